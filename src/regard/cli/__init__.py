@@ -1,0 +1,42 @@
+"""The command line: one file for each command, which parses, builds, calls and prints."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import regard
+from regard.cli import verify, walk
+from regard.errors import RegardError
+
+COMMANDS = {"walk": walk, "verify": verify}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command. 0: done; 1: what was checked does not hold; 2: the input cannot be used."""
+    parser = Parser(prog="regard", description=regard.__doc__)
+    parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+    options = parser.parse_args(arguments)
+    try:
+        return COMMANDS[options.command].run(options)
+    except RegardError as error:
+        print(f"regard {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, `head` say, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,64 @@
+"""Causal attention: a token sees those before it and itself; dropout of the weights; the mask by either recipe."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.layers import checks
+from regard.layers.one_head import context_of, steps_of
+from regard.mechanism import Causal, Steps, softmax
+
+
+class CausalAttention(nn.Module):
+    """softmax(causal(q kᵀ / √d)) v, its weights dropped in training.
+
+    Shapes: x (t, d_in) or (b, t, d_in), t at most context_length; the context (t, d_out) or (b, t, d_out).
+    """
+
+    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
+        super().__init__()
+        checks.positive(d_in=d_in, d_out=d_out, context_length=context_length)
+        self.d_in, self.context_length = d_in, context_length
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.dropout = nn.Dropout(checks.probability(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The context of each token."""
+        return context_of(*self.project(x), mask=Causal(), dropout=dropped(self.dropout))
+
+    def steps(self, x: Tensor) -> Steps:
+        """Every step of forward."""
+        return steps_of(*self.project(x), mask=Causal(), dropout=dropped(self.dropout))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of each token."""
+        checks.fits(x, self.d_in, self.context_length)
+        return self.W_query(x), self.W_key(x), self.W_value(x)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.pop(prefix + "mask", None)  # the lectures keep the rule as a buffer
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def hidden_before_softmax(scores: Tensor) -> Tensor:
+    """softmax(scores, -inf above the diagonal): the weights (..., t, t) of causal attention in one step."""
+    return softmax.stable(scores.masked_fill(~past(scores), -torch.inf))
+
+
+def renormalised_after_softmax(scores: Tensor) -> Tensor:
+    """The same weights by the first recipe: softmax over all, zeros above the diagonal, each row divided by its sum."""
+    weights = softmax.stable(scores) * past(scores)
+    return softmax.by_sum(weights)
+
+
+def past(scores: Tensor) -> Tensor:
+    """The causal table of scores (..., q, k)."""
+    return Causal().table(*scores.shape[-2:]).to(scores.device)
+
+
+def dropped(dropout: nn.Dropout) -> float:
+    """The probability in force: zero outside training."""
+    return dropout.p if dropout.training else 0.0

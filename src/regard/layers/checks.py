@@ -1,0 +1,32 @@
+"""What every layer asks of its settings and of its input."""
+
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+
+
+def positive(**sizes: int) -> None:
+    """Raises ConfigError where a size is not a whole number above 0."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
+
+
+def probability(dropout: float) -> float:
+    """The dropout, or ConfigError where it is none."""
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
+    return dropout
+
+
+def fits(x: Tensor, width: int | None = None, context_length: int | None = None, name: str = "x") -> None:
+    """Raises ShapeError where x is not (t, width) or (b, t, width) with at most context_length tokens."""
+    if x.dim() not in (2, 3):
+        raise ShapeError(f"{name} must be (t, d_in) or (b, t, d_in), got {tuple(x.shape)}.")
+    if width is not None and x.shape[-1] != width:
+        raise ShapeError(f"{name} is (..., t, d_in) = {tuple(x.shape)}: its d_in is {x.shape[-1]}, but the layer's is {width}.")
+    if context_length is not None and x.shape[-2] > context_length:
+        raise ShapeError(
+            f"{name} has {x.shape[-2]} tokens, but the layer's context_length is {context_length}. "
+            "Pass fewer tokens, or make the layer with a greater context_length."
+        )

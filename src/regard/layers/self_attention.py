@@ -1,0 +1,86 @@
+"""Self-attention with weights to train, held as plain parameters or as linear layers: the same function."""
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.layers import checks
+from regard.layers.conversion import blank
+from regard.layers.one_head import context_of, steps_of
+from regard.mechanism import Steps
+
+
+class BareSelfAttention(nn.Module):
+    """softmax(q kᵀ / √d) v with q = x W_query, k = x W_key, v = x W_value; the weights (d_in, d_out) from torch.rand.
+
+    Shapes: x (t, d_in) or (b, t, d_in); the context (t, d_out) or (b, t, d_out).
+    """
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        checks.positive(d_in=d_in, d_out=d_out)
+        self.W_query = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_key = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_value = nn.Parameter(torch.rand(d_in, d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The context of each token."""
+        return context_of(*self.project(x))
+
+    def steps(self, x: Tensor) -> Steps:
+        """Every step of forward."""
+        return steps_of(*self.project(x))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of each token."""
+        checks.fits(x, self.W_query.shape[0])
+        return x @ self.W_query, x @ self.W_key, x @ self.W_value
+
+    def to_linear(self) -> "SelfAttention":
+        """The same function with linear layers, whose weights are stored transposed: (d_out, d_in)."""
+        d_in, d_out = self.W_query.shape
+        linear = blank(lambda: SelfAttention(d_in, d_out), self.W_query)
+        with torch.no_grad():
+            linear.W_query.weight.copy_(self.W_query.T)
+            linear.W_key.weight.copy_(self.W_key.T)
+            linear.W_value.weight.copy_(self.W_value.T)
+        return linear.train(self.training)
+
+
+class SelfAttention(nn.Module):
+    """softmax(q kᵀ / √d) v, the projections as linear layers.
+
+    Shapes: x (t, d_in) or (b, t, d_in); the context (t, d_out) or (b, t, d_out).
+    """
+
+    def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        checks.positive(d_in=d_in, d_out=d_out)
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The context of each token."""
+        return context_of(*self.project(x))
+
+    def steps(self, x: Tensor) -> Steps:
+        """Every step of forward."""
+        return steps_of(*self.project(x))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries, keys and values of each token."""
+        checks.fits(x, self.W_query.in_features)
+        return self.W_query(x), self.W_key(x), self.W_value(x)
+
+    def to_bare(self) -> BareSelfAttention:
+        """The same function with plain parameters (d_in, d_out)."""
+        if self.W_query.bias is not None:
+            raise ConfigError("plain parameters hold no bias; make the layer with qkv_bias=False.")
+        d_out, d_in = self.W_query.weight.shape
+        bare = blank(lambda: BareSelfAttention(d_in, d_out), self.W_query.weight)
+        with torch.no_grad():
+            bare.W_query.copy_(self.W_query.weight.T)
+            bare.W_key.copy_(self.W_key.weight.T)
+            bare.W_value.copy_(self.W_value.weight.T)
+        return bare.train(self.training)

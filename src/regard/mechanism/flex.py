@@ -1,0 +1,99 @@
+"""compiled flex_attention for a Request: the rule as a block mask, softcap and bias as a change of each score."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mechanism import spans
+from regard.mechanism.request import Request
+from regard.mechanism.rule import EVERYTHING, Mask, Offset, Rows, pick
+
+BLOCK = 128  # queries and keys to a block of its mask
+NARROWEST = 16  # the least width it takes
+
+
+def suits(request: Request) -> bool:
+    """Whether it is the best for this: on a GPU, where there is more than one block of queries."""
+    wide = min(request.q.shape[3], request.v.shape[3]) >= NARROWEST
+    return request.q.is_cuda and wide and request.q.shape[2] > BLOCK
+
+
+def run(request: Request) -> Tensor:
+    """The context of a request."""
+    return attend_with(compiled(), request)
+
+
+def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
+    """The context by a flex_attention, compiled or not."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k, v, mask, sinks = request.q, request.k, request.v, request.mask, request.sinks
+    offset = request.offset if isinstance(request.offset, int) else tuple(request.offset.expand(q.shape[0]).tolist())
+    block_mask = None if mask == EVERYTHING else blocked(mask, q.shape[0], q.shape[2], k.shape[2], offset, q.device)
+    options = {"scale": request.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": changed(request)}
+    if sinks is None:
+        plain: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
+        return plain
+    context: Tensor
+    context, aux = flex_attention(q, k, v, block_mask=block_mask, return_aux=AuxRequest(lse=True), **options)
+    share = (aux.lse - sinks.view(-1, 1)).sigmoid()  # of the denominator, what is not the sink's; 0 for a blind row
+    return context * share.unsqueeze(-1).to(context.dtype)
+
+
+@functools.cache
+def compiled() -> Callable[..., Any]:
+    """flex_attention, compiled the first time it is needed."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def changed(request: Request) -> Callable[..., Tensor] | None:
+    """softcap and bias as flex_attention's change of one scaled score."""
+    softcap, bias = request.softcap, request.bias
+    if softcap is None and bias is None:
+        return None
+
+    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * (score / softcap).tanh()
+        if bias is not None:
+            score = score + bias[tuple(pick(n, size) for n, size in zip((b, h, i, j), bias.shape, strict=True))]
+        return score
+
+    return change
+
+
+@functools.lru_cache(maxsize=32)
+def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
+    """The rule as flex_attention's BlockMask, found from the rule's own bounds rather than from its table."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    least, greatest = (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))
+    where: Offset = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
+    full, partial = [], []
+    for start in range(0, q, BLOCK):
+        rows = Rows(start, min(start + BLOCK, q), least, greatest)
+        may = spans.aligned(mask.may(rows, k), BLOCK, k)
+        must = mask.must(rows, k)
+        touched = [block for i, j in may for block in range(i // BLOCK, -(-j // BLOCK))]
+        filled = [n for n in touched if spans.covers(must, spans.span(n * BLOCK, (n + 1) * BLOCK, k))]
+        full.append(filled)
+        partial.append([n for n in touched if n not in set(filled)])
+    return BlockMask.from_kv_blocks(
+        *listed(partial, -(-k // BLOCK), device),
+        *listed(full, -(-k // BLOCK), device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=lambda b, h, i, j: mask.sees(b, h, i, j, where),
+        seq_lengths=(q, k),
+    )
+
+
+def listed(blocks: list[list[int]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How many blocks each row has, and which, as flex_attention wants them: (1, 1, r) and (1, 1, r, most)."""
+    counts = torch.tensor([len(row) for row in blocks], dtype=torch.int32, device=device)
+    padded = [row + [0] * (most - len(row)) for row in blocks]
+    return counts[None, None], torch.tensor(padded, dtype=torch.int32, device=device)[None, None]

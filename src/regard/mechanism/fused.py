@@ -1,0 +1,104 @@
+"""attention: the same context from torch's kernels; says which it chose, and why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.mechanism import flex, kernels
+from regard.mechanism.masks import Causal
+from regard.mechanism.request import Request, ask
+from regard.mechanism.rule import EVERYTHING, Mask, Offset
+from regard.mechanism.steps import has_nan
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kernel by name, and the reason for it in a sentence."""
+
+    kernel: str
+    reason: str
+
+
+WHOLE = Choice("sdpa", "every query sees every key, which F.scaled_dot_product_attention computes as it is")
+BIASED = Choice("sdpa", "the bias is handed to F.scaled_dot_product_attention as an additive mask")
+CAUSAL = Choice("sdpa causal", "the rule is causal from the first key on, which F.scaled_dot_product_attention knows by name")
+BLOCKS = Choice("sdpa in blocks", "each run of queries goes to F.scaled_dot_product_attention with only the keys it may see")
+FLEX = Choice("flex", "compiled flex_attention skips the blocks that the rule leaves empty, on this device in one launch")
+DROPOUT = Choice("written out", "dropout is one draw over all the weights, which no fused kernel repeats")
+EMPTY = Choice("written out", "there is no query or no key, and so nothing to be fast about")
+UNFUSABLE = "no kernel of torch on this device has a {what}; the formula is written out for a run of queries at a time"
+
+KERNELS: dict[str, Callable[[Request], Tensor]] = {
+    "sdpa": kernels.whole,
+    "sdpa causal": kernels.causal,
+    "sdpa in blocks": kernels.blocks,
+    "flex": flex.run,
+    "written out": kernels.written,
+    "written out in blocks": kernels.written_in_blocks,
+}
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = EVERYTHING,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    offset: Offset = 0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The context of `attend`, from the fastest kernel that can express the request.
+
+    Arguments, shapes and errors are those of attend; `choose` says which kernel takes them. Nothing of size q x k is
+    made for a rule: a run of queries at a time meets the keys it may see.
+    """
+    request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
+    kernel = select(request).kernel
+    context = KERNELS[kernel](request)
+    if kernel in MASKED and q.device.type == "cpu" and has_nan(context):
+        context = kernels.written_in_blocks(request)  # a fused kernel spreads the NaN of a hidden key to every row
+    return request.restore(context)
+
+
+def choose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = EVERYTHING,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    offset: Offset = 0,
+    dropout: float = 0.0,
+) -> Choice:
+    """The kernel that `attention` takes for these arguments, and why."""
+    return select(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
+
+
+def select(request: Request) -> Choice:
+    """The fastest kernel that can express a request."""
+    if not request.k.shape[2] or not request.q.numel():
+        return EMPTY
+    if request.dropout:
+        return DROPOUT
+    plain = request.softcap is None and request.sinks is None
+    if plain and request.mask == EVERYTHING:
+        return WHOLE if request.bias is None else BIASED
+    if plain and request.bias is None and request.mask == Causal() and isinstance(request.offset, int) and not request.offset:
+        return CAUSAL
+    if flex.suits(request):
+        return FLEX
+    if plain:
+        return BLOCKS
+    what = "softcap" if request.softcap is not None else "sink"
+    return Choice("written out in blocks", UNFUSABLE.format(what=what))
+
+
+MASKED = {"sdpa causal", "sdpa in blocks"}

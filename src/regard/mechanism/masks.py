@@ -1,0 +1,231 @@
+"""Which key a query may see: causal, window, prefix, padding, documents, or a table given. `rule.py` composes them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.mechanism import spans
+from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, pick, position
+from regard.mechanism.spans import Spans, span
+
+__all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "Padding", "Prefix", "Window"]
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees the keys up to its own position."""
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return j <= position(b, i, offset)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return span(0, rows.last + 1, keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return span(0, rows.first + 1, keys)
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A query sees `left` keys before its own position, its own, and `right` keys after it; None is no bound."""
+
+    left: int | None = None
+    right: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("left", self.left), ("right", self.right)):
+            if bound is not None and bound < 0:
+                raise ConfigError(f"Window({name}) counts keys and must be at least 0, or None for no bound; got {bound}.")
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        ahead = j - position(b, i, offset)
+        near = torch.ones_like(ahead, dtype=torch.bool) if self.left is None else ahead >= -self.left
+        return near if self.right is None else near & (ahead <= self.right)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        start = 0 if self.left is None else rows.first - self.left
+        return span(start, keys if self.right is None else rows.last + self.right + 1, keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        start = 0 if self.left is None else rows.last - self.left
+        return span(start, keys if self.right is None else rows.first + self.right + 1, keys)
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """A query sees the first n keys: `Causal() | Prefix(n)` lets a prompt see itself whole."""
+
+    n: int
+    by_row: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise ConfigError(f"Prefix(n) counts keys and must be at least 0, got {self.n}.")
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return j < self.n
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return span(0, self.n, keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return span(0, self.n, keys)
+
+
+@dataclass(frozen=True)
+class Padding(Mask):
+    """A query sees the first lengths[b] keys of its batch row; the keys after them are padding."""
+
+    lengths: tuple[int, ...]
+    by_row: ClassVar[bool] = False
+
+    def __init__(self, lengths: Sequence[int] | Tensor) -> None:
+        counts = torch.as_tensor(lengths)
+        if counts.dim() != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
+            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {lengths!r}.")
+        object.__setattr__(self, "lengths", tuple(counts.tolist()))
+        if min(self.lengths, default=0) < 0:
+            raise ConfigError(f"Padding(lengths) counts keys and must be at least 0, got {min(self.lengths)}.")
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return j < torch.tensor(self.lengths, device=j.device)[pick(b, self.batch)]
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return span(0, max(self.lengths, default=0), keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return span(0, min(self.lengths, default=0), keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Mask):
+    """A query sees the keys whose document has its own id.
+
+    Ids are (t,) or (b, t). Given once they belong to positions, and `offset` moves the queries along them; a query
+    whose position lies outside has no document. Given twice they are the ids of this call's queries and of its keys.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    once: bool
+
+    def __init__(self, queries: Sequence[object] | Tensor, keys: Sequence[object] | Tensor | None = None) -> None:
+        object.__setattr__(self, "queries", ids(queries))
+        object.__setattr__(self, "keys", self.queries if keys is None else ids(keys))
+        object.__setattr__(self, "once", keys is None)
+
+    @property
+    def batch(self) -> int:
+        return max(len(self.queries), len(self.keys))
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        if self.keys.shape[-1] != k:
+            raise ShapeError(f"Documents has ids for {self.keys.shape[-1]} keys, but there are {k}.")
+        if not self.once and self.queries.shape[-1] != q:
+            raise ShapeError(f"Documents has ids for {self.queries.shape[-1]} queries, but there are {q}.")
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        queries, keys = self.queries.to(j.device), self.keys.to(j.device)
+        p = position(b, i, offset) if self.once else i
+        inside = (p >= 0) & (p < queries.shape[-1])
+        same = queries[pick(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)] == keys[pick(b, len(keys)), j]
+        return same & inside
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        seen = torch.isin(self.keys, self.of(rows).unique())
+        return spans.runs(seen.any(0))
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        all_inside = not self.once or (rows.first >= 0 and rows.last < self.queries.shape[-1])
+        found = self.of(rows)
+        one = found[:, :1]  # (b, 1)
+        if not all_inside or not found.numel() or bool((found != one).any()):
+            return ()
+        return spans.runs((self.keys == one).all(0))
+
+    def of(self, rows: Rows) -> Tensor:
+        """The ids of these queries, (b, n)."""
+        return (
+            self.queries[:, max(rows.first, 0) : max(rows.last + 1, 0)]
+            if self.once
+            else self.queries[:, rows.start : rows.stop]
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Documents):
+            return NotImplemented
+        return self.once == other.once and torch.equal(self.queries, other.queries) and torch.equal(self.keys, other.keys)
+
+    def __hash__(self) -> int:
+        return hash((self.once, self.queries.shape, self.keys.shape))
+
+    def __repr__(self) -> str:
+        shapes = tuple(self.queries.shape) if self.once else (tuple(self.queries.shape), tuple(self.keys.shape))
+        return f"Documents(ids {shapes})"
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Mask):
+    """The table itself: bool, broadcastable from the right to (b, h, q, k); its rows are this call's queries."""
+
+    given: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        if not isinstance(table, Tensor) or table.dtype != torch.bool or not 1 <= table.dim() <= 4:
+            came = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
+            raise ShapeError(f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}.")
+        object.__setattr__(self, "given", table.detach()[(None,) * (4 - table.dim())])
+
+    @property
+    def batch(self) -> int:
+        return self.given.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.given.shape[1]
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        for axis, came, expected in zip("qk", self.given.shape[2:], (q, k), strict=True):
+            if came not in (1, expected):
+                raise ShapeError(
+                    f"Given(table) is (b, h, q, k) = {tuple(self.given.shape)}: its {axis} is {came}, but there are {expected}."
+                )
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        batch, heads, queries, keys = self.given.shape
+        return self.given.to(j.device)[pick(b, batch), pick(h, heads), pick(i, queries), pick(j, keys)]
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return spans.runs(self.of(rows).flatten(0, 2).any(0).expand(keys))
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return spans.runs(self.of(rows).flatten(0, 2).all(0).expand(keys))
+
+    def of(self, rows: Rows) -> Tensor:
+        """The table of these queries, (b, h, n, k)."""
+        return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
+
+    def __eq__(self, other: object) -> bool:
+        return torch.equal(self.given, other.given) if isinstance(other, Given) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.given.shape)
+
+    def __repr__(self) -> str:
+        return f"Given(table {tuple(self.given.shape)})"
+
+
+def ids(given: Sequence[object] | Tensor) -> Tensor:
+    """Document ids as (b, t), b = 1 where they are the same for all."""
+    found = torch.as_tensor(given)
+    if found.dim() not in (1, 2):
+        raise ShapeError(f"Documents takes ids (t,) or (b, t), got {tuple(found.shape)}.")
+    return found.detach() if found.dim() == 2 else found.detach().unsqueeze(0)

@@ -1,0 +1,137 @@
+"""What a call of attention asks for, checked once and laid out on four axes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.mechanism.rule import Mask, Offset
+from regard.mechanism.scores import default_scale
+
+AXES = {4: "bhqkde", 3: "hqkde", 2: "qkde"}
+
+
+class Request(NamedTuple):
+    """The arguments of attention: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), bias with four axes, sinks (h,)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    scale: float
+    softcap: float | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    offset: Offset
+    dropout: float
+    rank: int  # of the input, and so of every result
+
+    def restore(self, result: Tensor) -> Tensor:
+        """A result of four axes in the rank of the input."""
+        return result if self.rank == 4 else result[0] if self.rank == 3 else result[0, 0]
+
+
+def ask(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    offset: Offset = 0,
+    dropout: float = 0.0,
+) -> Request:
+    """The request, or ShapeError or ConfigError saying what was expected, what came and what to do."""
+    rank = q.dim()
+    if rank != 4:
+        q, k, v = (widened(name, x, rank) for name, x in (("q", q), ("k", k), ("v", v)))
+    check_tensors(q, k, v)
+    check_settings(mask, scale, softcap, dropout)
+    b, h, t, _ = q.shape
+    if bias is not None:
+        bias = widened_bias(bias, (b, h, t, k.shape[2]))
+    if sinks is not None:
+        if sinks.numel() != h or sinks.dim() > 1:
+            raise ShapeError(f"sinks is (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
+        sinks = sinks.reshape(h)
+    if not isinstance(offset, int):
+        offset = checked_offset(offset, b).to(q.device)
+    mask.check(t, k.shape[2], offset)
+    if mask.batch not in (1, b) or mask.heads not in (1, h):
+        raise ShapeError(f"{mask} is for (b, h) = ({mask.batch}, {mask.heads}), but q has ({b}, {h}).")
+    scale = default_scale(q) if scale is None else float(scale)
+    return Request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, rank)
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises where the axes, the dtypes or the devices of q, k and v do not agree."""
+    (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = axes("q", q), axes("k", k), axes("v", v)
+    if kd != d:
+        raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its d is {kd}, but q's is {d}.")
+    if not d:
+        raise ShapeError("q and k have a width d of 0; a query needs at least one number.")
+    if kb != b:
+        raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its b is {kb}, but q's is {b}.")
+    if not g or h % g:
+        raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its g is {g}, which does not divide q's h, {h}.")
+    if (vb, vg, vkeys) != (kb, g, keys):
+        raise ShapeError(f"v is (b, g, k, e) = {(vb, vg, vkeys, e)}: its b, g and k must be k's, {(kb, g, keys)}.")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise ConfigError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}. Use .to(dtype).")
+    if not q.device == k.device == v.device:
+        raise ConfigError(f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}. Use .to(device).")
+
+
+def check_settings(mask: Mask, scale: float | None, softcap: float | None, dropout: float) -> None:
+    """Raises where a setting is outside what is possible."""
+    if not isinstance(mask, Mask):
+        raise ConfigError(
+            f"mask must be a rule such as Causal(), got {type(mask).__name__}. A bool tensor goes in Given(tensor)."
+        )
+    if softcap is not None and not softcap > 0:
+        raise ConfigError(f"softcap must be above 0, or None for no cap; got {softcap}.")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
+
+
+def axes(name: str, x: Tensor) -> torch.Size:
+    """The four axes of x, or ShapeError."""
+    if x.dim() != 4:
+        raise ShapeError(f"{name} has {x.dim()} axes, {tuple(x.shape)}; q has 4. All of q, k, v take the same.")
+    return x.shape
+
+
+def widened(name: str, x: Tensor, rank: int) -> Tensor:
+    """x with its batch axis, and its heads' where it has none either."""
+    if rank not in AXES or x.dim() != rank:
+        raise ShapeError(
+            f"q, k and v are all (b, h, t, d), all (h, t, d) or all (t, d); q has {rank} axes, {name} is {tuple(x.shape)}."
+        )
+    return x[(None,) * (4 - rank)]
+
+
+def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """A bias with four axes, each 1 or that of (b, h, q, k)."""
+    if not bias.is_floating_point():
+        raise ConfigError(
+            f"bias is added to the scores and must be floating, got {bias.dtype}. A bool table goes in Given(table)."
+        )
+    if bias.dim() > 4:
+        raise ShapeError(f"bias must broadcast to (b, h, q, k) = {shape}, got {tuple(bias.shape)}.")
+    bias = bias[(None,) * (4 - bias.dim())]
+    if any(came not in (1, expected) for came, expected in zip(bias.shape, shape, strict=True)):
+        raise ShapeError(f"bias must broadcast to (b, h, q, k) = {shape}, got {tuple(bias.shape)}.")
+    return bias
+
+
+def checked_offset(offset: Tensor, batch: int) -> Tensor:
+    """An offset for each of the batch, or one for all: int64."""
+    if not isinstance(offset, Tensor) or offset.dtype != torch.int64:
+        came = offset.dtype if isinstance(offset, Tensor) else type(offset).__name__
+        raise ConfigError(f"offset is an int, or int64 (b,), one for each of the batch; got {came}.")
+    if offset.dim() > 1 or (offset.dim() == 1 and len(offset) not in (1, batch)):
+        raise ShapeError(f"offset is an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
+    return offset

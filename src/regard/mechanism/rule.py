@@ -1,0 +1,233 @@
+"""What a mask is: a rule on positions, composed with & | and ~. True means may see.
+
+A rule says three things. `sees` is the rule itself, for any queries and keys; `may` and `must` bound it for a run of
+queries, so that keys no query of the run may see are never touched, and keys all of them see need no table.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.mechanism import spans
+from regard.mechanism.spans import Spans, span
+
+Offset = int | Tensor  # one for all, or (b,)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A run of queries, start to stop, and the least and greatest offset of their positions among the keys."""
+
+    start: int
+    stop: int
+    least: int = 0
+    greatest: int = 0
+
+    @property
+    def first(self) -> int:
+        """The lowest position of a query in the run."""
+        return self.start + self.least
+
+    @property
+    def last(self) -> int:
+        """The highest position of a query in the run."""
+        return self.stop - 1 + self.greatest
+
+
+class Mask:
+    """A rule of who may see whom. `&` asks for both, `|` for either, `~` for the opposite."""
+
+    by_row: ClassVar[bool] = True  # whether two queries of one sequence can differ
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        """Whether query i of batch row b and head h may see key j; the four indices broadcast."""
+        raise NotImplementedError
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        """Ranges outside which no query of these rows, in any batch row or head, sees a key."""
+        raise NotImplementedError
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        """Ranges of keys that every query of these rows, in every batch row and head, sees."""
+        raise NotImplementedError
+
+    @property
+    def batch(self) -> int:
+        """The number of batch rows the rule tells apart; 1 where it is the same for all."""
+        return 1
+
+    @property
+    def heads(self) -> int:
+        """The number of heads the rule tells apart; 1 where it is the same for all."""
+        return 1
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        """Raises ShapeError where the rule was made for another number of queries or keys."""
+
+    def table(self, q: int, k: int, offset: Offset = 0) -> Tensor:
+        """The rule written out: bool, broadcastable to (b, h, q, k), True = may see."""
+        self.check(q, k, offset)
+        device = offset.device if isinstance(offset, Tensor) else torch.device("cpu")
+        return self.block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
+
+    def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
+        """The table of some queries (n,) and some keys (m,), given by index: broadcastable to (b, h, n, m)."""
+        batch = max(self.batch, len(offset) if isinstance(offset, Tensor) and offset.dim() else 1)
+        b = torch.arange(batch, device=queries.device).view(-1, 1, 1, 1)
+        h = torch.arange(self.heads, device=queries.device).view(-1, 1, 1)
+        return self.sees(b, h, queries.unsqueeze(-1), keys, offset)
+
+    def draw(self, q: int, k: int, offset: Offset = 0) -> str:
+        """The table in characters, a line for each query: ■ may see, · may not. Of a batch, the first."""
+        table = self.table(q, k, offset)
+        table = table.expand(torch.broadcast_shapes(table.shape, (1, 1, q, k)))[0, 0]
+        return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
+
+    def __and__(self, other: "Mask") -> "Mask":
+        if isinstance(self, Everything):
+            return other
+        return self if isinstance(other, Everything) or self == other else And(self, other)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        if isinstance(other, Everything):
+            return other
+        return self if isinstance(self, Everything) or self == other else Or(self, other)
+
+    def __invert__(self) -> "Mask":
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class Everything(Mask):
+    """Every query sees every key."""
+
+    by_row: ClassVar[bool] = False
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return torch.ones_like(j, dtype=torch.bool)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return span(0, keys, keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return span(0, keys, keys)
+
+
+@dataclass(frozen=True)
+class Pair(Mask):
+    """Two rules joined."""
+
+    a: Mask
+    b: Mask
+
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        return self.a.by_row or self.b.by_row
+
+    @property
+    def batch(self) -> int:
+        return wider("batch rows", self.a.batch, self.b.batch)
+
+    @property
+    def heads(self) -> int:
+        return wider("heads", self.a.heads, self.b.heads)
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        self.a.check(q, k, offset)
+        self.b.check(q, k, offset)
+
+
+@dataclass(frozen=True)
+class And(Pair):
+    """A query sees what both rules let it see."""
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return self.a.sees(b, h, i, j, offset) & self.b.sees(b, h, i, j, offset)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return spans.intersection(self.a.may(rows, keys), self.b.may(rows, keys))
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return spans.intersection(self.a.must(rows, keys), self.b.must(rows, keys))
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part})" if isinstance(part, Or) else f"{part}" for part in (self.a, self.b))
+
+
+@dataclass(frozen=True)
+class Or(Pair):
+    """A query sees what either rule lets it see."""
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return self.a.sees(b, h, i, j, offset) | self.b.sees(b, h, i, j, offset)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return spans.union(self.a.may(rows, keys), self.b.may(rows, keys))
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return spans.union(self.a.must(rows, keys), self.b.must(rows, keys))
+
+    def __repr__(self) -> str:
+        return f"{self.a} | {self.b}"
+
+
+@dataclass(frozen=True)
+class Not(Mask):
+    """A query sees what the rule would hide."""
+
+    of: Mask
+
+    @property
+    def by_row(self) -> bool:  # type: ignore[override]
+        return self.of.by_row
+
+    @property
+    def batch(self) -> int:
+        return self.of.batch
+
+    @property
+    def heads(self) -> int:
+        return self.of.heads
+
+    def check(self, q: int, k: int, offset: Offset = 0) -> None:
+        self.of.check(q, k, offset)
+
+    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return ~self.of.sees(b, h, i, j, offset)
+
+    def may(self, rows: Rows, keys: int) -> Spans:
+        return spans.complement(self.of.must(rows, keys), keys)
+
+    def must(self, rows: Rows, keys: int) -> Spans:
+        return spans.complement(self.of.may(rows, keys), keys)
+
+    def __invert__(self) -> Mask:
+        return self.of
+
+    def __repr__(self) -> str:
+        return f"~({self.of})" if isinstance(self.of, Pair) else f"~{self.of}"
+
+
+EVERYTHING = Everything()
+
+
+def position(b: Tensor, i: Tensor, offset: Offset) -> Tensor:
+    """Where query i of batch row b stands among the keys."""
+    if isinstance(offset, Tensor) and offset.dim():
+        return i + offset[pick(b, len(offset))]
+    return i + offset
+
+
+def pick(index: Tensor, size: int) -> Tensor:
+    """The index along an axis of this size, which an axis of size 1 answers with its only entry."""
+    return torch.zeros_like(index) if size == 1 else index
+
+
+def wider(what: str, a: int, b: int) -> int:
+    """The larger of two sizes that broadcast."""
+    if a != b and 1 not in (a, b):
+        raise ShapeError(f"two rules of one mask are for {a} and for {b} {what}.")
+    return max(a, b)

@@ -1,0 +1,47 @@
+"""Scores to weights, in four forms: by sum, naive, stable, online in blocks. All work over the last axis."""
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+
+
+def by_sum(scores: Tensor) -> Tensor:
+    """s / Σ s. A probability only where no score is negative; breaks where the scores sum to 0."""
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def naive(scores: Tensor) -> Tensor:
+    """exp(s) / Σ exp(s). In float32 it is NaN from a score of 89 on, and 0 / 0 where all lie below -104."""
+    exponentials = scores.exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def stable(scores: Tensor) -> Tensor:
+    """exp(s - max s) / Σ exp(s - max s): the same value, with no exponent above 0.
+
+    A row of nothing but -inf, a query that may see nothing, has weights 0.
+    """
+    blind = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)  # torch's softmax subtracts the maximum
+
+
+def blockwise(scores: Tensor, block: int = 256) -> Tensor:
+    """The stable softmax, its maximum and sum gathered in one pass over blocks of scores.
+
+    A block with a larger score rescales what was summed before it: Σ ← Σ exp(max_old - max_new) + Σ_block.
+    Source: Milakov and Gimelshein 2018, algorithm 3.
+    """
+    if block < 1:
+        raise ConfigError(f"block must be at least 1, got {block}.")
+    top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    total = torch.zeros_like(top)
+    for part in scores.split(block, dim=-1):
+        if not part.shape[-1]:
+            break  # no scores at all
+        new_top = torch.maximum(top, part.amax(-1, keepdim=True))
+        shift = new_top.masked_fill(new_top == -torch.inf, 0)  # nothing seen yet: -inf - -inf would be NaN
+        total = total * (top - shift).exp() + (part - shift).exp().sum(-1, keepdim=True)
+        top = new_top
+    blind = top == -torch.inf
+    return (scores - top.masked_fill(blind, 0)).exp() / total.masked_fill(blind, 1)

@@ -1,0 +1,122 @@
+"""attend: the whole formula with every step kept. For small inputs, and the definition of attention in this house."""
+
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.mechanism import heads, scores, softmax
+from regard.mechanism.request import Request, ask
+from regard.mechanism.rule import EVERYTHING, Mask, Offset
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Every step of attention, in order; a step that does nothing equals the one before.
+
+    Shapes: scores ... dropped (b, h, q, k); context (b, h, q, e); without b, or b and h, where the input had none.
+    """
+
+    scores: Tensor
+    scaled: Tensor
+    capped: Tensor
+    masked: Tensor
+    weights: Tensor
+    dropped: Tensor
+    context: Tensor
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        """The steps with their names."""
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = EVERYTHING,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    offset: Offset = 0,
+    dropout: float = 0.0,
+) -> Steps:
+    """softmax(q kᵀ / √d) v, with every step kept.
+
+    Shapes: q (b, h, q, d); k (b, g, k, d); v (b, g, k, e), where g divides h; all without b, or without b and h.
+    Scores are multiplied by `scale` (1 / √d), bounded to ±softcap by softcap · tanh(· / softcap), have `bias` added and
+    are -inf where the mask says that a query may not see. `sinks` (h,) join each row's denominator. `offset`, an int or
+    int64 (b,), is the position of the first query among the keys. A query that may see nothing has weights and context 0.
+    Half-precision input: float32 from scores to softmax. `dropout` is one F.dropout of the weights.
+    Raises ShapeError where shapes do not agree, ConfigError where a setting is impossible.
+    Source: Vaswani et al. 2017, equation 1.
+    """
+    request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
+    return restored(walk(request), request)
+
+
+def walk(request: Request) -> Steps:
+    """The steps of a request, on four axes."""
+    q, k = raised(request.q), raised(request.k)
+    return finish(scores.dot(q, heads.share(k, q.shape[1])), request)
+
+
+def finish(raw: Tensor, request: Request) -> Steps:
+    """The steps that follow from the scores (b, h, q, k), however these were found."""
+    scaled = raw if request.scale == 1 else raw * request.scale
+    capped = scaled if request.softcap is None else request.softcap * (scaled / request.softcap).tanh()
+    masked = capped if request.bias is None else capped + request.bias.to(capped.dtype)
+    masked = hide(masked, request.mask, request.offset)
+    weights = normalise(masked, request.sinks).to(request.v.dtype)
+    dropped = F.dropout(weights, request.dropout) if request.dropout else weights
+    context = mix(dropped, heads.share(request.v, raw.shape[1]), masked)
+    return Steps(raw, scaled, capped, masked, weights, dropped, context)
+
+
+def restored(steps: Steps, request: Request) -> Steps:
+    """The steps in the rank of the request's input."""
+    return Steps(*(request.restore(step) for _, step in steps.items()))
+
+
+def hide(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
+    """-inf where a query may not see a key."""
+    if mask == EVERYTHING:
+        return scores
+    rows, columns = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
+    return scores.masked_fill(~mask.block(rows, columns, offset), -torch.inf)
+
+
+def normalise(masked: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of each row; sinks (h,) are one more score in the denominator, whose weight goes nowhere."""
+    if sinks is None:
+        return softmax.stable(masked)
+    column = sinks.to(masked.dtype).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
+    return softmax.stable(torch.cat((masked, column), -1))[..., :-1]
+
+
+def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+    """weights v, where a key that is hidden from a query gives it nothing, not even the NaN of 0 · NaN."""
+    context = weights @ v
+    if not has_nan(context):
+        return context
+    broken = ~v.isfinite()
+    seen = (masked != -torch.inf).to(v.dtype) @ broken.to(v.dtype) > 0  # this query does see a broken number
+    return torch.where(seen, context, weights @ v.masked_fill(broken, 0))
+
+
+def raised(x: Tensor) -> Tensor:
+    """x in float32 where it is of half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def has_nan(x: Tensor) -> bool:
+    """Whether x holds a NaN. False where that cannot be asked: under torch.compile, under vmap, on the meta device."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)).isnan())  # one pass, no tensor of flags
+    except RuntimeError:
+        return False
