@@ -37,10 +37,10 @@ def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
     if sinks is None:
         plain: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
         return plain
-    context: Tensor
     context, aux = flex_attention(q, k, v, block_mask=block_mask, return_aux=AuxRequest(lse=True), **options)
     share = (aux.lse - sinks.view(-1, 1)).sigmoid()  # of the denominator, what is not the sink's; 0 for a blind row
-    return context * share.unsqueeze(-1).to(context.dtype)
+    shared: Tensor = context * share.unsqueeze(-1).to(context.dtype)
+    return shared
 
 
 @functools.cache

@@ -11,7 +11,7 @@ def split(x: Tensor, heads: int) -> Tensor:
         raise ShapeError(f"x must be (b, t, c) or (t, c), got {tuple(x.shape)}.")
     if heads < 1 or x.shape[-1] % heads:
         raise ConfigError(indivisible("the width of x", x.shape[-1], heads))
-    return x.reshape(*x.shape[:-1], heads, -1).transpose(-3, -2)  # (b, t, h, d): reshaped so, tokens stay apart from heads
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)  # tokens stay apart from heads
 
 
 def join(x: Tensor) -> Tensor:

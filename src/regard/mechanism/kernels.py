@@ -20,14 +20,13 @@ FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it
 def whole(request: Request) -> Tensor:
     """torch's kernel once, with the rule and the bias as one additive table where there are any."""
     q, mask, bias = request.q, request.mask, request.bias
-    table = None
+    exact = steps.raised(q[:0]).dtype
+    table = None if bias is None else bias.to(exact)
     if mask != EVERYTHING:
         rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], request.k.shape[2]))
-        visible = mask.block(rows, columns, request.offset)
-        table = torch.zeros(visible.shape, dtype=steps.raised(q[:0]).dtype, device=q.device)
-        table = table.masked_fill_(~visible, -torch.inf)
-    if bias is not None:
-        table = bias if table is None else bias + table
+        hidden = ~mask.block(rows, columns, request.offset)
+        table = torch.zeros(hidden.shape, dtype=exact, device=q.device) if table is None else table
+        table = table.masked_fill(hidden, -torch.inf)
     return sdpa(request, table)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +59,10 @@ class Prefix(Mask):
     """A query sees the first n keys: `Causal() | Prefix(n)` lets a prompt see itself whole."""
 
     n: int
-    by_row: ClassVar[bool] = False
+
+    @property
+    def by_row(self) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         if self.n < 0:
@@ -81,7 +83,10 @@ class Padding(Mask):
     """A query sees the first lengths[b] keys of its batch row; the keys after them are padding."""
 
     lengths: tuple[int, ...]
-    by_row: ClassVar[bool] = False
+
+    @property
+    def by_row(self) -> bool:
+        return False
 
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
         counts = torch.as_tensor(lengths)
@@ -136,6 +141,8 @@ class Documents(Mask):
         queries, keys = self.queries.to(j.device), self.keys.to(j.device)
         p = position(b, i, offset) if self.once else i
         inside = (p >= 0) & (p < queries.shape[-1])
+        if not queries.shape[-1]:
+            return inside & (j < 0)  # no ids, and no index into them
         same = queries[pick(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)] == keys[pick(b, len(keys)), j]
         return same & inside
 
@@ -183,6 +190,10 @@ class Given(Mask):
             came = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
             raise ShapeError(f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}.")
         object.__setattr__(self, "given", table.detach()[(None,) * (4 - table.dim())])
+
+    @property
+    def by_row(self) -> bool:
+        return self.given.shape[2] > 1
 
     @property
     def batch(self) -> int:

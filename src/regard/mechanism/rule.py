@@ -5,7 +5,6 @@ queries, so that keys no query of the run may see are never touched, and keys al
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +39,10 @@ class Rows:
 class Mask:
     """A rule of who may see whom. `&` asks for both, `|` for either, `~` for the opposite."""
 
-    by_row: ClassVar[bool] = True  # whether two queries of one sequence can differ
+    @property
+    def by_row(self) -> bool:
+        """Whether two queries of one sequence may see different keys."""
+        return True
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         """Whether query i of batch row b and head h may see key j; the four indices broadcast."""
@@ -68,22 +70,25 @@ class Mask:
         """Raises ShapeError where the rule was made for another number of queries or keys."""
 
     def table(self, q: int, k: int, offset: Offset = 0) -> Tensor:
-        """The rule written out: bool, broadcastable to (b, h, q, k), True = may see."""
+        """The rule written out: bool (q, k), or (h, q, k) or (b, h, q, k) where it differs among these; True = may see."""
         self.check(q, k, offset)
         device = offset.device if isinstance(offset, Tensor) else torch.device("cpu")
-        return self.block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
+        table = self.block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
+        while table.dim() > 2 and table.shape[0] == 1:
+            table = table[0]
+        return table.expand(*table.shape[:-2], q, k)
 
     def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
-        """The table of some queries (n,) and some keys (m,), given by index: broadcastable to (b, h, n, m)."""
+        """The table of some queries (n,) and some keys (m,), given by index: four axes, broadcastable to (b, h, n, m)."""
         batch = max(self.batch, len(offset) if isinstance(offset, Tensor) and offset.dim() else 1)
         b = torch.arange(batch, device=queries.device).view(-1, 1, 1, 1)
         h = torch.arange(self.heads, device=queries.device).view(-1, 1, 1)
-        return self.sees(b, h, queries.unsqueeze(-1), keys, offset)
+        table = self.sees(b, h, queries.unsqueeze(-1), keys, offset)
+        return table[(None,) * (4 - table.dim())]
 
     def draw(self, q: int, k: int, offset: Offset = 0) -> str:
         """The table in characters, a line for each query: ■ may see, · may not. Of a batch, the first."""
-        table = self.table(q, k, offset)
-        table = table.expand(torch.broadcast_shapes(table.shape, (1, 1, q, k)))[0, 0]
+        table = self.table(q, k, offset).reshape(-1, q, k)[0]
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -104,7 +109,9 @@ class Mask:
 class Everything(Mask):
     """Every query sees every key."""
 
-    by_row: ClassVar[bool] = False
+    @property
+    def by_row(self) -> bool:
+        return False
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return torch.ones_like(j, dtype=torch.bool)
@@ -124,7 +131,7 @@ class Pair(Mask):
     b: Mask
 
     @property
-    def by_row(self) -> bool:  # type: ignore[override]
+    def by_row(self) -> bool:
         return self.a.by_row or self.b.by_row
 
     @property
@@ -181,7 +188,7 @@ class Not(Mask):
     of: Mask
 
     @property
-    def by_row(self) -> bool:  # type: ignore[override]
+    def by_row(self) -> bool:
         return self.of.by_row
 
     @property
@@ -223,7 +230,7 @@ def position(b: Tensor, i: Tensor, offset: Offset) -> Tensor:
 
 def pick(index: Tensor, size: int) -> Tensor:
     """The index along an axis of this size, which an axis of size 1 answers with its only entry."""
-    return torch.zeros_like(index) if size == 1 else index
+    return index.new_zeros(()) if size == 1 else index
 
 
 def wider(what: str, a: int, b: int) -> int:

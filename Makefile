@@ -1,0 +1,48 @@
+# make demo    see attention computed, step by step
+# make test    every test, the slow ones too         make quick   the everyday run
+# make lint    style and types                       make docs    the documentation, in build/docs
+# make bench   the benchmarks, into docs/benchmarks.md
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test quick lint docs bench clean
+.DEFAULT_GOAL := demo
+
+demo: .venv/ready
+	@$(BIN)/regard walk
+
+test: .venv/ready-for-work
+	@echo "Running every test; a few minutes."
+	@$(BIN)/python -m pytest --quiet --durations=5
+
+quick: .venv/ready-for-work
+	@$(BIN)/python -m pytest --quiet -m "not slow"
+
+lint: .venv/ready-for-work
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+docs: .venv/ready-for-work
+	@$(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs && echo "build/docs/index.html"
+
+bench: .venv/ready-for-work
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build
+
+.venv/ready: pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12")'
+	@echo "Making the environment in .venv; PyTorch is large, so the first time takes a few minutes."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) "$(TORCH)"
+	@echo "Installing regard."
+	@$(PIP) --editable .
+	@touch .venv/ready
+
+.venv/ready-for-work: .venv/ready
+	@echo "Installing what the tests, the documentation and the pictures need."
+	@$(PIP) --editable ".[dev]"
+	@touch .venv/ready-for-work

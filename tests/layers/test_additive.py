@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+
+from regard import AdditiveAttention, Causal, Padding, ShapeError
+
+B, Q, K, QW, KW, N, E = 2, 5, 7, 11, 13, 3, 4
+
+
+def layer():
+    torch.manual_seed(0)
+    return AdditiveAttention(QW, KW, N).double()
+
+
+def tensors():
+    torch.manual_seed(1)
+    return [torch.randn(*shape, dtype=torch.float64) for shape in ((B, Q, QW), (B, K, KW), (B, K, E))]
+
+
+def test_the_context_is_the_formula_of_bahdanau_written_out():
+    ours = layer()
+    queries, keys, values = tensors()
+    weight, U, W = ours.weight.detach(), ours.W_key.weight.detach(), ours.W_query.weight.detach()
+    for b in range(B):
+        for i in range(Q):
+            scores = [float(weight @ torch.tanh(W @ queries[b, i] + U @ keys[b, j])) for j in range(K)]
+            exponentials = [math.exp(score) for score in scores]
+            expected = sum(e / sum(exponentials) * values[b, j] for j, e in enumerate(exponentials))
+            torch.testing.assert_close(ours(queries, keys, values)[b, i], expected)
+
+
+def test_steps_hold_the_scores_undivided_and_end_in_the_context():
+    queries, keys, values = tensors()
+    steps = layer().steps(queries, keys, values, Padding([K, 2]))
+    assert steps.scores.shape == (B, Q, K)
+    assert torch.equal(steps.scores, steps.scaled)
+    assert (steps.weights[1, :, 2:] == 0).all()
+    torch.testing.assert_close(steps.context, layer()(queries, keys, values, Padding([K, 2])))
+
+
+def test_padded_keys_change_nothing():
+    queries, keys, values = tensors()
+    found = layer()(queries, keys, values, Padding([3, 3]))
+    torch.testing.assert_close(found, layer()(queries, keys[:, :3], values[:, :3]))
+
+
+def test_without_keys_the_queries_attend_to_one_another():
+    torch.manual_seed(0)
+    ours = AdditiveAttention(QW, QW, N).double()
+    x = tensors()[0]
+    torch.testing.assert_close(ours.steps(x).context, ours(x, x, x))
+    assert ours.steps(x[0]).weights.shape == (Q, Q)
+    torch.testing.assert_close(ours(x[0], mask=Causal()), ours(x, mask=Causal())[0])
+
+
+def test_gradients_are_those_of_finite_differences():
+    ours = layer()
+    leaves = [x.requires_grad_() for x in tensors()] + list(ours.parameters())
+    torch.autograd.gradcheck(lambda q, k, v, *_: ours(q, k, v, Padding([2, 0])), leaves)
+
+
+def test_wrong_widths_name_the_input():
+    queries, keys, values = tensors()
+    with pytest.raises(ShapeError, match=r"queries is .* its d_in is 13, but the layer's is 11"):
+        layer()(keys, keys, values)
+    with pytest.raises(ShapeError, match=r"keys is .* its d_in is 11, but the layer's is 13"):
+        layer()(queries)

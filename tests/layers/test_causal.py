@@ -1,0 +1,88 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lectures_classes
+from regard import CausalAttention, ConfigError, ShapeError
+from regard.layers.causal import hidden_before_softmax, renormalised_after_softmax
+
+B, T, D_IN, D_OUT, CONTEXT = 2, 5, 7, 11, 13
+
+
+def layer(dropout=0.0, **options):
+    torch.manual_seed(0)
+    return CausalAttention(D_IN, D_OUT, CONTEXT, dropout, **options)
+
+
+@given(st.integers(1, 9), st.floats(0, 10))
+def test_both_recipes_of_the_mask_give_the_same_weights(tokens, size):
+    scores = torch.randn(B, tokens, tokens, dtype=torch.float64) * size
+    torch.testing.assert_close(renormalised_after_softmax(scores), hidden_before_softmax(scores))
+
+
+def test_both_recipes_of_the_mask_give_the_same_gradients():
+    scores = torch.randn(T, T, dtype=torch.float64, requires_grad=True)
+    seed = torch.randn(T, T, dtype=torch.float64)
+    grads = [torch.autograd.grad(f(scores), scores, seed)[0] for f in (hidden_before_softmax, renormalised_after_softmax)]
+    torch.testing.assert_close(*grads)
+
+
+def test_the_recipes_are_the_weights_of_the_layer():
+    steps = layer().double().steps(torch.randn(B, T, D_IN, dtype=torch.float64))
+    torch.testing.assert_close(hidden_before_softmax(steps.scaled), steps.weights)
+
+
+def test_causal_context_ignores_the_future():
+    x = torch.randn(B, T, D_IN)
+    changed = x.clone()
+    changed[:, 3:] += 1
+    found, other = layer()(x), layer()(changed)
+    torch.testing.assert_close(found[:, :3], other[:, :3], rtol=0, atol=0)
+    assert (found[:, 3:] != other[:, 3:]).any(-1).all()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_lectures_state_dict_loads_its_mask_ignored_and_gives_its_context(bias):
+    theirs = lectures_classes.CausalAttention(D_IN, D_OUT, CONTEXT, 0.0, bias)
+    assert "mask" in theirs.state_dict()
+    ours = layer(qkv_bias=bias)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    x = torch.randn(B, T, D_IN)
+    torch.testing.assert_close(ours(x), theirs(x))
+    assert "mask" not in ours.state_dict()
+
+
+def test_loading_leaves_the_state_dict_it_was_given_whole():
+    state = lectures_classes.CausalAttention(D_IN, D_OUT, CONTEXT, 0.0).state_dict()
+    layer().load_state_dict(state)
+    assert "mask" in state
+
+
+def test_dropout_is_of_the_weights_in_training_and_absent_in_evaluation():
+    x = torch.randn(B, T, D_IN)
+    ours = layer(dropout=0.5)
+    torch.manual_seed(4)
+    found = ours(x)
+    torch.manual_seed(4)
+    steps = ours.steps(x)
+    torch.testing.assert_close(found, steps.context)
+    torch.manual_seed(4)
+    expected = F.dropout(steps.weights.unsqueeze(1), 0.5).squeeze(1)
+    assert torch.equal(steps.dropped, expected)
+    ours.eval()
+    assert torch.equal(ours.steps(x).dropped, ours.steps(x).weights)
+    torch.testing.assert_close(ours(x), layer()(x))
+
+
+def test_a_sequence_longer_than_the_context_is_refused_and_one_as_long_is_not():
+    assert layer()(torch.zeros(CONTEXT, D_IN)).shape == (CONTEXT, D_OUT)
+    with pytest.raises(ShapeError, match="x has 14 tokens, but the layer's context_length is 13"):
+        layer()(torch.zeros(CONTEXT + 1, D_IN))
+
+
+@pytest.mark.parametrize("dropout", [1.0, -0.1])
+def test_dropout_is_a_probability_below_one(dropout):
+    with pytest.raises(ConfigError, match="below 1"):
+        layer(dropout)

@@ -1,0 +1,230 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import oracle
+from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attend, attention
+from regard.mechanism.fused import choose
+from strategies import requests
+
+B, H, Q, K, D, E = 2, 3, 5, 7, 11, 13
+LONG = 300  # more than two runs of queries
+
+
+def tensors(dtype=torch.float64, q=Q, k=K, d=D, e=E, groups=H):
+    torch.manual_seed(1)
+    return [torch.randn(*shape, dtype=dtype) for shape in ((B, H, q, d), (B, groups, k, d), (B, groups, k, e))]
+
+
+RULES = {
+    "everything": Everything(),
+    "causal": Causal(),
+    "window": Window(20, 3),
+    "half a window": Window(None, 5) & Window(40),
+    "prefix": Causal() | Prefix(9),
+    "padding": Padding([0, 250]),
+    "causal padding": Causal() & Padding([111, LONG]),
+    "documents": Documents(torch.arange(LONG) // 37) & Causal(),
+    "documents of each": Documents(torch.stack([torch.arange(LONG) // 37, torch.arange(LONG) // 150])),
+    "sink and window": Causal() & (Window(16) | Prefix(2)),
+    "table": Given(torch.rand(LONG, LONG, generator=torch.Generator().manual_seed(0)) > 0.5),
+    "nothing": ~Everything(),
+    "not causal": ~Causal(),
+}
+EXTRAS = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 2.0},
+    "offset": {"offset": 13},
+    "offsets": {"offset": torch.tensor([-40, 17])},
+    "sinks": {"sinks": torch.linspace(-1, 1, H, dtype=torch.float64)},
+    "bias": {"bias": torch.linspace(-2, 2, LONG, dtype=torch.float64).view(1, 1, LONG)},
+    "table of bias": {"bias": torch.linspace(-2, 2, LONG * LONG, dtype=torch.float64).view(LONG, LONG).sin()},
+}
+
+
+def close(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=0, atol=atol)
+
+
+@settings(max_examples=200)
+@given(requests())
+def test_attention_is_the_formula_written_out_in_float64(asked):
+    arrays, options = asked.numpy()
+    _, context = oracle.attention(*arrays, asked.sees, **options)
+    close(attention(asked.q, asked.k, asked.v, asked.mask, **asked.options), context)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("rule", RULES)
+def test_attention_and_its_gradients_are_those_of_attend_over_many_runs_of_queries(rule, extra):
+    q, k, v = (x.requires_grad_() for x in tensors(q=LONG, k=LONG))
+    options = {
+        n: o.clone().requires_grad_() if torch.is_tensor(o) and o.is_floating_point() else o for n, o in EXTRAS[extra].items()
+    }
+    leaves = [q, k, v, *(o for o in options.values() if torch.is_tensor(o) and o.requires_grad)]
+    expected = attend(q, k, v, RULES[rule], **options).context
+    found = attention(q, k, v, RULES[rule], **options)
+    close(found, expected)
+    seed = torch.randn_like(expected)
+    for a, b in zip(gradients(found, leaves, seed), gradients(expected, leaves, seed), strict=True):
+        close(a, b, atol=1e-11)
+
+
+def with_gradient(option):
+    return option.clone().requires_grad_() if torch.is_tensor(option) and option.is_floating_point() else option
+
+
+def gradients(context, leaves, seed):
+    found = torch.autograd.grad(context, leaves, seed, allow_unused=True)
+    return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+
+
+@settings(max_examples=40)
+@given(requests(longest=4))
+def test_gradients_are_those_of_finite_differences(asked):
+    leaves = asked.leaves()
+    torch.autograd.gradcheck(lambda *_: attention(asked.q, asked.k, asked.v, asked.mask, **asked.options), leaves)
+
+
+@pytest.mark.parametrize(("q", "k"), [(1, 1), (1, 40), (40, 1), (200, 3), (3, 200), (0, 5), (5, 0)])
+@pytest.mark.parametrize("rank", [4, 3, 2])
+def test_any_number_of_queries_and_keys_and_any_rank(q, k, rank):
+    given_tensors = [x[(0,) * (4 - rank)] for x in tensors(q=q, k=k)]
+    for mask in (Everything(), Causal(), Window(2)):
+        found, expected = attention(*given_tensors, mask), attend(*given_tensors, mask).context
+        assert found.shape == expected.shape
+        close(found, expected)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("e", [D, D - 4, D + 4])
+def test_grouped_keys_and_values_of_another_width(groups, e):
+    q, k, v = tensors(groups=groups, e=e)
+    for mask in (Everything(), Causal()):
+        close(attention(q, k, v, mask), attend(q, k, v, mask).context)
+
+
+# half precision: the context of float64 is missed by at most this many units in the last place of the largest value
+BUDGET_UNITS = 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize("form", ["attend", "attention"])
+@pytest.mark.parametrize("rule", ["everything", "causal", "window", "causal padding", "sink and window"])
+def test_half_precision_stays_within_its_budget_of_float64(dtype, size, form, rule):
+    q, k, v = tensors(dtype, q=LONG, k=LONG, d=64, e=64)
+    q, k = q * size, k * size  # 30: scores near 60,000 and past what float16 holds
+    exact = attend(q.double(), k.double(), v.double(), RULES[rule]).context
+    found = attend(q, k, v, RULES[rule]).context if form == "attend" else attention(q, k, v, RULES[rule])
+    assert found.dtype == dtype
+    unit = torch.finfo(dtype).eps * v.double().abs().max()
+    assert ((found.double() - exact).abs().max() / unit).item() <= BUDGET_UNITS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_finer_than_half_precision_is_not_rounded_to_it(dtype):
+    q, k, v = tensors(dtype, d=E)
+    bias = torch.linspace(100, 101, Q * K).view(Q, K)  # bfloat16 has nothing between 100 and 100.5
+    exact = attend(q.double(), k.double(), v.double(), bias=bias.double()).context
+    unit = torch.finfo(dtype).eps * v.double().abs().max()
+    assert ((attention(q, k, v, bias=bias).double() - exact).abs().max() / unit).item() <= BUDGET_UNITS
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("keys", [5, 40, LONG])
+@pytest.mark.parametrize("rule", ["everything", "causal", "window", "padding"])
+def test_nan_goes_out_in_the_rows_that_see_it_and_in_no_other(where, keys, rule):
+    mask = RULES[rule] if rule != "padding" else Padding([keys, keys - 2])
+    q, k, v = tensors(torch.float32, q=keys, k=keys)
+    {"q": q, "k": k, "v": v}[where][1, 0, keys - 2, 0] = math.nan
+    found, expected = attention(q, k, v, mask), attend(q, k, v, mask).context
+    assert torch.equal(found.isnan().any(-1), expected.isnan().any(-1))
+    seen = mask.table(keys, keys).expand(B, 1, keys, keys)[1, 0]
+    hit = {keys - 2} if where == "q" else set(seen[:, keys - 2].nonzero().flatten().tolist())
+    assert set(found[1, 0].isnan().any(-1).nonzero().flatten().tolist()) == hit
+    assert not found[0].isnan().any()
+
+
+def test_dropout_draws_what_attend_draws():
+    q, k, v = tensors(q=LONG, k=LONG)
+    torch.manual_seed(5)
+    expected = attend(q, k, v, Causal(), dropout=0.4)
+    torch.manual_seed(5)
+    close(attention(q, k, v, Causal(), dropout=0.4), expected.context)
+    torch.manual_seed(5)
+    assert torch.equal(expected.dropped, F.dropout(expected.weights, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("options", "kernel", "why"),
+    [
+        ({}, "sdpa", "every query sees every key"),
+        ({"bias": torch.zeros(1)}, "sdpa", "additive mask"),
+        ({"mask": Causal()}, "sdpa causal", "causal from the first key"),
+        ({"mask": Causal(), "offset": 2}, "sdpa in blocks", "only the keys it may see"),
+        ({"mask": Window(2)}, "sdpa in blocks", "only the keys it may see"),
+        ({"mask": Causal(), "softcap": 30.0}, "written out in blocks", "softcap"),
+        ({"sinks": torch.zeros(H)}, "written out in blocks", "sink"),
+        ({"dropout": 0.1}, "written out", "dropout is one draw"),
+    ],
+)
+def test_choose_says_which_kernel_and_why(options, kernel, why):
+    choice = choose(*tensors(), **options)
+    assert choice.kernel == kernel
+    assert why in choice.reason
+
+
+def test_no_keys_are_nothing_to_be_fast_about():
+    q, k, v = tensors(k=0)
+    assert choose(q, k, v).kernel == "written out"
+
+
+@pytest.mark.parametrize(
+    ("options", "kernel"), [({"mask": Window(9)}, "flex"), ({"softcap": 9.0}, "flex"), ({"mask": Causal()}, "sdpa causal")]
+)
+def test_on_a_gpu_a_rule_with_empty_blocks_goes_to_flex_attention(options, kernel):
+    with FakeTensorMode():
+        q, k, v = (torch.empty(B, H, LONG, 64, device="cuda") for _ in range(3))
+        assert choose(q, k, v, **options).kernel == kernel
+
+
+class Largest(torch.overrides.TorchFunctionMode):
+    """The most numbers that any one tensor held while this was on."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        return result
+
+
+@pytest.mark.parametrize(
+    "rule", [Causal() & Window(50), Causal() & Padding([900] * 2), Documents(torch.arange(2048) // 64), Causal() | Prefix(3)]
+)
+@pytest.mark.parametrize("extra", [{}, {"softcap": 5.0}, {"sinks": torch.zeros(H)}, {"offset": torch.tensor([1, 4])}])
+def test_no_tensor_of_queries_times_keys_is_made_for_a_rule(rule, extra):
+    t = 2048
+    q, k, v = tensors(torch.float32, q=t, k=t, d=8, e=8)
+    with Largest() as largest:
+        attention(q, k, v, rule, **extra)
+    assert largest.numbers <= B * H * 128 * (t + 1)  # one run of queries; t x t alone would be 16 times a run's table
+    if not extra:
+        assert largest.numbers < t * t
+
+
+def test_under_compile_it_is_the_same():
+    q, k, v = tensors(torch.float32, q=LONG, k=LONG, d=16, e=16)
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, Causal() & Window(40)), backend="eager")
+    close(compiled(q, k, v), attend(q, k, v, Causal() & Window(40)).context, atol=1e-6)
+    torch._dynamo.reset()

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from regard import Causal, ConfigError, Documents, Given, Padding, Prefix, ShapeError, Window
+
+Q, K = 5, 7
+
+
+def drawn(rule, q=Q, k=K, offset=0) -> list[str]:
+    return rule.draw(q, k, offset).replace(" ", "").splitlines()
+
+
+def test_causal_is_aligned_to_the_first_query_and_the_first_key():
+    assert drawn(Causal()) == ["■······", "■■·····", "■■■····", "■■■■···", "■■■■■··"]
+
+
+def test_an_offset_moves_the_queries_along_the_keys():
+    assert drawn(Causal(), 2, K, 5) == ["■■■■■■·", "■■■■■■■"]
+    assert drawn(Causal(), 3, K, -2) == ["·······", "·······", "■······"]
+    assert drawn(Window(1, 1), 2, K, 4) == ["···■■■·", "····■■■"]
+
+
+def test_a_table_has_an_axis_for_batch_and_heads_only_where_they_differ():
+    assert Causal().table(Q, K).shape == Prefix(2).table(Q, K).shape == Padding([3]).table(Q, K).shape == (Q, K)
+    assert Padding([3, 4]).table(Q, K).shape == (2, 1, Q, K)
+    assert Given(torch.ones(3, 1, K) > 0).table(Q, K).shape == (3, Q, K)
+    assert Causal().table(Q, K, torch.tensor([0, 1])).shape == (2, 1, Q, K)
+
+
+def test_each_of_a_batch_may_have_its_own_offset():
+    table = Causal().table(1, K, torch.tensor([0, 6, -1]))
+    assert table.sum(-1).flatten().tolist() == [1, 7, 0]
+
+
+def test_a_window_counts_the_keys_before_and_after_the_query_s_own():
+    assert drawn(Window(2, 0), 4, 4) == ["■···", "■■··", "■■■·", "·■■■"]
+    assert drawn(Window(None, 1), 3, 4) == ["■■··", "■■■·", "■■■■"]
+    assert drawn(Window(1, None), 3, 4) == ["■■■■", "■■■■", "·■■■"]
+    assert drawn(Window(), 1, 3) == ["■■■"]
+
+
+def test_padding_hides_the_keys_after_each_length():
+    assert Padding([0, 2, 9]).table(1, 3).squeeze().tolist() == [[False] * 3, [True, True, False], [True] * 3]
+
+
+def test_a_prefix_joined_by_or_is_seen_whatever_else_is_masked():
+    assert drawn(Causal() | Prefix(3), 4, 4) == ["■■■·", "■■■·", "■■■·", "■■■■"]
+
+
+def test_documents_given_once_see_themselves_at_their_positions():
+    rule = Documents([7, 7, 4, 4, 7])
+    assert drawn(rule, 5, 5) == ["■■··■", "■■··■", "··■■·", "··■■·", "■■··■"]
+    assert drawn(rule, 2, 5, offset=3) == ["··■■·", "■■··■"]
+    assert drawn(rule, 2, 5, offset=4) == ["■■··■", "·····"]  # position 5 has no document
+
+
+def test_documents_given_twice_are_not_moved_by_an_offset():
+    rule = Documents([1, 2], [2, 2, 1])
+    assert drawn(rule, 2, 3) == drawn(rule, 2, 3, offset=1) == ["··■", "■■·"]
+
+
+def test_documents_may_differ_within_a_batch():
+    table = Documents(torch.tensor([[0, 1], [1, 1]])).table(2, 2)
+    assert table[:, 0].tolist() == [[[True, False], [False, True]], [[True, True], [True, True]]]
+
+
+def test_a_given_table_is_taken_as_it_is_whatever_the_offset():
+    table = torch.rand(Q, K) > 0.5
+    assert torch.equal(Given(table).table(Q, K, offset=3), table)
+
+
+def test_a_given_table_broadcasts_from_the_right():
+    keys = torch.rand(2, 1, 1, K) > 0.5
+    assert torch.equal(Given(keys).table(Q, K), keys.expand(2, 1, Q, K))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: Window(-1), ConfigError, r"Window\(left\) .* got -1"),
+        (lambda: Window(None, -2), ConfigError, r"Window\(right\) .* got -2"),
+        (lambda: Prefix(-1), ConfigError, "at least 0, got -1"),
+        (lambda: Padding([3, -1]), ConfigError, "at least 0, got -1"),
+        (lambda: Padding([1.5]), ShapeError, "whole numbers"),
+        (lambda: Padding(torch.ones(2, 2, dtype=torch.int64)), ShapeError, r"\(b,\)"),
+        (lambda: Given(torch.ones(2, 2)), ShapeError, "bool tensor .* got torch.float32"),
+        (lambda: Given([[True]]), ShapeError, "got list"),
+        (lambda: Documents(torch.zeros(1, 2, 3)), ShapeError, r"\(t,\) or \(b, t\), got \(1, 2, 3\)"),
+        (lambda: Documents([0, 1]).table(2, 3), ShapeError, "ids for 2 keys, but there are 3"),
+        (lambda: Documents([0, 1], [0, 1, 2]).table(3, 3), ShapeError, "ids for 2 queries, but there are 3"),
+        (lambda: Given(torch.ones(2, 3) > 0).table(2, 4), ShapeError, "its k is 3, but there are 4"),
+        (lambda: Given(torch.ones(2, 3) > 0).table(5, 3), ShapeError, "its q is 2, but there are 5"),
+    ],
+)
+def test_a_rule_that_cannot_be_says_what_was_expected_and_what_came(make, error, says):
+    with pytest.raises(error, match=says):
+        make()

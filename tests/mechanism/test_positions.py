@@ -1,0 +1,67 @@
+import math
+
+import pytest
+import torch
+
+from regard import ConfigError, ShapeError
+from regard.mechanism import positions
+
+T, D = 7, 10
+
+
+def test_sinusoidal_positions_are_the_formula_of_the_paper():
+    found = positions.sinusoidal(T, D)
+    for p in range(T):
+        for i in range(D // 2):
+            angle = p / 10000 ** (2 * i / D)
+            assert found[p, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert found[p, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_sinusoidal_positions_are_exact_far_out():
+    assert positions.sinusoidal(100_001, 4)[-1, 2].item() == pytest.approx(math.sin(100_000 / 100), abs=1e-6)
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+def test_rotary_scores_depend_on_distance_alone(pairing):
+    q, k = torch.randn(1, D, dtype=torch.float64), torch.randn(1, D, dtype=torch.float64)
+
+    def score(i: int, j: int) -> float:
+        turned = [positions.rotary(x, torch.tensor([p]), pairing=pairing) for x, p in ((q, i), (k, j))]
+        return (turned[0] * turned[1]).sum().item()
+
+    assert score(3, 1) == pytest.approx(score(103, 101), abs=1e-10)
+    assert score(3, 1) == pytest.approx(score(100_003, 100_001), abs=1e-8)
+    assert abs(score(3, 1) - score(3, 2)) > 1e-4
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+def test_rotary_turns_and_never_stretches(pairing):
+    x = torch.randn(2, 3, T, D, dtype=torch.float64)
+    turned = positions.rotary(x, pairing=pairing)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])  # position 0 is not turned
+    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
+
+
+def test_the_two_pairings_are_one_function_of_columns_in_another_order():
+    x = torch.randn(T, D, dtype=torch.float64)
+    order = [n for i in range(D // 2) for n in (i, i + D // 2)]
+    torch.testing.assert_close(positions.rotary(x)[:, order], positions.rotary(x[:, order], pairing="adjacent"))
+
+
+def test_rotary_turns_each_pair_by_its_own_frequency():
+    x = torch.zeros(T, 4, dtype=torch.float64)
+    x[:, 0] = x[:, 1] = 1
+    turned = positions.rotary(x)
+    for p in range(T):
+        assert turned[p].tolist() == pytest.approx([math.cos(p), math.cos(p / 100), math.sin(p), math.sin(p / 100)])
+
+
+def test_odd_widths_and_unknown_pairings_are_refused():
+    with pytest.raises(ConfigError, match="width must be even"):
+        positions.sinusoidal(T, 5)
+    with pytest.raises(ShapeError, match="even d"):
+        positions.rotary(torch.zeros(T, 5))
+    with pytest.raises(ConfigError, match="pairing"):
+        positions.rotary(torch.zeros(T, 4), pairing="thirds")

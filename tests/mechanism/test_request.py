@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from regard import Causal, ConfigError, Documents, Given, Padding, ShapeError, attend, attention
+
+FORMS = pytest.mark.parametrize("form", [attend, attention])
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q, K, V = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 13)
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("q", "k", "v", "says"),
+    [
+        (Q, (2, 2, 7, 11), V, r"k is \(b, g, k, d\) = \(2, 2, 7, 11\): its d is 11, but q's is 8"),
+        (Q, (1, 3, 7, 8), V, "its b is 1, but q's is 2"),
+        (Q, (2, 2, 7, 8), (2, 2, 7, 13), "its g is 2, which does not divide q's h, 3"),
+        (Q, K, (2, 1, 7, 13), r"v is .* its b, g and k must be k's, \(2, 3, 7\)"),
+        (Q, K, (2, 3, 6, 13), "its b, g and k must be k's"),
+        (Q, (3, 7, 8), V, "k has 3 axes"),
+        ((3, 5, 8), K, V, r"all \(h, t, d\) .* q has 3 axes, k is \(2, 3, 7, 8\)"),
+        ((8,), (8,), (8,), "q has 1 axes"),
+        ((1, 1, 3, 0), (1, 1, 3, 0), (1, 1, 3, 2), "width d of 0"),
+    ],
+)
+def test_shapes_that_do_not_agree_say_which_axis_and_what_came(form, q, k, v, says):
+    with pytest.raises(ShapeError, match=says):
+        form(zeros(*q), zeros(*k), zeros(*v))
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"mask": Padding([1, 2, 3])}, ShapeError, r"is for \(b, h\) = \(3, 1\), but q has \(2, 3\)"),
+        ({"mask": Given(torch.ones(2, 5, 7) > 0)}, ShapeError, r"\(1, 2\), but q has"),
+        ({"mask": Documents([0, 1])}, ShapeError, "ids for 2 keys, but there are 7"),
+        ({"mask": torch.ones(5, 7)}, ConfigError, r"got Tensor. A bool tensor goes in Given"),
+        ({"mask": Causal}, ConfigError, "must be a rule such as Causal"),
+        ({"softcap": 0.0}, ConfigError, "softcap must be above 0, or None"),
+        ({"dropout": 1.0}, ConfigError, "at least 0 and below 1; got 1.0"),
+        ({"dropout": -0.1}, ConfigError, "probability"),
+        ({"bias": zeros(5, 6)}, ShapeError, r"\(2, 3, 5, 7\), got \(1, 1, 5, 6\)"),
+        ({"bias": zeros(1, 1, 1, 5, 7)}, ShapeError, "must broadcast"),
+        ({"bias": torch.ones(5, 7) > 0}, ConfigError, r"A bool table goes in Given"),
+        ({"sinks": zeros(2)}, ShapeError, r"one for each head: expected \(3,\), got \(2,\)"),
+        ({"offset": torch.tensor([1, 2, 3])}, ShapeError, r"\(2,\); got \(3,\)"),
+        ({"offset": torch.tensor([1.0, 2.0])}, ConfigError, "int64"),
+        ({"offset": 1.5}, ConfigError, "got float"),
+    ],
+)
+def test_settings_that_cannot_be_say_what_was_expected(form, options, error, says):
+    with pytest.raises(error, match=says):
+        form(zeros(*Q), zeros(*K), zeros(*V), **options)
+
+
+@FORMS
+def test_one_floating_dtype_is_asked_of_q_k_and_v(form):
+    with pytest.raises(ConfigError, match=r"torch.float32, torch.float64 and torch.float32. Use .to"):
+        form(zeros(*Q), zeros(*K, dtype=torch.float64), zeros(*V))
+    with pytest.raises(ConfigError, match="one floating dtype"):
+        form(*(zeros(*shape, dtype=torch.int64) for shape in (Q, K, V)))
+
+
+@FORMS
+def test_all_tensors_are_asked_to_be_on_one_device(form):
+    with pytest.raises(ConfigError, match="one device, got cpu, meta and cpu"):
+        form(zeros(*Q), zeros(*K).to("meta"), zeros(*V))

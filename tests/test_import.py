@@ -1,0 +1,53 @@
+"""What `import regard` does: nothing but hand over names."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import regard
+
+
+def fresh(code: str) -> str:
+    """What a new Python prints that runs this code."""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    return ran.stdout
+
+
+def test_every_public_name_is_there():
+    assert [name for name in regard.__all__ if not hasattr(regard, name)] == []
+    assert sorted(regard.__all__) == regard.__all__
+
+
+WATCH = """
+import json, sys, warnings, torch, torch.nn.functional as F
+
+def state():
+    return F.scaled_dot_product_attention, torch.get_rng_state().tolist(), list(warnings.filters)
+
+modules, before = set(sys.modules), state()
+import regard
+print(json.dumps({"modules": sorted(set(sys.modules) - modules), "same": [a == b for a, b in zip(before, state())]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def after() -> dict:
+    """What importing torch, and then regard, left in a new Python."""
+    return json.loads(fresh(WATCH))
+
+
+def test_importing_prints_nothing_and_patches_nothing(after):
+    assert after["same"] == [True, True, True]
+
+
+def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
+    tops = {name.split(".")[0] for name in after["modules"]}
+    assert tops - set(sys.stdlib_module_names) <= {"regard", "torch"}
+
+
+def test_importing_reaches_only_the_rooms_that_need_nothing_more_than_torch(after):
+    rooms = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
+    assert rooms == {"errors", "mechanism", "layers"}
