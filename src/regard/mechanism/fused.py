@@ -27,7 +27,13 @@ BLOCKS = Choice("sdpa in blocks", "each run of queries goes to F.scaled_dot_prod
 FLEX = Choice("flex", "compiled flex_attention skips the blocks that the rule leaves empty, on this device in one launch")
 DROPOUT = Choice("written out", "dropout is one draw over all the weights, which no fused kernel repeats")
 EMPTY = Choice("written out", "there is no query or no key, and so nothing to be fast about")
-UNFUSABLE = "no kernel of torch on this device has a {what}; the formula is written out for a run of queries at a time"
+SUNK = Choice("sdpa", "every query sees every key and the sinks, which F.scaled_dot_product_attention takes as one more key")
+CAPPED = Choice(
+    "written out in blocks", "no kernel of torch on this device has a softcap; a run of queries at a time is written out"
+)
+UNSCALED = Choice(
+    "written out in blocks", "a scale of 0 leaves no key that could hold the sinks; a run of queries at a time is written out"
+)
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
     "sdpa": kernels.whole,
@@ -88,17 +94,16 @@ def select(request: Request) -> Choice:
         return EMPTY
     if request.dropout:
         return DROPOUT
-    plain = request.softcap is None and request.sinks is None
-    if plain and request.mask == EVERYTHING:
-        return WHOLE if request.bias is None else BIASED
-    if plain and request.bias is None and request.mask == Causal() and isinstance(request.offset, int) and not request.offset:
+    sinks, bias = request.sinks is not None, request.bias is not None
+    written = request.softcap is not None or (sinks and not request.scale)
+    if request.mask == EVERYTHING and not written:
+        return SUNK if sinks else BIASED if bias else WHOLE
+    from_the_first = request.mask == Causal() and isinstance(request.offset, int) and not request.offset
+    if from_the_first and not (written or sinks or bias):
         return CAUSAL
     if flex.suits(request):
         return FLEX
-    if plain:
-        return BLOCKS
-    what = "softcap" if request.softcap is not None else "sink"
-    return Choice("written out in blocks", UNFUSABLE.format(what=what))
+    return BLOCKS if not written else CAPPED if request.softcap else UNSCALED
 
 
 MASKED = {"sdpa causal", "sdpa in blocks"}

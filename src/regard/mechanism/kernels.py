@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.mechanism import masks, spans, steps
+from regard.mechanism import masks, sinks, spans, steps
 from regard.mechanism.request import Request
 from regard.mechanism.rule import EVERYTHING, Mask, Rows
 from regard.mechanism.spans import Spans
@@ -18,7 +18,9 @@ FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it
 
 
 def whole(request: Request) -> Tensor:
-    """torch's kernel once, with the rule and the bias as one additive table where there are any."""
+    """torch's kernel once, with the rule and the bias as one additive table where there are any, and sinks as a key."""
+    if request.sinks is not None:
+        return whole(sinks.as_key(request))
     q, mask, bias = request.q, request.mask, request.bias
     exact = steps.raised(q[:0]).dtype
     table = None if bias is None else bias.to(exact)
@@ -98,7 +100,7 @@ def runs_of_queries(request: Request) -> Iterator[Rows]:
     queries, offset = request.q.shape[2], request.offset
     same = not request.mask.by_row and (request.bias is None or request.bias.shape[2] == 1)
     least, greatest = (offset, offset) if isinstance(offset, int) else (int(offset.min()), int(offset.max()))
-    step = queries if same and request.softcap is None and request.sinks is None else BLOCK
+    step = queries if same and request.softcap is None else BLOCK
     for start in range(0, queries, step):
         yield Rows(start, min(start + step, queries), least, greatest)
 

@@ -1,0 +1,72 @@
+"""Contenders proven equal, then timed in turn; the most memory one of them takes."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+Contenders = Mapping[str, Callable[[], Tensor]]
+SECONDS = 4.0  # about what one row of a table may take
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median milliseconds of each contender, the largest difference among what they computed, and the rounds."""
+
+    medians: dict[str, float]
+    difference: float
+    rounds: int
+
+
+def timed(contenders: Contenders, tolerance: float) -> Timed:
+    """The medians of contenders that compute the same, each run once a round; AssertionError where they do not."""
+    results = {name: run().detach() for name, run in contenders.items()}
+    first = next(iter(results.values()))
+    difference = max(float((first - result).abs().max()) for result in results.values())
+    assert difference <= tolerance, f"the contenders differ by {difference:.1e}, more than {tolerance:.1e}: {list(contenders)}"
+    del results, first
+    once = sum(seconds(run) for run in contenders.values())
+    rounds = max(5, min(2000, round(SECONDS / once)))
+    runs: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            runs[name].append(seconds(run))
+    return Timed({name: 1e3 * statistics.median(times) for name, times in runs.items()}, difference, rounds)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def peak_megabytes(run: Callable[[], object]) -> float | None:
+    """The most memory the process held while it ran, above what it held before; None where Linux does not tell."""
+    if not RESET.exists():
+        return None
+    RESET.write_text("5")  # sets the peak to what is held now
+    before = held("VmRSS")
+    run()
+    return (held("VmHWM") - before) / 1024
+
+
+def held(field: str) -> float:
+    """A figure of the process in kB."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return float(line.split()[1])
+
+
+def forward_and_backward(run: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], Tensor]:
+    """A run that ends in the gradients of its leaves, one after the other in one tensor."""
+
+    def both() -> Tensor:
+        output = run()
+        found = torch.autograd.grad(output, leaves, torch.ones_like(output))
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    return both

@@ -1,0 +1,39 @@
+"""A sink as one more key with a value of zeros, for kernels that have keys but no sinks."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.mechanism.masks import Given
+from regard.mechanism.request import Request
+
+PARTS = {torch.bfloat16: 3, torch.float16: 3}  # numbers of this dtype whose sum is a float32
+
+
+def as_key(request: Request) -> Request:
+    """The same request without sinks: q gains columns that hold them, and k a last key that reads nothing else.
+
+    q' = [q, s / scale], k' = [k, 0; 0, 1], v' = [v; 0]: the last score of head h is s_h, and seen by every query.
+    """
+    q, k, v, mask, bias, sinks = request.q, request.k, request.v, request.mask, request.bias, request.sinks
+    assert sinks is not None
+    most = torch.finfo(q.dtype).max / 4  # -inf, a sink that takes nothing, would make NaN of 0 · -inf
+    columns = split((sinks / request.scale).clamp(-most, most), q.dtype)  # (h, n)
+    count = columns.shape[1]
+    q = torch.cat((q, columns.unsqueeze(1).expand(*q.shape[:3], count)), 3)
+    k = F.pad(k, (0, count, 0, 1))
+    k = k + F.pad(k.new_ones(1, count), (k.shape[3] - count, 0, k.shape[2] - 1, 0))
+    if isinstance(mask, Given):
+        mask = Given(F.pad(mask.given.expand(*mask.given.shape[:3], v.shape[2]), (0, 1), value=True))
+    if bias is not None:
+        bias = F.pad(bias.expand(*bias.shape[:3], v.shape[2]), (0, 1))
+    return request._replace(q=q, k=k, v=F.pad(v, (0, 0, 0, 1)), mask=mask, bias=bias, sinks=None)
+
+
+def split(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers (n,) as columns (n, parts) of a dtype whose sum they are; the gradient goes to the first column."""
+    parts, rest = [exact.to(dtype)], exact.detach()
+    for _ in range(PARTS.get(dtype, 1) - 1):
+        rest = rest - parts[-1].detach()
+        parts.append(rest.to(dtype))
+    return torch.stack(parts, -1)
