@@ -1,5 +1,7 @@
 """`attention` against a bare F.scaled_dot_product_attention: what choosing and checking cost."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -22,8 +24,8 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 q, k, v = (torch.randn(1, HEADS, t, WIDTH).to(dtype) for _ in range(3))
                 found = timed(
                     {
-                        "bare": lambda q=q, k=k, v=v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c),
-                        "regard": lambda q=q, k=k, v=v, m=mask: attention(q, k, v, m),
+                        "bare": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
+                        "regard": partial(attention, q, k, v, mask),
                     },
                     TOLERANCE[dtype] if t > 1 else 1e-2,
                 )

@@ -18,7 +18,8 @@ def as_key(request: Request) -> Request:
     q, k, v, mask, bias, sinks = request.q, request.k, request.v, request.mask, request.bias, request.sinks
     assert sinks is not None
     most = torch.finfo(q.dtype).max / 4  # -inf, a sink that takes nothing, would make NaN of 0 · -inf
-    columns = split((sinks / request.scale).clamp(-most, most), q.dtype)  # (h, n)
+    exact = sinks.to(torch.promote_types(q.dtype, torch.float32)) / request.scale
+    columns = split(exact.clamp(-most, most), q.dtype)  # (h, n)
     count = columns.shape[1]
     q = torch.cat((q, columns.unsqueeze(1).expand(*q.shape[:3], count)), 3)
     k = F.pad(k, (0, count, 0, 1))
