@@ -1,4 +1,4 @@
-"""`python -m benchmarks [kernels] [rules] [layers]`: runs them, prints tables, writes results.json and docs/benchmarks.md."""
+"""`python -m benchmarks [NAME ...]`: runs them, prints tables, writes results.json and docs/benchmarks.md."""
 
 import json
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernels, layers, machine, rules
+from benchmarks import kernels, layers, machine, rules, tried
 from benchmarks.tables import Table
 
-BENCHMARKS = {"kernels": kernels, "rules": rules, "layers": layers}
+BENCHMARKS = {"kernels": kernels, "rules": rules, "layers": layers, "tried": tried}
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
 BEGIN, END = "<!-- measured: written by make bench -->", "<!-- end of what make bench writes -->"

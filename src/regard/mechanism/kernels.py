@@ -56,14 +56,13 @@ def by_runs(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
     """A kernel applied to a run of queries at a time."""
     q, mask, offset = request.q, request.mask, request.offset
     keys = request.k.shape[2]
-    columns = torch.arange(keys, device=q.device)
     cut_k, cut_v = cutter(request.k), cutter(request.v)
     contexts = []
     for rows in runs_of_queries(request):
         may = spans.aligned(spans.coalesce(mask.may(rows, keys), GAP), BLOCK, keys)
         visible: Mask = EVERYTHING
         if not spans.covers(mask.must(rows, keys), may):
-            queries = torch.arange(rows.start, rows.stop, device=q.device)
+            queries, columns = (torch.arange(*ends, device=q.device) for ends in ((rows.start, rows.stop), (keys,)))
             visible = masks.Given(mask.block(queries, cut(columns, may, 0), offset))
         part = request._replace(
             q=q[:, :, rows.start : rows.stop], k=cut_k(may), v=cut_v(may), mask=visible, bias=cut_bias(request.bias, rows, may)
@@ -121,6 +120,8 @@ def cutter(x: Tensor) -> Callable[[Spans], Tensor]:
 
 def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
     """These ranges of x along an axis, one after the other."""
+    if ranges == ((0, x.shape[axis]),):
+        return x
     parts = [x.narrow(axis, start, stop - start) for start, stop in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis) if parts else x.narrow(axis, 0, 0)
 
