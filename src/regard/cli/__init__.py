@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
     options = parser.parse_args(arguments)
     try:
-        return COMMANDS[options.command].run(options)
+        code: int = COMMANDS[options.command].run(options)
+        return code
     except RegardError as error:
-        print(f"regard {options.command}: {error}", file=sys.stderr)
+        print(f"regard {options.command}: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever a name holds
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,12 +1,16 @@
 """The numbers that the lectures print, as `figures.json` holds them."""
 
+import difflib
 import functools
 import json
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from regard.errors import ConfigError
 
 
 @functools.cache
@@ -17,8 +21,20 @@ def figures() -> dict[str, Any]:
 
 
 def figure(name: str) -> dict[str, Any]:
-    """The example with this id."""
-    return next(example for example in figures()["examples"] if example["id"] == name)
+    """The example with this id. Raises ConfigError where there is none."""
+    examples = {example["id"]: example for example in figures()["examples"]}
+    found: dict[str, Any] = examples[known(name, examples)]
+    return found
+
+
+def known(name: str, names: Iterable[str]) -> str:
+    """The name of an example, or ConfigError that lists the names there are."""
+    names = list(names)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    meant = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"there is no example {name!r}.{meant} There are: {', '.join(names)}.")
 
 
 def sentence(name: str) -> tuple[list[str], Tensor]:

@@ -1,0 +1,120 @@
+"""What `regard walk` makes of the user's own words, files and settings: an example, with notes of what was drawn."""
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError, ShapeError
+from regard.lectures.examples import journey
+from regard.lectures.own import HEAD_WIDTH, WIDTH, own, random_weights, vectors
+from regard.lectures.scenes import Example, numbered
+from regard.mechanism import EVERYTHING, Causal, Mask, Prefix, Window
+from regard.weights.arrays import read
+from regard.weights.projections import Projections, projections
+
+SEED, MOST_HEADS = 123, 128
+
+
+def own_example(options: argparse.Namespace) -> Example:
+    """Every step of attention on the words, vectors, weights, heads and mask asked for."""
+    seed = seed_of(options)
+    if options.heads is not None and not 1 <= options.heads <= MOST_HEADS:
+        raise ConfigError(f"--heads must be at least 1 and at most {MOST_HEADS}, got {options.heads}.")
+    weights = None if options.weights is None else projections(read(options.weights))
+    words, x, notes = sentence(options, None if weights is None else weights.d_in, seed)
+    count = options.heads or (weights.heads if weights is not None and weights.heads else 1)
+    if weights is not None:
+        notes.append(
+            f"W_query, W_key and W_value are those of {options.weights}" + ", as one head." * (count == 1) + "." * (count > 1)
+        )
+    elif options.heads is not None:
+        weights = random_weights(x.shape[-1], count, seed)
+        notes.append(f"W_query, W_key and W_value are random (seed {seed}), {HEAD_WIDTH} numbers a head.")
+    mask, said = mask_of(options.mask, weights)
+    return own(words, x, mask, weights=weights, count=count, notes=(*notes, *said))
+
+
+def seed_of(options: argparse.Namespace) -> int:
+    """The seed, where something is to be drawn from it."""
+    if options.seed is None:
+        return SEED
+    seed: int = options.seed
+    if all(getattr(options, name) is None for name in ("words", "vectors", "heads")):
+        raise ConfigError("--seed is that of random vectors and weights: give --words or --heads with it.")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed must be at least 0 and below 2^63, got {seed}.")
+    return seed
+
+
+def sentence(options: argparse.Namespace, width: int | None, seed: int) -> tuple[Sequence[str], Tensor, list[str]]:
+    """The words, their vectors (t, d), and what is to be said of them."""
+    words = None if options.words is None else options.words.split()
+    if words is not None and not words:
+        raise ConfigError("--words needs at least one word, as in --words 'the cat sleeps'.")
+    if options.vectors is not None:
+        return from_file(options.vectors, words, seed)
+    if words is None:
+        return *journey(), ["The words and their vectors are those of the example 'simple'."]
+    x, _ = vectors(words, {}, width or WIDTH, seed)
+    return words, x, [f"The vectors are random (seed {seed}), {x.shape[-1]} numbers a word."]
+
+
+def from_file(path: str, words: Sequence[str] | None, seed: int) -> tuple[Sequence[str], Tensor, list[str]]:
+    """The words with the vectors of a file: a table with a row for each, or a vector by the word's name."""
+    tensors = read(path)
+    notes = [f"The vectors are those of {path}."]
+    if [tensor.dim() for tensor in tensors.values()] == [2]:
+        table = next(iter(tensors.values()))
+        names = numbered("w", len(table)) if words is None else words
+        if len(names) != len(table):
+            raise ShapeError(f"there are {len(names)} words, but {path} has {len(table)} rows: one is needed for each word.")
+        return names, table, notes
+    if len({tensor.shape for tensor in tensors.values()}) != 1 or any(tensor.dim() != 1 for tensor in tensors.values()):
+        held = ", ".join(f"{name!r} {tuple(tensor.shape)}" for name, tensor in list(tensors.items())[:6])
+        raise DataError(
+            f"{path} must hold one table (words, numbers), or vectors of one width by the words' names; got {held}."
+        )
+    names = tuple(tensors) if words is None else words
+    if not set(names) & set(tensors):
+        raise DataError(f"{path} has no vector of any of the words; it names {', '.join(map(repr, list(tensors)[:6]))}.")
+    x, drawn = vectors(names, tensors, len(next(iter(tensors.values()))), seed)
+    if drawn:
+        notes.append(f"It has none for {', '.join(drawn)}: random there (seed {seed}).")
+    return names, x, notes
+
+
+def mask_of(text: str | None, weights: Projections | None) -> tuple[Mask, tuple[str, ...]]:
+    """The rule asked for; causal where none is, and the weights carry the lectures' mask."""
+    if text is None and weights is not None and weights.causal:
+        return Causal(), ("The file of weights carries a causal mask, so it is used; --mask none leaves it out.",)
+    return (EVERYTHING, ()) if text is None else (rule(text), ())
+
+
+def rule(text: str) -> Mask:
+    """A mask from its words: rules joined by & and |, of which & binds closer. Raises ConfigError."""
+    return joined([joined([one(part, text) for part in side.split("&")], "&") for side in text.split("|")], "|")
+
+
+def joined(masks: Sequence[Mask], sign: str) -> Mask:
+    """Masks joined by one sign."""
+    whole, *rest = masks
+    for mask in rest:
+        whole = whole & mask if sign == "&" else whole | mask
+    return whole
+
+
+def one(part: str, text: str) -> Mask:
+    """A single rule."""
+    part = part.strip()
+    if part == "causal":
+        return Causal()
+    if part == "none":
+        return EVERYTHING
+    if found := re.fullmatch(r"window:([0-9]{1,9})(?:,([0-9]{1,9}))?", part):
+        return Window(int(found[1]), None if found[2] is None else int(found[2]))
+    if found := re.fullmatch(r"prefix:([0-9]{1,9})", part):
+        return Prefix(int(found[1]))
+    known = "causal, none, window:LEFT[,RIGHT] or prefix:N, joined by & and |"
+    raise ConfigError(f"--mask {text!r} is no rule: it is made of {known}.")

@@ -1,0 +1,188 @@
+"""regard verify: recompute every number that the lectures print.
+
+Exit code 1 where a printed number is not the one computed.
+"""
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from regard.lectures import figures
+from regard.lectures.comparison import Verdict
+from regard.lectures.verify import Row, verify
+from regard.show.terminal import open_console
+
+NARROW, WIDE = 72, 120  # columns of the screen: below the one no table fits, from the other on there is room to spare
+STYLES = {Verdict.AGREES: "green", Verdict.WRONG: "bold yellow", Verdict.MISPRINT: "yellow", Verdict.DIFFERS: "bold red"}
+PHRASES = {  # of one row, of several
+    Verdict.AGREES: ("agrees", "agree"),
+    Verdict.WRONG: ("agrees, but is wrong", "agree, but are wrong"),
+    Verdict.MISPRINT: ("is a misprint", "are misprints"),
+    Verdict.DIFFERS: ("differs", "differ"),
+}
+TITLES = ("example", "lectures", "compared", "off by", "allowed", "verdict")
+WRAPPED = ("compared", "verdict")
+TWO_LINE_TITLES = ("example\nlectures", "compared", "off by\nallowed", "verdict")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard verify`."""
+    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="only these examples, by name; all where none is named")
+    parser.add_argument("--json", action="store_true", help="every comparison with its numbers, for a program")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Recomputes and prints. 0: no printed number differs; 1: one does."""
+    rows = [row for example in dict.fromkeys(options.examples or [None]) for row in verify(example)]
+    print(json.dumps(record(rows), allow_nan=False) if options.json else drawn(rows))
+    return 0 if sound(rows) else 1
+
+
+def sound(rows: Sequence[Row]) -> bool:
+    """Whether no row differs."""
+    return all(row.verdict != Verdict.DIFFERS for row in rows)
+
+
+def drawn(rows: Sequence[Row]) -> str:
+    """The rows as characters for the screen there is, in colour where it has any."""
+    console = open_console()
+    with console.capture() as captured:
+        console.print(screen(rows, console.width))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def screen(rows: Sequence[Row], width: int) -> RenderableType:
+    """The rows, the right weights beside wrong ones, and a sentence on all of it, for a screen of this width."""
+    parts: list[RenderableType] = list(stacked(rows)) if width < NARROW else [tabled(rows, width)]
+    parts += [beside(row, width) for row in rows if row.verdict == Verdict.WRONG]
+    return Group(*parts, Text(summary(rows)))
+
+
+def tabled(rows: Sequence[Row], width: int) -> Table:
+    """A table with a line for each row; its note stands under what was compared."""
+    wide = width >= WIDE
+    table = Table(box=None, padding=(0, 2, 0 if wide else 1, 0), header_style="dim")
+    for title in TITLES if wide else TWO_LINE_TITLES:
+        numeric = title.startswith("off by") or title == "allowed"
+        narrow = 10 if title == "verdict" and not wide else None
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=title not in WRAPPED, max_width=narrow)
+    for row in rows:
+        name, source, about = Text(row.example, "bold"), Text(lectures(row), "dim"), described(row)
+        off, allowed = Text(brief(row.difference)), Text(brief(row.tolerance), "dim")
+        verdict = Text(row.verdict, STYLES[row.verdict])
+        if wide:
+            table.add_row(name, source, about, off, allowed, verdict)
+        else:
+            table.add_row(Group(name, source), about, Group(off, allowed), verdict)
+    return table
+
+
+def stacked(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """A few lines for each row, where the screen is too narrow for a table."""
+    for row in rows:
+        yield Text.assemble((row.example, "bold"), ": ", (row.verdict, STYLES[row.verdict]))
+        off = f"off by {brief(row.difference)}, allowed {brief(row.tolerance)}"
+        lines = Group(described(row), Text(off), Text(f"lectures {lectures(row)}", "dim"))
+        yield Padding(lines, (0, 0, 1, 2))
+
+
+def described(row: Row) -> Text:
+    """What was compared, and the note on it."""
+    return Text.assemble(fields(row), ("\n" + row.note if row.note else "", "italic"))
+
+
+def beside(row: Row, width: int) -> RenderableType:
+    """The weights that are wrong, and the right ones, where the example has them."""
+    example = figures.figure(row.example)
+    words = figures.sentence(example["input"])[0]
+    digits = 4 if width >= WIDE else 2
+    titles = {"weights": "weights as printed", "correct_weights": "weights as they should be"}
+    both = [
+        Padding(matrix(figures.tensor(example[field]), words, title, digits), (0, 3, 1, 0)) for field, title in titles.items()
+    ]
+    above = Text("\n" if width >= WIDE else "")  # the wide table ends without a blank line
+    return Group(Text.assemble(above, (row.example, "bold")), Columns(both, padding=0))
+
+
+def matrix(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Table:
+    """Weights with their words; what lies ahead of the query is red where it is above 0."""
+    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0), header_style="dim")
+    for heading in ("", *words):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for i, entries in enumerate(weights.tolist()):
+        cells = [
+            Text(f"{entry:.{digits}f}" if entry else "0", "red" if j > i and entry else "") for j, entry in enumerate(entries)
+        ]
+        table.add_row(Text(words[i], "dim"), *cells)
+    return table
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """The count of the verdicts in a sentence."""
+    counts = Counter(row.verdict for row in rows)
+    told = [verdict for verdict in Verdict if counts[verdict] or verdict == Verdict.DIFFERS]
+    found = "; ".join(f"{counts[verdict]} {PHRASES[verdict][counts[verdict] != 1]}" for verdict in told)
+    examples = counted(len({row.example for row in rows}), "example")
+    numbers = counted(sum(row.numbers for row in rows), "number")
+    return f"{numbers} of {examples} computed again. Of {counted(len(rows), 'row')} {found}."
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def fields(row: Row) -> str:
+    """What was compared, with fields of one table named together."""
+    tables: dict[str, list[str]] = {}
+    for comparison in row.comparisons:
+        table, _, field = comparison.field.partition(".")
+        tables.setdefault(table, []).extend([field] if field else [])
+    return ", ".join(f"{table} ({', '.join(inner)})" if inner else table for table, inner in tables.items())
+
+
+def lectures(row: Row) -> str:
+    """The lectures an example is printed in."""
+    return row.source.replace(",", ", ")
+
+
+def brief(number: float) -> str:
+    """Two digits that count."""
+    return f"{number:.2g}"
+
+
+def record(rows: Sequence[Row]) -> dict[str, Any]:
+    """The rows for a program: what the screen shows, with the numbers on both sides. -inf, inf and nan are strings."""
+    return {"ok": sound(rows), "numbers": sum(row.numbers for row in rows), "rows": [entry(row) for row in rows]}
+
+
+def entry(row: Row) -> dict[str, Any]:
+    """One row for a program."""
+    compared = [
+        {
+            "field": comparison.field,
+            "difference": plain(comparison.difference),
+            "printed": plain(comparison.printed.tolist()),
+            "computed": plain(comparison.computed.tolist()),
+        }
+        for comparison in row.comparisons
+    ]
+    names = {"example": row.example, "source": row.source, "mechanism": row.mechanism, "verdict": row.verdict, "note": row.note}
+    return {**names, "difference": plain(row.difference), "tolerance": row.tolerance, "compared": compared}
+
+
+def plain(numbers: Any) -> Any:
+    """Numbers as JSON has them, to the seven digits of float32."""
+    if isinstance(numbers, list):
+        return [plain(number) for number in numbers]
+    return float(f"{numbers:.7g}") if math.isfinite(numbers) else str(numbers)

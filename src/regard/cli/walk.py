@@ -1,0 +1,237 @@
+"""regard walk: each step of attention with its formula, its numbers and a sentence, on an example or on your own words.
+
+Exit code 2 where the words, files or settings cannot be used.
+"""
+
+import argparse
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+from regard.cli.own_words import own_example
+from regard.errors import ConfigError
+from regard.lectures.examples import EXAMPLES, example, summary
+from regard.lectures.scenes import Example, Line, Scene
+from regard.show.arithmetic import arithmetic
+from regard.show.narration import tell
+from regard.show.terminal import View, calculations, literal, open_console, palette, show, write
+
+ROWS, WHOLE = 12, 16  # words shown of a long sentence; a sentence of this many is shown whole
+OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
+EPILOG = """\
+The numbers are float32. Where JSON cannot hold one it is a string: "-inf",
+"inf" or "nan". In --json `steps` has every step by name, `scenes` what the
+screen shows; an index such as `query` counts from 0.
+NO_COLOR=1 leaves out every colour; a pipe has none. COLUMNS=120 sets the
+width where there is no terminal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard walk`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    what = parser.add_argument_group("what to walk through")
+    what.add_argument("--example", metavar="NAME", help=f"one of the lectures': {', '.join(EXAMPLES)} (simple by default)")
+    what.add_argument("--list", action="store_true", help="the examples, a sentence each")
+    what.add_argument("--query", metavar="WORD", help="one word's row as arithmetic; or its number, counted from 1")
+    own = parser.add_argument_group("your own words")
+    own.add_argument("--words", metavar="SENTENCE", help="words with spaces between; equal words share a vector")
+    own.add_argument(
+        "--vectors",
+        metavar="FILE",
+        help=".npy, .npz, .csv or .safetensors: a row for each word, or a named vector for some words; "
+        "words without one get random vectors",
+    )
+    own.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="W_query, W_key, W_value [, out_proj]: a state dict of the lectures' layers, or plain matrices (d_in, d_out)",
+    )
+    own.add_argument(
+        "--heads", metavar="N", type=int, help="heads that the weights are split into; random weights where no file"
+    )
+    own.add_argument(
+        "--mask",
+        metavar="RULE",
+        help="causal, none, window:LEFT[,RIGHT] (keys before and after; RIGHT left out is no bound), prefix:N (the first N "
+        "keys); joined by & and | as in Python: 'causal|prefix:2'",
+    )
+    own.add_argument("--seed", metavar="N", type=int, help="of random vectors and weights (123 by default)")
+    shown = parser.add_argument_group("how it is shown")
+    shown.add_argument(
+        "--from", dest="start", metavar="WORD", help="the word that a long sentence is shown from; or its number"
+    )
+    shown.add_argument("--rows", metavar="N", type=int, help=f"how many words are shown (all up to {WHOLE}, else {ROWS})")
+    shown.add_argument("--json", action="store_true", help="every step, whole, for a program; nothing else is printed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows the example, the list of them, or their numbers."""
+    if options.list:
+        listing(open_console())
+        return 0
+    chosen = chosen_example(options)
+    query = None if options.query is None else place(options.query, chosen, "--query")
+    view = view_of(chosen, options.start, options.rows, query)
+    chosen = seen(chosen, view)
+    if options.json:
+        print(json.dumps(record(chosen, query), allow_nan=False))
+        return 0
+    scenes = tell(chosen) if query is None else arithmetic(chosen, query, view.part(len(chosen.words), True))
+    screen(open_console(), chosen, scenes, view, query)
+    return 0
+
+
+def chosen_example(options: argparse.Namespace) -> Example:
+    """The lectures' example, or the one made of the user's own words."""
+    own = [name for name in OWN if getattr(options, name) is not None]
+    if not own:
+        return example(options.example or "simple")
+    if options.example is not None:
+        raise ConfigError(f"--example shows a sentence of the lectures as it is: leave out --{own[0]}, or --example.")
+    return own_example(options)
+
+
+def place(text: str, chosen: Example, option: str) -> int:
+    """The index of a word, given as it is written or as its number from 1."""
+    words = chosen.words
+    if not words:
+        raise ConfigError(f"the example '{chosen.name}' attends to no sentence, so {option} has no word to find.")
+    found = [index for index, word in enumerate(words) if word == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        numbers = [index + 1 if str(index + 1) not in words else f"@{index + 1}" for index in found]
+        choices = " or ".join(f"{option} {number}" for number in numbers[:6])
+        raise ConfigError(f"{literal(text)!r} stands {len(found)} times in the sentence: say {choices}.")
+    number = text.removeprefix("@")
+    if number.isascii() and number.isdigit() and len(number) < 10:
+        if 1 <= int(number) <= len(words):
+            return int(number) - 1
+        raise ConfigError(f"{option} {text}: the words are numbered from 1 to {len(words)}.")
+    listed = ", ".join(literal(word) for word in dict.fromkeys(words[:24])) + (", ..." if len(words) > 24 else "")
+    raise ConfigError(f"{option} {literal(text)!r} is no word of the sentence: {listed}.")
+
+
+def view_of(chosen: Example, start: str | None, rows: int | None, query: int | None) -> View:
+    """What is shown of the sentence: from where it is asked, else so that the query is in it."""
+    if rows is not None and rows < 1:
+        raise ConfigError(f"--rows must be at least 1, got {rows}.")
+    length = len(chosen.words)
+    count = rows or (max(length, ROWS) if length <= WHOLE else ROWS)
+    first = max((query or 0) - count + 1, 0) if start is None else place(start, chosen, "--from")
+    partial = first > 0 or count < length
+    return View(first, count, partial or len(set(chosen.words)) < length)
+
+
+def seen(chosen: Example, view: View) -> Example:
+    """The example told of a query that is shown."""
+    part = view.part(len(chosen.words), True)
+    return chosen if not chosen.words or chosen.focus in part else dataclasses.replace(chosen, focus=part.stop - 1)
+
+
+def listing(console: Console) -> None:
+    """Every example with its sentence."""
+    calculations(console, [Line(name, summary(name)) for name in EXAMPLES])
+    console.print()
+    write(console, Text("regard walk --example NAME shows one of them."))
+
+
+def screen(console: Console, chosen: Example, scenes: Sequence[Scene], view: View, query: int | None) -> None:
+    """The title, the scenes, and what to try next."""
+    write(console, Text(chosen.title, style="bold"))
+    if chosen.words:
+        write(console, Text(literal(sentence(chosen.words, view))))
+    write(console, Text(f"Source: {chosen.source}", style="dim"))
+    for note in (*chosen.notes, *remarks(console, chosen, scenes, view)):
+        write(console, Text(literal(note), style="dim"))
+    console.print()
+    for number, scene in enumerate(scenes, 1):
+        show(console, scene, number, view)
+    write(console, Text(closing(chosen, query)))
+
+
+def sentence(words: Sequence[str], view: View) -> str:
+    """The words that are shown, with dots where there are more."""
+    part = view.part(len(words), True)
+    return "... " * (part.start > 0) + " ".join(words[part.start : part.stop]) + " ..." * (part.stop < len(words))
+
+
+def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: View) -> list[str]:
+    """How to read the tables."""
+    said = []
+    part = view.part(len(chosen.words), True)
+    if len(part) < len(chosen.words):
+        after = part.stop + 1 if part.stop < len(chosen.words) else 1
+        said.append(
+            f"Words {part.start + 1} to {part.stop} of {len(chosen.words)}: --from {after} moves on, --rows N shows more."
+        )
+    axes = {panel.axes for scene in scenes for panel in scene.panels}
+    if "pairs" in axes:
+        said.append("Where words stand on both sides, the row is the word that asks, the column the word it looks at.")
+    if axes and palette(console):
+        said.append("Colour: in each table pale is its least number, deep its greatest.")
+    if any(scene.lines for scene in scenes) and chosen.steps is not None:
+        said.append("Numbers are rounded as they are printed; every sum is of the unrounded ones.")
+    return said
+
+
+def closing(chosen: Example, query: int | None) -> str:
+    """What to try next."""
+    follows = f"regard walk --example {chosen.leads_to}"
+    if chosen.steps is None or query is not None:
+        return f"Next: {follows} ({summary(chosen.leads_to).partition(':')[0].rstrip('.')})."
+    word = chosen.words[chosen.focus]
+    asked = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
+    if chosen.name == "own":
+        return f"Next: add --query {asked} to have that row written out; {follows} shows a worked example."
+    name = "" if chosen.name == "simple" else f" --example {chosen.name}"
+    return f"Next: regard walk{name} --query {asked} writes that row out; {follows} goes on."
+
+
+def record(chosen: Example, query: int | None) -> dict[str, Any]:
+    """The example for a program: every step by name, and the scenes as they are told."""
+    steps = {} if chosen.steps is None else {name: numbers(step) for name, step in chosen.steps.items()}
+    right = {} if chosen.right is None else {"right": {name: numbers(step) for name, step in chosen.right.items()}}
+    asked = {} if query is None else {"query": query, "arithmetic": [told(scene) for scene in arithmetic(chosen, query)]}
+    return {
+        "example": chosen.name,
+        "title": chosen.title,
+        "source": chosen.source,
+        "words": chosen.words,
+        "notes": chosen.notes,
+        "scale": chosen.scale,
+        **{name: numbers(part) for name in "qkv" if (part := getattr(chosen, name)) is not None},
+        "steps": steps,
+        **right,
+        "scenes": [told(scene) for scene in tell(chosen)],
+        **asked,
+    }
+
+
+def told(scene: Scene) -> dict[str, Any]:
+    """A scene for a program."""
+    panels = [
+        {"title": one.title, "rows": one.rows, "columns": one.columns, "values": numbers(one.values)} for one in scene.panels
+    ]
+    lines = [{"label": line.label, "calculation": line.calculation} for line in scene.lines]
+    return {"name": scene.name, "formula": scene.formula, "sentence": scene.sentence, "panels": panels, "lines": lines}
+
+
+def numbers(values: Tensor) -> Any:
+    """A tensor as lists, each number in the fewest digits that give its float32 back, as a string where JSON has none."""
+    if values.dim():
+        return [numbers(part) for part in values] if values.dim() > 1 else [digits(number) for number in values.numpy()]
+    return digits(values.numpy()[()])
+
+
+def digits(number: Any) -> float | str:
+    """One number."""
+    return float(str(number)) if np.isfinite(number) else str(number)

@@ -1,0 +1,142 @@
+"""One's own sentence as an example: vectors, weights, heads and a mask, seeded random ones for what is not given."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError, ShapeError, TooLargeError
+from regard.lectures.scenes import Example, Panel, Scene, inputs, matrices, of_words, projected
+from regard.mechanism import EVERYTHING, Mask, attend, heads
+from regard.mechanism.scores import default_scale
+from regard.weights.projections import Linear, Projections
+
+WIDTH, HEAD_WIDTH = 3, 2  # of random vectors, and of a head with random weights: the lectures'
+PAIRS = 2**22  # weights kept at most, over all heads
+
+
+def own(
+    words: Sequence[str],
+    x: Tensor,
+    mask: Mask = EVERYTHING,
+    *,
+    weights: Projections | None = None,
+    count: int = 1,
+    notes: Sequence[str] = (),
+) -> Example:
+    """Every step of attention on one's own words: softmax(x xᵀ) x where there are no weights, else of `count` heads.
+
+    Shapes: x (t, d), a row for each word. Raises ShapeError or ConfigError where words, vectors, weights and heads do not
+    fit, TooLargeError where the steps would be too many to keep.
+    """
+    words = tuple(words)
+    if len(words) != len(x):
+        raise ShapeError(f"there are {len(words)} words, but {len(x)} vectors: one is needed for each word.")
+    if count * len(words) ** 2 > PAIRS:
+        most = int((PAIRS / count) ** 0.5)
+        spread = "one head" if count == 1 else f"{count} heads"
+        raise TooLargeError(f"{len(words)} words are too many to keep every step of; with {spread} at most {most}.")
+    hidden = {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
+    if weights is None:
+        steps = attend(x, x, x, mask, scale=1.0)
+        return Example(
+            name="own",
+            title="Self-attention with nothing to train",
+            source="your words",
+            words=words,
+            focus=len(words) - 1,
+            q=x,
+            k=x,
+            v=x,
+            steps=steps,
+            formulas={"scores": "x xᵀ", "context": "weights x", **unscaled(hidden)},
+            before=(inputs(words, x),),
+            notes=tuple(notes),
+            leads_to="trainable",
+        )
+    q, k, v = project(x, weights, count)
+    steps = attend(q, k, v, mask)
+    joined = heads.join(steps.context) if count > 1 else steps.context
+    said = "Three matrices turn the vector of a word into its query, key and value."
+    return Example(
+        name="own",
+        title="Self-attention with weights" if count == 1 else f"Attention of {count} heads",
+        source="your words",
+        words=words,
+        focus=len(words) - 1,
+        q=q,
+        k=k,
+        v=v,
+        scale=default_scale(q),
+        steps=steps,
+        formulas=hidden,
+        before=(
+            inputs(words, x),
+            matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, said),
+            projected(words, q, k, v),
+        ),
+        after=tuple(ending(words, joined, count, weights.out)),
+        notes=tuple(notes),
+        leads_to="causal" if count == 1 else "heads",
+    )
+
+
+def unscaled(hidden: Mapping[str, str]) -> dict[str, str]:
+    """The formulas where no scaling stands between the scores and the mask."""
+    return {name: formula.replace("scaled", "scores") for name, formula in hidden.items()}
+
+
+def project(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, keys and values: (t, d), or (h, t, d) of several heads."""
+    if x.shape[-1] != weights.d_in:
+        raise ShapeError(f"the vectors have {x.shape[-1]} numbers each, but W_query takes {weights.d_in}.")
+    if weights.heads is not None and count != weights.heads:
+        raise ConfigError(f"the weights are those of {weights.heads} stacked heads, not of {count}.")
+    for name, one in (("W_query", weights.query), ("W_value", weights.value)):
+        if one.weight.shape[1] % count:
+            raise ConfigError(f"{name} gives {one.weight.shape[1]} numbers, which {count} heads cannot share evenly.")
+    whole = (weights.query(x), weights.key(x), weights.value(x))
+    q, k, v = whole if count == 1 else (heads.split(part, count) for part in whole)
+    return q, k, v
+
+
+def ending(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | None) -> list[Scene]:
+    """What follows the context of each head."""
+    scenes = []
+    if count > 1:
+        width = joined.shape[-1] // count
+        columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
+        panel = Panel(joined, words, columns, "words")
+        scenes.append(Scene("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
+    if out is not None:
+        formula = "joined out_proj" if count > 1 else "context out_proj"
+        said = "One more projection mixes what was found."
+        scenes.append(Scene("output", formula, said, (of_words(out(joined), words, "y"),)))
+    return scenes
+
+
+def vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, tuple[str, ...]]:
+    """A vector for each word, (t, width), and the words whose vector had to be drawn.
+
+    Those not known are uniform in 0 ... 1 from the seed, rounded to two decimals so that they can be checked by hand;
+    equal words share one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {
+        word: (torch.rand(width, generator=generator) * 100).round() / 100 for word in dict.fromkeys(words) if word not in known
+    }
+    rows = {**known, **drawn}
+    for word in words:
+        if rows[word].shape != (width,):
+            raise DataError(f"the vector of {word!r} has the shape {tuple(rows[word].shape)}, where ({width},) is needed.")
+    return torch.stack([rows[word] for word in words]), tuple(drawn)
+
+
+def random_weights(d_in: int, count: int, seed: int) -> Projections:
+    """Projections of `count` heads drawn from the seed: normal, of two decimals."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> Linear:
+        return Linear((torch.randn(d_in, count * HEAD_WIDTH, generator=generator) * 100).round() / 100)
+
+    return Projections(query=draw(), key=draw(), value=draw())

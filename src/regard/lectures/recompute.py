@@ -1,0 +1,230 @@
+"""Each example of the lectures computed again, by the functions and layers that everybody else uses."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from regard.layers import BareSelfAttention, CausalAttention, SelfAttention, SimpleSelfAttention, StackedHeads
+from regard.lectures import figures
+from regard.lectures.comparison import Claim, Comparison, Example, Verdict, compared, kept
+from regard.lectures.sizes import gpt2_sizes
+from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, heads, scores, softmax
+
+SIDE = 6  # of the ones that are dropped
+
+
+def seeded(seed: int) -> None:
+    """torch.manual_seed, for the draws of the CPU alone: the states of other devices are not ours to change."""
+    torch.default_generator.manual_seed(seed)
+
+
+def words_of(example: Example) -> Tensor:
+    """The vectors of the example's input."""
+    return figures.sentence(example["input"])[1]
+
+
+def head_width() -> int:
+    """The width of a head in the examples on 'journey'."""
+    width: int = figures.figure("trainable-parameters")["d_out"]
+    return width
+
+
+def trainable() -> BareSelfAttention:
+    """The layer that several examples go on from."""
+    example = figures.figure("trainable-parameters")
+    seeded(example["seed"])
+    return BareSelfAttention(words_of(example).shape[-1], head_width())
+
+
+def given_scores(raw: Tensor, v: Tensor, mask: Mask = EVERYTHING, scale: float = 1.0) -> Steps:
+    """The steps that follow from scores (..., q, k): against the unit vectors as keys, q kᵀ is q itself."""
+    return attend(raw, torch.eye(raw.shape[-1]).expand_as(raw), v, mask, scale=scale)
+
+
+def simple_one_query(example: Example) -> Iterable[Claim]:
+    """softmax(q xᵀ) x for one word as the query."""
+    x, scale = words_of(example), SimpleSelfAttention.scale
+    q = x[example["query_index"]].unsqueeze(0)
+    steps = attend(q, x, x, scale=scale)
+    yield Claim(
+        compared(
+            example,
+            scale=torch.tensor(scale),
+            scores=steps.scores[0],
+            weights_sum_normalised=softmax.by_sum(steps.scores)[0],
+            weights=steps.weights[0],
+            context=steps.context[0],
+            dot_of_token0_and_query=scores.dot(x[:1], q)[0, 0],
+        )
+    )
+
+
+def simple_all(example: Example) -> Iterable[Claim]:
+    """softmax(x xᵀ) x."""
+    layer = SimpleSelfAttention()
+    steps = layer.steps(words_of(example))
+    scale = torch.tensor(layer.scale)
+    context = layer(words_of(example))
+    yield Claim(compared(example, scale=scale, scores=steps.scores, weights=steps.weights, context=context))
+
+
+def softmax_211(example: Example) -> Iterable[Claim]:
+    """The softmax of three numbers, its numerators and its denominator."""
+    z = figures.tensor(example["z"])
+    yield Claim(compared(example, exponentials=z.exp(), sum=z.exp().sum(), softmax=softmax.naive(z)))
+
+
+def trainable_parameters(example: Example) -> Iterable[Claim]:
+    """softmax(q kᵀ / √d) v with q, k and v from plain parameters."""
+    x, layer = words_of(example), trainable()
+    steps, q = layer.steps(x), layer.project(x)[0]
+    row = figures.sentence(example["input"])[0].index("journey")
+    journey = {f"{name}_row_journey": getattr(steps, name)[row] for name in ("scores", "weights", "context")}
+    scale = torch.tensor(scores.default_scale(q))
+    yield Claim(compared(example, scale=scale, queries=q) + kept(example, steps) + compared(example, **journey))
+
+
+def trainable_linear(example: Example) -> Iterable[Claim]:
+    """The same with linear layers, by the fused kernel."""
+    x = words_of(example)
+    seeded(example["seed"])
+    layer = SelfAttention(x.shape[-1], example["d_out"])
+    scale = torch.tensor(scores.default_scale(layer.project(x)[0]))
+    yield Claim(compared(example, scale=scale, context=layer(x)))
+
+
+def weight_transfer(example: Example) -> Iterable[Claim]:
+    """Plain parameters turned into linear layers."""
+    x, layer = words_of(example), trainable().to_linear()
+    other = figures.figure(example["equals"])
+    note = f"compared with what {example['equals']} prints"
+    yield Claim(compared(other, weights=layer.steps(x).weights, context=layer(x)), note)
+
+
+def causal_renormalised(example: Example) -> Iterable[Claim]:
+    """Zeros above the diagonal of the weights, each row divided by its sum."""
+    steps = trainable().steps(words_of(example))
+    masked = steps.weights * Causal().table(*steps.weights.shape)
+    yield Claim(compared(example, masked_weights=masked, row_sums=masked.sum(-1), weights=softmax.by_sum(masked)))
+
+
+def causal_minus_infinity(example: Example) -> Iterable[Claim]:
+    """-inf above the diagonal of the scores, before the softmax."""
+    q, k, v = trainable().project(words_of(example))
+    unscaled = attend(q, k, v, Causal(), scale=1.0)
+    weights = attend(q, k, v, Causal()).weights
+    note = "'masked' is printed before the division by the root of d; the weights follow from the scores divided by it"
+    yield Claim(compared(example, masked=unscaled.masked, weights=weights), note)
+
+
+def dropout_of_ones(example: Example) -> Tensor:
+    """A square of ones after dropout: a query that has only one key gives it weight 1."""
+    q, k = torch.zeros(SIDE, SIDE, 1), torch.zeros(SIDE, 1, 1)
+    seeded(example["seed"])
+    return attend(q, k, k, dropout=example["p"]).dropped.squeeze(-1)
+
+
+def dropout_ones(example: Example) -> Iterable[Claim]:
+    """Dropout of weights that are all 1."""
+    yield Claim(compared(example, value=dropout_of_ones(example)))
+
+
+def dropout_weights(example: Example) -> Iterable[Claim]:
+    """Dropout of the causal weights, the second draw from the seed."""
+    q, k, v = trainable().project(words_of(example))
+    dropout_of_ones(example)
+    yield Claim(compared(example, dropped=attend(q, k, v, Causal(), dropout=example["p"]).dropped))
+
+
+def causal_batch(example: Example) -> Iterable[Claim]:
+    """Two copies of a sentence through causal attention."""
+    x = words_of(example)
+    seeded(example["seed"])
+    layer = CausalAttention(x.shape[-1], head_width(), len(x), dropout=0.0)
+    yield Claim(compared(example, shape=torch.tensor(layer(torch.stack((x, x))).shape)))
+
+
+def multi_head_stacked(example: Example) -> Iterable[Claim]:
+    """Two causal heads, their contexts side by side."""
+    x = words_of(example)
+    seeded(example["seed"])
+    layer = StackedHeads(x.shape[-1], head_width(), len(x), 0.0, example["num_heads"])
+    yield Claim(compared(example, context=layer(x.expand(example["batch"], -1, -1))))
+
+
+def projected(example: Example, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, keys and values of x by the matrices that an example prints."""
+    q, k, v = (x @ figures.tensor(example[name]) for name in ("W_query", "W_key", "W_value"))
+    return q, k, v
+
+
+def dog_self_attention(example: Example) -> Iterable[Claim]:
+    """softmax(q kᵀ / √d) v with given matrices."""
+    q, k, v = projected(example, words_of(example))
+    scale = torch.tensor(scores.default_scale(q))
+    yield Claim(compared(example, scale=scale, queries=q, keys=k, values=v) + kept(example, attend(q, k, v)))
+
+
+def dog_leaky_mask(example: Example) -> Iterable[Claim]:
+    """The scaled scores with zeros above the diagonal, where -inf belongs."""
+    q, k, v = projected(figures.figure(example["from_example"]), words_of(example))
+    leaky = given_scores(attend(q, k, v).scaled.tril(), v)
+    words = figures.sentence(example["input"])[0]
+    ahead = leaky.weights.triu(1).sum(-1)
+    note = (
+        "the figures reproduce, and the mask is WRONG: tril alone leaves zeros above the diagonal, not -inf, so every query "
+        f"that has a future still sees it ('{words[0]}' gives {ahead[0]:.2f} of its weight to the words after it)"
+    )
+    yield Claim(kept(example, leaky), note, known=Verdict.WRONG)
+    right = attend(q, k, v, Causal()).weights
+    yield Claim(compared(example, correct_weights=right), "the right weights: -inf above the diagonal, before the softmax")
+
+
+def multi_head_split(example: Example) -> Iterable[Claim]:
+    """Two heads from one projection: the shapes on the way, and the weights that follow from the printed scores."""
+    x = figures.tensor(example["x"]).unsqueeze(0)
+    whole = projected(example, x)
+    q, k, v = (heads.split(part, example["num_heads"]) for part in whole)
+    steps = attend(q, k, v, Causal())
+    regrouped = steps.context.transpose(1, 2)
+    shapes = {
+        "x": x,
+        "projected": whole[0],
+        "split": q.transpose(1, 2),
+        "grouped": q,
+        "scores": steps.scores,
+        "context": steps.context,
+        "regrouped": regrouped,
+        "joined": heads.join(steps.context),
+    }
+    laid_out = [
+        Comparison(f"shapes.{name}", torch.tensor(example["shapes"][name]), torch.tensor(value.shape))
+        for name, value in shapes.items()
+    ]
+    yield Claim(laid_out + compared(example, head_dim=torch.tensor(q.shape[-1])))
+    follow = given_scores(figures.tensor(example["scores"]), v[0], Causal(), scores.default_scale(q))
+    note = "from the scores as they are printed"
+    yield Claim(compared(example, scaled_and_masked=follow.masked, weights=follow.weights), note)
+    note = "the printed scores do not follow from the printed x, W_query and W_key: scanning errors in the document"
+    yield Claim(compared(example, scores=steps.scores[0]), note, known=Verdict.MISPRINT)
+
+
+RECOMPUTED: dict[str, Callable[[Example], Iterable[Claim]]] = {
+    "simple-one-query": simple_one_query,
+    "simple-all": simple_all,
+    "softmax-211": softmax_211,
+    "trainable-parameters": trainable_parameters,
+    "trainable-linear": trainable_linear,
+    "weight-transfer": weight_transfer,
+    "causal-renormalised": causal_renormalised,
+    "causal-minus-infinity": causal_minus_infinity,
+    "dropout-ones": dropout_ones,
+    "dropout-weights": dropout_weights,
+    "causal-batch": causal_batch,
+    "multi-head-stacked": multi_head_stacked,
+    "dog-self-attention": dog_self_attention,
+    "dog-leaky-mask": dog_leaky_mask,
+    "multi-head-split": multi_head_split,
+    "gpt2-sizes": gpt2_sizes,
+}

@@ -1,0 +1,54 @@
+"""The sizes of GPT-2: their parameters counted from layers and width."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.layers import MultiHeadAttention
+from regard.lectures.comparison import Claim, Comparison, Example, Verdict
+
+VOCABULARY, CONTEXT = 50_257, 1_024  # of the GPT-2 that was released
+FIRST_VOCABULARY = 40_478  # of the first GPT
+HEAD_WIDTH = 64
+WHOLE_MILLIONS = 0.5  # what rounding to a million may hide
+
+
+def gpt2_sizes(example: Example) -> Iterable[Claim]:
+    """Millions of parameters of the four sizes, as the paper has them and as one was corrected."""
+    table, field = example["table"], "table.parameters"
+    paper, corrected = printed(table, r"^(\d+)M"), printed(table, r"corrected: (\d+)M")
+    released, first = millions(table, VOCABULARY), millions(table, FIRST_VOCABULARY)
+
+    def claim(read: dict[int, float], counted: Tensor, note: str, known: Verdict = Verdict.AGREES) -> Claim:
+        comparison = Comparison(field, torch.tensor(list(read.values())), counted[list(read)])
+        return Claim([comparison], f"in millions: {note}", known, WHOLE_MILLIONS)
+
+    exact = f"{parameters(table[0]['layers'], table[0]['d_model'], VOCABULARY):,}"
+    yield claim(corrected, released, f"the corrected count; exactly {exact}, of a vocabulary of {VOCABULARY:,}")
+    sizes = ", ".join(f"{size:.1f}" for size in released.tolist())
+    note = f"the paper's counts, not reproducible with the models that were released, which have {sizes}"
+    yield claim(paper, released, note, Verdict.MISPRINT)
+    note = f"the paper's counts again, with the first GPT's vocabulary of {FIRST_VOCABULARY:,}: where they seem to come from"
+    yield claim(paper, first, note)
+
+
+def printed(table: list[dict[str, Any]], pattern: str) -> dict[int, float]:
+    """The millions that a pattern finds in the rows of the table, by row."""
+    found = {n: re.search(pattern, row["parameters"]) for n, row in enumerate(table)}
+    return {n: float(match[1]) for n, match in found.items() if match}
+
+
+def millions(table: list[dict[str, Any]], vocabulary: int) -> Tensor:
+    """The parameters, in millions, of each size in the table."""
+    return torch.tensor([parameters(row["layers"], row["d_model"], vocabulary) / 1e6 for row in table], dtype=torch.float64)
+
+
+def parameters(layers: int, c: int, vocabulary: int) -> int:
+    """n c + t c + layers (attention + 8 c² + 5 c + 4 c) + 2 c: embeddings, blocks with two norms each, and the last norm."""
+    with torch.device("meta"):  # shapes alone
+        attention = MultiHeadAttention(c, c, CONTEXT, 0.0, num_heads=c // HEAD_WIDTH, qkv_bias=True)
+    block = sum(weight.numel() for weight in attention.parameters()) + 8 * c * c + 9 * c
+    return (vocabulary + CONTEXT + 2) * c + layers * block

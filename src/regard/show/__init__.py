@@ -1,0 +1,1 @@
+"""Seeing: in the terminal, and as figures."""

@@ -1,0 +1,396 @@
+"""Pictures of attention as matplotlib figures: a matrix, every step, every head, vectors as arrows, curves.
+
+A figure shows itself when a notebook cell ends with it, and `figure.savefig("weights.pdf")` or `.svg` writes it as vectors.
+Nothing here touches pyplot, its state or rcParams.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.textpath import text_to_path
+from PIL import Image
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.mechanism import Steps
+from regard.show.narration import formulas_of
+from regard.show.ramp import ink, shade
+from regard.show.scale import Linear, Log, Scale
+from regard.show.terminal import literal
+
+Array = npt.NDArray[np.float64]
+
+COLOURS = ListedColormap([[part / 255 for part in shade(n / 255)] for n in range(256)])
+INKS, DASHES, MARKERS = ("#302f4e", "#0a75af", "#c2571a", "#7a9a01"), ("-", "--", "-.", ":"), "osD^"  # of curves and arrows
+PAPER, FAINT = "#f6f6f4", "#b0b0aa"
+HATCHES = (("////", "hidden (−∞)", np.isneginf), ("xxxx", "NaN or ∞", lambda values: np.isnan(values) | np.isposinf(values)))
+TEXT, SMALLEST, LINE = 9.0, 5.5, 1.25  # the size of text and the least that can be read, in points; lines of it apart, in sizes
+POINTS = 72  # in an inch
+EVEN, FROM_ZERO = Linear(), Linear(low=0)
+
+
+class Picture(Figure):
+    """A matplotlib figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        drawn, small, dots = BytesIO(), BytesIO(), 144
+        self.savefig(drawn, format="png", dpi=dots, bbox_inches="tight")
+        picture = Image.open(drawn).convert("RGB").quantize(256, kmeans=2)  # a third of the size, and notebooks store it
+        picture.save(small, format="png", optimize=True)
+        return small.getvalue(), {"width": picture.width * 96 // dots}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One matrix on a sheet: its values, the words of its axes, and the room it may take in inches."""
+
+    values: Array
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str = ""
+    names: tuple[str, str] = ("", "")
+    scale: Scale = EVEN
+    room: float = 8.5
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """Width and height of a cell in inches."""
+        rows, columns = self.values.shape
+        return min(0.6, self.room / columns), min(0.5, self.room / rows)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height of the matrix in inches."""
+        (rows, columns), (width, height) = self.values.shape, self.cell
+        return columns * width, rows * height
+
+    @property
+    def upright(self) -> bool:
+        """Whether the words of the columns stand on end, too long to lie side by side."""
+        return longest(self.columns) > 0.9 * self.cell[0]
+
+    @property
+    def left(self) -> float:
+        """Inches that the words of the rows take."""
+        return longest(self.rows) + 0.1 + 0.25 * bool(self.names[0])
+
+    @property
+    def above(self) -> float:
+        """Inches that the words of the columns and the title take."""
+        return (longest(self.columns) if self.upright else 0.14) + 0.35 + 0.2 * bool(self.names[1])
+
+    @property
+    def right(self) -> float:
+        """Inches from the left edge of the matrix to the right edge of its scale of colours, or of its title."""
+        return max(self.size[0] + 0.85, 1.15 * longest([self.title]))
+
+    @property
+    def below(self) -> float:
+        """Inches from the upper edge of the matrix to what comes under it; a low one has its scale of colours there."""
+        return self.size[1] + (0.6 if self.low else 0.15)
+
+    @property
+    def low(self) -> bool:
+        """Whether the panel is too low to have its scale of colours beside it."""
+        return self.size[1] < 1.2
+
+
+def heat(
+    matrix: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    names: tuple[str, str] = ("", ""),
+    scale: Scale = EVEN,
+) -> Picture:
+    """A matrix (rows, columns) as colours, with words on both axes and its numbers where there is room for them.
+
+    Without `columns` the words are those of the rows; `names` say what the rows and the columns are. -inf is hatched, NaN
+    crossed. Raises ShapeError where words and matrix do not agree.
+    """
+    return sheet([panel(matrix, rows, columns, title=title, names=names, scale=scale)])
+
+
+def steps(steps: Steps, words: Sequence[str], keys: Sequence[str] | None = None, *, at: tuple[int, ...] = ()) -> Picture:
+    """Every step that did something, under its formula; those that did nothing are named below.
+
+    `words` are the queries', and the keys' too where `keys` are not given. `at` picks the batch row and the head of steps
+    that have these axes. What is hidden from a query is hatched, among its weights also.
+    """
+    one = Steps(*(matrix_at(step.detach(), at) for _, step in steps.items()))
+    hidden, told, panels = one.masked == -torch.inf, titles(one), []
+    for name, title in told.items():
+        step, weighs = getattr(one, name), name in ("weights", "dropped")
+        columns = [str(n + 1) for n in range(step.shape[-1])] if name == "context" else keys or words
+        names = ("query", "" if name == "context" else "key")
+        drawn = step.masked_fill(hidden, -torch.inf) if weighs else step
+        scale = FROM_ZERO if weighs else EVEN
+        panels.append(panel(drawn, words, columns, title=title, names=names, scale=scale, room=4.2))
+    idle = [name for name, _ in one.items() if name not in told]
+    note = f"not drawn, because nothing changed there: {', '.join(idle)}" if idle else ""
+    return sheet(panels, across=2, note=note)
+
+
+def heads(
+    steps: Steps,
+    words: Sequence[str],
+    keys: Sequence[str] | None = None,
+    *,
+    at: tuple[int, ...] = (),
+    scale: Scale = FROM_ZERO,
+) -> Picture:
+    """The weights of every head (h, q, k), a panel each, all on one scale of colours. `at` picks the batch row."""
+    weights, hidden = steps.weights.detach()[at], steps.masked[at] == -torch.inf
+    if weights.dim() != 3 or not len(weights):
+        raise ShapeError(f"heads are drawn from weights (h, q, k), got {tuple(weights.shape)}; `at` picks the batch row.")
+    common = type(scale)(*scale.ends(weights.flatten().tolist()))
+    across = 2 if len(weights) <= 4 else 3 if len(weights) <= 9 else 4
+    drawn, panels = weights.masked_fill(hidden, -torch.inf), []
+    for n, head in enumerate(drawn):
+        first, top = n % across == 0, n < across  # the others stand in line with these and need no words
+        one = panel(head, words, keys, title=f"head {n}", scale=common, room=(4.2, 2.9, 2.2)[across - 2])
+        edge = {} if first else {"rows": [""] * len(one.rows)}
+        edge |= {} if top else {"columns": [""] * len(one.columns)}
+        panels.append(Panel(**{**vars(one), **edge, "names": ("query" if first else "", "key" if top else "")}))
+    return sheet(panels, across=across, shared=True)
+
+
+def arrows(vectors: Tensor, words: Sequence[str], *, title: str = "", kinds: Sequence[str] | None = None) -> Picture:
+    """Vectors (n, 2) as arrows from the origin, each led to its word; `kinds`, one for each vector, differ in colour."""
+    tips = numbers(vectors)
+    if tips.shape != (len(words), 2) or not len(words):
+        raise ShapeError(f"arrows are drawn from vectors (n, 2) and n words; got {tips.shape} and {len(words)} words.")
+    kinds = kinds or [""] * len(words)
+    inks = dict(zip(dict.fromkeys(kinds), INKS * len(kinds), strict=False))
+    figure = Picture(figsize=(5.2, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    frame(axes, title, ("", ""))
+    axes.grid(color="#e4e4e0", linewidth=0.6)
+    low = np.minimum(tips.min(0), 0)
+    span = (np.maximum(tips.max(0), 0) - low).max() or 1
+    axes.set(xlim=(low[0] - span / 20, low[0] + 1.05 * span), ylim=(low[1] - span / 20, low[1] + 1.05 * span), aspect="equal")
+    for (x, y), kind in zip(tips, kinds, strict=True):
+        look = {"arrowstyle": "-|>", "color": inks[kind], "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (x, y), (0, 0), arrowprops=look)
+    beside(axes, tips, words, [inks[kind] for kind in kinds])
+    if len(inks) > 1:
+        marks = [Patch(color=colour, label=kind) for kind, colour in inks.items()]
+        figure.legend(handles=marks, loc="outside lower left", frameon=False, fontsize=TEXT, ncols=len(marks))
+    return figure
+
+
+def lines(
+    x: Sequence[float],
+    series: Mapping[str, Tensor | Sequence[float]],
+    *,
+    title: str = "",
+    names: tuple[str, str] = ("", ""),
+    scales: tuple[Scale, Scale] = (EVEN, EVEN),
+) -> Picture:
+    """One curve for each of the series over the same x, its name at its end; `names` and `scales` are those of x and y."""
+    curves = [numbers(values) for values in series.values()]
+    for word, curve in zip(series, curves, strict=True):
+        if curve.shape != (len(x),) or not len(x):
+            raise ShapeError(f"{word!r} must have one value for each of the {len(x)} x, got {curve.shape}.")
+    figure = Picture(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    frame(axes, title, names)
+    for n, curve in enumerate(curves):
+        axes.plot(x, curve, color=INKS[n % 4], linestyle=DASHES[n % 4], marker=MARKERS[n % 4], markersize=4)
+    axes.set_xscale("log" if isinstance(scales[0], Log) else "linear")
+    axes.set_yscale("log" if isinstance(scales[1], Log) else "linear")
+    axes.set(xlim=(scales[0].low, scales[0].high), ylim=(scales[1].low, scales[1].high))
+    marked = x[:: math.ceil(len(x) / 8)]
+    axes.set_xticks(marked, labels=[f"{place:g}" for place in marked])
+    axes.minorticks_off()
+    last = np.array([(x[-1], curve[-1]) for curve in curves]).reshape(-1, 2)
+    beside(axes, last, list(series), [INKS[n % 4] for n in range(len(curves))])
+    return figure
+
+
+def panel(matrix: Tensor, rows: Sequence[str], columns: Sequence[str] | None, **settings: Any) -> Panel:
+    """A matrix and its words. Raises ShapeError where they do not agree."""
+    values, columns = numbers(matrix), rows if columns is None else columns
+    if values.ndim != 2 or not values.size:
+        raise ShapeError(f"what is drawn is a matrix (rows, columns) with something in it, got {values.shape}.")
+    if values.shape != (len(rows), len(columns)):
+        raise ShapeError(f"the matrix is {values.shape}, but there are words for {len(rows)} rows and {len(columns)} columns.")
+    return Panel(values, [shown(word) for word in rows], [shown(word) for word in columns], **settings)
+
+
+def sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False, note: str = "") -> Picture:
+    """The panels in rows of `across`, a scale of colours beside each or beside the first row, and what the hatches mean."""
+    marks = [
+        Patch(facecolor=PAPER, edgecolor=FAINT, hatch=hatch, linewidth=0, label=meaning)
+        for hatch, meaning, where in HATCHES
+        if any(where(one.values).any() for one in panels)
+    ]
+    marks += [Patch(alpha=0, label=note)] if note else []
+    columns = [panels[n::across] for n in range(min(across, len(panels)))]
+    lines = [panels[n : n + across] for n in range(0, len(panels), across)]
+    lefts, rights = ([max(getattr(one, edge) for one in column) for column in columns] for edge in ("left", "right"))
+    aboves, belows = ([max(getattr(one, edge) for one in line) for line in lines] for edge in ("above", "below"))
+    legend = sum(longest([str(mark.get_label())]) + 0.7 for mark in marks)
+    width, height = max(sum(lefts + rights), legend), sum(aboves + belows) + 0.35 * bool(marks)
+    figure = Picture(figsize=(width, height))
+    for n, one in enumerate(panels):
+        line, column = divmod(n, across)
+        x, y = sum(lefts[: column + 1] + rights[:column]), sum(aboves[: line + 1] + belows[:line])  # of the upper left corner
+        (w, h) = one.size
+        axes = figure.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
+        mesh = draw(axes, one)
+        if not shared or n == len(columns) - 1:
+            bar(axes, one, mesh)
+    if marks:
+        figure.legend(handles=marks, loc="lower left", frameon=False, fontsize=TEXT, ncols=len(marks), borderaxespad=0.3)
+    return figure
+
+
+def draw(axes: Axes, one: Panel) -> QuadMesh:
+    """The cells of a panel, its words, and its numbers where they can be read."""
+    few, finite = max(one.values.shape) <= 24, np.isfinite(one.values)
+    mesh = axes.pcolormesh(
+        np.ma.masked_where(~finite, one.values),
+        cmap=COLOURS,
+        norm=(LogNorm if isinstance(one.scale, Log) else Normalize)(*one.scale.ends(one.values.ravel().tolist()), clip=True),
+        edgecolors="white" if few else "face",
+        linewidth=1 if few else 0.1,
+        rasterized=one.values.size > 20_000,  # a vector for each would make the file slow to open
+    )
+    for hatch, _, where in HATCHES:
+        for row, line in enumerate(where(one.values)):
+            for start, stop in np.flatnonzero(np.diff(line, prepend=False, append=False)).reshape(-1, 2):
+                look = Rectangle((start, row), stop - start, 1, hatch=hatch, facecolor=PAPER, edgecolor=FAINT, linewidth=0)
+                axes.add_patch(look)
+    write(axes, one, mesh)
+    axes.invert_yaxis()
+    frame(axes, one.title, (one.names[1], one.names[0]))
+    axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+    axes.xaxis.set_label_position("top")
+    label(axes.xaxis, one.columns, one.cell[0], upright=one.upright)
+    label(axes.yaxis, one.rows, one.cell[1])
+    axes.spines[:].set_visible(False)
+    return mesh
+
+
+def bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
+    """The scale of colours with its numbers: at the right of a panel, or under one too low for that."""
+    width, height = one.size
+    place = (0, -0.25 / height, 1, 0.1 / height) if one.low else (1 + 0.15 / width, 0, 0.12 / width, 1)
+    drawn = axes.figure.colorbar(mesh, cax=axes.inset_axes(place), orientation="horizontal" if one.low else "vertical")
+    drawn.outline.set_visible(False)
+    drawn.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT)
+
+
+def write(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
+    """The numbers of a panel into its cells, dark on light and light on dark, unless they would be too small to read."""
+    top = np.abs(one.values[np.isfinite(one.values)]).max(initial=0)
+    form = ".1g" if isinstance(one.scale, Log) or 0 < top < 0.05 else "z.2f" if top < 100 else "z.0f" if top < 1e5 else ".0e"
+    cells = [(place, format(value, form)) for place, value in np.ndenumerate(one.values) if np.isfinite(value)]
+    if max(one.values.shape) > 60:
+        return  # not read, and slow to measure
+    widest = longest([text for _, text in cells]) * POINTS / TEXT  # in sizes of the text
+    size = min(TEXT, 0.9 * one.cell[0] * POINTS / (widest or 1), 0.7 * one.cell[1] * POINTS)
+    if size < SMALLEST:
+        return
+    colours = mesh.to_rgba(np.nan_to_num(one.values))
+    for (row, column), text in cells:
+        red, green, blue = (round(255 * part) for part in colours[row, column, :3])
+        look: dict[str, Any] = {"ha": "center", "va": "center", "color": [part / 255 for part in ink((red, green, blue))]}
+        axes.text(column + 0.5, row + 0.5, text.replace("-", "−"), fontsize=size, **look)
+
+
+def label(axis: Axis, words: Sequence[str], room: float, *, upright: bool | None = None) -> None:
+    """Words along an axis with this room for each, in inches: smaller where it is little, some left out where it is less.
+
+    Of words that lie side by side (`upright` False) the room is known to be enough.
+    """
+    points = math.inf if upright is False else room * POINTS
+    step = 1 if points == math.inf else math.ceil(SMALLEST * LINE / points)
+    places = range(0, len(words), step)
+    axis.set_ticks([place + 0.5 for place in places], labels=[words[place] for place in places])
+    for text in axis.get_ticklabels():
+        text.set(fontsize=min(TEXT, step * points / LINE), rotation=90 if upright else 0, parse_math=False)
+
+
+def frame(axes: Axes, title: str, names: tuple[str, str]) -> None:
+    """What all pictures share: a title at the left, names of the axes, no box."""
+    axes.set_title(title, fontsize=TEXT + 1, loc="left", parse_math=False)
+    axes.set_xlabel(names[0], fontsize=TEXT)
+    axes.set_ylabel(names[1], fontsize=TEXT)
+    axes.tick_params(labelsize=TEXT - 1, color=FAINT)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+
+
+def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str]) -> None:
+    """Words in a column right of the axes, each led to its point, none over another."""
+    height = 3.4 * POINTS  # about that of the axes of arrows and curves
+    gap = min(LINE * TEXT / height, 1 / max(len(words) - 1, 1))
+    at = (axes.transData + axes.transAxes.inverted()).transform(points)[:, 1]
+    at = np.nan_to_num(at, nan=0.0, posinf=1.0, neginf=0.0)
+    below = -math.inf
+    for rank, n in enumerate(np.argsort(at, kind="stable")):
+        below = at[n] = max(min(at[n], 1 - gap * (len(words) - 1 - rank)), below + gap)
+    for point, word, colour, place in zip(points, words, inks, at, strict=True):
+        look: dict[str, Any] = {
+            "color": colour,
+            "fontsize": min(TEXT, gap * height / LINE),
+            "va": "center",
+            "parse_math": False,
+        }
+        lead = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2}
+        spot: dict[str, Any] = {"xytext": (1.05, place), "textcoords": "axes fraction", "annotation_clip": False}
+        axes.annotate(shown(word), (point[0], point[1]), arrowprops=lead, **spot, **look)
+
+
+def titles(steps: Steps) -> dict[str, str]:
+    """The formula of each step that did something; its scale and its bias are read off the numbers."""
+    whole = Steps(*(step.double().nan_to_num(0.0, torch.inf, -torch.inf) for _, step in steps.items()))  # NaN is not itself
+    largest = whole.scores.abs().masked_fill(whole.scores.isinf(), 0).argmax()
+    score, scaled = (float(step.flatten()[largest]) for step in (whole.scores, whole.scaled))
+    told = formulas_of(whole, scaled / score if score else 1.0)
+    seen = whole.masked != -torch.inf
+    if "masked" in told and not torch.equal(whole.masked[seen], whole.capped[seen]):
+        last, comma, rest = told["masked"].partition(",")
+        told["masked"] = f"{last} + bias" + (comma + rest) * (not seen.all())
+    return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in told.items()}
+
+
+def matrix_at(step: Tensor, at: tuple[int, ...]) -> Tensor:
+    """The matrix (q, k) of one batch row and head."""
+    if step.dim() - len(at) != 2:
+        raise ShapeError(f"a step is {tuple(step.shape)} and at={at} picks from its first axes: a matrix must remain.")
+    return step[at]
+
+
+def numbers(values: Tensor | Sequence[float]) -> Array:
+    """Values in float64, out of torch's sight."""
+    array: Array = torch.as_tensor(values).detach().double().cpu().numpy()
+    return array
+
+
+def shown(word: str) -> str:
+    """A word as a label: what cannot be seen spelled out, blanks made visible, cut at 18 characters."""
+    seen = literal(word) if word.strip(" ") else "␣" * len(word)
+    return seen if len(seen) <= 18 else seen[:17] + "…"
+
+
+def longest(words: Sequence[str]) -> float:
+    """The width of the longest of some words in inches."""
+    look = FontProperties(size=TEXT)
+    return max((text_to_path.get_text_width_height_descent(word, look, False)[0] for word in words), default=0) / POINTS

@@ -1,0 +1,202 @@
+"""Steps of attention in plain words: a formula and a sentence for each.
+
+Everything here is a value: nothing prints, so that terminal, notebook and page say the same.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.lectures.scenes import Example, Panel, Scene, numbered
+from regard.mechanism import Steps
+from regard.show.numerals import numeral, rough
+
+LONGEST = 24  # letters of a word in a sentence
+FORMULAS = {
+    "scores": "q kᵀ",
+    "capped": "softcap tanh(scaled / softcap)",
+    "masked": "{last}, -inf where a query may not see",
+    "weights": "softmax({last})",
+    "dropped": "dropout(weights)",
+    "context": "{last} v",
+}
+
+
+def tell(example: Example) -> tuple[Scene, ...]:
+    """All scenes of an example: what comes before its steps, every step that does something, and what comes after."""
+    if example.steps is None:
+        return example.before + example.after
+    said = sentences(example.steps, example.words, example.focus) | dict(example.sentences)
+    formulas = formulas_of(example.steps, example.scale, example.q) | dict(example.formulas)
+    told = (
+        Scene(name, formulas[name], said[name], panels(name, example.steps, example.right, example.words))
+        for name in active(example.steps)
+    )
+    return (*example.before, *told, *example.after)
+
+
+def active(steps: Steps) -> list[str]:
+    """The names of the steps that differ from the one before; scores, weights and context always."""
+    names = [name for name, _ in steps.items()]
+    always = ("scores", "weights", "context")
+    return [
+        name
+        for last, name in zip(["", *names], names, strict=False)
+        if name in always or not torch.equal(getattr(steps, last), getattr(steps, name))
+    ]
+
+
+def formulas_of(steps: Steps, scale: float, q: Tensor | None = None) -> dict[str, str]:
+    """The formula of each step, in terms of the step it follows from."""
+    found, last = {}, "scores"
+    width = None if q is None else q.shape[-1]
+    for name in active(steps):
+        found[name] = scaling(scale, width) if name == "scaled" else FORMULAS[name].format(last=last)
+        last = name
+    return found
+
+
+def scaling(scale: float, width: int | None = None) -> str:
+    """The formula for scores times scale, as a division by √d where it is one."""
+    d = width if width is not None and math.isclose(scale, width**-0.5, rel_tol=1e-6) else round(scale**-2) if scale else 0
+    return f"scores / √{d}" if d and math.isclose(scale, d**-0.5, rel_tol=1e-6) else f"scores · {numeral(scale)}"
+
+
+def panels(name: str, steps: Steps, right: Steps | None, words: Sequence[str]) -> tuple[Panel, ...]:
+    """The tables of a step: one, or one for each head; beside it the right one where it is wrong."""
+    values = getattr(steps, name)
+    if right is not None and not torch.equal(getattr(right, name), values):
+        sides = (("WRONG: tril alone", values), ("right: -inf", getattr(right, name)))
+        return tuple(panel(name, side, words, title) for title, side in sides)
+    if values.dim() == 3:
+        return tuple(panel(name, part, words, f"head {head}") for head, part in enumerate(values, 1))
+    return (panel(name, values, words),)
+
+
+def panel(name: str, values: Tensor, words: Sequence[str], title: str = "") -> Panel:
+    """One table of a step: a row for each query; a column for each key, or for each number of the context."""
+    if name == "context":
+        return Panel(values, tuple(words), numbered("c", values.shape[-1]), "words", title)
+    return Panel(values, tuple(words), tuple(words), "pairs", title)
+
+
+def sentences(steps: Steps, words: Sequence[str], query: int = -1) -> dict[str, str]:
+    """What happened at each step, told of one query: one sentence a step, by its name.
+
+    Shapes: steps of (t, t) or (h, t, t), context (t, e) or (h, t, e), one word for each t.
+    """
+    query = range(len(words))[query]
+    heads = [Steps(*(part[head] for _, part in steps.items())) for head in range(len(steps.scores))]
+    parts = [steps] if steps.scores.dim() == 2 else heads
+    told = {name: of_heads([say(part, words, query) for part in parts]) for name, say in TOLD.items()}
+    shared = {name: say(parts[0], words, query) for name, say in SHARED.items()}
+    return told | shared
+
+
+def of_heads(parts: Sequence[str]) -> str:
+    """One sentence of those of all heads; the first four where there are more."""
+    if len(parts) == 1:
+        return capital(parts[0])
+    told = "; ".join(f"head {head}: {part.rstrip('.')}" for head, part in enumerate(parts[:4], 1))
+    return capital(told + ("; and so on." if len(parts) > 4 else "."))
+
+
+def capital(text: str) -> str:
+    """A sentence begins as its first word is written: only our own words are raised."""
+    return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ")) else text
+
+
+def scores_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """Which key matches best."""
+    row = steps.scores[query]
+    if len(words) == 1:
+        return f"{words[query]} is matched with itself alone ({rough(row[0])})."
+    best, least = int(row.argmax()), int(row.argmin())
+    if row[best] == row[least]:
+        return f"{words[query]} matches every word alike ({rough(row[best])})."
+    name = names(words)
+    return f"{name(query)} matches {name(best)} best ({rough(row[best])}), {name(least)} least ({rough(row[least])})."
+
+
+def scaled_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """That the order stays."""
+    before, after = (float(row[query].max() - row[query].min()) for row in (steps.scores, steps.scaled))
+    return (
+        f"The order stays, the differences change: the scores of {names(words)(query)} now lie {rough(after)} apart at most, "
+        f"before {rough(before)}."
+    )
+
+
+def capped_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """How far the largest score was drawn in."""
+    return f"No score can pass the cap: the largest, {rough(steps.scaled.max())}, became {rough(steps.capped.max())}."
+
+
+def masked_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """How many keys the query may see."""
+    hidden = steps.masked == -torch.inf
+    seen = int((~hidden[query]).sum())
+    return (
+        f"{names(words)(query)} may see {seen} of {len(words)} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
+    )
+
+
+def weights_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """Whom the query attends to most, and whom least of those it may see."""
+    name = names(words)
+    row, visible = steps.weights[query], steps.masked[query] != -torch.inf
+    if row.isnan().any():
+        return f"the weights of {name(query)} are not numbers: its scores hold a NaN."
+    if not visible.any():
+        return f"{name(query)} may see nothing, so all its weights are 0."
+    best = int(row.argmax())
+    least = int(row.masked_fill(~visible, torch.inf).argmin())
+    if int(visible.sum()) == 1:
+        return f"{name(query)} attends to {name(best)} alone ({rough(row[best])})."
+    if row[best] == row[least]:
+        return f"{name(query)} attends to the {int(visible.sum())} words it sees alike ({rough(row[best])} each)."
+    return f"{name(query)} attends most to {name(best)} ({rough(row[best])}), least to {name(least)} ({rough(row[least])})."
+
+
+def dropped_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """How many weights fell, and by how much the others grew."""
+    held, kept = steps.weights > 0, steps.dropped > 0
+    fallen = int((held & ~kept).sum())
+    rest = f", those left are {rough((steps.dropped[kept] / steps.weights[kept]).mean())} times as large" if kept.any() else ""
+    own = int(kept[query].sum())
+    return (
+        f"{fallen} of {int(held.sum())} weights fell to 0{rest}; {names(words)(query)} keeps {own} of {int(held[query].sum())}."
+    )
+
+
+def context_said(steps: Steps, words: Sequence[str], query: int) -> str:
+    """What the new vector of the query is mixed from."""
+    name, row = names(words), steps.dropped[query]
+    order = [int(key) for key in row.argsort(descending=True, stable=True) if row[key] > 0]
+    if not order:
+        return f"{name(query)} gathers nothing: its new vector is 0."
+    mixed = " + ".join(f"{rough(row[key])} {name(key)}" for key in order[:3]) + (" + ..." if len(order) > 3 else "")
+    vector = ", ".join(rough(number) for number in steps.context[query][:4]) + (", ..." if steps.context.shape[-1] > 4 else "")
+    return f"{name(query)} becomes {mixed} = ({vector})."
+
+
+Said = Callable[[Steps, Sequence[str], int], str]
+TOLD: dict[str, Said] = {
+    "scores": scores_said,
+    "weights": weights_said,
+    "dropped": dropped_said,
+    "context": context_said,
+}
+SHARED: dict[str, Said] = {"scaled": scaled_said, "capped": capped_said, "masked": masked_said}  # one for all heads
+
+
+def names(words: Sequence[str]) -> Callable[[int], str]:
+    """What to call the word at an index: itself, with its place where it stands more than once."""
+
+    def name(index: int) -> str:
+        word = words[index] if len(words[index]) <= LONGEST else words[index][: LONGEST - 1] + "…"
+        return word if words.count(words[index]) == 1 else f"{word} (word {index + 1})"
+
+    return name

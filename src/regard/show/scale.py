@@ -1,0 +1,54 @@
+"""How values are laid out on a scale, of colours or along an axis: by even differences, or by even ratios."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Even differences from low to high; None is the least or the greatest value there is."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        ordered(self.low, self.high)
+
+    def ends(self, values: Sequence[float]) -> tuple[float, float]:
+        """Low and high over these values, of which only the finite count: 0 and 1 where there are none."""
+        finite = [value for value in values if math.isfinite(value)]
+        low = min(finite, default=0.0) if self.low is None else self.low
+        high = max(finite, default=1.0) if self.high is None else self.high
+        return low, high if high > low else low + (abs(low) or 1)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Even ratios from low to high; None is the least value above 0, or the greatest. What is less than low counts as low."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        ordered(self.low, self.high)
+        if min(end for end in (self.low, self.high, math.inf) if end is not None) <= 0:
+            raise ConfigError(f"the ends of a Log scale lie above 0, got low={self.low}, high={self.high}.")
+
+    def ends(self, values: Sequence[float]) -> tuple[float, float]:
+        """Low and high over these values, of which only the finite above 0 count: 0.1 and 1 where there are none."""
+        above = [value for value in values if math.isfinite(value) and value > 0]
+        low = min(above, default=0.1) if self.low is None else self.low
+        high = max(above, default=1.0) if self.high is None else self.high
+        return low, high if high > low else 10 * low
+
+
+Scale = Linear | Log
+
+
+def ordered(low: float | None, high: float | None) -> None:
+    """Raises ConfigError where low is not below high."""
+    if low is not None and high is not None and not low < high:
+        raise ConfigError(f"a scale runs from low up to high, got low={low:g}, high={high:g}.")

@@ -1,0 +1,188 @@
+"""Files of numbers as named tensors: .npy, .npz, .csv and .safetensors. Nothing in a file is ever executed."""
+
+import csv
+import struct
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from regard.errors import DataError
+
+Array = npt.NDArray[Any]
+DELIMITERS = ",;\t"
+PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
+DAMAGED = (  # what the parsers of others raise on a file that is not theirs
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """The arrays of a file by name, float32, every number finite.
+
+    A .npy or .csv of numbers alone is one tensor under the file's own name without its ending. A .csv whose first column
+    holds words is one tensor (d,) for each word; a first line of titles is left out.
+    Raises DataError, in one sentence, where the file is missing, damaged, of another kind, or holds anything but numbers.
+    """
+    path = Path(path)
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(unknown(path))
+    try:
+        found = reader(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if not found:
+        raise DataError(f"{path} holds no numbers.")
+    return {name: finite(numbers, f"{path}: {name!r}" if len(found) > 1 else str(path)) for name, numbers in found.items()}
+
+
+def unknown(path: Path) -> str:
+    """The sentence for a file that no reader takes."""
+    kinds = ", ".join(READERS)
+    if path.suffix.lower() in PICKLES:
+        return (
+            f"{path} is a pickle, which may run any code when it is opened; regard reads {kinds}. "
+            "Save it once more with safetensors.torch.save_file(layer.state_dict(), 'weights.safetensors')."
+        )
+    return f"{path} ends in {path.suffix or 'nothing'}; regard reads {kinds}."
+
+
+def read_numpy(path: Path) -> dict[str, Tensor]:
+    """The arrays of a .npy or .npz file."""
+    with path.open("rb") as data, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about how the file was written; what is in it is checked here
+        try:
+            loaded = np.load(data, allow_pickle=False)
+            arrays = {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        except DAMAGED as error:
+            if "allow_pickle" in str(error):
+                error = ValueError("it holds Python objects, or is no NumPy file at all")
+            raise DataError(damaged(path, "NumPy", error)) from None
+    return {name: numeric(array, f"{path}: {name!r}") for name, array in arrays.items()}
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file."""
+    data = path.read_bytes()
+    try:
+        tensors: dict[str, Tensor] = load_safetensors(data)
+    except (*DAMAGED, SafetensorError) as error:
+        raise DataError(damaged(path, "safetensors", error)) from None
+    for name, tensor in tensors.items():
+        if tensor.is_complex() or (tensor.dtype == torch.bool and name.rpartition(".")[2] != "mask"):
+            raise DataError(f"{path}: {name!r} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers.")
+    return tensors
+
+
+def read_csv(path: Path) -> dict[str, Tensor]:
+    """The rows of a .csv file: one tensor (t, d), or one (d,) for each word of the first column."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            text = lines.read()
+        first = text.lstrip().partition("\n")[0]
+        delimiter = max(DELIMITERS, key=first.count)
+        rows = list(numbered(text, delimiter))
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no text in UTF-8, so no .csv that regard can read.") from None
+    except csv.Error as error:
+        raise DataError(damaged(path, "csv", error)) from None
+    if rows and not any(is_number(cell) for cell in rows[0][1][1:] or rows[0][1]):
+        rows = rows[1:]  # titles
+    if not rows:
+        return {}
+    named = sum(not is_number(row[0]) for _, row in rows)
+    worded = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may hold the word '7'
+    table = [numbers_of(path, line, row[1:] if worded else row, worded) for line, row in rows]
+    for (line, _), row in zip(rows, table, strict=True):
+        if len(row) != len(table[0]):
+            raise DataError(f"{path}, line {line}: {len(row)} numbers, but the first row has {len(table[0])}.")
+    if not worded:
+        return {path.stem: torch.tensor(table, dtype=torch.float64)}
+    words = [row[0].strip() for _, row in rows]
+    if twice := next((word for word in words if words.count(word) > 1), None):
+        raise DataError(f"{path} gives the word {twice!r} more than once.")
+    return {word: torch.tensor(row, dtype=torch.float64) for word, row in zip(words, table, strict=True)}
+
+
+def numbered(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a table that are not empty, each with its number in the file."""
+    reader = csv.reader(text.splitlines(), delimiter=delimiter, strict=True)
+    for row in reader:
+        if any(cell.strip() for cell in row):
+            yield reader.line_num, row
+
+
+def numbers_of(path: Path, line: int, cells: Sequence[str], worded: bool) -> list[float]:
+    """The cells of a row as numbers, or DataError naming the first that is none."""
+    for column, cell in enumerate(cells, 2 if worded else 1):
+        if not is_number(cell):
+            came = f"{cell.strip()[:40]!r} is not a number" if cell.strip() else "is empty"
+            raise DataError(f"{path}, line {line}, column {column}: {came}.")
+    return [float(cell) for cell in cells]
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell reads as a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def numeric(array: Array, name: str) -> Tensor:
+    """A NumPy array as a tensor, or DataError where it does not hold real numbers."""
+    if array.dtype.kind not in "fiub" or (array.dtype.kind == "b" and not name.endswith("mask'")):
+        kind = {"U": "text", "S": "bytes", "c": "complex numbers", "b": "truth values"}.get(array.dtype.kind, str(array.dtype))
+        raise DataError(f"{name} holds {kind}, not real numbers.")
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape))
+
+
+def finite(numbers: Tensor, name: str) -> Tensor:
+    """The numbers in float32, or DataError naming the first that is NaN, infinite or too large."""
+    if not numbers.numel():
+        raise DataError(f"{name} has the shape {tuple(numbers.shape)}: it holds no numbers.")
+    single = numbers.float()
+    broken = (~single.isfinite()).nonzero()
+    if len(broken):
+        place = tuple(broken[0].tolist())
+        where = f" at {place}, counted from 0" if place else ""
+        raise DataError(f"{name} holds {numbers[place].item():g}{where}; every number must be finite in float32.")
+    return single
+
+
+def damaged(path: Path, kind: str, error: Exception) -> str:
+    """The sentence for a file that is not what its name says, with the reader's own reason."""
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return f"{path} is damaged, or not a {kind} file: {reason[:200]}."
+
+
+READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    ".npy": read_numpy,
+    ".npz": read_numpy,
+    ".csv": read_csv,
+    ".safetensors": read_safetensors,
+}

@@ -1,0 +1,111 @@
+"""The projections of attention from named tensors: the lectures' state dicts, or plain matrices."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import WeightsError
+
+NAMES = ("W_query", "W_key", "W_value")
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """x weight + bias; the weight is (d_in, d_out)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        projected = x @ self.weight
+        return projected if self.bias is None else projected + self.bias
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Projections:
+    """W_query, W_key and W_value of all heads side by side, and out_proj where there is one.
+
+    heads is the number of heads that the names tell, None where they tell none; causal, whether the lectures' mask is there.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear | None = None
+    heads: int | None = None
+    causal: bool = False
+
+    @property
+    def d_in(self) -> int:
+        """The width of x."""
+        return self.query.weight.shape[0]
+
+
+def projections(tensors: Mapping[str, Tensor]) -> Projections:
+    """The projections that a file holds.
+
+    Names: `W_query.weight` (d_out, d_in) with `W_query.bias`, as nn.Linear writes them; `W_query` (d_in, d_out), a plain
+    parameter; `heads.0.W_query.weight`, ..., stacked heads. The lectures' `mask` buffers say that the layer is causal.
+    Raises WeightsError where one is missing, of another shape, or unknown.
+    """
+    rest = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] != "mask"}
+    causal = len(rest) < len(tensors)
+    count = stacked(rest)
+    query, key, value = (beside(rest, name, count) for name in NAMES)
+    out = linear(rest, "out_proj") if any(name.split(".")[0] == "out_proj" for name in rest) else None
+    if rest:
+        raise WeightsError(f"the file of weights holds {sorted(rest)[0]!r}, which is no part of this attention.")
+    agree(query, key, value, out)
+    return Projections(query=query, key=key, value=value, out=out, heads=count, causal=causal)
+
+
+def stacked(tensors: Mapping[str, Tensor]) -> int | None:
+    """How many stacked heads the names tell of."""
+    numbers = [int(found[1]) for name in tensors if (found := re.match(r"heads\.(\d{1,4})\.", name))]
+    return max(numbers) + 1 if numbers else None
+
+
+def beside(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
+    """A projection, those of stacked heads side by side."""
+    if count is None:
+        return linear(tensors, name)
+    parts = [linear(tensors, f"heads.{head}.{name}") for head in range(count)]
+    if len({part.weight.shape for part in parts}) > 1 or len({part.bias is None for part in parts}) > 1:
+        raise WeightsError(f"the heads' {name} are not all of one shape: {[tuple(part.weight.shape) for part in parts]}.")
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Linear(torch.cat([part.weight for part in parts], -1), torch.cat(biases) if biases else None)
+
+
+def linear(tensors: dict[str, Tensor], name: str) -> Linear:
+    """Takes a projection out of the tensors, (d_in, d_out) whichever way it is stored."""
+    if name in tensors:
+        weight = matrix(tensors.pop(name), name)
+    elif f"{name}.weight" in tensors:
+        weight = matrix(tensors.pop(f"{name}.weight"), f"{name}.weight").T
+    else:
+        held = ", ".join(map(repr, sorted(tensors)[:6])) or "nothing else"
+        raise WeightsError(f"the file of weights has no {name} and no {name}.weight; it holds {held}.")
+    bias = tensors.pop(f"{name}.bias", None)
+    if bias is not None and bias.shape != weight.shape[1:]:
+        raise WeightsError(f"{name}.bias is {tuple(bias.shape)}, but {name} gives {weight.shape[1]} numbers.")
+    return Linear(weight, bias)
+
+
+def matrix(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, or WeightsError where it has not two axes."""
+    if tensor.dim() != 2:
+        raise WeightsError(f"{name} must have two axes, got {tuple(tensor.shape)}.")
+    return tensor
+
+
+def agree(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None:
+    """Raises WeightsError where the projections do not fit one another."""
+    shapes = {name: tuple(one.weight.shape) for name, one in zip(NAMES, (query, key, value), strict=True)}
+    if len({d_in for d_in, _ in shapes.values()}) > 1 or query.weight.shape != key.weight.shape:
+        laid_out = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise WeightsError(f"as (d_in, d_out) the weights do not fit one another: {laid_out}.")
+    if out is not None and out.weight.shape[0] != value.weight.shape[1]:
+        raise WeightsError(f"out_proj takes {out.weight.shape[0]} numbers, but W_value gives {value.weight.shape[1]}.")

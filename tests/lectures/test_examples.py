@@ -1,0 +1,129 @@
+import pytest
+import torch
+
+from regard import ConfigError, ShapeError, TooLargeError
+from regard.lectures.examples import EXAMPLES, example, summary
+from regard.lectures.figures import figure, tensor
+from regard.lectures.own import own, random_weights, vectors
+from regard.lectures.scaling import WIDTHS, gradients, measure
+from regard.mechanism import Causal, attend
+
+PRINTED = {  # example: the lectures' figure, and the steps that it prints
+    "simple": ("simple-all", ("scores", "weights", "context")),
+    "trainable": ("trainable-parameters", ("scores", "scaled", "weights", "context")),
+    "causal": ("causal-minus-infinity", ("weights",)),
+    "dropout": ("dropout-weights", ("dropped",)),
+    "split": ("multi-head-split", ("weights",)),
+    "dog": ("dog-self-attention", ("scores", "scaled", "weights", "context")),
+    "leak": ("dog-leaky-mask", ("masked", "weights", "context")),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_steps_of_an_example_are_the_numbers_the_lectures_print(name):
+    printed, steps = figure(PRINTED[name][0]), example(name).steps
+    for step in PRINTED[name][1]:
+        allowed = printed.get("tolerance", 2e-4)
+        torch.testing.assert_close(getattr(steps, step), tensor(printed[step]), atol=allowed, rtol=0)
+
+
+def test_the_stacked_heads_side_by_side_are_the_printed_context():
+    joined = example("heads").after[-1].panels[0].values
+    torch.testing.assert_close(joined, tensor(figure("multi-head-stacked")["context"])[0], atol=2e-4, rtol=0)
+
+
+def test_the_leak_holds_the_right_weights_beside_the_wrong_ones():
+    leak = example("leak")
+    torch.testing.assert_close(leak.right.weights, tensor(figure("dog-leaky-mask")["correct_weights"]), atol=2e-4, rtol=0)
+    assert "WRONG" in leak.sentences["masked"]
+    assert (leak.steps.weights.triu(1).sum(-1)[:-1] > 0.07).all()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_leaves_the_random_state_as_it_was_and_is_the_same_twice(name):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first, second = example(name), example(name)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(first.before + first.after, second.before + second.after, strict=True):
+        for panel, same in zip(one.panels, other.panels, strict=True):
+            torch.testing.assert_close(panel.values, same.values, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_prints_nothing_names_a_next_one_and_labels_every_number(name, capsys):
+    one = example(name)
+    assert capsys.readouterr().out == ""
+    assert one.name == name
+    assert one.leads_to in EXAMPLES
+    assert summary(name).endswith(".")
+    for scene in one.before + one.after:
+        for panel in scene.panels:
+            assert panel.values.shape == (len(panel.rows), len(panel.columns))
+            assert not panel.values.requires_grad
+
+
+def test_an_unknown_example_is_told_the_nearest_name():
+    with pytest.raises(ConfigError, match="Did you mean causal"):
+        example("causl")
+
+
+def test_the_variance_of_a_dot_product_is_d_and_near_1_once_divided():
+    for width in WIDTHS:
+        plain, scaled = measure(width)
+        assert plain.variance == pytest.approx(width, rel=0.1)
+        assert scaled.variance == pytest.approx(1, rel=0.1)
+
+
+def test_undivided_scores_collapse_the_softmax_and_its_gradient():
+    plain, scaled = measure(4096)
+    assert plain.largest > 0.95 > 0.4 > scaled.largest
+    assert plain.entropy < 0.1 < 2 < scaled.entropy
+    assert plain.gradient < scaled.gradient / 5
+
+
+def test_the_gradient_measured_is_that_of_the_closed_form():
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    weights = scores.softmax(-1)
+    expected = torch.diag_embed(weights) - weights.unsqueeze(-1) * weights.unsqueeze(-2)
+    torch.testing.assert_close(gradients(scores), expected)
+
+
+def test_each_softmax_form_breaks_where_the_example_says_so():
+    weights = {scene.name: scene.panels[0].values for scene in example("softmax").before}
+    by_sum, naive, stable, blockwise = range(4)
+    assert (weights["a negative sum"][by_sum] < 0).any()
+    assert weights["scores near 1000"][naive].isnan().all()
+    assert weights["scores near -1000"][naive].isnan().all()
+    assert weights["scores far apart"][stable][1] == 0
+    for values in weights.values():
+        torch.testing.assert_close(values[blockwise], values[stable])
+
+
+def test_ones_own_words_attend_as_the_formula_says():
+    x = torch.randn(3, 5)
+    one = own(("a", "b", "c"), x, Causal())
+    torch.testing.assert_close(one.steps.context, attend(x, x, x, Causal(), scale=1.0).context)
+    weights = random_weights(5, 2, seed=1)
+    two = own(("a", "b", "c"), x, weights=weights, count=2)
+    assert two.steps.weights.shape == (2, 3, 3)
+    torch.testing.assert_close(two.q[1], (x @ weights.query.weight)[:, 2:])
+
+
+def test_equal_words_share_a_random_vector_and_known_words_keep_theirs():
+    x, drawn = vectors(("a", "b", "a", "c"), {"b": torch.tensor([1.0, 2.0])}, 2, seed=3)
+    assert drawn == ("a", "c")
+    assert torch.equal(x[0], x[2])
+    assert x[1].tolist() == [1, 2]
+    assert not torch.equal(vectors(("a",), {}, 2, seed=4)[0], vectors(("a",), {}, 2, seed=5)[0])
+
+
+def test_words_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match="2 words, but 3 vectors"):
+        own(("a", "b"), torch.ones(3, 2))
+    with pytest.raises(ShapeError, match="4 numbers each, but W_query takes 5"):
+        own(("a",), torch.ones(1, 4), weights=random_weights(5, 1, 0))
+    with pytest.raises(ConfigError, match="3 heads cannot share"):
+        own(("a",), torch.ones(1, 4), weights=random_weights(4, 1, 0), count=3)
+    with pytest.raises(TooLargeError, match="at most 2048"):
+        own(("a",) * 3000, torch.ones(1, 1).expand(3000, 1))

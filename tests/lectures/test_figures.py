@@ -1,0 +1,56 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.lectures import figures
+
+SEED = Path(__file__).parents[2] / "../shared/seed/figures.json"
+
+
+@pytest.mark.skipif(not SEED.exists(), reason="needs the folder shared/seed beside the repository, which this machine lacks")
+def test_the_packaged_figures_are_those_of_the_seed():
+    assert figures.figures() == json.loads(SEED.read_text(encoding="utf-8"))
+
+
+def test_every_example_has_a_name_of_its_own_and_is_found_by_it():
+    names = [example["id"] for example in figures.figures()["examples"]]
+    assert len(set(names)) == len(names) == 16
+    assert all(figures.figure(name)["id"] == name for name in names)
+
+
+@pytest.mark.parametrize("name", ["journey", "dog"])
+def test_a_sentence_has_a_vector_for_each_word(name):
+    words, x = figures.sentence(name)
+    assert x.shape == (len(words), 3)
+    assert x.dtype == torch.float32
+
+
+def test_a_sentence_is_the_callers_to_change():
+    words, x = figures.sentence("dog")
+    words.clear()
+    x.zero_()
+    words, x = figures.sentence("dog")
+    assert words == ["The", "dog", "chased", "the", "rabbit"]
+    assert x[0].tolist() == pytest.approx([0.86, 0.97, 0.89])
+
+
+def test_minus_infinity_is_read_as_a_number_wherever_it_stands():
+    read = figures.tensor([[1, "-inf"], ["-inf", 0.5]])
+    assert read.tolist() == [[1, -torch.inf], [-torch.inf, 0.5]]
+    assert figures.tensor(3).shape == ()
+
+
+def test_every_example_that_goes_on_from_another_names_one_that_there_is():
+    names = {example["id"] for example in figures.figures()["examples"]}
+    for example in figures.figures()["examples"]:
+        assert {example[key] for key in ("from_example", "equals") if key in example} <= names
+        assert example.get("input", "dog") in figures.figures()["inputs"]
+
+
+def test_importing_the_figures_reads_no_file():
+    program = "import regard.lectures.figures as f; assert f.figures.cache_info().currsize == 0"
+    subprocess.run([sys.executable, "-c", program], check=True)

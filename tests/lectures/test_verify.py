@@ -1,0 +1,179 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from regard import Causal, ConfigError
+from regard.lectures import figures
+from regard.lectures.comparison import Claim, Comparison, Verdict
+from regard.lectures.verify import row, verify
+
+ROWS = verify()
+COMPARED = sorted(
+    {
+        (one.example, comparison.field)
+        for one in ROWS
+        if one.verdict != Verdict.MISPRINT
+        for comparison in one.comparisons
+        if one.example not in ("weight-transfer", "gpt2-sizes")  # which prints nothing; which prints words
+    }
+)
+
+
+def by_verdict(rows, verdict):
+    return [one.example for one in rows if one.verdict == verdict]
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """The file of figures, to be changed."""
+    changed = copy.deepcopy(figures.figures())
+    monkeypatch.setattr(figures, "figures", lambda: changed)
+    return changed
+
+
+def example_of(printed, name):
+    return next(example for example in printed["examples"] if example["id"] == name)
+
+
+def test_every_example_has_a_row_and_none_differs():
+    assert {one.example for one in ROWS} == {example["id"] for example in figures.figures()["examples"]}
+    assert by_verdict(ROWS, Verdict.DIFFERS) == []
+    assert all(one.difference <= one.tolerance for one in ROWS if one.verdict != Verdict.MISPRINT)
+
+
+def test_the_leaky_mask_reproduces_and_its_row_says_that_it_is_wrong():
+    leaky, right = verify("dog-leaky-mask")
+    assert leaky.verdict == Verdict.WRONG
+    assert leaky.difference <= leaky.tolerance
+    assert "WRONG" in leaky.note
+    assert "future" in leaky.note
+    assert [comparison.field for comparison in right.comparisons] == ["correct_weights"]
+    assert right.verdict == Verdict.AGREES
+    assert not right.comparisons[0].computed.triu(1).any()
+    assert {comparison.field: comparison.computed for comparison in leaky.comparisons}["weights"].triu(1).any()
+    assert by_verdict(ROWS, Verdict.WRONG) == ["dog-leaky-mask"]
+
+
+def test_what_does_not_follow_from_what_is_printed_is_a_misprint_and_is_explained():
+    assert by_verdict(ROWS, Verdict.MISPRINT) == ["multi-head-split", "gpt2-sizes"]
+    assert all(one.note for one in ROWS if one.verdict != Verdict.AGREES)
+
+
+def test_the_papers_sizes_are_off_and_the_corrected_one_is_not():
+    corrected, paper, _ = verify("gpt2-sizes")
+    assert corrected.verdict == Verdict.AGREES
+    assert "124,439,808" in corrected.note
+    assert paper.verdict == Verdict.MISPRINT
+    assert "not reproducible" in paper.note
+    assert paper.comparisons[0].printed.tolist() == [117, 345, 762, 1542]
+
+
+@pytest.mark.parametrize(("name", "field"), COMPARED)
+def test_a_number_printed_otherwise_differs_wherever_it_stands(printed, name, field):
+    *path, last = field.split(".")
+    holder = example_of(printed, name)
+    for part in path:
+        holder = holder[part]
+    numbers = figures.tensor(holder[last])
+    for place in {(0,) * numbers.dim(), tuple(size - 1 for size in numbers.shape)}:
+        wrong = numbers.clone()
+        wrong[place] = 7 if wrong[place].isinf() else wrong[place] + 2 * max(one.tolerance for one in ROWS)
+        holder[last] = wrong.tolist()
+        assert name in by_verdict(verify(name), Verdict.DIFFERS), (field, place)
+
+
+@pytest.mark.parametrize(("before", "after"), [("117M", "118M"), ("124M", "125M")])
+def test_another_size_in_the_table_differs(printed, before, after):
+    smallest = example_of(printed, "gpt2-sizes")["table"][0]
+    smallest["parameters"] = smallest["parameters"].replace(before, after)
+    assert by_verdict(verify(), Verdict.DIFFERS) == ["gpt2-sizes"]
+
+
+@pytest.mark.parametrize(("field", "value"), [("layers", 13), ("d_model", 832)])
+def test_another_model_in_the_table_differs(printed, field, value):
+    example_of(printed, "gpt2-sizes")["table"][0][field] = value
+    assert set(by_verdict(verify(), Verdict.DIFFERS)) == {"gpt2-sizes"}
+
+
+def test_another_input_differs_in_all_that_follows_from_it(printed):
+    printed["inputs"]["dog"]["x"][4][2] += 0.1
+    assert set(by_verdict(verify(), Verdict.DIFFERS)) == {"dog-self-attention", "dog-leaky-mask"}
+
+
+def test_another_seed_differs(printed):
+    example_of(printed, "trainable-linear")["seed"] = 790
+    assert by_verdict(verify(), Verdict.DIFFERS) == ["trainable-linear"]
+
+
+def test_the_reason_names_the_field_that_differs_and_by_how_much(printed):
+    example_of(printed, "simple-all")["weights"][2][3] += 0.25
+    (one,) = verify("simple-all")
+    assert one.note == "differing: weights by 0.25"
+
+
+def test_a_wrong_scale_is_found(monkeypatch):
+    monkeypatch.setattr("regard.mechanism.request.default_scale", lambda q: 1 / q.shape[-1])
+    found = by_verdict(verify(), Verdict.DIFFERS)
+    assert {"trainable-parameters", "trainable-linear", "causal-minus-infinity", "dog-self-attention"} <= set(found)
+    assert "simple-all" not in found
+
+
+def test_a_wrong_mask_is_found(monkeypatch):
+    monkeypatch.setattr(Causal, "sees", lambda self, b, h, i, j, offset=0: j >= i)
+    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    assert found == {"causal-renormalised", "causal-minus-infinity", "dropout-weights", "dog-leaky-mask", "multi-head-split"}
+
+
+def test_a_softmax_over_the_wrong_axis_is_found(monkeypatch):
+    monkeypatch.setattr("regard.mechanism.softmax.stable", lambda scores: scores.softmax(-2))
+    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    assert {"simple-one-query", "simple-all", "trainable-parameters", "dog-self-attention"} <= found
+
+
+def test_a_fused_kernel_that_is_off_is_found(monkeypatch):
+    monkeypatch.setattr("regard.layers.one_head.attention", lambda q, k, v, **options: v)
+    found = set(by_verdict(verify(), Verdict.DIFFERS))
+    assert {"simple-all", "trainable-linear", "multi-head-stacked"} <= found
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_number_that_is_none_differs_even_where_a_misprint_is_expected(broken):
+    for known in Verdict:
+        right = Comparison("weights", torch.ones(2), torch.ones(2))
+        wrong = Comparison("scores", torch.ones(2), torch.tensor([1.0, broken]))
+        one = row(figures.figure("simple-all"), Claim([right, wrong], "why", known))
+        assert one.verdict == Verdict.DIFFERS
+        assert one.note == f"differing: scores by {broken}"
+
+
+def test_a_misprint_that_agrees_after_all_is_told_as_agreeing():
+    comparison = Comparison("scores", torch.ones(2), torch.ones(2))
+    one = row(figures.figure("simple-all"), Claim([comparison], "why it is off", Verdict.MISPRINT))
+    assert (one.verdict, one.note) == (Verdict.AGREES, "")
+
+
+def test_one_example_is_computed_as_it_is_among_all():
+    one = verify("dropout-weights")
+    assert [(row.example, row.difference) for row in one] == [
+        (row.example, row.difference) for row in ROWS if row.example == "dropout-weights"
+    ]
+
+
+def test_the_random_state_and_the_gradient_mode_are_left_as_found():
+    torch.manual_seed(11)
+    before = torch.random.get_rng_state()
+    verify()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+
+
+def test_the_random_state_of_the_caller_changes_nothing():
+    torch.manual_seed(13)
+    assert [one.difference for one in verify()] == [one.difference for one in ROWS]
+
+
+def test_an_unknown_example_is_refused_with_the_names_there_are():
+    with pytest.raises(ConfigError, match=r"no example 'dog-leaky'\. Did you mean dog-leaky-mask\?.* gpt2-sizes"):
+        verify("dog-leaky")
