@@ -359,15 +359,10 @@ def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str])
 
 
 def titles(steps: Steps) -> dict[str, str]:
-    """The formula of each step that did something; its scale and its bias are read off the numbers."""
-    whole = Steps(*(step.double().nan_to_num(0.0, torch.inf, -torch.inf) for _, step in steps.items()))  # NaN is not itself
-    largest = whole.scores.abs().masked_fill(whole.scores.isinf(), 0).argmax()
-    score, scaled = (float(step.flatten()[largest]) for step in (whole.scores, whole.scaled))
-    told = formulas_of(whole, scaled / score if score else 1.0)
-    seen = whole.masked != -torch.inf
-    if "masked" in told and not torch.equal(whole.masked[seen], whole.capped[seen]):
-        last, comma, rest = told["masked"].partition(",")
-        told["masked"] = f"{last} + bias" + (comma + rest) * (not seen.all())
+    """The formula of each step that did something; its scale is read off the numbers."""
+    largest = steps.scores.abs().nan_to_num(0.0, 0.0).argmax()
+    score, scaled = (float(step.flatten()[largest]) for step in (steps.scores, steps.scaled))
+    told = formulas_of(steps, scaled / score if score else 1.0)
     return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in told.items()}
 
 

@@ -17,7 +17,6 @@ LONGEST = 24  # letters of a word in a sentence
 FORMULAS = {
     "scores": "q kᵀ",
     "capped": "softcap tanh(scaled / softcap)",
-    "masked": "{last}, -inf where a query may not see",
     "weights": "softmax({last})",
     "dropped": "dropout(weights)",
     "context": "{last} v",
@@ -44,18 +43,31 @@ def active(steps: Steps) -> list[str]:
     return [
         name
         for last, name in zip(["", *names], names, strict=False)
-        if name in always or not torch.equal(getattr(steps, last), getattr(steps, name))
+        if name in always or not same(getattr(steps, last), getattr(steps, name))
     ]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same, NaN being the same as NaN."""
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def formulas_of(steps: Steps, scale: float, q: Tensor | None = None) -> dict[str, str]:
     """The formula of each step, in terms of the step it follows from."""
     found, last = {}, "scores"
     width = None if q is None else q.shape[-1]
+    told = FORMULAS | {"scaled": scaling(scale, width), "masked": "{last}" + masking(steps)}
     for name in active(steps):
-        found[name] = scaling(scale, width) if name == "scaled" else FORMULAS[name].format(last=last)
+        found[name] = told[name].format(last=last)
         last = name
     return found
+
+
+def masking(steps: Steps) -> str:
+    """What was done to scores by bias and mask: the one where a number changed, the other where one was hidden."""
+    seen = steps.masked != -torch.inf
+    bias = "" if same(steps.masked[seen], steps.capped[seen]) else " + bias"
+    return bias + ("" if seen.all() else ", -inf where a query may not see")
 
 
 def scaling(scale: float, width: int | None = None) -> str:
