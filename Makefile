@@ -13,6 +13,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 demo: .venv/ready
 	@$(BIN)/regard walk
+	@echo
+	@echo "The command lies in .venv: run $(BIN)/regard, or '. $(BIN)/activate' first. 'make test' runs the tests."
 
 test: .venv/ready-for-work
 	@echo "Running every test; a few minutes."

@@ -85,7 +85,7 @@ def gradients(context, leaves, seed):
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(requests(longest=4))
 def test_gradients_are_those_of_finite_differences(asked):
     leaves = asked.leaves()
