@@ -216,6 +216,7 @@ def test_a_reader_that_leaves_and_a_terminal_without_unicode_meet_no_traceback()
     ascii_only = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}, check=True)
     assert b"scores = x x?" in ascii_only.stdout
     assert ascii_only.stderr == b""
-    head = subprocess.run(f'"{sys.executable}" -m regard walk | head -1', shell=True, capture_output=True, check=True)
+    script = f'set -o pipefail; "{sys.executable}" -m regard walk | head -1'
+    head = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
     assert head.stdout == b"Self-attention with nothing to train\n"
     assert head.stderr == b""

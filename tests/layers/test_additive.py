@@ -60,6 +60,23 @@ def test_gradients_are_those_of_finite_differences():
     torch.autograd.gradcheck(lambda q, k, v, *_: ours(q, k, v, Padding([2, 0])), leaves)
 
 
+def test_autocast_runs_it_in_float32_from_the_scores_on():
+    ours = layer().float()
+    queries, keys, values = (x.float() for x in tensors())
+    with torch.autocast("cpu", torch.bfloat16):
+        steps = ours.steps(queries, keys, values)
+    assert steps.scores.dtype == torch.float32
+    torch.testing.assert_close(steps.context.float(), ours(queries, keys, values), atol=0.02, rtol=0.02)
+
+
+def test_batched_and_unbatched_inputs_do_not_mix():
+    queries, keys, values = tensors()
+    with pytest.raises(ShapeError, match=r"queries \(2, 5, 11\), keys \(7, 13\)"):
+        layer()(queries, keys[0], values[0])
+    with pytest.raises(ShapeError, match="values must be"):
+        layer()(queries, keys, torch.zeros(K))
+
+
 def test_wrong_widths_name_the_input():
     queries, keys, values = tensors()
     with pytest.raises(ShapeError, match=r"queries is .* its d_in is 13, but the layer's is 11"):

@@ -1,3 +1,7 @@
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 
@@ -132,6 +136,18 @@ def test_dropout_is_zero_outside_training_and_in_forward_what_it_is_in_steps():
     dropped = layer.steps(x()).context.transpose(1, 2).flatten(-2)
     torch.testing.assert_close(found, layer.out_proj(dropped))
     torch.testing.assert_close(layer.eval()(x()), split()(x()))
+
+
+@pytest.mark.parametrize("make", [stacked, split])
+def test_a_layer_survives_copying_and_pickling(make):
+    layer = make(bias=True)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x()), layer(x()))
+        other.load_state_dict(layer.state_dict())
+
+
+def test_sizes_may_be_whole_numbers_of_any_kind():
+    MultiHeadAttention(np.int64(D_IN), np.int64(D_OUT), np.int64(CONTEXT), 0.0, np.int64(H))
 
 
 def test_a_padded_or_longer_sequence_changes_nothing_before_it():

@@ -172,6 +172,32 @@ def test_nan_goes_out_in_the_rows_that_see_it_and_in_no_other(where, keys, rule)
     assert not found[0].isnan().any()
 
 
+def test_a_bias_of_minus_infinity_hides_a_nan_as_a_mask_does():
+    q, k, v = tensors(torch.float32, q=LONG, k=LONG)
+    bias = torch.zeros(LONG, LONG).masked_fill(~Causal().table(LONG, LONG), -math.inf)
+    v[0, 0, 100] = math.nan
+    assert attention(q, k, v, bias=bias)[0, 0].isnan().any(-1).tolist() == [i >= 100 for i in range(LONG)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("scale", [1e-4, 1e-9, 0.0])
+def test_a_sink_is_not_cut_by_a_small_scale(dtype, scale):
+    q, k, v = tensors(dtype, q=LONG, k=LONG)
+    sinks = torch.tensor([5.0, 20.0, -3.0])
+    exact = attend(q.double(), k.double(), v.double(), Causal(), scale=scale, sinks=sinks.double()).context
+    unit = torch.finfo(dtype).eps * v.double().abs().max()
+    found = attention(q, k, v, Causal(), scale=scale, sinks=sinks)
+    assert ((found.double() - exact).abs().max() / unit).item() <= BUDGET_UNITS
+
+
+def test_autocast_gives_what_the_rounded_tensors_give():
+    q, k, v = tensors(torch.float32, q=LONG, k=LONG)
+    for options in ({}, {"mask": Window(40)}, {"softcap": 5.0}):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = attention(q, k, v, **options)
+        assert torch.equal(found, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), **options))
+
+
 def test_dropout_draws_what_attend_draws():
     q, k, v = tensors(q=LONG, k=LONG)
     torch.manual_seed(5)
@@ -193,7 +219,7 @@ def test_dropout_draws_what_attend_draws():
         ({"mask": Causal(), "softcap": 30.0}, "written out in blocks", "softcap"),
         ({"sinks": torch.zeros(H)}, "sdpa", "sinks, which .* as one more key"),
         ({"sinks": torch.zeros(H), "mask": Causal()}, "sdpa in blocks", "only the keys it may see"),
-        ({"sinks": torch.zeros(H), "scale": 0.0}, "written out in blocks", "scale of 0"),
+        ({"sinks": torch.zeros(H), "scale": 0.0}, "written out in blocks", "scale so near 0"),
         ({"dropout": 0.1}, "written out", "dropout is one draw"),
     ],
 )
@@ -246,8 +272,15 @@ def test_no_tensor_of_queries_times_keys_is_made_for_a_rule(rule, extra):
         assert largest.numbers < t * t
 
 
-def test_under_compile_it_is_the_same():
+@pytest.mark.parametrize("rule", ["everything", "causal", "window", "causal padding"])
+def test_under_compile_it_is_the_same_in_one_graph(rule):
     q, k, v = tensors(torch.float32, q=LONG, k=LONG, d=16, e=16)
-    compiled = torch.compile(lambda q, k, v: attention(q, k, v, Causal() & Window(40)), backend="eager")
-    close(compiled(q, k, v), attend(q, k, v, Causal() & Window(40)).context, atol=1e-6)
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, RULES[rule]), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v), attention(q, k, v, RULES[rule]))
     torch._dynamo.reset()
+
+
+def test_shapes_can_be_had_without_numbers():
+    q, k, v = (x.to("meta") for x in tensors(q=LONG, k=LONG))
+    for mask in (Everything(), Causal(), Window(40)):
+        assert attention(q, k, v, mask).shape == (B, H, LONG, E)

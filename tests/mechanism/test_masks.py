@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -74,14 +75,37 @@ def test_a_given_table_broadcasts_from_the_right():
     assert torch.equal(Given(keys).table(Q, K), keys.expand(2, 1, Q, K))
 
 
+def test_a_rule_is_a_value_that_later_changes_of_a_tensor_do_not_reach():
+    table, own = torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 0, 1])
+    given, documents = Given(table), Documents(own)
+    table[:] = False
+    own[:] = 7
+    assert given.table(2, 3).all()
+    assert documents == Documents([0, 0, 1])
+
+
+def test_bounds_may_be_whole_numbers_of_any_kind():
+    assert Window(np.int64(3)) == Window(3)
+    assert Prefix(np.int64(3)) == Prefix(3)
+    assert Padding(np.array([1, 2])) == Padding([1, 2])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
         (lambda: Window(-1), ConfigError, r"Window\(left\) .* got -1"),
         (lambda: Window(None, -2), ConfigError, r"Window\(right\) .* got -2"),
-        (lambda: Prefix(-1), ConfigError, "at least 0, got -1"),
-        (lambda: Padding([3, -1]), ConfigError, "at least 0, got -1"),
-        (lambda: Padding([1.5]), ShapeError, "whole numbers"),
+        (lambda: Prefix(-1), ConfigError, "at least 0; got -1"),
+        (lambda: Padding([3, -1]), ConfigError, "at least 0; got -1"),
+        (lambda: Padding([1.5]), ConfigError, "whole number .* got 1.5"),
+        (lambda: Padding(3), ShapeError, r"\(b,\)"),
+        (lambda: Window(2.5), ConfigError, "whole number .* or None .* got 2.5"),
+        (lambda: Prefix(True), ConfigError, "whole number"),
+        (lambda: Causal() & torch.ones(2, 2).bool(), ConfigError, "got Tensor. A bool tensor goes in Given"),
+        (lambda: Causal() | None, ConfigError, "got NoneType"),
+        (lambda: Documents([[0], [0, 1]]), ShapeError, "rows of one length"),
+        (lambda: Documents(["a"]), ShapeError, "whole numbers"),
+        (lambda: Documents(torch.zeros(2, 3), torch.zeros(3, 3)).batch, ShapeError, "2 and for 3 batch rows"),
         (lambda: Padding(torch.ones(2, 2, dtype=torch.int64)), ShapeError, r"\(b,\)"),
         (lambda: Given(torch.ones(2, 2)), ShapeError, "bool tensor .* got torch.float32"),
         (lambda: Given([[True]]), ShapeError, "got list"),

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -41,10 +42,16 @@ def test_shapes_that_do_not_agree_say_which_axis_and_what_came(form, q, k, v, sa
         ({"mask": Given(torch.ones(2, 5, 7) > 0)}, ShapeError, r"\(1, 2\), but q has"),
         ({"mask": Documents([0, 1])}, ShapeError, "ids for 2 keys, but there are 7"),
         ({"mask": torch.ones(5, 7)}, ConfigError, r"got Tensor. A bool tensor goes in Given"),
-        ({"mask": Causal}, ConfigError, "must be a rule such as Causal"),
-        ({"softcap": 0.0}, ConfigError, "softcap must be above 0, or None"),
+        ({"mask": Causal}, ConfigError, r"a rule such as Causal\(\), got type"),
+        ({"softcap": 0.0}, ConfigError, "softcap must be above 0 and finite, or None"),
         ({"dropout": 1.0}, ConfigError, "at least 0 and below 1; got 1.0"),
         ({"dropout": -0.1}, ConfigError, "probability"),
+        ({"softcap": float("inf")}, ConfigError, "finite, or None"),
+        ({"scale": float("nan")}, ConfigError, "scale must be finite"),
+        ({"scale": torch.ones(())}, ConfigError, r"attention\(q \* scale"),
+        ({"dropout": None}, ConfigError, "probability"),
+        ({"sinks": [0.0, 0.0, 0.0]}, ConfigError, "sinks must be a tensor, got list"),
+        ({"sinks": torch.ones(3).bool()}, ConfigError, "sinks is .* must be floating"),
         ({"bias": zeros(5, 6)}, ShapeError, r"\(2, 3, 5, 7\), got \(1, 1, 5, 6\)"),
         ({"bias": zeros(1, 1, 1, 5, 7)}, ShapeError, "must broadcast"),
         ({"bias": torch.ones(5, 7) > 0}, ConfigError, r"A bool table goes in Given"),
@@ -65,6 +72,21 @@ def test_one_floating_dtype_is_asked_of_q_k_and_v(form):
         form(zeros(*Q), zeros(*K, dtype=torch.float64), zeros(*V))
     with pytest.raises(ConfigError, match="one floating dtype"):
         form(*(zeros(*shape, dtype=torch.int64) for shape in (Q, K, V)))
+
+
+@FORMS
+def test_what_is_no_tensor_is_named(form):
+    with pytest.raises(ConfigError, match="v must be a tensor, got NoneType"):
+        form(zeros(*Q), zeros(*K), None)
+
+
+@FORMS
+def test_an_offset_may_be_a_whole_number_of_any_kind(form):
+    q, k, v = (torch.randn(shape) for shape in (Q, K, V))
+    found = form(q, k, v, Causal(), offset=np.int64(2))
+    expected = form(q, k, v, Causal(), offset=2)
+    for a, b in ((found, expected),) if form is attention else ((found.context, expected.context),):
+        assert torch.equal(a, b)
 
 
 @FORMS

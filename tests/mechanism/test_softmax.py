@@ -86,6 +86,14 @@ def test_nan_in_is_nan_out_in_its_own_row():
         assert form(scores).isnan().any(-1).tolist() == [True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_long_sum_does_not_stall_in_half_precision(dtype):
+    for form in (softmax.stable, softmax.blockwise):
+        weights = form(torch.zeros(1, 50_000, dtype=dtype))
+        assert weights.dtype == dtype
+        assert weights.double().sum().item() == pytest.approx(1, abs=0.01)
+
+
 def test_no_scores_have_no_weights():
     for form in (softmax.stable, softmax.blockwise):
         assert form(torch.zeros(2, 0)).shape == (2, 0)

@@ -156,6 +156,32 @@ def test_a_blind_query_stays_zero_whatever_the_values_hold():
     assert (attend(q, k, v, ~Causal() & Window(0, 0)).context == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_autocast_leaves_float32_from_the_scores_to_the_softmax(dtype):
+    q, k, v = tensors(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        steps = attend(q, k, v, Causal())
+    rounded = [x if dtype == torch.float64 else x.bfloat16() for x in (q, k, v)]
+    for (name, found), (_, expected) in zip(steps.items(), attend(*rounded, Causal()).items(), strict=True):
+        assert torch.equal(found, expected), name
+
+
+def test_nan_in_a_hidden_value_leaves_the_gradients_of_others_whole():
+    q, k, v = tensors()
+    v[:, :, 6] = math.nan
+    q.requires_grad_()
+    k.requires_grad_()
+    attend(q, k, v, Padding([6, 6])).context.sum().backward()
+    assert not q.grad.isnan().any()
+    assert not k.grad.isnan().any()
+
+
+def test_a_batch_of_none_gives_none():
+    q, k, v = (torch.zeros(0, H, n, D) for n in (Q, K, K))
+    for mask, offset in ((Padding([]), 0), (Causal(), torch.zeros(0, dtype=torch.int64))):
+        assert attend(q, k, v, mask, offset=offset).weights.shape == (0, H, Q, K)
+
+
 def test_dropout_is_torch_s_own_draw_and_leaves_the_generator_where_torch_does():
     q, k, v = tensors()
     torch.manual_seed(7)

@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         code: int = COMMANDS[options.command].run(options)
+        sys.stdout.flush()  # what cannot be written is met here, and not after the end
         return code
     except RegardError as error:
         print(f"regard {options.command}: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever a name holds
@@ -41,3 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` say, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # no room on the disk, say
+        print(f"regard {options.command}: {error}", file=sys.stderr)
+        return 2

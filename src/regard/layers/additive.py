@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from regard.layers import checks
 from regard.layers.one_head import without_heads
 from regard.mechanism import EVERYTHING, Mask, Steps, scores
-from regard.mechanism.request import ask
-from regard.mechanism.steps import finish, raised, restored
+from regard.mechanism.request import ask, exactly
+from regard.mechanism.steps import finish, restored
 
 
 class AdditiveAttention(nn.Module):
@@ -39,7 +39,11 @@ class AdditiveAttention(nn.Module):
         values = keys if values is None else values
         checks.fits(queries, self.W_query.in_features, name="queries")
         checks.fits(keys, self.W_key.in_features, name="keys")
-        q, k = self.W_query(queries).unsqueeze(-3), self.W_key(keys).unsqueeze(-3)  # one head
-        request = ask(q, k, values.unsqueeze(-3), mask, scale=1.0)
-        raw = scores.additive(raised(request.q), raised(request.k), raised(self.weight))
-        return without_heads(restored(finish(raw, request), request))
+        checks.fits(values, name="values")
+        checks.same_rank(queries=queries, keys=keys, values=values)
+        q, k, v = (x.unsqueeze(-3) for x in (self.W_query(queries), self.W_key(keys), values))  # one head
+        request = ask(q, k, v.to(q.dtype), mask, scale=1.0)
+        exact = scores.wide(q.dtype)
+        with exactly(q.device):
+            raw = scores.additive(request.q.to(exact), request.k.to(exact), self.weight.to(exact))
+            return without_heads(restored(finish(raw, request), request))

@@ -1,7 +1,5 @@
 """Causal attention: a token sees those before it and itself; dropout of the weights; the mask by either recipe."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +22,7 @@ class CausalAttention(nn.Module):
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.dropout = nn.Dropout(checks.probability(dropout))
+        self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """The context of each token."""
@@ -37,10 +36,6 @@ class CausalAttention(nn.Module):
         """The queries, keys and values of each token."""
         checks.fits(x, self.d_in, self.context_length)
         return self.W_query(x), self.W_key(x), self.W_value(x)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.pop(prefix + "mask", None)  # the lectures keep the rule as a buffer
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def hidden_before_softmax(scores: Tensor) -> Tensor:

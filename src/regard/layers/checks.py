@@ -1,6 +1,9 @@
 """What every layer asks of its settings and of its input."""
 
-from torch import Tensor
+from numbers import Integral
+from typing import Any
+
+from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
 
@@ -8,7 +11,7 @@ from regard.errors import ConfigError, ShapeError
 def positive(**sizes: int) -> None:
     """Raises ConfigError where a size is not a whole number above 0."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
 
 
@@ -30,3 +33,15 @@ def fits(x: Tensor, width: int | None = None, context_length: int | None = None,
             f"{name} has {x.shape[-2]} tokens, but the layer's context_length is {context_length}. "
             "Pass fewer tokens, or make the layer with a greater context_length."
         )
+
+
+def same_rank(**tensors: Tensor) -> None:
+    """Raises ShapeError where some are batched and some are not."""
+    if len({x.dim() for x in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        raise ShapeError(f"all are (b, t, width) or all are (t, width); got {shapes}.")
+
+
+def without_masks(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
+    """Takes out of a state dict the rule that the lectures keep as a buffer; a pre-hook of load_state_dict."""
+    state.pop(f"{prefix}mask", None)

@@ -1,7 +1,7 @@
 """Many causal heads: stacked one beside the other, or as one module whose projections are split; each turned into the other."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,7 @@ class MultiHeadAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(checks.probability(dropout))
+        self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of each token."""
@@ -102,10 +103,6 @@ class MultiHeadAttention(nn.Module):
             copy_rows([getattr(self, name)], [getattr(head, name) for head in stacked])
         last.load_state_dict(self.out_proj.state_dict())
         return nn.Sequential(stacked, last).train(self.training)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.pop(prefix + "mask", None)  # the lectures keep the rule as a buffer
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def stacked(steps: Sequence[Steps]) -> Steps:

@@ -67,7 +67,7 @@ def changed(request: Request) -> Callable[..., Tensor] | None:
     return change
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
     """The rule as flex_attention's BlockMask, found from the rule's own bounds rather than from its table."""
     from torch.nn.attention.flex_attention import BlockMask

@@ -9,6 +9,7 @@ from regard.mechanism import flex, kernels
 from regard.mechanism.masks import Causal
 from regard.mechanism.request import Request, ask
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
+from regard.mechanism.sinks import holds
 from regard.mechanism.steps import has_nan
 
 
@@ -32,7 +33,7 @@ CAPPED = Choice(
     "written out in blocks", "no kernel of torch on this device has a softcap; a run of queries at a time is written out"
 )
 UNSCALED = Choice(
-    "written out in blocks", "a scale of 0 leaves no key that could hold the sinks; a run of queries at a time is written out"
+    "written out in blocks", "with a scale so near 0 no key can hold the sinks; a run of queries at a time is written out"
 )
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
@@ -61,13 +62,16 @@ def attention(
     """The context of `attend`, from the fastest kernel that can express the request.
 
     Arguments, shapes and errors are those of attend; `choose` says which kernel takes them. Nothing of size q x k is
-    made for a rule: a run of queries at a time meets the keys it may see.
+    made for a rule: a run of queries at a time meets the keys it may see. A NaN in a hidden key or value stays out of the
+    other rows on a CPU in eager mode; on a GPU, or compiled, looking for one would cost a wait. Gradients are once
+    differentiable.
     """
     request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
     kernel = select(request).kernel
     context = KERNELS[kernel](request)
-    if kernel in MASKED and q.device.type == "cpu" and has_nan(context):
-        context = kernels.written_in_blocks(request)  # a fused kernel spreads the NaN of a hidden key to every row
+    hides = request.mask != EVERYTHING or request.bias is not None
+    if hides and kernel.startswith("sdpa") and q.device.type == "cpu" and has_nan(context):
+        context = kernels.written_in_blocks(request)  # torch's kernel spreads the NaN of a hidden key to every row
     return request.restore(context)
 
 
@@ -95,7 +99,7 @@ def select(request: Request) -> Choice:
     if request.dropout:
         return DROPOUT
     sinks, bias = request.sinks is not None, request.bias is not None
-    written = request.softcap is not None or (sinks and not request.scale)
+    written = request.softcap is not None or (sinks and not holds(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:
         return SUNK if sinks else BIASED if bias else WHOLE
     from_the_first = request.mask == Causal() and isinstance(request.offset, int) and not request.offset
@@ -103,7 +107,4 @@ def select(request: Request) -> Choice:
         return CAUSAL
     if flex.suits(request):
         return FLEX
-    return BLOCKS if not written else CAPPED if request.softcap else UNSCALED
-
-
-MASKED = {"sdpa causal", "sdpa in blocks"}
+    return BLOCKS if not written else CAPPED if request.softcap is not None else UNSCALED

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.mechanism import masks, sinks, spans, steps
 from regard.mechanism.request import Request
 from regard.mechanism.rule import EVERYTHING, Mask, Rows
+from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
 
 BLOCK = 128  # queries at a time, where a rule is handed over block by block
@@ -18,16 +19,14 @@ FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it
 
 
 def whole(request: Request) -> Tensor:
-    """torch's kernel once, with the rule and the bias as one additive table where there are any, and sinks as a key."""
+    """torch's kernel once, on everything or a given table; table and bias go in as one, sinks as a key."""
     if request.sinks is not None:
         return whole(sinks.as_key(request))
-    q, mask, bias = request.q, request.mask, request.bias
-    exact = steps.raised(q[:0]).dtype
-    table = None if bias is None else bias.to(exact)
-    if mask != EVERYTHING:
-        rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], request.k.shape[2]))
-        hidden = ~mask.block(rows, columns, request.offset)
-        table = torch.zeros(hidden.shape, dtype=exact, device=q.device) if table is None else table
+    table = request.bias
+    if isinstance(request.mask, masks.Given):
+        exact = wide(request.q.dtype)
+        hidden = ~request.mask.given
+        table = hidden.new_zeros(hidden.shape, dtype=exact) if table is None else table.to(exact)
         table = table.masked_fill(hidden, -torch.inf)
     return sdpa(request, table)
 
@@ -49,49 +48,64 @@ def written(request: Request) -> Tensor:
 
 def written_in_blocks(request: Request) -> Tensor:
     """The formula written out for a run of queries at a time; its weights are computed again for the gradient, not kept."""
-    return by_runs(request, lambda part: checkpoint(written, part, use_reentrant=False))
+    return by_runs(request, forgetful if torch.is_grad_enabled() else written)
+
+
+def forgetful(request: Request) -> Tensor:
+    """The formula written out, what it computed on the way forgotten until the gradient asks for it."""
+    context: Tensor = checkpoint(written, request, use_reentrant=False, preserve_rng_state=False)  # no dropout comes here
+    return context
 
 
 def by_runs(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
-    """A kernel applied to a run of queries at a time."""
-    q, mask, offset = request.q, request.mask, request.offset
-    keys = request.k.shape[2]
+    """A kernel applied to a run of queries at a time, with the keys that its rule may let it see, and a table if it must."""
+    mask, offset, keys = request.mask, request.offset, request.k.shape[2]
+    device = request.q.device
+    runs = list(runs_of_queries(request))
     cut_k, cut_v = cutter(request.k), cutter(request.v)
+    bias = None if request.bias is None or request.bias.shape[2] == 1 else request.bias.split(runs[0].stop, 2)
     contexts = []
-    for rows in runs_of_queries(request):
+    for n, (rows, q) in enumerate(zip(runs, request.q.split(runs[0].stop, 2), strict=True)):
         may = spans.aligned(spans.coalesce(mask.may(rows, keys), GAP), BLOCK, keys)
         visible: Mask = EVERYTHING
         if not spans.covers(mask.must(rows, keys), may):
-            queries, columns = (torch.arange(*ends, device=q.device) for ends in ((rows.start, rows.stop), (keys,)))
-            visible = masks.Given(mask.block(queries, cut(columns, may, 0), offset))
-        part = request._replace(
-            q=q[:, :, rows.start : rows.stop], k=cut_k(may), v=cut_v(may), mask=visible, bias=cut_bias(request.bias, rows, may)
-        )
+            queries, columns = (torch.arange(*ends, device=device) for ends in ((rows.start, rows.stop), (keys,)))
+            visible = masks.Given.sharing(mask.block(queries, cut(columns, may, 0), offset))
+        added = cut_bias(bias[n] if bias else request.bias, may)
+        part = request._replace(q=q, k=cut_k(may), v=cut_v(may), mask=visible, bias=added, offset=0)
         contexts.append(kernel(part) if may else written(part))
     return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 2)
 
 
 def sdpa(request: Request, table: Tensor | None, *, is_causal: bool = False) -> Tensor:
-    """F.scaled_dot_product_attention on q, k and v as they are, or as it is fast and right on them."""
+    """F.scaled_dot_product_attention with an additive table or none; a query that the table hides everything from gets 0."""
+    if request.q.device.type == "cpu":
+        return on_cpu(request, table, is_causal=is_causal)
+    if table is None:
+        return call(request.q, request.k, request.v, request.scale, is_causal=is_causal)
+    blind = (table == -torch.inf).all(-1, keepdim=True)  # other devices' kernels need not give 0 for these
+    return call(request.q, request.k, request.v, request.scale, table.masked_fill(blind, 0)).masked_fill(blind, 0)
+
+
+def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor:
+    """The same, handed to the CPU's kernel so that it is fast and right."""
     q, k, v = request.q, request.k, request.v
     width = v.shape[3]
-    if q.device.type == "cpu":
-        if width != q.shape[3]:  # its fast kernel wants them equal; a column of zeros adds nothing
-            most = max(width, q.shape[3])
-            q, k, v = (F.pad(x, (0, most - x.shape[3])) for x in (q, k, v))
-        if table is None and k.shape[2] < FEW_KEYS:
-            table = q.new_zeros(1, 1, q.shape[2] if is_causal else 1, k.shape[2])
-            table = table.masked_fill(torch.ones_like(table, dtype=torch.bool).triu(1), -torch.inf) if is_causal else table
-            is_causal = False
-    elif table is not None:
-        blind = (table == -torch.inf).all(-1, keepdim=True)  # other devices' kernels need not give 0 for these
-        table = table.masked_fill(blind, 0)
-    context = F.scaled_dot_product_attention(
-        q, k, v, table, is_causal=is_causal, scale=request.scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
-    if table is not None and q.device.type != "cpu":
-        context = context.masked_fill(blind, 0)
+    if width != q.shape[3]:  # its fast form wants them equal; a column of zeros adds nothing
+        most = max(width, q.shape[3])
+        q, k, v = (F.pad(x, (0, most - x.shape[3])) for x in (q, k, v))
+    if table is None and k.shape[2] < FEW_KEYS:
+        table = q.new_zeros(1, 1, q.shape[2] if is_causal else 1, k.shape[2])
+        table = table + q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1) if is_causal else table
+        is_causal = False
+    context = call(q, k, v, request.scale, table, is_causal=is_causal)
     return context if context.shape[3] == width else context[..., :width]
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+    """torch's own function, which shares key heads where it is told to."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, table, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 
 
 def runs_of_queries(request: Request) -> Iterator[Rows]:
@@ -107,8 +121,8 @@ def runs_of_queries(request: Request) -> Iterator[Rows]:
 def cutter(x: Tensor) -> Callable[[Spans], Tensor]:
     """A function from ranges of whole blocks to those keys of x (b, g, k, d).
 
-    Where a gradient is wanted the ranges are joined from blocks that were split off once, since the gradient of
-    every slice would be a tensor of zeros as long as x.
+    Where a gradient is wanted the ranges are joined from blocks that were split off once, as the queries are, since the
+    gradient of every slice would be a tensor of zeros as long as x.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return lambda ranges: cut(x, ranges, 2)
@@ -126,9 +140,6 @@ def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis) if parts else x.narrow(axis, 0, 0)
 
 
-def cut_bias(bias: Tensor | None, rows: Rows, ranges: Spans) -> Tensor | None:
-    """The bias of these queries and keys; an axis of 1 stays."""
-    if bias is None:
-        return None
-    bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
-    return bias if bias.shape[3] == 1 else cut(bias, ranges, 3)
+def cut_bias(bias: Tensor | None, ranges: Spans) -> Tensor | None:
+    """The bias of these keys; an axis of 1 stays."""
+    return bias if bias is None or bias.shape[3] == 1 else cut(bias, ranges, 3)

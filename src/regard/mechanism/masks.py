@@ -1,14 +1,16 @@
 """Which key a query may see: causal, window, prefix, padding, documents, or a table given. `rule.py` composes them."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism import spans
-from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, pick, position
+from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, pick, position, wider
 from regard.mechanism.spans import Spans, span
 
 __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "Padding", "Prefix", "Window"]
@@ -37,8 +39,8 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         for name, bound in (("left", self.left), ("right", self.right)):
-            if bound is not None and bound < 0:
-                raise ConfigError(f"Window({name}) counts keys and must be at least 0, or None for no bound; got {bound}.")
+            if bound is not None:
+                object.__setattr__(self, name, count(f"Window({name})", bound, " or None for no bound"))
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         ahead = j - position(b, i, offset)
@@ -65,8 +67,7 @@ class Prefix(Mask):
         return False
 
     def __post_init__(self) -> None:
-        if self.n < 0:
-            raise ConfigError(f"Prefix(n) counts keys and must be at least 0, got {self.n}.")
+        object.__setattr__(self, "n", count("Prefix(n)", self.n))
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j < self.n
@@ -89,12 +90,10 @@ class Padding(Mask):
         return False
 
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
-        counts = torch.as_tensor(lengths)
-        if counts.dim() != 1 or counts.is_floating_point() or counts.dtype == torch.bool:
+        counts = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+        if not isinstance(counts, Sequence) or any(isinstance(each, Sequence) for each in counts):
             raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {lengths!r}.")
-        object.__setattr__(self, "lengths", tuple(counts.tolist()))
-        if min(self.lengths, default=0) < 0:
-            raise ConfigError(f"Padding(lengths) counts keys and must be at least 0, got {min(self.lengths)}.")
+        object.__setattr__(self, "lengths", tuple(count("Padding(lengths)", each) for each in counts))
 
     @property
     def batch(self) -> int:
@@ -129,7 +128,7 @@ class Documents(Mask):
 
     @property
     def batch(self) -> int:
-        return max(len(self.queries), len(self.keys))
+        return wider("batch rows", len(self.queries), len(self.keys))
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
         if self.keys.shape[-1] != k:
@@ -147,18 +146,18 @@ class Documents(Mask):
         return same & inside
 
     def may(self, rows: Rows, keys: int) -> Spans:
-        seen = torch.isin(self.keys, self.of(rows).unique())
+        seen = torch.isin(self.keys, self.ids_of(rows).unique())
         return spans.runs(seen.any(0))
 
     def must(self, rows: Rows, keys: int) -> Spans:
         all_inside = not self.once or (rows.first >= 0 and rows.last < self.queries.shape[-1])
-        found = self.of(rows)
+        found = self.ids_of(rows)
         one = found[:, :1]  # (b, 1)
         if not all_inside or not found.numel() or bool((found != one).any()):
             return ()
         return spans.runs((self.keys == one).all(0))
 
-    def of(self, rows: Rows) -> Tensor:
+    def ids_of(self, rows: Rows) -> Tensor:
         """The ids of these queries, (b, n)."""
         return (
             self.queries[:, max(rows.first, 0) : max(rows.last + 1, 0)]
@@ -189,7 +188,14 @@ class Given(Mask):
         if not isinstance(table, Tensor) or table.dtype != torch.bool or not 1 <= table.dim() <= 4:
             came = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
             raise ShapeError(f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}.")
-        object.__setattr__(self, "given", table.detach()[(None,) * (4 - table.dim())])
+        object.__setattr__(self, "given", table.detach().clone()[(None,) * (4 - table.dim())])
+
+    @classmethod
+    def sharing(cls, table: Tensor) -> "Given":
+        """The rule of a table of four axes that nobody will change, without a copy of it."""
+        rule = cls.__new__(cls)
+        object.__setattr__(rule, "given", table)
+        return rule
 
     @property
     def by_row(self) -> bool:
@@ -210,17 +216,22 @@ class Given(Mask):
                     f"Given(table) is (b, h, q, k) = {tuple(self.given.shape)}: its {axis} is {came}, but there are {expected}."
                 )
 
+    def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
+        table = self.given.to(queries.device)
+        table = table if self.given.shape[2] == 1 else table[:, :, queries]
+        return table if self.given.shape[3] == 1 else table[..., keys]
+
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         batch, heads, queries, keys = self.given.shape
         return self.given.to(j.device)[pick(b, batch), pick(h, heads), pick(i, queries), pick(j, keys)]
 
     def may(self, rows: Rows, keys: int) -> Spans:
-        return spans.runs(self.of(rows).flatten(0, 2).any(0).expand(keys))
+        return spans.runs(self.rows_of(rows).flatten(0, 2).any(0).expand(keys))
 
     def must(self, rows: Rows, keys: int) -> Spans:
-        return spans.runs(self.of(rows).flatten(0, 2).all(0).expand(keys))
+        return spans.runs(self.rows_of(rows).flatten(0, 2).all(0).expand(keys))
 
-    def of(self, rows: Rows) -> Tensor:
+    def rows_of(self, rows: Rows) -> Tensor:
         """The table of these queries, (b, h, n, k)."""
         return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
 
@@ -235,8 +246,18 @@ class Given(Mask):
 
 
 def ids(given: Sequence[object] | Tensor) -> Tensor:
-    """Document ids as (b, t), b = 1 where they are the same for all."""
-    found = torch.as_tensor(given)
+    """Document ids as (b, t), b = 1 where they are the same for all; a copy, since a rule is a value."""
+    try:
+        found = torch.as_tensor(given).detach().clone()
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in rows of one length: {error}.") from None
     if found.dim() not in (1, 2):
         raise ShapeError(f"Documents takes ids (t,) or (b, t), got {tuple(found.shape)}.")
-    return found.detach() if found.dim() == 2 else found.detach().unsqueeze(0)
+    return found if found.dim() == 2 else found.unsqueeze(0)
+
+
+def count(name: str, keys: object, alternative: str = "") -> int:
+    """A number of keys, or ConfigError."""
+    if not isinstance(keys, SupportsIndex) or isinstance(keys, bool) or operator.index(keys) < 0:
+        raise ConfigError(f"{name} counts keys and must be a whole number of at least 0{alternative}; got {keys!r}.")
+    return operator.index(keys)

@@ -32,6 +32,8 @@ def rotary(
     """
     if x.dim() < 2 or x.shape[-1] % 2:
         raise ShapeError(f"x must be (..., t, d) with an even d, got {tuple(x.shape)}.")
+    if not x.is_floating_point():
+        raise ConfigError(f"x must be floating, got {x.dtype}.")
     if pairing not in ("halves", "adjacent"):
         raise ConfigError(f'pairing must be "halves" or "adjacent", got {pairing!r}.')
     if positions is None:

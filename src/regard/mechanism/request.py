@@ -1,15 +1,16 @@
 """What a call of attention asks for, checked once and laid out on four axes."""
 
-from typing import NamedTuple
+import math
+import operator
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.rule import Mask, Offset
+from regard.mechanism.rule import Mask, Offset, rule
 from regard.mechanism.scores import default_scale
-
-AXES = {4: "bhqkde", 3: "hqkde", 2: "qkde"}
 
 
 class Request(NamedTuple):
@@ -45,10 +46,13 @@ def ask(
     dropout: float = 0.0,
 ) -> Request:
     """The request, or ShapeError or ConfigError saying what was expected, what came and what to do."""
+    check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks)
     rank = q.dim()
+    if autocasts(q.device):
+        q, k, v = (autocast(x) for x in (q, k, v))
     if rank != 4:
         q, k, v = (widened(name, x, rank) for name, x in (("q", q), ("k", k), ("v", v)))
-    check_tensors(q, k, v)
+    check_axes(q, k, v)
     check_settings(mask, scale, softcap, dropout)
     b, h, t, _ = q.shape
     if bias is not None:
@@ -58,7 +62,7 @@ def ask(
             raise ShapeError(f"sinks is (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
         sinks = sinks.reshape(h)
     if not isinstance(offset, int):
-        offset = checked_offset(offset, b).to(q.device)
+        offset = checked_offset(offset, b, q.device)
     mask.check(t, k.shape[2], offset)
     if mask.batch not in (1, b) or mask.heads not in (1, h):
         raise ShapeError(f"{mask} is for (b, h) = ({mask.batch}, {mask.heads}), but q has ({b}, {h}).")
@@ -66,7 +70,35 @@ def ask(
     return Request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, rank)
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(**tensors: Tensor | None) -> None:
+    """Raises ConfigError where something is no tensor; bias and sinks may be left out, and are floating."""
+    for name, x in tensors.items():
+        optional = name in ("bias", "sinks")
+        if x is None and optional:
+            continue
+        if not isinstance(x, Tensor):
+            raise ConfigError(f"{name} must be a tensor, got {type(x).__name__}.")
+        if optional and not x.is_floating_point():
+            advice = " A bool table goes in Given(table)." if name == "bias" else ""
+            raise ConfigError(f"{name} is added among the scores and must be floating, got {x.dtype}.{advice}")
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether torch.autocast is on for this device."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def exactly(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which torch.autocast rounds nothing on this device."""
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
+
+
+def autocast(x: Tensor) -> Tensor:
+    """What torch.autocast would hand a kernel; float64 is left as it is."""
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
+
+
+def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises where the axes, the dtypes or the devices of q, k and v do not agree."""
     (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = axes("q", q), axes("k", k), axes("v", v)
     if kd != d:
@@ -87,13 +119,14 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_settings(mask: Mask, scale: float | None, softcap: float | None, dropout: float) -> None:
     """Raises where a setting is outside what is possible."""
-    if not isinstance(mask, Mask):
-        raise ConfigError(
-            f"mask must be a rule such as Causal(), got {type(mask).__name__}. A bool tensor goes in Given(tensor)."
-        )
-    if softcap is not None and not softcap > 0:
-        raise ConfigError(f"softcap must be above 0, or None for no cap; got {softcap}.")
-    if not 0 <= dropout < 1:
+    rule(mask)
+    if isinstance(scale, Tensor):
+        raise ConfigError("scale is a number, got a tensor. A learned scale multiplies q: attention(q * scale, ..., scale=1).")
+    if scale is not None and not math.isfinite(scale):
+        raise ConfigError(f"scale must be finite, or None for 1 / √d; got {scale}.")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ConfigError(f"softcap must be above 0 and finite, or None for no cap; got {softcap}.")
+    if dropout is None or not 0 <= dropout < 1:
         raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
 
 
@@ -106,7 +139,7 @@ def axes(name: str, x: Tensor) -> torch.Size:
 
 def widened(name: str, x: Tensor, rank: int) -> Tensor:
     """x with its batch axis, and its heads' where it has none either."""
-    if rank not in AXES or x.dim() != rank:
+    if rank not in (2, 3, 4) or x.dim() != rank:
         raise ShapeError(
             f"q, k and v are all (b, h, t, d), all (h, t, d) or all (t, d); q has {rank} axes, {name} is {tuple(x.shape)}."
         )
@@ -115,10 +148,6 @@ def widened(name: str, x: Tensor, rank: int) -> Tensor:
 
 def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """A bias with four axes, each 1 or that of (b, h, q, k)."""
-    if not bias.is_floating_point():
-        raise ConfigError(
-            f"bias is added to the scores and must be floating, got {bias.dtype}. A bool table goes in Given(table)."
-        )
     if bias.dim() > 4:
         raise ShapeError(f"bias must broadcast to (b, h, q, k) = {shape}, got {tuple(bias.shape)}.")
     bias = bias[(None,) * (4 - bias.dim())]
@@ -127,11 +156,13 @@ def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     return bias
 
 
-def checked_offset(offset: Tensor, batch: int) -> Tensor:
-    """An offset for each of the batch, or one for all: int64."""
+def checked_offset(offset: object, batch: int, device: torch.device) -> Offset:
+    """An int, or an offset for each of the batch: int64, on the device of q."""
+    if not isinstance(offset, Tensor) and isinstance(offset, SupportsIndex):
+        return operator.index(offset)
     if not isinstance(offset, Tensor) or offset.dtype != torch.int64:
-        came = offset.dtype if isinstance(offset, Tensor) else type(offset).__name__
-        raise ConfigError(f"offset is an int, or int64 (b,), one for each of the batch; got {came}.")
+        came = f"a tensor of {offset.dtype}" if isinstance(offset, Tensor) else type(offset).__name__
+        raise ConfigError(f"offset is an int, or an int64 tensor (b,), one for each of the batch; got {came}.")
     if offset.dim() > 1 or (offset.dim() == 1 and len(offset) not in (1, batch)):
         raise ShapeError(f"offset is an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
-    return offset
+    return offset.to(device)

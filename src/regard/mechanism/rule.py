@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.mechanism import spans
 from regard.mechanism.spans import Spans, span
 
@@ -80,7 +80,7 @@ class Mask:
 
     def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
         """The table of some queries (n,) and some keys (m,), given by index: four axes, broadcastable to (b, h, n, m)."""
-        batch = max(self.batch, len(offset) if isinstance(offset, Tensor) and offset.dim() else 1)
+        batch = wider("batch rows", self.batch, len(offset) if isinstance(offset, Tensor) and offset.dim() else 1)
         b = torch.arange(batch, device=queries.device).view(-1, 1, 1, 1)
         h = torch.arange(self.heads, device=queries.device).view(-1, 1, 1)
         table = self.sees(b, h, queries.unsqueeze(-1), keys, offset)
@@ -92,11 +92,13 @@ class Mask:
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
 
     def __and__(self, other: "Mask") -> "Mask":
+        rule(other)
         if isinstance(self, Everything):
             return other
         return self if isinstance(other, Everything) or self == other else And(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
+        rule(other)
         if isinstance(other, Everything):
             return other
         return self if isinstance(self, Everything) or self == other else Or(self, other)
@@ -127,24 +129,24 @@ class Everything(Mask):
 class Pair(Mask):
     """Two rules joined."""
 
-    a: Mask
-    b: Mask
+    one: Mask
+    other: Mask
 
     @property
     def by_row(self) -> bool:
-        return self.a.by_row or self.b.by_row
+        return self.one.by_row or self.other.by_row
 
     @property
     def batch(self) -> int:
-        return wider("batch rows", self.a.batch, self.b.batch)
+        return wider("batch rows", self.one.batch, self.other.batch)
 
     @property
     def heads(self) -> int:
-        return wider("heads", self.a.heads, self.b.heads)
+        return wider("heads", self.one.heads, self.other.heads)
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
-        self.a.check(q, k, offset)
-        self.b.check(q, k, offset)
+        self.one.check(q, k, offset)
+        self.other.check(q, k, offset)
 
 
 @dataclass(frozen=True)
@@ -152,16 +154,16 @@ class And(Pair):
     """A query sees what both rules let it see."""
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return self.a.sees(b, h, i, j, offset) & self.b.sees(b, h, i, j, offset)
+        return self.one.sees(b, h, i, j, offset) & self.other.sees(b, h, i, j, offset)
 
     def may(self, rows: Rows, keys: int) -> Spans:
-        return spans.intersection(self.a.may(rows, keys), self.b.may(rows, keys))
+        return spans.intersection(self.one.may(rows, keys), self.other.may(rows, keys))
 
     def must(self, rows: Rows, keys: int) -> Spans:
-        return spans.intersection(self.a.must(rows, keys), self.b.must(rows, keys))
+        return spans.intersection(self.one.must(rows, keys), self.other.must(rows, keys))
 
     def __repr__(self) -> str:
-        return " & ".join(f"({part})" if isinstance(part, Or) else f"{part}" for part in (self.a, self.b))
+        return " & ".join(f"({part})" if isinstance(part, Or) else f"{part}" for part in (self.one, self.other))
 
 
 @dataclass(frozen=True)
@@ -169,53 +171,53 @@ class Or(Pair):
     """A query sees what either rule lets it see."""
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return self.a.sees(b, h, i, j, offset) | self.b.sees(b, h, i, j, offset)
+        return self.one.sees(b, h, i, j, offset) | self.other.sees(b, h, i, j, offset)
 
     def may(self, rows: Rows, keys: int) -> Spans:
-        return spans.union(self.a.may(rows, keys), self.b.may(rows, keys))
+        return spans.union(self.one.may(rows, keys), self.other.may(rows, keys))
 
     def must(self, rows: Rows, keys: int) -> Spans:
-        return spans.union(self.a.must(rows, keys), self.b.must(rows, keys))
+        return spans.union(self.one.must(rows, keys), self.other.must(rows, keys))
 
     def __repr__(self) -> str:
-        return f"{self.a} | {self.b}"
+        return f"{self.one} | {self.other}"
 
 
 @dataclass(frozen=True)
 class Not(Mask):
     """A query sees what the rule would hide."""
 
-    of: Mask
+    rule: Mask
 
     @property
     def by_row(self) -> bool:
-        return self.of.by_row
+        return self.rule.by_row
 
     @property
     def batch(self) -> int:
-        return self.of.batch
+        return self.rule.batch
 
     @property
     def heads(self) -> int:
-        return self.of.heads
+        return self.rule.heads
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
-        self.of.check(q, k, offset)
+        self.rule.check(q, k, offset)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return ~self.of.sees(b, h, i, j, offset)
+        return ~self.rule.sees(b, h, i, j, offset)
 
     def may(self, rows: Rows, keys: int) -> Spans:
-        return spans.complement(self.of.must(rows, keys), keys)
+        return spans.complement(self.rule.must(rows, keys), keys)
 
     def must(self, rows: Rows, keys: int) -> Spans:
-        return spans.complement(self.of.may(rows, keys), keys)
+        return spans.complement(self.rule.may(rows, keys), keys)
 
     def __invert__(self) -> Mask:
-        return self.of
+        return self.rule
 
     def __repr__(self) -> str:
-        return f"~({self.of})" if isinstance(self.of, Pair) else f"~{self.of}"
+        return f"~({self.rule})" if isinstance(self.rule, Pair) else f"~{self.rule}"
 
 
 EVERYTHING = Everything()
@@ -230,11 +232,18 @@ def position(b: Tensor, i: Tensor, offset: Offset) -> Tensor:
 
 def pick(index: Tensor, size: int) -> Tensor:
     """The index along an axis of this size, which an axis of size 1 answers with its only entry."""
-    return index.new_zeros(()) if size == 1 else index
+    return torch.zeros_like(index) if size == 1 else index
 
 
 def wider(what: str, a: int, b: int) -> int:
     """The larger of two sizes that broadcast."""
     if a != b and 1 not in (a, b):
         raise ShapeError(f"two rules of one mask are for {a} and for {b} {what}.")
-    return max(a, b)
+    return b if a == 1 else a  # an axis of 1 broadcasts to none as well
+
+
+def rule(mask: object) -> Mask:
+    """The mask, or ConfigError where it is none."""
+    if not isinstance(mask, Mask):
+        raise ConfigError(f"a mask is a rule such as Causal(), got {type(mask).__name__}. A bool tensor goes in Given(tensor).")
+    return mask

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,11 @@ def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
     Source: Bahdanau et al. 2014, appendix A.1.2.
     """
     return (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ weight  # (..., q, k, n) -> (..., q, k)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which scores of this dtype are computed: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def default_scale(q: Tensor) -> float:

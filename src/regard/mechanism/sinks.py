@@ -6,7 +6,9 @@ from torch import Tensor
 
 from regard.mechanism.masks import Given
 from regard.mechanism.request import Request
+from regard.mechanism.scores import wide
 
+LARGEST = 400.0  # a score this far from the others has all of the weight, or none
 PARTS = {torch.bfloat16: 3, torch.float16: 3}  # numbers of this dtype whose sum is a float32
 
 
@@ -18,17 +20,22 @@ def as_key(request: Request) -> Request:
     q, k, v, mask, bias, sinks = request.q, request.k, request.v, request.mask, request.bias, request.sinks
     assert sinks is not None
     most = torch.finfo(q.dtype).max / 4  # -inf, a sink that takes nothing, would make NaN of 0 · -inf
-    exact = sinks.to(torch.promote_types(q.dtype, torch.float32)) / request.scale
+    exact = sinks.to(wide(q.dtype)) / request.scale
     columns = split(exact.clamp(-most, most), q.dtype)  # (h, n)
     count = columns.shape[1]
     q = torch.cat((q, columns.unsqueeze(1).expand(*q.shape[:3], count)), 3)
     k = F.pad(k, (0, count, 0, 1))
     k = k + F.pad(k.new_ones(1, count), (k.shape[3] - count, 0, k.shape[2] - 1, 0))
     if isinstance(mask, Given):
-        mask = Given(F.pad(mask.given.expand(*mask.given.shape[:3], v.shape[2]), (0, 1), value=True))
+        mask = Given.sharing(F.pad(mask.given.expand(*mask.given.shape[:3], v.shape[2]), (0, 1), value=True))
     if bias is not None:
         bias = F.pad(bias.expand(*bias.shape[:3], v.shape[2]), (0, 1))
     return request._replace(q=q, k=k, v=F.pad(v, (0, 0, 0, 1)), mask=mask, bias=bias, sinks=None)
+
+
+def holds(scale: float, dtype: torch.dtype) -> bool:
+    """Whether a column of this dtype has room for s / scale, of any sink s to be met."""
+    return abs(scale) * torch.finfo(dtype).max > LARGEST
 
 
 def split(exact: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.mechanism.scores import wide
 
 
 def by_sum(scores: Tensor) -> Tensor:
@@ -34,6 +35,7 @@ def blockwise(scores: Tensor, block: int = 256) -> Tensor:
     """
     if block < 1:
         raise ConfigError(f"block must be at least 1, got {block}.")
+    dtype, scores = scores.dtype, scores.to(wide(scores.dtype))  # a long sum stalls in bfloat16
     top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     for part in scores.split(block, dim=-1):
@@ -44,4 +46,4 @@ def blockwise(scores: Tensor, block: int = 256) -> Tensor:
         total = total * (top - shift).exp() + (part - shift).exp().sum(-1, keepdim=True)
         top = new_top
     blind = top == -torch.inf
-    return (scores - top.masked_fill(blind, 0)).exp() / total.masked_fill(blind, 1)
+    return ((scores - top.masked_fill(blind, 0)).exp() / total.masked_fill(blind, 1)).to(dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.mechanism import heads, scores, softmax
-from regard.mechanism.request import Request, ask
+from regard.mechanism.request import Request, ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 
 
@@ -50,7 +50,7 @@ def attend(
     Scores are multiplied by `scale` (1 / √d), bounded to ±softcap by softcap · tanh(· / softcap), have `bias` added and
     are -inf where the mask says that a query may not see. `sinks` (h,) join each row's denominator. `offset`, an int or
     int64 (b,), is the position of the first query among the keys. A query that may see nothing has weights and context 0.
-    Half-precision input: float32 from scores to softmax. `dropout` is one F.dropout of the weights.
+    Half-precision input, and torch.autocast: float32 from scores to softmax. `dropout` is one F.dropout of the weights.
     Raises ShapeError where shapes do not agree, ConfigError where a setting is impossible.
     Source: Vaswani et al. 2017, equation 1.
     """
@@ -60,8 +60,9 @@ def attend(
 
 def walk(request: Request) -> Steps:
     """The steps of a request, on four axes."""
-    q, k = raised(request.q), raised(request.k)
-    return finish(scores.dot(q, heads.share(k, q.shape[1])), request)
+    exact = scores.wide(request.q.dtype)
+    with exactly(request.q.device):
+        return finish(scores.dot(request.q.to(exact), heads.share(request.k.to(exact), request.q.shape[1])), request)
 
 
 def finish(raw: Tensor, request: Request) -> Steps:
@@ -104,12 +105,7 @@ def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
         return context
     broken = ~v.isfinite()
     seen = (masked != -torch.inf).to(v.dtype) @ broken.to(v.dtype) > 0  # this query does see a broken number
-    return torch.where(seen, context, weights @ v.masked_fill(broken, 0))
-
-
-def raised(x: Tensor) -> Tensor:
-    """x in float32 where it is of half precision."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return weights @ v.masked_fill(broken, 0) + torch.where(seen, context.detach(), 0)  # detached: 0 · NaN has a gradient
 
 
 def has_nan(x: Tensor) -> bool:
@@ -117,6 +113,6 @@ def has_nan(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     try:
-        return bool(x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)).isnan())  # one pass, no tensor of flags
+        return bool(x.detach().sum(dtype=scores.wide(x.dtype)).isnan())  # one pass, no tensor of flags
     except RuntimeError:
         return False

@@ -41,13 +41,20 @@ class View:
         return range(start, min(start + self.count, length))
 
 
+class Screen(Console):
+    """A console that leaves a reader who has gone to whoever opened it; rich would end the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def open_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that interprets nothing it is given, and writes no escape code to a pipe or where NO_COLOR is set."""
     stream = sys.stdout if file is None else file
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # a terminal without √ shows a ?
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich alone leaves bold and italics on
-    return Console(file=stream, width=width, color_system=colours, markup=False, emoji=False, highlight=False)
+    return Screen(file=stream, width=width, color_system=colours, markup=False, emoji=False, highlight=False)
 
 
 def show(console: Console, scene: Scene, number: int, view: View) -> None:
