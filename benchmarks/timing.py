@@ -1,5 +1,7 @@
 """Contenders proven equal, then timed in turn; the most memory one of them takes."""
 
+import ctypes
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ from torch import Tensor
 
 Contenders = Mapping[str, Callable[[], Tensor]]
 SECONDS = 4.0  # about what one row of a table may take
+MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -33,9 +36,11 @@ def timed(contenders: Contenders, tolerance: float) -> Timed:
     once = sum(seconds(run) for run in contenders.values())
     rounds = max(5, min(2000, round(SECONDS / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
+    order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):
-        for name, run in contenders.items():
-            runs[name].append(seconds(run))
+        shuffle(order)  # what one leaves behind in the memory is not always the same one's to bear
+        for name in order:
+            runs[name].append(seconds(contenders[name]))
     return Timed({name: 1e3 * statistics.median(times) for name, times in runs.items()}, difference, rounds)
 
 
@@ -49,6 +54,9 @@ def peak_megabytes(run: Callable[[], object]) -> float | None:
     """The most memory the process held while it ran, above what it held before; None where Linux does not tell."""
     if not RESET.exists():
         return None
+    libc = ctypes.CDLL(None)
+    libc.mallopt(MMAP_THRESHOLD, 2**17)  # what is freed goes back at once, and what is taken is counted
+    libc.malloc_trim(0)
     RESET.write_text("5")  # sets the peak to what is held now
     before = held("VmRSS")
     run()
