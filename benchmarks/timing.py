@@ -1,6 +1,5 @@
 """Contenders proven equal, then timed in turn; the most memory one of them takes."""
 
-import ctypes
 import random
 import statistics
 import time
@@ -13,7 +12,6 @@ from torch import Tensor
 
 Contenders = Mapping[str, Callable[[], Tensor]]
 SECONDS = 4.0  # about what one row of a table may take
-MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -51,12 +49,12 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def peak_megabytes(run: Callable[[], object]) -> float | None:
-    """The most memory the process held while it ran, above what it held before; None where Linux does not tell."""
+    """The most memory the process held while it ran, above what it held before; None where Linux does not tell.
+
+    It is for a fresh process: what an older one freed and kept is not counted when it is taken again.
+    """
     if not RESET.exists():
         return None
-    libc = ctypes.CDLL(None)
-    libc.mallopt(MMAP_THRESHOLD, 2**17)  # what is freed goes back at once, and what is taken is counted
-    libc.malloc_trim(0)
     RESET.write_text("5")  # sets the peak to what is held now
     before = held("VmRSS")
     run()

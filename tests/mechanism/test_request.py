@@ -23,7 +23,7 @@ Q, K, V = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 13)
         (Q, (2, 2, 7, 8), (2, 2, 7, 13), "its g is 2, which does not divide q's h, 3"),
         (Q, K, (2, 1, 7, 13), r"v is .* its b, g and k must be k's, \(2, 3, 7\)"),
         (Q, K, (2, 3, 6, 13), "its b, g and k must be k's"),
-        (Q, (3, 7, 8), V, "k has 3 axes"),
+        (Q, (3, 7, 8), V, r"all \(h, t, d\) .* q has 4 axes, k is \(3, 7, 8\)"),
         ((3, 5, 8), K, V, r"all \(h, t, d\) .* q has 3 axes, k is \(2, 3, 7, 8\)"),
         ((8,), (8,), (8,), "q has 1 axes"),
         ((1, 1, 3, 0), (1, 1, 3, 0), (1, 1, 3, 2), "width d of 0"),
@@ -76,7 +76,7 @@ def test_one_floating_dtype_is_asked_of_q_k_and_v(form):
 
 @FORMS
 def test_what_is_no_tensor_is_named(form):
-    with pytest.raises(ConfigError, match="v must be a tensor, got NoneType"):
+    with pytest.raises(ConfigError, match="q, k and v must be tensors, got Tensor, Tensor, NoneType"):
         form(zeros(*Q), zeros(*K), None)
 
 

@@ -46,18 +46,21 @@ def ask(
     dropout: float = 0.0,
 ) -> Request:
     """The request, or ShapeError or ConfigError saying what was expected, what came and what to do."""
-    check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise ConfigError(f"q, k and v must be tensors, got {', '.join(type(x).__name__ for x in (q, k, v))}.")
     rank = q.dim()
     if autocasts(q.device):
-        q, k, v = (autocast(x) for x in (q, k, v))
-    if rank != 4:
+        q, k, v = autocast(q), autocast(k), autocast(v)
+    if not rank == k.dim() == v.dim() == 4:
         q, k, v = (widened(name, x, rank) for name, x in (("q", q), ("k", k), ("v", v)))
     check_axes(q, k, v)
     check_settings(mask, scale, softcap, dropout)
     b, h, t, _ = q.shape
     if bias is not None:
+        check_floating("bias", bias, " A bool table goes in Given(table).")
         bias = widened_bias(bias, (b, h, t, k.shape[2]))
     if sinks is not None:
+        check_floating("sinks", sinks)
         if sinks.numel() != h or sinks.dim() > 1:
             raise ShapeError(f"sinks is (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
         sinks = sinks.reshape(h)
@@ -70,17 +73,12 @@ def ask(
     return Request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, rank)
 
 
-def check_tensors(**tensors: Tensor | None) -> None:
-    """Raises ConfigError where something is no tensor; bias and sinks may be left out, and are floating."""
-    for name, x in tensors.items():
-        optional = name in ("bias", "sinks")
-        if x is None and optional:
-            continue
-        if not isinstance(x, Tensor):
-            raise ConfigError(f"{name} must be a tensor, got {type(x).__name__}.")
-        if optional and not x.is_floating_point():
-            advice = " A bool table goes in Given(table)." if name == "bias" else ""
-            raise ConfigError(f"{name} is added among the scores and must be floating, got {x.dtype}.{advice}")
+def check_floating(name: str, x: object, advice: str = "") -> None:
+    """Raises ConfigError where something to be added among the scores is no floating tensor."""
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"{name} must be a tensor, got {type(x).__name__}.")
+    if not x.is_floating_point():
+        raise ConfigError(f"{name} is added among the scores and must be floating, got {x.dtype}.{advice}")
 
 
 def autocasts(device: torch.device) -> bool:
@@ -100,7 +98,7 @@ def autocast(x: Tensor) -> Tensor:
 
 def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises where the axes, the dtypes or the devices of q, k and v do not agree."""
-    (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = axes("q", q), axes("k", k), axes("v", v)
+    (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = q.shape, k.shape, v.shape
     if kd != d:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its d is {kd}, but q's is {d}.")
     if not d:
@@ -128,13 +126,6 @@ def check_settings(mask: Mask, scale: float | None, softcap: float | None, dropo
         raise ConfigError(f"softcap must be above 0 and finite, or None for no cap; got {softcap}.")
     if dropout is None or not 0 <= dropout < 1:
         raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
-
-
-def axes(name: str, x: Tensor) -> torch.Size:
-    """The four axes of x, or ShapeError."""
-    if x.dim() != 4:
-        raise ShapeError(f"{name} has {x.dim()} axes, {tuple(x.shape)}; q has 4. All of q, k, v take the same.")
-    return x.shape
 
 
 def widened(name: str, x: Tensor, rank: int) -> Tensor:

@@ -114,6 +114,6 @@ def has_nan(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     try:
-        return math.isnan(x.detach().sum().item())  # one pass, no tensor of flags
+        return math.isnan(x.sum().item())  # one pass, no tensor of flags
     except RuntimeError:
         return False
