@@ -32,7 +32,7 @@ def timed(contenders: Contenders, tolerance: float) -> Timed:
     assert difference <= tolerance, f"the contenders differ by {difference:.1e}, more than {tolerance:.1e}: {list(contenders)}"
     del results, first
     once = sum(seconds(run) for run in contenders.values())
-    rounds = max(5, min(2000, round(SECONDS / once)))
+    rounds = max(9, min(2000, round(SECONDS / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):

@@ -10,6 +10,7 @@ from regard.layers import (
     SimpleSelfAttention,
     StackedHeads,
 )
+from regard.map import AttentionMap
 from regard.mechanism import (
     Causal,
     Documents,
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdditiveAttention",
+    "AttentionMap",
     "BareSelfAttention",
     "Causal",
     "CausalAttention",

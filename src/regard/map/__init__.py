@@ -1,0 +1,5 @@
+"""The attention matrix as a value that is never stored."""
+
+from regard.map.attention_map import AttentionMap, Certificate, Overview, Transposed
+
+__all__ = ["AttentionMap", "Certificate", "Overview", "Transposed"]

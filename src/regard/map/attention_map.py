@@ -1,0 +1,307 @@
+"""AttentionMap: the attention matrix as a value that is never stored, and what a reader asks of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError, TooLargeError
+from regard.map import indexing, passes, pooling, products
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run
+from regard.map.pooling import How, Picture
+from regard.mechanism import heads
+from regard.mechanism.request import ask
+from regard.mechanism.rule import EVERYTHING, Mask, Offset
+from regard.mechanism.scores import wide
+
+LIMIT_BYTES = 2**30  # of an answer
+PICTURE = 256  # rows and columns of an overview's picture, at most
+SAMPLE = 64  # rows of each matrix that a certificate checks
+Index = int | slice | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """All row and column statistics of a map and its picture, from one traversal; the row statistics are (b, h, q)."""
+
+    logsumexp: Tensor
+    entropy: Tensor
+    largest: Tensor
+    distance: Tensor
+    first: Tensor
+    itself: Tensor
+    previous: Tensor
+    received: Tensor  # (b, h, k)
+    mean: Tensor  # (b, h, rows, columns)
+    max: Tensor
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How exact a map is: the largest distance found of a row's sum from 1, how many rows were checked, and whether those were all."""
+
+    error: float
+    rows: int
+    exact: bool
+
+
+class AttentionMap:
+    """softmax(q kᵀ / √d) under a rule, (b, h, q, k), of which only q, k and the rule are kept.
+
+    Arguments are those of attend, without v. Weights are computed when they are asked for, before dropout, in float32 at
+    least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MB, and raises
+    TooLargeError, stating the bytes, where the answer itself would be larger than a gigabyte.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        mask: Mask = EVERYTHING,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        offset: Offset = 0,
+    ) -> None:
+        asked = ask(q, k, k, mask, scale, softcap, bias, sinks, offset)
+        bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
+        self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
+        batch, heads = self._request.q.shape[:2]
+        self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
+        self._kept: dict[tuple[int, int], Denominators] = {}  # by batch row and head
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, q, k)."""
+        q, k = self._request.q.shape[2], self._request.k.shape[2]
+        return len(self._pairs), len(self._pairs[0]) if self._pairs else 0, q, k
+
+    @property
+    def device(self) -> torch.device:
+        """Where q and k lie, and every answer."""
+        return self._request.q.device
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it keeps: q, k, bias, sinks, and what the rows are divided by where that is known."""
+        kept = [self._request.q, self._request.k, self._request.bias, self._request.sinks]
+        kept += [x for below in self._kept.values() for x in (below.shift, below.total)]
+        return sum(x.nbytes for x in kept if x is not None)
+
+    @property
+    def mT(self) -> "Transposed":
+        """Its transpose, for a product: m.mT @ r."""
+        return Transposed(self)
+
+    def select(self, batch: Index = slice(None), heads: Index = slice(None)) -> "AttentionMap":
+        """A smaller map of some batch rows and heads, still of four axes, sharing memory."""
+        b, h, *_ = self.shape
+        smaller = object.__new__(AttentionMap)
+        smaller._request, smaller._kept = self._request, self._kept
+        smaller._pairs = [[self._pairs[i][j] for j in chosen(heads, h, "heads")] for i in chosen(batch, b, "batch")]
+        return smaller
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Weights, by ints, slices, lists and tensors, in the shape that torch would give."""
+        index = indexing.spelled_out(index)
+        self._allow(indexing.answer(self.shape, index), "m.pooled(rows, columns) or m.top(n)")
+        if isinstance(index[3], slice):
+            b, h, i = indexing.coordinates(self.shape[:3], index[:3])
+            keys = torch.arange(self.shape[3])[index[3]]
+            return self._rows(b, h, i, keys.to(self.device)).view(*b.shape, len(keys))
+        b, h, i, j = indexing.coordinates(self.shape, index)
+        return self._entries(b, h, i, j).view(b.shape)
+
+    def logsumexp(self) -> Tensor:
+        """log Σ exp of each row's scores, nats, (b, h, q): the sink is in it; -inf for a blind row."""
+        return self._each(lambda plane: self._below(plane).logsumexp)
+
+    def entropy(self) -> Tensor:
+        """-Σ w log w of each row, nats, (b, h, q); 0 for a blind row."""
+        return self._each(lambda plane: self._gather(plane, entropy=passes.entropy).rows["entropy"])
+
+    def received(self) -> Tensor:
+        """The sum of each column, (b, h, k)."""
+        return self._each(lambda plane: self._gather(plane).received)
+
+    def mass(self, keys: slice | Tensor) -> Tensor:
+        """The weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
+        seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
+        if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
+            raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
+        seen[keys] = True
+        return self._each(lambda plane: self._gather(plane, mass=passes.on(seen)).rows["mass"])
+
+    def diagonal(self, back: int = 0) -> Tensor:
+        """The weight of each query on the key at its own position minus `back`, (b, h, q); 0 where there is none."""
+        return self._each(lambda plane: self._gather(plane, diagonal=passes.behind(back)).rows["diagonal"])
+
+    def top(self, n: int) -> tuple[Tensor, Tensor]:
+        """The n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
+        b, h, q, k = self.shape
+        if not 1 <= n <= k:
+            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {n}.")
+        self._allow(2 * b * h * q * n, "a smaller n or m.select(heads=...)")
+        found = [passes.top(plane, n) for plane in self._planes()]
+        return self._laid_out([values for values, _ in found]), self._laid_out([keys for _, keys in found])
+
+    def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
+        """The matrix in bins of rows and columns, (b, h, rows, columns): the mean, max or sum of the weights in each.
+
+        Bin r holds the rows floor(r q / rows) to floor((r + 1) q / rows). What is not visible counts as 0.
+        """
+        return self.tile(slice(None), slice(None), (rows, columns), how)
+
+    def tile(self, rows: slice, columns: slice, size: int | tuple[int, int], how: How = "mean") -> Tensor:
+        """The same of a part of it: rows and columns are slices, size the bins of both or of each."""
+        size = (size, size) if isinstance(size, int) else (size[0], size[1])
+        pooling.check(how, size)
+        b, h, q, k = self.shape
+        self._allow(b * h * size[0] * size[1], "fewer rows and columns")
+        parts = pooling.part(rows, q, "rows"), pooling.part(columns, k, "columns")
+        return self._each(lambda plane: self._picture(plane, *parts, size).pooled(how))
+
+    def overview(self) -> Overview:
+        """All row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
+        q, k = self.shape[2:]
+        size = min(q, PICTURE), min(k, PICTURE)
+        found: list[dict[str, Tensor]] = []
+        for plane in self._planes():
+            picture = Picture(plane, (0, q), (0, k), size)
+            gathered = self._gather(plane, picture.watch, **passes.ROWS)
+            pictures = {"mean": picture.pooled("mean"), "max": picture.pooled("max")}
+            found.append({**gathered.rows, "received": gathered.received, **pictures})
+        names = [*passes.ROWS, "received", "mean", "max"]
+        return Overview(**{name: self._laid_out([one[name] for one in found]) for name in names})
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
+        return self._product(products.Forward, "v", v, self.shape[3])
+
+    def dense(self, limit_bytes: int = LIMIT_BYTES) -> Tensor:
+        """The matrix itself, (b, h, q, k). Raises TooLargeError, stating the bytes, past a limit that can be raised."""
+        b, h, q, k = self.shape
+        self._allow(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
+        return self._each(passes.dense)
+
+    def certificate(self, rows: int = SAMPLE) -> Certificate:
+        """How exact this is: rows of each matrix weighed again and summed with their sink, which must give 1, or 0 if blind."""
+        q = self.shape[2]
+        queries = (torch.arange(min(rows, q)) * q // max(min(rows, q), 1)).to(self.device)
+        errors = [passes.row_error(plane, self._below(plane), queries) for plane in self._planes()]
+        return Certificate(max(errors, default=0.0), len(errors) * len(queries), len(queries) == q)
+
+    def __repr__(self) -> str:
+        kept = f"{self.nbytes / 1e6:.3g} MB kept"
+        return f"AttentionMap{self.shape}, {self._request.mask}, {kept}"
+
+    def _planes(self) -> Iterator[Plane]:
+        return (Plane(self._request, *pair) for row in self._pairs for pair in row)
+
+    def _each(self, function: Callable[[Plane], Tensor]) -> Tensor:
+        return self._laid_out([function(plane) for plane in self._planes()])
+
+    def _laid_out(self, found: list[Tensor]) -> Tensor:
+        """Answers of all planes on the axes (b, h, ...)."""
+        if not found:
+            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
+        return torch.stack(found).view(*self.shape[:2], *found[0].shape)
+
+    def _gather(self, plane: Plane, *watch: Callable[[Run], None], **statistics: passes.Statistic) -> passes.Gathered:
+        """A traversal, of which the denominators are kept."""
+        gathered = passes.gather(plane, statistics, watch)
+        self._kept.setdefault((plane.b, plane.h), gathered.denominators)
+        return gathered
+
+    def _below(self, plane: Plane) -> Denominators:
+        """What the rows of a plane are divided by, computed once."""
+        if (plane.b, plane.h) not in self._kept:
+            self._gather(plane)
+        return self._kept[plane.b, plane.h]
+
+    def _weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Weights (n, m) of queries and keys by index, a part of the queries at a time.
+
+        Complete rows are the shortest way to a few rows; for more than half of them the denominators are worth keeping.
+        """
+        known = (plane.b, plane.h) in self._kept or 2 * len(queries) > plane.shape[0]
+        below = self._below(plane) if known else None
+        step = max(1, BLOCK_NUMBERS // max(len(keys) if known else plane.shape[1], 1))
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            weights = plane.picked(part)[:, keys] if below is None else below[part].weigh(plane.masked(part, keys))
+            yield slice(start, start + step), weights
+
+    def _picture(self, plane: Plane, rows: tuple[int, int], columns: tuple[int, int], size: tuple[int, int]) -> Picture:
+        picture = Picture(plane, rows, columns, size)
+        if (rows, columns) == ((0, self.shape[2]), (0, self.shape[3])):
+            self._gather(plane, picture.watch)
+            return picture
+        queries, keys = (torch.arange(*span, device=self.device) for span in (rows, columns))
+        for part, weights in self._weights(plane, queries, keys):
+            picture.add(queries[part], keys, weights)
+        return picture
+
+    def _rows(self, b: Tensor, h: Tensor, i: Tensor, keys: Tensor) -> Tensor:
+        """The weights of rows named by coordinates (n,) on some keys (m,)."""
+        found = self._request.q.new_zeros(b.numel(), len(keys), dtype=wide(self._request.q.dtype))
+        for plane, places in self._by_plane(b, h):
+            queries = i.reshape(-1)[places].to(self.device)
+            for part, weights in self._weights(plane, queries, keys):
+                found[places[part]] = weights
+        return found
+
+    def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The weights at coordinates (n,)."""
+        found = self._request.q.new_zeros(b.numel(), dtype=wide(self._request.q.dtype))
+        for plane, places in self._by_plane(b, h):
+            queries, row = i.reshape(-1)[places].to(self.device).unique(return_inverse=True)
+            keys, column = j.reshape(-1)[places].to(self.device).unique(return_inverse=True)
+            for part, weights in self._weights(plane, queries, keys):
+                here = (row >= part.start) & (row < part.stop)
+                found[places[here]] = weights[row[here] - part.start, column[here]]
+        return found
+
+    def _by_plane(self, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:
+        """Each plane that coordinates name, and where in the answer it is named."""
+        pairs = (b * self.shape[1] + h).reshape(-1)
+        for pair in pairs.unique().tolist():
+            n, m = divmod(pair, self.shape[1])
+            yield Plane(self._request, *self._pairs[n][m]), (pairs == pair).nonzero().squeeze(-1).to(self.device)
+
+    def _product(self, function: Any, name: str, x: Tensor, length: int) -> Tensor:
+        b, h, *_ = self.shape
+        if x.dim() != 4 or x.shape[0] != b or not x.shape[1] or h % x.shape[1] or x.shape[2] != length:
+            raise ShapeError(f"{name} must be (b, h, t, e) = ({b}, {h} or a divisor, {length}, e), got {tuple(x.shape)}.")
+        planes = list(self._planes())
+        found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes)
+        return found.view(b, h, *found.shape[1:])
+
+    def _allow(self, numbers: int, instead: str, limit_bytes: int = LIMIT_BYTES) -> None:
+        """Raises TooLargeError where an answer of so many numbers is past the limit."""
+        size = numbers * torch.finfo(wide(self._request.q.dtype)).bits // 8
+        if size > limit_bytes:
+            raise TooLargeError(f"the answer would take {size:,} bytes, and the limit is {limit_bytes:,}. Ask for {instead}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Transposed:
+    """The transpose of a map, (b, h, k, q)."""
+
+    of: AttentionMap
+
+    def __matmul__(self, r: Tensor) -> Tensor:
+        """Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
+        return self.of._product(products.Transposed, "r", r, self.of.shape[2])
+
+
+def chosen(index: Index, size: int, name: str) -> list[int]:
+    """The indices of an axis that an int, a slice, a list or a tensor picks."""
+    try:
+        return torch.arange(size)[index].reshape(-1).tolist()
+    except (IndexError, TypeError) as error:
+        raise ShapeError(f"{name} does not fit an axis of {size}: {error}.") from None

@@ -1,0 +1,143 @@
+"""What is gathered in one traversal of a matrix: its row and column statistics, its products, its pictures.
+
+This is the plain form in torch, which is the definition and runs on any device.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.map.plane import Denominators, Plane, Run
+
+Statistic = Callable[[Run, Plane], Tensor]
+
+
+def logsumexp(run: Run, plane: Plane) -> Tensor:
+    """The logarithm of each row's denominator, nats; the sink is in it; -inf for a blind row."""
+    return run.denominators.logsumexp
+
+
+def entropy(run: Run, plane: Plane) -> Tensor:
+    """-Σ w log w over the keys of each row, nats; 0 for a blind row."""
+    logarithm = run.masked - run.denominators.shift.unsqueeze(-1) - run.denominators.total.log().unsqueeze(-1)
+    return -(run.weights * logarithm.masked_fill(run.weights == 0, 0)).sum(-1)
+
+
+def largest(run: Run, plane: Plane) -> Tensor:
+    """The largest weight of each row."""
+    return run.weights.amax(-1) if run.weights.shape[-1] else run.weights.new_zeros(len(run.weights))
+
+
+def distance(run: Run, plane: Plane) -> Tensor:
+    """Σ w (position of the query - key): how far each row looks back on average, in tokens."""
+    positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
+    return run.weights.sum(-1) * positions - run.weights @ run.columns.to(run.weights.dtype)
+
+
+def first(run: Run, plane: Plane) -> Tensor:
+    """The weight of each row on the first key."""
+    return run.weights[:, 0] if run.ranges and run.ranges[0][0] == 0 else run.weights.new_zeros(len(run.weights))
+
+
+def behind(back: int) -> Statistic:
+    """The weight of each row on the key at its own position minus `back`; 0 where there is no such key."""
+
+    def diagonal(run: Run, plane: Plane) -> Tensor:
+        found = run.weights.new_zeros(len(run.weights))
+        targets = torch.arange(run.start, run.stop, device=found.device) + plane.offset - back
+        places = torch.searchsorted(run.columns, targets)
+        there = places.clamp(max=max(len(run.columns) - 1, 0))
+        if len(run.columns):
+            hit = run.columns[there] == targets
+            found[hit] = run.weights[hit.nonzero().squeeze(-1), there[hit]]
+        return found
+
+    return diagonal
+
+
+def on(keys: Tensor) -> Statistic:
+    """The weight of each row on a set of keys, a bool (k,)."""
+    return lambda run, plane: run.weights @ keys[run.columns].to(run.weights.dtype)
+
+
+ROWS: dict[str, Statistic] = {
+    "logsumexp": logsumexp,
+    "entropy": entropy,
+    "largest": largest,
+    "distance": distance,
+    "first": first,
+    "itself": behind(0),
+    "previous": behind(1),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What one traversal of a plane gave."""
+
+    rows: dict[str, Tensor]  # each (q,)
+    received: Tensor  # (k,)
+    denominators: Denominators
+
+
+def gather(plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = ()) -> Gathered:
+    """Row statistics by name, the sum of each column, and the denominators; `watch` sees every run as it passes."""
+    watch = tuple(watch)
+    parts: dict[str, list[Tensor]] = {name: [] for name in statistics}
+    below = []
+    received = torch.zeros(plane.shape[1], dtype=torch.float64, device=plane.q.device)
+    for run in plane.runs():
+        for name, statistic in statistics.items():
+            parts[name].append(statistic(run, plane))
+        received.index_add_(0, run.columns, run.weights.sum(0, dtype=torch.float64))
+        below.append(run.denominators)
+        for watcher in watch:
+            watcher(run)
+    none = plane.q.new_zeros(0)
+    rows = {name: torch.cat([none, *found]) for name, found in parts.items()}
+    shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
+    return Gathered(rows, received.to(plane.q.dtype), Denominators(shift, total))
+
+
+def top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
+    """The n largest weights of each row and their keys, (q, n)."""
+    values, keys = [plane.q.new_zeros(0, n)], [torch.zeros(0, n, dtype=torch.int64, device=plane.q.device)]
+    for run in plane.runs():
+        if len(run.columns) >= n:
+            found = run.weights.topk(n)
+            values.append(found.values)
+            keys.append(run.columns[found.indices])
+        else:
+            found = whole(run, plane).topk(n)
+            values.append(found.values)
+            keys.append(found.indices)
+    return torch.cat(values), torch.cat(keys)
+
+
+def whole(run: Run, plane: Plane) -> Tensor:
+    """The rows of a run on every key, (n, k)."""
+    return run.weights.new_zeros(len(run.weights), plane.shape[1]).index_copy_(1, run.columns, run.weights)
+
+
+def dense(plane: Plane) -> Tensor:
+    """The matrix (q, k)."""
+    matrix = plane.q.new_zeros(plane.shape)
+    for run in plane.runs():
+        matrix[run.start : run.stop] = whole(run, plane)
+    return matrix
+
+
+def row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
+    """The largest distance from 1 of the sums of rows weighed again, their sink among them; from 0 of blind rows."""
+    errors = [0.0]
+    for part in queries.split(16):
+        masked = plane.masked(part, torch.arange(plane.shape[1], device=queries.device))
+        under = below[part]
+        sums = under.weigh(masked).sum(-1, dtype=torch.float64)
+        if plane.sink is not None:
+            sums += (plane.sink - under.shift).exp() / under.total
+        expected = (under.total != 0).double()
+        errors.append(float((sums - expected).abs().max()))
+    return max(errors)

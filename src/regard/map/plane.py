@@ -1,0 +1,172 @@
+"""One matrix of a map, of one batch row and one head: its scores and weights, a run of complete rows at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.mechanism import spans
+from regard.mechanism.request import Request
+from regard.mechanism.rule import EVERYTHING, Mask, Rows
+from regard.mechanism.scores import wide
+from regard.mechanism.spans import Spans
+
+BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MB of float32
+MOST_ROWS = 256  # in a run
+ALIGNED, GAP = 64, 256  # keys: where ranges of them begin and end, and what between two is cheaper to compute than to leave out
+
+
+@dataclass(frozen=True, eq=False)
+class Denominators:
+    """What each row is divided by: exp(shift) total, the sink in it; a total of 0 is a blind row.
+
+    Kept apart, since the logarithm of their product has lost digits where scores are large.
+    """
+
+    shift: Tensor  # (n,)
+    total: Tensor  # (n,)
+
+    @property
+    def logsumexp(self) -> Tensor:
+        """log Σ exp of each row's scores, nats; -inf for a blind row."""
+        return self.shift + self.total.log()
+
+    def weigh(self, masked: Tensor) -> Tensor:
+        """The weights of scores (n, m), in place."""
+        weights = masked.sub_(self.shift.unsqueeze(-1)).exp_()
+        return weights.div_(self.total.masked_fill(self.total == 0, 1).unsqueeze(-1))
+
+    def __getitem__(self, rows: Tensor | slice) -> "Denominators":
+        return Denominators(self.shift[rows], self.total[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Complete rows of weights, of the queries start to stop; the keys outside of some ranges have weight 0 in all of them."""
+
+    start: int
+    stop: int
+    ranges: Spans
+    columns: Tensor  # (m,), the keys in the ranges
+    masked: Tensor  # (n, m), the scores that the softmax takes
+    weights: Tensor  # (n, m)
+    denominators: "Denominators"
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """The matrix (q, k) of batch row b and head h of a request, in float32 at least.
+
+    It lives as long as one question: half-precision q and k are raised to float32 once for each.
+    """
+
+    request: Request
+    b: int
+    h: int
+
+    @cached_property
+    def q(self) -> Tensor:
+        """The queries (q, d)."""
+        return self.request.q[self.b, self.h].to(wide(self.request.q.dtype))
+
+    @cached_property
+    def k(self) -> Tensor:
+        """The keys (k, d)."""
+        share = self.request.q.shape[1] // self.request.k.shape[1]
+        return self.request.k[self.b, self.h // share].to(wide(self.request.k.dtype))
+
+    @cached_property
+    def offset(self) -> int:
+        """The position of the first query among the keys."""
+        offset = self.request.offset
+        return offset if isinstance(offset, int) else int(offset.expand(self.request.q.shape[0])[self.b])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of queries and of keys."""
+        return self.request.q.shape[2], self.request.k.shape[2]
+
+    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
+        """Complete rows from a query on, as many at a time as a block holds."""
+        stop = self.shape[0] if stop is None else stop
+        while start < stop:
+            end = min(stop, start + MOST_ROWS)
+            while end - start > 1 and (end - start) * sum(j - i for i, j in self.ranges(start, end)) > BLOCK_NUMBERS:
+                end = start + (end - start) // 2
+            yield self.rows(start, end)
+            start = end
+
+    def rows(self, start: int, stop: int) -> Run:
+        """These complete rows."""
+        ranges = self.ranges(start, stop)
+        queries, columns = torch.arange(start, stop, device=self.q.device), self.columns(ranges)
+        all_seen = spans.covers(self.request.mask.must(self.bounds(start, stop), self.shape[1]), ranges)
+        mask = EVERYTHING if all_seen else self.request.mask
+        masked = self.scored(self.q[start:stop], self.keys(ranges), queries, columns, mask)
+        below = denominators(masked, self.sink)
+        return Run(start, stop, ranges, columns, masked, below.weigh(masked.clone()), below)
+
+    def picked(self, queries: Tensor) -> Tensor:
+        """Complete rows of weights (n, k), of queries (n,) by index."""
+        ranges = self.ranges(int(queries.min()), int(queries.max()) + 1)
+        columns = self.columns(ranges)
+        masked = self.scored(self.q[queries], self.keys(ranges), queries, columns, self.request.mask)
+        weights = denominators(masked, self.sink).weigh(masked)
+        if len(columns) == self.shape[1]:
+            return weights
+        return weights.new_zeros(len(queries), self.shape[1]).index_copy_(1, columns, weights)
+
+    def columns(self, ranges: Spans) -> Tensor:
+        """The keys of some ranges, by index."""
+        return torch.cat([torch.arange(i, j, device=self.q.device) for i, j in (*ranges, (0, 0))])
+
+    def keys(self, ranges: Spans) -> Tensor:
+        """The keys of some ranges, (m, d); of one range they are not copied."""
+        return self.k[slice(*ranges[0])] if len(ranges) == 1 else torch.cat([self.k[i:j] for i, j in (*ranges, (0, 0))])
+
+    def ranges(self, start: int, stop: int) -> Spans:
+        """The ranges of keys outside which these queries see nothing."""
+        may = self.request.mask.may(self.bounds(start, stop), self.shape[1])
+        return spans.aligned(spans.coalesce(may, GAP), ALIGNED, self.shape[1])
+
+    def bounds(self, start: int, stop: int) -> Rows:
+        """These queries as a rule's bounds take them."""
+        return Rows(start, stop, self.offset, self.offset)
+
+    @property
+    def sink(self) -> Tensor | None:
+        """The score of this head's sink."""
+        return None if self.request.sinks is None else self.request.sinks[self.h].to(self.q.dtype)
+
+    def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
+        return self.scored(self.q[queries], self.k[keys], queries, keys, self.request.mask)
+
+    def scored(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        """The same of q (n, d) and k (m, d) that were already picked out, by a rule that says enough for them."""
+        request = self.request
+        scores = (q @ k.T).mul_(request.scale)
+        if request.softcap is not None:
+            scores = scores.div_(request.softcap).tanh_().mul_(request.softcap)
+        if request.bias is not None:
+            b, h, rows, columns = request.bias.shape
+            bias = request.bias[self.b if b > 1 else 0, self.h if h > 1 else 0]
+            bias = bias[queries] if rows > 1 else bias
+            scores += (bias[:, keys] if columns > 1 else bias).to(scores.dtype)
+        if mask != EVERYTHING:
+            row, head = (torch.tensor([[index]], device=scores.device) for index in (self.b, self.h))
+            visible = mask.sees(row, head, queries.unsqueeze(-1), keys, request.offset)
+            scores.masked_fill_(~visible, -torch.inf)
+        return scores
+
+
+def denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
+    """What complete rows of scores (n, m) are divided by."""
+    top = masked.amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
+    top = top if sink is None else top.maximum(sink)
+    shift = top.masked_fill(top == -torch.inf, 0)  # of a blind row, where -inf - -inf would be NaN
+    total = (masked - shift).exp_().sum(-1)
+    total = total if sink is None else total + (sink - shift).exp().squeeze(-1)
+    return Denominators(shift.squeeze(-1), total)

@@ -1,0 +1,72 @@
+"""Pictures of a matrix: bins of rows and columns, each the mean, the largest or the sum of its weights."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map.plane import Plane, Run
+
+How = Literal["mean", "max", "sum"]
+
+
+def edges(start: int, stop: int, bins: int) -> Tensor:
+    """Where bins begin, and the last one ends: bin r holds start + floor(r n / bins) to start + floor((r + 1) n / bins)."""
+    return start + torch.arange(bins + 1) * (stop - start) // bins
+
+
+class Picture:
+    """What runs of rows leave in bins of rows and columns; a watcher of a traversal."""
+
+    def __init__(self, plane: Plane, rows: tuple[int, int], columns: tuple[int, int], size: tuple[int, int]) -> None:
+        device = plane.q.device
+        self.rows, self.columns = (edges(*span, bins).to(device) for span, bins in zip((rows, columns), size, strict=True))
+        self.sum = torch.zeros(size, dtype=torch.float64, device=device)
+        self.max = torch.zeros(size, dtype=plane.q.dtype, device=device)
+
+    def watch(self, run: Run) -> None:
+        """Adds a run of a traversal."""
+        self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
+
+    def add(self, queries: Tensor, keys: Tensor, weights: Tensor) -> None:
+        """Adds those of some weights (n, m) that lie in the picture, given their queries and keys by index."""
+        (i, mine), (j, theirs) = bins_of(queries, self.rows), bins_of(keys, self.columns)
+        weights = weights if mine.all() and theirs.all() else weights[mine][:, theirs]
+        if not weights.numel():
+            return
+        across = weights.new_zeros(len(i), self.sum.shape[1])
+        self.sum.index_add_(0, i, across.index_add(1, j, weights).double())
+        top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")
+        self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
+
+    def pooled(self, how: How) -> Tensor:
+        """The picture; a bin of no rows or no columns is 0."""
+        if how == "max":
+            return self.max
+        if how == "sum":
+            return self.sum.to(self.max.dtype)
+        area = self.rows.diff().unsqueeze(-1) * self.columns.diff()
+        return (self.sum / area.clamp(min=1)).to(self.max.dtype)
+
+
+def bins_of(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin of each index that lies in one, and which of the indices do, as a bool."""
+    inside = (indices >= edges[0]) & (indices < edges[-1])
+    return torch.searchsorted(edges, indices[inside], right=True) - 1, inside
+
+
+def check(how: str, size: tuple[int, int]) -> None:
+    """Raises ConfigError where a picture cannot be made so."""
+    if how not in get_args(How):
+        raise ConfigError(f"how is one of {', '.join(get_args(How))}; got {how!r}.")
+    if min(size) < 1:
+        raise ConfigError(f"a picture has at least one bin of rows and one of columns, got {size}.")
+
+
+def part(span: slice, size: int, name: str) -> tuple[int, int]:
+    """The start and stop of a slice of an axis, or ShapeError where it leaves something out between."""
+    start, stop, step = span.indices(size)
+    if step != 1:
+        raise ShapeError(f"{name} is a slice without a step, got a step of {step}.")
+    return start, max(start, stop)
