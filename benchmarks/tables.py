@@ -20,7 +20,8 @@ class Table:
         print("  ".join(shown(cell) for cell in cells), flush=True)
 
     def markdown(self) -> str:
-        lines = [f"## {self.title[0].upper()}{self.title[1:]}", "", "| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
+        title = self.title[0].upper() + self.title[1:]
+        lines = [f"## {title}", "", "| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
         return "\n".join([*lines, *("| " + " | ".join(shown(cell) for cell in row) + " |" for row in self.rows)])
 
 

@@ -40,7 +40,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How exact a map is: the largest distance found of a row's sum from 1, how many rows were checked, and whether those were all."""
+    """How exact a map is: the largest distance of a row's sum from 1, the rows checked for it, and whether those were all."""
 
     error: float
     rows: int
