@@ -26,6 +26,8 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
     "torch.distributed": {"train.engine", "train.checkpoints"},
     "transformers": set(),
     "rich": {"show", "cli"},
+    "numba": {"map.compiled"},
+    "llvmlite": {"map.compiled"},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map import indexing, passes, pooling, products
+from regard.map import fast, indexing, passes, pooling, products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
@@ -122,11 +122,11 @@ class AttentionMap:
 
     def entropy(self) -> Tensor:
         """-Σ w log w of each row, nats, (b, h, q); 0 for a blind row."""
-        return self._each(lambda plane: self._gather(plane, entropy=passes.entropy).rows["entropy"])
+        return self._each(lambda plane: self._known(plane, entropy=passes.entropy).rows["entropy"])
 
     def received(self) -> Tensor:
         """The sum of each column, (b, h, k)."""
-        return self._each(lambda plane: self._gather(plane).received)
+        return self._each(lambda plane: self._known(plane).received)
 
     def mass(self, keys: slice | Tensor) -> Tensor:
         """The weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
@@ -171,8 +171,7 @@ class AttentionMap:
         size = min(q, PICTURE), min(k, PICTURE)
         found: list[dict[str, Tensor]] = []
         for plane in self._planes():
-            picture = Picture(plane, (0, q), (0, k), size)
-            gathered = self._gather(plane, picture.watch, **passes.ROWS)
+            gathered, picture = self._seen(plane, size)
             pictures = {"mean": picture.pooled("mean"), "max": picture.pooled("max")}
             found.append({**gathered.rows, "received": gathered.received, **pictures})
         names = [*passes.ROWS, "received", "mean", "max"]
@@ -217,10 +216,25 @@ class AttentionMap:
         self._kept.setdefault((plane.b, plane.h), gathered.denominators)
         return gathered
 
+    def _seen(self, plane: Plane, size: tuple[int, int], **statistics: passes.Statistic) -> tuple[passes.Gathered, Picture]:
+        """A traversal by the fastest pass there is, with a picture and all row statistics, or those that are named."""
+        if fast.suits(plane):
+            gathered, picture = fast.gather(plane, size)
+            self._kept.setdefault((plane.b, plane.h), gathered.denominators)
+            return gathered, picture
+        picture = Picture(plane, (0, plane.shape[0]), (0, plane.shape[1]), size)
+        return self._gather(plane, picture.watch, **(statistics or passes.ROWS)), picture
+
+    def _known(self, plane: Plane, **statistics: passes.Statistic) -> passes.Gathered:
+        """A traversal for statistics that are among those of an overview."""
+        if fast.suits(plane):
+            return self._seen(plane, (1, min(plane.shape[1], PICTURE)))[0]
+        return self._gather(plane, **statistics)
+
     def _below(self, plane: Plane) -> Denominators:
         """What the rows of a plane are divided by, computed once."""
         if (plane.b, plane.h) not in self._kept:
-            self._gather(plane)
+            self._known(plane)
         return self._kept[plane.b, plane.h]
 
     def _weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -237,10 +251,9 @@ class AttentionMap:
             yield slice(start, start + step), weights
 
     def _picture(self, plane: Plane, rows: tuple[int, int], columns: tuple[int, int], size: tuple[int, int]) -> Picture:
-        picture = Picture(plane, rows, columns, size)
         if (rows, columns) == ((0, self.shape[2]), (0, self.shape[3])):
-            self._gather(plane, picture.watch)
-            return picture
+            return self._seen(plane, size, logsumexp=passes.logsumexp)[1]
+        picture = Picture(plane, rows, columns, size)
         queries, keys = (torch.arange(*span, device=self.device) for span in (rows, columns))
         for part, weights in self._weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)

@@ -88,25 +88,37 @@ class Plane:
         """The numbers of queries and of keys."""
         return self.request.q.shape[2], self.request.k.shape[2]
 
-    def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-        """Complete rows from a query on, as many at a time as a block holds."""
-        stop = self.shape[0] if stop is None else stop
-        while start < stop:
-            end = min(stop, start + MOST_ROWS)
-            while end - start > 1 and (end - start) * sum(j - i for i, j in self.ranges(start, end)) > BLOCK_NUMBERS:
-                end = start + (end - start) // 2
-            yield self.rows(start, end)
-            start = end
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        """Where runs of queries start and stop, so that the scores of each fill a block at most."""
+        start, queries = 0, self.shape[0]
+        while start < queries:
+            stop = min(queries, start + MOST_ROWS)
+            while stop - start > 1 and (stop - start) * sum(j - i for i, j in self.ranges(start, stop)) > BLOCK_NUMBERS:
+                stop = start + (stop - start) // 2
+            yield start, stop
+            start = stop
 
-    def rows(self, start: int, stop: int) -> Run:
-        """These complete rows."""
-        ranges = self.ranges(start, stop)
-        queries, columns = torch.arange(start, stop, device=self.q.device), self.columns(ranges)
-        all_seen = spans.covers(self.request.mask.must(self.bounds(start, stop), self.shape[1]), ranges)
-        mask = EVERYTHING if all_seen else self.request.mask
-        masked = self.scored(self.q[start:stop], self.keys(ranges), queries, columns, mask)
-        below = denominators(masked, self.sink)
-        return Run(start, stop, ranges, columns, masked, below.weigh(masked.clone()), below)
+    def runs(self) -> Iterator[Run]:
+        """Complete rows of the whole matrix, as many at a time as a block holds."""
+        for start, stop in self.cuts():
+            ranges = self.ranges(start, stop)
+            masked = self.masked_rows(start, stop, ranges)
+            below = denominators(masked, self.sink)
+            yield Run(start, stop, ranges, self.columns(ranges), masked, below.weigh(masked.clone()), below)
+
+    def masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
+        """The scores (n, m) of these queries with the keys of these ranges; the rule is asked only where they differ."""
+        queries = torch.arange(start, stop, device=self.q.device)
+        columns = self.columns(ranges)
+        masked = self.scored(self.q[start:stop], self.keys(ranges), queries, columns, EVERYTHING, out)
+        must = self.request.mask.must(self.bounds(start, stop), self.shape[1])
+        first = 0
+        for i, j in ranges:
+            for m, n in spans.intersection(((i, j),), spans.complement(must, self.shape[1])):
+                here = slice(first + m - i, first + n - i)
+                masked[:, here].masked_fill_(~self.visible(queries, columns[here], self.request.mask), -torch.inf)
+            first += j - i
+        return masked
 
     def picked(self, queries: Tensor) -> Tensor:
         """Complete rows of weights (n, k), of queries (n,) by index."""
@@ -144,22 +156,26 @@ class Plane:
         """The scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
         return self.scored(self.q[queries], self.k[keys], queries, keys, self.request.mask)
 
-    def scored(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
-        """The same of q (n, d) and k (m, d) that were already picked out, by a rule that says enough for them."""
+    def scored(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, mask: Mask, out: Tensor | None = None) -> Tensor:
+        """The same of q (n, d) and k (m, d) already picked out, by a rule that says enough for them; `out` is room for it."""
         request = self.request
-        scores = (q @ k.T).mul_(request.scale)
+        scores = torch.mm(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k)))
+        scores.mul_(request.scale)
         if request.softcap is not None:
-            scores = scores.div_(request.softcap).tanh_().mul_(request.softcap)
+            scores.div_(request.softcap).tanh_().mul_(request.softcap)
         if request.bias is not None:
             b, h, rows, columns = request.bias.shape
             bias = request.bias[self.b if b > 1 else 0, self.h if h > 1 else 0]
             bias = bias[queries] if rows > 1 else bias
             scores += (bias[:, keys] if columns > 1 else bias).to(scores.dtype)
         if mask != EVERYTHING:
-            row, head = (torch.tensor([[index]], device=scores.device) for index in (self.b, self.h))
-            visible = mask.sees(row, head, queries.unsqueeze(-1), keys, request.offset)
-            scores.masked_fill_(~visible, -torch.inf)
+            scores.masked_fill_(~self.visible(queries, keys, mask), -torch.inf)
         return scores
+
+    def visible(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
+        """Which of the keys (m,) which of the queries (n,) may see, (n, m)."""
+        row, head = (torch.tensor([[index]], device=queries.device) for index in (self.b, self.h))
+        return mask.sees(row, head, queries.unsqueeze(-1), keys, self.request.offset)
 
 
 def denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
