@@ -39,7 +39,7 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regard needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12")'
 	@echo "Making the environment in .venv; PyTorch is large, so the first time takes a few minutes."
 	@$(PYTHON) -m venv .venv
-	@$(PIP) "$(TORCH)"
+	@$(PIP) $(TORCH)
 	@echo "Installing regard."
 	@$(PIP) --editable .
 	@touch .venv/ready

@@ -29,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
-    options = parser.parse_args(arguments)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help()
+        return 0
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code: int = COMMANDS[options.command].run(options)
         sys.stdout.flush()  # what cannot be written is met here, and not after the end

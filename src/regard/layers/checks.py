@@ -24,6 +24,9 @@ def probability(dropout: float) -> float:
 
 def fits(x: Tensor, width: int | None = None, context_length: int | None = None, name: str = "x") -> None:
     """Raises ShapeError where x is not (t, width) or (b, t, width) with at most context_length tokens."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ConfigError(f"{name} must be a floating tensor, got {came}.")
     if x.dim() not in (2, 3):
         raise ShapeError(f"{name} must be (t, d_in) or (b, t, d_in), got {tuple(x.shape)}.")
     if width is not None and x.shape[-1] != width:

@@ -54,7 +54,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         checks.positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         if d_out % num_heads:
-            raise ConfigError(heads.indivisible("d_out", d_out, num_heads))
+            raise ConfigError(heads.indivisible("d_out", d_out, "num_heads", num_heads))
         self.d_in, self.context_length, self.num_heads = d_in, context_length, num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)

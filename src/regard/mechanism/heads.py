@@ -10,7 +10,7 @@ def split(x: Tensor, heads: int) -> Tensor:
     if x.dim() < 2:
         raise ShapeError(f"x must be (b, t, c) or (t, c), got {tuple(x.shape)}.")
     if heads < 1 or x.shape[-1] % heads:
-        raise ConfigError(indivisible("the width of x", x.shape[-1], heads))
+        raise ConfigError(indivisible("width", x.shape[-1], "heads", heads))
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)  # tokens stay apart from heads
 
 
@@ -36,9 +36,9 @@ def share(k: Tensor, heads: int) -> Tensor:
     return k.repeat_interleave(heads // groups, dim=-3)
 
 
-def indivisible(what: str, width: int, heads: int) -> str:
-    """The sentence for a width that the heads cannot share."""
-    if heads < 1:
-        return f"heads must be at least 1, got {heads}."
-    nearest = max(round(width / heads), 1) * heads
-    return f"{what} must be a multiple of heads, got width={width}, heads={heads}. Nearest that works: {nearest}."
+def indivisible(width: str, columns: int, heads: str, count: int) -> str:
+    """The sentence for a width that the heads cannot share, both by the names that the caller knows."""
+    if count < 1:
+        return f"{heads} must be at least 1, got {count}."
+    nearest = max(round(columns / count), 1) * count
+    return f"{width} must be a multiple of {heads}, got {width}={columns}, {heads}={count}. Nearest that works: {nearest}."

@@ -92,7 +92,8 @@ class Padding(Mask):
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
         counts = lengths.tolist() if hasattr(lengths, "tolist") else lengths
         if not isinstance(counts, Sequence) or any(isinstance(each, Sequence) for each in counts):
-            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {lengths!r}.")
+            came = f"{type(lengths).__name__} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else repr(lengths)
+            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {came}.")
         object.__setattr__(self, "lengths", tuple(count("Padding(lengths)", each) for each in counts))
 
     @property
@@ -187,7 +188,10 @@ class Given(Mask):
     def __init__(self, table: Tensor) -> None:
         if not isinstance(table, Tensor) or table.dtype != torch.bool or not 1 <= table.dim() <= 4:
             came = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
-            raise ShapeError(f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}.")
+            instead = "table.bool()" if isinstance(table, Tensor) else "torch.tensor(table)"
+            raise ShapeError(
+                f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}. Try {instead}."
+            )
         object.__setattr__(self, "given", table.detach().clone()[(None,) * (4 - table.dim())])
 
     @classmethod

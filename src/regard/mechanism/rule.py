@@ -243,7 +243,14 @@ def wider(what: str, a: int, b: int) -> int:
 
 
 def rule(mask: object) -> Mask:
-    """The mask, or ConfigError where it is none."""
-    if not isinstance(mask, Mask):
-        raise ConfigError(f"a mask is a rule such as Causal(), got {type(mask).__name__}. A bool tensor goes in Given(tensor).")
-    return mask
+    """The mask, or ConfigError that says what to write instead of what came."""
+    if isinstance(mask, Mask):
+        return mask
+    came, instead = f"{type(mask).__name__}", "A bool tensor goes in Given(tensor)."
+    if isinstance(mask, Tensor) and mask.is_floating_point():
+        came, instead = "a floating tensor", "One that is added to the scores goes in bias=."
+    elif isinstance(mask, type):
+        came, instead = f"the class {mask.__name__}", f"Write {mask.__name__}() with its brackets."
+    elif mask is None:
+        instead = "Everything() hides nothing."
+    raise ConfigError(f"a mask is a rule such as Causal(), got {came}. {instead}")

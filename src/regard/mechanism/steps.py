@@ -27,6 +27,11 @@ class Steps:
     dropped: Tensor
     context: Tensor
 
+    def __repr__(self) -> str:
+        """A line for each step, with its shape and dtype."""
+        lines = (f"  {name:8} {tuple(step.shape)} {str(step.dtype).removeprefix('torch.')}" for name, step in self.items())
+        return "Steps(\n" + "\n".join(lines) + "\n)"
+
     def items(self) -> list[tuple[str, Tensor]]:
         """The steps with their names."""
         return [(field.name, getattr(self, field.name)) for field in fields(self)]

@@ -369,7 +369,11 @@ def titles(steps: Steps) -> dict[str, str]:
 def matrix_at(step: Tensor, at: tuple[int, ...]) -> Tensor:
     """The matrix (q, k) of one batch row and head."""
     if step.dim() - len(at) != 2:
-        raise ShapeError(f"a step is {tuple(step.shape)} and at={at} picks from its first axes: a matrix must remain.")
+        first = ", ".join("0" for _ in step.shape[:-2])
+        raise ShapeError(
+            f"a step is {tuple(step.shape)} and at={at} picks from its first axes: a matrix must remain. "
+            f"at=({first}{',' * (first == '0')}) picks the first."
+        )
     return step[at]
 
 
