@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -24,13 +25,17 @@ class Timed:
     rounds: int
 
 
-def timed(contenders: Contenders, tolerance: float) -> Timed:
-    """The medians of contenders that compute the same, each run once a round; AssertionError where they do not."""
+def timed(contenders: Contenders, tolerance: float, beside: Contenders = MappingProxyType({})) -> Timed:
+    """The medians of contenders that compute the same, each run once a round; AssertionError where they do not.
+
+    What runs `beside` them computes something else, and is timed in the same rounds as a yardstick.
+    """
     results = {name: run().detach() for name, run in contenders.items()}
     first = next(iter(results.values()))
     difference = max(float((first - result).abs().max()) for result in results.values())
     assert difference <= tolerance, f"the contenders differ by {difference:.1e}, more than {tolerance:.1e}: {list(contenders)}"
     del results, first
+    contenders = {**contenders, **beside}
     once = sum(seconds(run) for run in contenders.values())
     rounds = max(9, min(2000, round(SECONDS / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}

@@ -1,0 +1,72 @@
+"""What looking costs: an overview of one head against the fused kernel's forward on it, and rows of a very long one."""
+
+import statistics
+import subprocess
+import sys
+from functools import partial
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.tables import Table
+from benchmarks.timing import peak_megabytes, seconds, timed
+from regard import AttentionMap, Causal
+from regard.map import fast
+
+WIDTH, LENGTHS, LONG = 64, (512, 1024, 2048, 4096, 8192), 131_072
+TITLE = "overview of one causal head of width 64, float32"
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Milliseconds of the compiled and the plain traversal, proven equal, and of the fused forward, all in turn."""
+    table = Table(TITLE, ["T", "fused ms", "overview ms", "ratio to fused", "plain torch ms", "MB", "a row ms"])
+    for t in LENGTHS:
+        q, k, v = (torch.randn(1, 1, t, WIDTH) for _ in range(3))
+        ways = {"overview": partial(seen, q, k), "plain": partial(seen_plainly, q, k)}
+        fused = {"fused": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)}
+        found = timed(ways, 2e-3, beside=fused).medians
+        ratio = found["overview"] / found["fused"]
+        table.add(t, found["fused"], found["overview"], ratio, found["plain"], in_a_fresh_process(t), row_milliseconds(q, k))
+    q, k = torch.randn(2, 1, 1, LONG, WIDTH)
+    once = 1e3 * seconds(partial(seen, q, k))
+    table.add(LONG, None, once, None, None, in_a_fresh_process(LONG), row_milliseconds(q, k))
+    return table
+
+
+def seen(q: Tensor, k: Tensor) -> Tensor:
+    """All numbers of an overview one after the other; distances as a share of the length, so that all are near one."""
+    overview = AttentionMap(q, k, Causal()).overview()
+    parts = {**vars(overview), "distance": overview.distance / q.shape[2]}
+    return torch.cat([part.flatten() for part in parts.values()])
+
+
+def seen_plainly(q: Tensor, k: Tensor) -> Tensor:
+    """The same without the compiled pass."""
+    with mock.patch.object(fast, "suits", return_value=False):
+        return seen(q, k)
+
+
+def row_milliseconds(q: Tensor, k: Tensor) -> float:
+    """The median of a row of a map that was never traversed."""
+    found = AttentionMap(q, k, Causal())
+    times = [seconds(lambda i=i: found[0, 0, i]) for i in torch.linspace(0, q.shape[2] - 1, 20).long().tolist()]
+    return 1e3 * statistics.median(times)
+
+
+def in_a_fresh_process(t: int) -> float | None:
+    """The peak megabytes of an overview, above q and k."""
+    ran = subprocess.run([sys.executable, "-m", "benchmarks.maps", str(t)], capture_output=True, text=True, check=True)
+    return float(ran.stdout) if ran.stdout.strip() else None
+
+
+def print_peak(t: int) -> None:
+    """What the fresh process prints."""
+    seen(*torch.randn(2, 1, 1, 300, WIDTH))  # the compiled code, and what torch sets up at its first call
+    q, k = torch.randn(2, 1, 1, t, WIDTH)
+    print(peak_megabytes(lambda: AttentionMap(q, k, Causal()).overview()) or "")
+
+
+if __name__ == "__main__":
+    print_peak(int(sys.argv[1]))
