@@ -147,7 +147,8 @@ def test_a_layer_survives_copying_and_pickling(make):
 
 
 def test_sizes_may_be_whole_numbers_of_any_kind():
-    MultiHeadAttention(np.int64(D_IN), np.int64(D_OUT), np.int64(CONTEXT), 0.0, np.int64(H))
+    layer = MultiHeadAttention(np.int64(D_IN), np.int64(D_OUT), np.int64(CONTEXT), 0.0, np.int64(H)).double()
+    assert layer(x()).shape == (B, T, D_OUT)
 
 
 def test_a_padded_or_longer_sequence_changes_nothing_before_it():

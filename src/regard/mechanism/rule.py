@@ -4,6 +4,7 @@ A rule says three things. `sees` is the rule itself, for any queries and keys; `
 queries, so that keys no query of the run may see are never touched, and keys all of them see need no table.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ class Rows:
         return self.stop - 1 + self.greatest
 
 
-class Mask:
+class Mask(ABC):
     """A rule of who may see whom. `&` asks for both, `|` for either, `~` for the opposite."""
 
     @property
@@ -44,17 +45,17 @@ class Mask:
         """Whether two queries of one sequence may see different keys."""
         return True
 
+    @abstractmethod
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         """Whether query i of batch row b and head h may see key j; the four indices broadcast."""
-        raise NotImplementedError
 
+    @abstractmethod
     def may(self, rows: Rows, keys: int) -> Spans:
         """Ranges outside which no query of these rows, in any batch row or head, sees a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def must(self, rows: Rows, keys: int) -> Spans:
         """Ranges of keys that every query of these rows, in every batch row and head, sees."""
-        raise NotImplementedError
 
     @property
     def batch(self) -> int:
@@ -67,7 +68,8 @@ class Mask:
         return 1
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
-        """Raises ShapeError where the rule was made for another number of queries or keys."""
+        """Raises ShapeError where the rule was made for another number of queries or keys; most fit any."""
+        return
 
     def table(self, q: int, k: int, offset: Offset = 0) -> Tensor:
         """The rule written out: bool (q, k), or (h, q, k) or (b, h, q, k) where it differs among these; True = may see."""
