@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from regard.errors import ConfigError, DataError, ShapeError
+from regard.errors import ConfigError, DataError, ShapeError, WeightsError
 from regard.lectures.examples import journey
 from regard.lectures.own import HEAD_WIDTH, WIDTH, own, random_weights, vectors
 from regard.lectures.scenes import Example, numbered
@@ -22,7 +22,7 @@ def own_example(options: argparse.Namespace) -> Example:
     seed = seed_of(options)
     if options.heads is not None and not 1 <= options.heads <= MOST_HEADS:
         raise ConfigError(f"--heads must be at least 1 and at most {MOST_HEADS}, got {options.heads}.")
-    weights = None if options.weights is None else projections(read(options.weights))
+    weights = None if options.weights is None else weights_of(options.weights)
     words, x, notes = sentence(options, None if weights is None else weights.d_in, seed)
     count = options.heads or (weights.heads if weights is not None and weights.heads else 1)
     if weights is not None:
@@ -118,3 +118,11 @@ def one(part: str, text: str) -> Mask:
         return Prefix(int(found[1]))
     known = "causal, none, window:LEFT[,RIGHT] or prefix:N, joined by & and |"
     raise ConfigError(f"--mask {text!r} is no rule: it is made of {known}.")
+
+
+def weights_of(path: str) -> Projections:
+    """The projections in a file; a WeightsError names the file."""
+    try:
+        return projections(read(path))
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None

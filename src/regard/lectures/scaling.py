@@ -57,7 +57,7 @@ def gradients(scores: Tensor) -> Tensor:
 
 
 def scaling() -> Example:
-    """Why scores are divided by √d: dot products of random vectors, and their softmax, at d = 1 to 4096."""
+    """Why scores are divided by √d: dot products of random vectors, and their softmax, as d grows from 1 to 4096."""
     rows = [measure(width, SEED) for width in WIDTHS]
     labels = tuple(f"d = {width}" for width in WIDTHS)
     plain, scaled = rows[-1]

@@ -93,7 +93,8 @@ def numbered(letter: str, count: int) -> tuple[str, ...]:
 
 def inputs(words: Sequence[str], x: Tensor) -> Scene:
     """The vectors of a sentence."""
-    sentence = f"Each of the {len(words)} words comes in as a vector of {x.shape[-1]} numbers: a row of x."
+    every = f"Each of the {len(words)} words" if len(words) > 1 else "The word"
+    sentence = f"{every} comes in as a vector of {x.shape[-1]} numbers: a row of x."
     return Scene("x", "the vectors of the words", sentence, (of_words(x, words, "x"),))
 
 
