@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import fast, passes, plane
 from regard.map.plane import Plane
-from regard.map.pooling import Picture
+from regard.map.pooling import Picture, edges
 from regard.mechanism.request import ask
 from strategies import requests
 
@@ -44,8 +44,9 @@ def planes(mask, **options):
 def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
     single, double = planes(mask, **options)
     assert fast.suits(single)
-    found, picture = fast.gather(single, (100, 256))
-    reference = Picture(double, (0, T), (0, T), (100, 256))
+    bins = edges(0, T, 100), edges(0, T, 256)
+    found, picture = fast.gather(single, *bins)
+    reference = Picture(double, *bins)
     expected = passes.gather(double, passes.ROWS, [reference.watch])
     assert set(found.rows) == set(passes.ROWS)
     for name, values in expected.rows.items():
@@ -63,7 +64,7 @@ def test_small_maps_of_every_kind_agree_too(asked):
     for b in range(asked.q.shape[0]):
         one = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0)
         if min(one.shape):
-            found, expected = fast.gather(one, one.shape)[0], passes.gather(one, passes.ROWS)
+            found, expected = fast.gather(one, *(edges(0, n, n) for n in one.shape))[0], passes.gather(one, passes.ROWS)
             for name, values in expected.rows.items():
                 torch.testing.assert_close(found.rows[name], values, rtol=1e-5, atol=1e-4)
             torch.testing.assert_close(found.received, expected.received, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """The attention matrix as a value that is never stored."""
 
 from regard.map.attention_map import AttentionMap, Certificate, Overview, Transposed
+from regard.map.pyramid import Pyramid
 
-__all__ = ["AttentionMap", "Certificate", "Overview", "Transposed"]
+__all__ = ["AttentionMap", "Certificate", "Overview", "Pyramid", "Transposed"]

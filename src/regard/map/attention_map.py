@@ -163,15 +163,16 @@ class AttentionMap:
         b, h, q, k = self.shape
         self._allow(b * h * size[0] * size[1], "fewer rows and columns")
         parts = pooling.part(rows, q, "rows"), pooling.part(columns, k, "columns")
-        return self._each(lambda plane: self._picture(plane, *parts, size).pooled(how))
+        bins = [pooling.edges(*span, count) for span, count in zip(parts, size, strict=True)]
+        return self._each(lambda plane: self._picture(plane, *bins).pooled(how))
 
     def overview(self) -> Overview:
         """All row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
-        size = min(q, PICTURE), min(k, PICTURE)
+        bins = [pooling.edges(0, length, min(length, PICTURE)) for length in (q, k)]
         found: list[dict[str, Tensor]] = []
         for plane in self._planes():
-            gathered, picture = self._seen(plane, size)
+            gathered, picture = self._seen(plane, *bins)
             pictures = {"mean": picture.pooled("mean"), "max": picture.pooled("max")}
             found.append({**gathered.rows, "received": gathered.received, **pictures})
         names = [*passes.ROWS, "received", "mean", "max"]
@@ -216,19 +217,22 @@ class AttentionMap:
         self._kept.setdefault((plane.b, plane.h), gathered.denominators)
         return gathered
 
-    def _seen(self, plane: Plane, size: tuple[int, int], **statistics: passes.Statistic) -> tuple[passes.Gathered, Picture]:
+    def _seen(
+        self, plane: Plane, rows: Tensor, columns: Tensor, **statistics: passes.Statistic
+    ) -> tuple[passes.Gathered, Picture]:
         """A traversal by the fastest pass there is, with a picture and all row statistics, or those that are named."""
         if fast.suits(plane):
-            gathered, picture = fast.gather(plane, size)
+            gathered, picture = fast.gather(plane, rows, columns)
             self._kept.setdefault((plane.b, plane.h), gathered.denominators)
             return gathered, picture
-        picture = Picture(plane, (0, plane.shape[0]), (0, plane.shape[1]), size)
+        picture = Picture(plane, rows, columns)
         return self._gather(plane, picture.watch, **(statistics or passes.ROWS)), picture
 
     def _known(self, plane: Plane, **statistics: passes.Statistic) -> passes.Gathered:
         """A traversal for statistics that are among those of an overview."""
         if fast.suits(plane):
-            return self._seen(plane, (1, min(plane.shape[1], PICTURE)))[0]
+            q, k = plane.shape
+            return self._seen(plane, pooling.edges(0, q, 1), pooling.edges(0, k, min(k, PICTURE)))[0]
         return self._gather(plane, **statistics)
 
     def _below(self, plane: Plane) -> Denominators:
@@ -250,11 +254,17 @@ class AttentionMap:
             weights = plane.picked(part)[:, keys] if below is None else below[part].weigh(plane.masked(part, keys))
             yield slice(start, start + step), weights
 
-    def _picture(self, plane: Plane, rows: tuple[int, int], columns: tuple[int, int], size: tuple[int, int]) -> Picture:
-        if (rows, columns) == ((0, self.shape[2]), (0, self.shape[3])):
-            return self._seen(plane, size, logsumexp=passes.logsumexp)[1]
-        picture = Picture(plane, rows, columns, size)
-        queries, keys = (torch.arange(*span, device=self.device) for span in (rows, columns))
+    def picture(self, rows: Tensor, columns: Tensor) -> Picture:
+        """The picture of a map of one matrix, given the token at which each bin begins and, last, where the last one ends."""
+        (plane,) = self._planes()
+        return self._picture(plane, rows, columns)
+
+    def _picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> Picture:
+        ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
+        if ends == [(0, self.shape[2]), (0, self.shape[3])]:
+            return self._seen(plane, rows, columns, logsumexp=passes.logsumexp)[1]
+        picture = Picture(plane, rows, columns)
+        queries, keys = (torch.arange(*span, device=self.device) for span in ends)
         for part, weights in self._weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)
         return picture

@@ -11,10 +11,11 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from regard.map.passes import ROWS, Gathered
 from regard.map.plane import BLOCK_NUMBERS, MOST_ROWS, Denominators, Plane
-from regard.map.pooling import Picture, edges
+from regard.map.pooling import Picture
 
 
 def suits(plane: Plane) -> bool:
@@ -38,10 +39,13 @@ def kernel() -> ModuleType:
     return compiled
 
 
-def gather(plane: Plane, size: tuple[int, int]) -> tuple[Gathered, Picture]:
-    """All row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal."""
+def gather(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[Gathered, Picture]:
+    """All row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
+
+    rows and columns are where the bins of the picture begin, and the last one ends; together they hold the whole matrix.
+    """
     q, k = plane.shape
-    rows, columns = edges(0, q, size[0]), edges(0, k, size[1])
+    size = len(rows) - 1, len(columns) - 1
     bins = (torch.searchsorted(rows, torch.arange(q), right=True) - 1).numpy()
     found = np.zeros((q, len(NAMES)), np.float32)
     threads = torch.get_num_threads()
@@ -60,7 +64,7 @@ def gather(plane: Plane, size: tuple[int, int]) -> tuple[Gathered, Picture]:
         received[keys.numpy()] += mine.sum(0)
     statistics = {name: torch.from_numpy(np.ascontiguousarray(found[:, n])) for n, name in enumerate(NAMES)}
     below = Denominators(statistics.pop("shift"), statistics.pop("total"))
-    picture = Picture(plane, (0, q), (0, k), size)
+    picture = Picture(plane, rows, columns)
     picture.sum.copy_(torch.from_numpy(total.sum(0, dtype=np.float64)))
     picture.max.copy_(torch.from_numpy(largest.max(0)))
     summed = torch.from_numpy(received.astype(np.float32))

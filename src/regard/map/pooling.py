@@ -19,9 +19,11 @@ def edges(start: int, stop: int, bins: int) -> Tensor:
 class Picture:
     """What runs of rows leave in bins of rows and columns; a watcher of a traversal."""
 
-    def __init__(self, plane: Plane, rows: tuple[int, int], columns: tuple[int, int], size: tuple[int, int]) -> None:
+    def __init__(self, plane: Plane, rows: Tensor, columns: Tensor) -> None:
+        """rows and columns are where the bins begin, and the last one ends, in tokens."""
         device = plane.q.device
-        self.rows, self.columns = (edges(*span, bins).to(device) for span, bins in zip((rows, columns), size, strict=True))
+        size = len(rows) - 1, len(columns) - 1
+        self.rows, self.columns = rows.to(device), columns.to(device)
         self.sum = torch.zeros(size, dtype=torch.float64, device=device)
         self.max = torch.zeros(size, dtype=plane.q.dtype, device=device)
 
