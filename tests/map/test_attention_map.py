@@ -334,3 +334,21 @@ def test_blocks_that_a_rule_leaves_empty_are_never_scored(monkeypatch):
 def test_what_cannot_be_asked_says_what_was_expected(ask, error, says):
     with pytest.raises(error, match=says):
         ask(both()[0])
+
+
+def test_autocast_does_not_round_what_a_map_computes():
+    q, k = tensors(torch.float32)
+    found = AttentionMap(q, k, Causal(), bias=torch.zeros(1))
+    v, r = torch.randn(B, H, K, E), torch.randn(B, H, Q, E)
+    asked = [
+        found.dense,
+        found.entropy,
+        lambda: found.mass(slice(0, 9)),
+        lambda: found.overview().distance,
+        lambda: found @ v,
+        lambda: found.mT @ r,
+    ]
+    plain = [ask() for ask in asked]
+    with torch.autocast("cpu", torch.bfloat16):
+        for ask, expected in zip(asked, plain, strict=True):
+            assert torch.equal(ask(), expected)

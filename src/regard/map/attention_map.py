@@ -222,9 +222,7 @@ class AttentionMap:
     ) -> tuple[passes.Gathered, Picture]:
         """A traversal by the fastest pass there is, with a picture and all row statistics, or those that are named."""
         if fast.suits(plane):
-            gathered, picture = fast.gather(plane, rows, columns)
-            self._kept.setdefault((plane.b, plane.h), gathered.denominators)
-            return gathered, picture
+            return self._swiftly(plane, rows, columns)
         picture = Picture(plane, rows, columns)
         return self._gather(plane, picture.watch, **(statistics or passes.ROWS)), picture
 
@@ -232,8 +230,14 @@ class AttentionMap:
         """A traversal for statistics that are among those of an overview."""
         if fast.suits(plane):
             q, k = plane.shape
-            return self._seen(plane, pooling.edges(0, q, 1), pooling.edges(0, k, min(k, PICTURE)))[0]
+            return self._swiftly(plane, pooling.edges(0, q, 1), pooling.edges(0, k, min(k, PICTURE)))[0]
         return self._gather(plane, **statistics)
+
+    def _swiftly(self, plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.Gathered, Picture]:
+        """A traversal by the compiled pass, of which the denominators are kept."""
+        gathered, picture = fast.gather(plane, rows, columns)
+        self._kept.setdefault((plane.b, plane.h), gathered.denominators)
+        return gathered, picture
 
     def _below(self, plane: Plane) -> Denominators:
         """What the rows of a plane are divided by, computed once."""

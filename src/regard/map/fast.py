@@ -53,8 +53,7 @@ def gather(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[Gathered, Pictu
     total, largest = np.zeros((threads, *size), np.float32), np.zeros((threads, *size), np.float32)
     sink = np.float32(-np.inf if plane.sink is None else float(plane.sink))
     room = torch.empty(max(min(BLOCK_NUMBERS, MOST_ROWS * k), k))
-    for start, stop in plane.cuts():
-        ranges = plane.ranges(start, stop)
+    for start, stop, ranges in plane.cuts():
         keys = plane.columns(ranges)
         scores = plane.masked_rows(start, stop, ranges, out=room)
         parts = torch.searchsorted(keys, columns).numpy()  # where each bin of columns begins among these keys

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import Denominators, Plane, Run
+from regard.map.plane import Denominators, Plane, Run, product
 
 Statistic = Callable[[Run, Plane], Tensor]
 
@@ -33,7 +33,7 @@ def largest(run: Run, plane: Plane) -> Tensor:
 def distance(run: Run, plane: Plane) -> Tensor:
     """Σ w (position of the query - key): how far each row looks back on average, in tokens."""
     positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
-    return run.weights.sum(-1) * positions - run.weights @ run.columns.to(run.weights.dtype)
+    return run.weights.sum(-1) * positions - product(run.weights, run.columns.to(run.weights.dtype))
 
 
 def first(run: Run, plane: Plane) -> Tensor:
@@ -59,7 +59,7 @@ def behind(back: int) -> Statistic:
 
 def on(keys: Tensor) -> Statistic:
     """The weight of each row on a set of keys, a bool (k,)."""
-    return lambda run, plane: run.weights @ keys[run.columns].to(run.weights.dtype)
+    return lambda run, plane: product(run.weights, keys[run.columns].to(run.weights.dtype))
 
 
 ROWS: dict[str, Statistic] = {

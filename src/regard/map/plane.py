@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import spans
-from regard.mechanism.request import Request
+from regard.mechanism.request import Request, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Rows
 from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
@@ -88,20 +88,21 @@ class Plane:
         """The numbers of queries and of keys."""
         return self.request.q.shape[2], self.request.k.shape[2]
 
-    def cuts(self) -> Iterator[tuple[int, int]]:
-        """Where runs of queries start and stop, so that the scores of each fill a block at most."""
+    def cuts(self) -> Iterator[tuple[int, int, Spans]]:
+        """Where runs of queries start and stop, so that the scores of each fill a block at most, and the keys they meet."""
         start, queries = 0, self.shape[0]
         while start < queries:
             stop = min(queries, start + MOST_ROWS)
-            while stop - start > 1 and (stop - start) * sum(j - i for i, j in self.ranges(start, stop)) > BLOCK_NUMBERS:
+            ranges = self.ranges(start, stop)
+            while stop - start > 1 and (stop - start) * sum(j - i for i, j in ranges) > BLOCK_NUMBERS:
                 stop = start + (stop - start) // 2
-            yield start, stop
+                ranges = self.ranges(start, stop)
+            yield start, stop, ranges
             start = stop
 
     def runs(self) -> Iterator[Run]:
         """Complete rows of the whole matrix, as many at a time as a block holds."""
-        for start, stop in self.cuts():
-            ranges = self.ranges(start, stop)
+        for start, stop, ranges in self.cuts():
             masked = self.masked_rows(start, stop, ranges)
             below = denominators(masked, self.sink)
             yield Run(start, stop, ranges, self.columns(ranges), masked, below.weigh(masked.clone()), below)
@@ -159,7 +160,7 @@ class Plane:
     def scored(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, mask: Mask, out: Tensor | None = None) -> Tensor:
         """The same of q (n, d) and k (m, d) already picked out, by a rule that says enough for them; `out` is room for it."""
         request = self.request
-        scores = torch.mm(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k)))
+        scores = product(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k)))
         scores.mul_(request.scale)
         if request.softcap is not None:
             scores.div_(request.softcap).tanh_().mul_(request.softcap)
@@ -176,6 +177,12 @@ class Plane:
         """Which of the keys (m,) which of the queries (n,) may see, (n, m)."""
         row, head = (torch.tensor([[index]], device=queries.device) for index in (self.b, self.h))
         return mask.sees(row, head, queries.unsqueeze(-1), keys, self.request.offset)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a b, which torch.autocast would round."""
+    with exactly(a.device):
+        return torch.matmul(a, b, out=out)
 
 
 def denominators(masked: Tensor, sink: Tensor | None) -> Denominators:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.map.plane import Plane
+from regard.map.plane import Plane, product
 
 
 class Forward(torch.autograd.Function):
@@ -38,7 +38,7 @@ class Transposed(torch.autograd.Function):
 def mixed(plane: Plane, v: Tensor) -> Tensor:
     """A v of one plane, in v's dtype."""
     exact = v.to(torch.promote_types(v.dtype, plane.q.dtype))
-    parts = [run.weights.to(exact.dtype) @ exact[run.columns] for run in plane.runs()]
+    parts = [product(run.weights.to(exact.dtype), exact[run.columns]) for run in plane.runs()]
     return torch.cat([exact[:0], *parts]).to(v.dtype)
 
 
@@ -47,5 +47,5 @@ def returned(plane: Plane, r: Tensor) -> Tensor:
     exact = r.to(torch.promote_types(r.dtype, plane.q.dtype))
     total = exact.new_zeros(plane.shape[1], r.shape[-1])
     for run in plane.runs():
-        total.index_add_(0, run.columns, run.weights.to(exact.dtype).T @ exact[run.start : run.stop])
+        total.index_add_(0, run.columns, product(run.weights.to(exact.dtype).T, exact[run.start : run.stop]))
     return total.to(r.dtype)

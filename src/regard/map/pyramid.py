@@ -42,14 +42,12 @@ class Pyramid:
         if how not in ("mean", "max"):
             raise ConfigError(f'how must be "mean" or "max", got {how!r}.')
         q, k = (self._tokens(span, level, axis) for axis, span in enumerate((rows, columns)))
-        area = q.diff().unsqueeze(-1) * k.diff()
         kept = self._level_within(KEPT)
-        if level >= kept:
-            total, largest = (part[slice(*rows), slice(*columns)] for part in self._pooled(level - kept))
-        else:
-            picture = self.map.picture(q, k)
-            total, largest = picture.sum, picture.max
-        return largest if how == "max" else (total / area.to(total.device)).to(largest.dtype)
+        if level < kept:
+            return self.map.picture(q, k).pooled(how)
+        total, largest = (part[slice(*rows), slice(*columns)] for part in self._pooled(level - kept))
+        area = (q.diff().unsqueeze(-1) * k.diff()).to(total.device)
+        return largest if how == "max" else (total / area).to(largest.dtype)
 
     def _level_within(self, pixels: int) -> int:
         """The finest level of at most so many pixels a side."""
