@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from regard.layers import checks
 from regard.layers.one_head import context_of, steps_of
 from regard.mechanism import Causal, Steps, softmax
+from regard.mechanism.request import probability
 
 
 class CausalAttention(nn.Module):
@@ -21,7 +22,7 @@ class CausalAttention(nn.Module):
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.dropout = nn.Dropout(checks.probability(dropout))
+        self.dropout = nn.Dropout(probability(dropout))
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,13 +15,6 @@ def positive(**sizes: int) -> None:
             raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
 
 
-def probability(dropout: float) -> float:
-    """The dropout, or ConfigError where it is none."""
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
-    return dropout
-
-
 def fits(x: Tensor, width: int | None = None, context_length: int | None = None, name: str = "x") -> None:
     """Raises ShapeError where x is not (t, width) or (b, t, width) with at most context_length tokens."""
     if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -11,6 +11,7 @@ from regard.layers import checks
 from regard.layers.causal import CausalAttention, dropped
 from regard.layers.conversion import blank, copy_rows
 from regard.mechanism import Causal, Steps, attend, attention, heads
+from regard.mechanism.request import probability
 
 PROJECTIONS = ("W_query", "W_key", "W_value")
 
@@ -60,7 +61,7 @@ class MultiHeadAttention(nn.Module):
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
-        self.dropout = nn.Dropout(checks.probability(dropout))
+        self.dropout = nn.Dropout(probability(dropout))
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,24 +36,30 @@ def own(
         most = int((PAIRS / count) ** 0.5)
         spread = "one head" if count == 1 else f"{count} heads"
         raise TooLargeError(f"{len(words)} words are too many to keep every step of; with {spread} at most {most}.")
-    hidden = {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
-    if weights is None:
-        steps = attend(x, x, x, mask, scale=1.0)
-        return Example(
-            name="own",
-            title="Self-attention with nothing to train",
-            source="your words",
-            words=words,
-            focus=len(words) - 1,
-            q=x,
-            k=x,
-            v=x,
-            steps=steps,
-            formulas={"scores": "x xᵀ", "context": "weights x", **unscaled(hidden)},
-            before=(inputs(words, x),),
-            notes=tuple(notes),
-            leads_to="trainable",
-        )
+    return untrained(words, x, mask, notes) if weights is None else trained(words, x, mask, weights, count, notes)
+
+
+def untrained(words: tuple[str, ...], x: Tensor, mask: Mask, notes: Sequence[str]) -> Example:
+    """softmax(x xᵀ) x."""
+    return Example(
+        name="own",
+        title="Self-attention with nothing to train",
+        source="your words",
+        words=words,
+        focus=len(words) - 1,
+        q=x,
+        k=x,
+        v=x,
+        steps=attend(x, x, x, mask, scale=1.0),
+        formulas={"scores": "x xᵀ", "context": "weights x", **unscaled(hidden(mask))},
+        before=(inputs(words, x),),
+        notes=tuple(notes),
+        leads_to="trainable",
+    )
+
+
+def trained(words: tuple[str, ...], x: Tensor, mask: Mask, weights: Projections, count: int, notes: Sequence[str]) -> Example:
+    """softmax(q kᵀ / √d) v of `count` heads."""
     q, k, v = project(x, weights, count)
     steps = attend(q, k, v, mask)
     joined = heads.join(steps.context) if count > 1 else steps.context
@@ -69,7 +75,7 @@ def own(
         v=v,
         scale=default_scale(q),
         steps=steps,
-        formulas=hidden,
+        formulas=hidden(mask),
         before=(
             inputs(words, x),
             matrices({"query": weights.query.weight, "key": weights.key.weight, "value": weights.value.weight}, said),
@@ -79,6 +85,11 @@ def own(
         notes=tuple(notes),
         leads_to="causal" if count == 1 else "heads",
     )
+
+
+def hidden(mask: Mask) -> dict[str, str]:
+    """The formula of the mask, where there is one."""
+    return {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
 
 
 def unscaled(hidden: Mapping[str, str]) -> dict[str, str]:

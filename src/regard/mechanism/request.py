@@ -124,8 +124,14 @@ def check_settings(mask: Mask, scale: float | None, softcap: float | None, dropo
         raise ConfigError(f"scale must be finite, or None for 1 / √d; got {scale}.")
     if softcap is not None and not 0 < softcap < math.inf:
         raise ConfigError(f"softcap must be above 0 and finite, or None for no cap; got {softcap}.")
+    probability(dropout)
+
+
+def probability(dropout: float | None) -> float:
+    """The dropout, or ConfigError where it is no probability that leaves something."""
     if dropout is None or not 0 <= dropout < 1:
         raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
+    return dropout
 
 
 def widened(name: str, x: Tensor, rank: int) -> Tensor:

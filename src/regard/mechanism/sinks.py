@@ -24,8 +24,8 @@ def as_key(request: Request) -> Request:
     columns = split(exact.clamp(-most, most), q.dtype)  # (h, n)
     count = columns.shape[1]
     q = torch.cat((q, columns.unsqueeze(1).expand(*q.shape[:3], count)), 3)
-    k = F.pad(k, (0, count, 0, 1))
-    k = k + F.pad(k.new_ones(1, count), (k.shape[3] - count, 0, k.shape[2] - 1, 0))
+    last = F.pad(k.new_ones(1, count), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
+    k = torch.cat((F.pad(k, (0, count)), last), 2)
     if isinstance(mask, Given):
         mask = Given.sharing(F.pad(mask.given.expand(*mask.given.shape[:3], v.shape[2]), (0, 1), value=True))
     if bias is not None:
