@@ -15,24 +15,45 @@ from benchmarks.timing import peak_megabytes, seconds, timed
 from regard import AttentionMap, Causal
 from regard.map import fast
 
-WIDTH, LENGTHS, LONG = 64, (512, 1024, 2048, 4096, 8192), 131_072
+WIDTH, HEADS, LENGTHS, LONG = 64, 12, (512, 1024, 2048, 4096, 8192), 131_072
 TITLE = "overview of one causal head of width 64, float32"
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Milliseconds of the compiled and the plain traversal, proven equal, and of the fused forward, all in turn."""
-    table = Table(TITLE, ["T", "fused ms", "overview ms", "ratio to fused", "plain torch ms", "MB", "a row ms"])
+    columns = [
+        "T",
+        "fused ms",
+        "overview ms",
+        "ratio to fused",
+        "plain torch ms",
+        "each of 12 ms",
+        "ratio to fused",
+        "MB",
+        "a row ms",
+    ]
+    table = Table(TITLE, columns)
     for t in LENGTHS:
         q, k, v = (torch.randn(1, 1, t, WIDTH) for _ in range(3))
         ways = {"overview": partial(seen, q, k), "plain": partial(seen_plainly, q, k)}
         fused = {"fused": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)}
         found = timed(ways, 2e-3, beside=fused).medians
         ratio = found["overview"] / found["fused"]
-        table.add(t, found["fused"], found["overview"], ratio, found["plain"], in_a_fresh_process(t), row_milliseconds(q, k))
+        heads = of_heads(t)
+        both = in_a_fresh_process(t), row_milliseconds(q, k)
+        table.add(t, found["fused"], found["overview"], ratio, found["plain"], *heads, *both)
     q, k = torch.randn(2, 1, 1, LONG, WIDTH)
     once = 1e3 * seconds(partial(seen, q, k))
-    table.add(LONG, None, once, None, None, in_a_fresh_process(LONG), row_milliseconds(q, k))
+    table.add(LONG, None, once, None, None, None, None, in_a_fresh_process(LONG), row_milliseconds(q, k))
     return table
+
+
+def of_heads(t: int) -> tuple[float, float]:
+    """Milliseconds of each head of twelve that are looked at together, and how many times the fused forward that is."""
+    q, k, v = (torch.randn(1, HEADS, t, WIDTH) for _ in range(3))
+    fused = {"fused": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)}
+    found = timed({"overview": lambda: AttentionMap(q, k, Causal()).overview().entropy}, 0, beside=fused).medians
+    return found["overview"] / HEADS, found["overview"] / found["fused"]
 
 
 def seen(q: Tensor, k: Tensor) -> Tensor:

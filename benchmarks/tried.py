@@ -1,21 +1,23 @@
-"""The ways that were tried for a rule and for sinks on this machine, the one in use among them."""
+"""The ways that were tried on this machine for a rule, for sinks, and for looking at a head; the ones in use among them."""
 
 import shutil
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.tables import Table
 from benchmarks.timing import seconds, timed
-from regard import Causal, Window
+from regard import AttentionMap, Causal, Window
+from regard.map import fast, plans
 from regard.mechanism import flex, kernels
 from regard.mechanism.request import Request, ask
 
 HEADS, WIDTH, T = 12, 64, 8192
-TITLE = "what was tried, T = 8192, 12 heads of 64, float32"
+TITLE = "what was tried, float32; of rules: T = 8192, 12 heads of 64"
 RULES = {"window of 256": Causal() & Window(255), "causal": Causal()}
 RUNS = (64, 128, 256, 512)
 
@@ -38,7 +40,71 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 medians = timed(ways, 3e-6).medians
             for way, milliseconds in medians.items():
                 table.add(name, "" if sinks is None else "yes", way, milliseconds, first.get(way))
+    if fast.installed():
+        products(table)
+        overviews(table)
     return table
+
+
+def products(table: Table) -> None:
+    """q kᵀ of 256 queries of width 64 with 4096 keys, each way into room that is there, where it takes such."""
+    q, k = torch.randn(256, WIDTH), torch.randn(4096, WIDTH)
+    out, rough = torch.empty(256, 4096), torch.empty(256, 4096, dtype=torch.bfloat16)
+    tiled = Tiled(q, k)
+    ways = {"torch.mm": lambda: torch.mm(q, k.T, out=out), "tiles of registers, compiled by numba": tiled.product}
+    if torch.backends.mkldnn.is_available():
+        ways["oneDNN, torch.ops.mkldnn._linear_pointwise"] = lambda: torch.ops.mkldnn._linear_pointwise(
+            q, k, None, "none", [], ""
+        )
+    of_q, of_k = ([x.bfloat16(), (x - x.bfloat16()).bfloat16()] for x in (q, k))
+    left, right = torch.cat([of_q[0], of_q[0], of_q[1]], 1), torch.cat([of_k[0], of_k[1], of_k[0]], 1)
+    # what comes out is rounded to bfloat16, and cannot be proven equal: for its time alone
+    parts = {"torch.mm of bfloat16 parts, rounded": lambda: torch.mm(left, right.T, out=rough)}
+    for way, milliseconds in timed(ways, 1e-4, beside=parts).medians.items():
+        table.add("q kᵀ, 256 x 4096", "", way, milliseconds, None)
+
+
+class Tiled:
+    """A product by the tiles that the compiled passes are made of, 16 rows at a time as there, by all threads."""
+
+    def __init__(self, q: Tensor, k: Tensor) -> None:
+        from numba import njit
+
+        from regard.map.compiled.registers import COLUMNS, ROWS, tile
+
+        @njit(nogil=True)
+        def product(q, panels, out, first, last):
+            d, keys = q.shape[1], out.shape[1]
+            for block in range(first, last, 16):
+                for j in range(len(panels)):
+                    for r in range(block, min(block + 16, last), ROWS):
+                        tile(q, r * d, d, 1, panels, j * d * COLUMNS, d, out, r * keys + j * COLUMNS, keys)
+
+        self.compiled, self.q, self.panels = product, q.numpy(), plans.panels(k.T.numpy())
+        self.out = np.empty((len(q), len(k)), np.float32)
+
+    def product(self) -> Tensor:
+        """The product, in the same room each time."""
+        threads = torch.get_num_threads()
+        step = len(self.q) // threads // 16 * 16
+        ends = [n * step for n in range(threads)] + [len(self.q)]
+        fast.side_by_side(lambda n: self.compiled(self.q, self.panels, self.out, *ends[n : n + 2]), threads)
+        return torch.from_numpy(self.out)
+
+
+def overviews(table: Table) -> None:
+    """An overview of a causal head of width 64 at 4096 tokens, in blocks of so many rows."""
+    q, k = torch.randn(2, 1, 1, 4096, WIDTH)
+    ways = {f"blocks of {rows} rows": partial(seen_in_blocks, rows, q, k) for rows in (8, 16, 32, 64)}
+    for way, milliseconds in timed(ways, 1e-4).medians.items():
+        table.add("overview, T = 4096", "", way, milliseconds, None)
+
+
+def seen_in_blocks(rows: int, q: Tensor, k: Tensor) -> Tensor:
+    """What overview does, in other blocks."""
+    with mock.patch.object(plans, "FEW", rows):
+        plans.relative.cache_clear()
+        return AttentionMap(q, k, Causal()).overview().entropy
 
 
 def in_runs(queries: int, request: Request) -> Tensor:

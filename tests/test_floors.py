@@ -20,11 +20,11 @@ DOOR = {"__init__", "__main__"}  # they hand names on, and nobody below imports 
 EDGES = {  # a heavy dependency, and the only modules that may import it
     "starlette": {"show.page.server"},
     "uvicorn": {"show.page.server"},
-    "matplotlib": {"show.figure"},
-    "safetensors": {"weights", "observe.recording"},
+    "matplotlib": {"show.figure", "show.head_figure"},
+    "safetensors": {"weights", "observe.files"},
     "huggingface_hub": {"weights"},
     "torch.distributed": {"train.engine", "train.checkpoints"},
-    "transformers": set(),
+    "transformers": {"cli.foreign"},  # elsewhere it is met where the program has imported it
     "rich": {"show", "cli"},
     "numba": {"map.compiled"},
     "llvmlite": {"map.compiled"},

@@ -89,6 +89,60 @@ def test_a_diagonal_is_the_weight_at_a_distance_from_the_query_s_own_position(of
     close(found.diagonal(back), expected)
 
 
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 1, H, dtype=torch.float64)])
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_the_mass_of_a_set_of_keys_is_the_sum_of_their_columns(rule, sinks):
+    found, weights = both(rule, sinks=sinks, offset=3)
+    for keys in (torch.arange(K) % 7 == 0, torch.arange(K) % 7 > 0, torch.zeros(K, dtype=torch.bool)):
+        close(found.mass(keys), weights[..., keys].sum(-1))
+
+
+def test_many_pairs_of_a_query_and_a_key_are_computed_one_by_one(monkeypatch):
+    found, weights = both(
+        softcap=2.0, bias=torch.randn(H, Q, K, dtype=torch.float64), sinks=torch.zeros(H, dtype=torch.float64)
+    )
+    b, h = torch.arange(500) % B, torch.arange(500) % H
+    i, j = torch.randint(Q, (500,)), torch.randint(K, (500,))
+    found.logsumexp()
+    scored = []
+    inner = plane.Plane.scored
+    monkeypatch.setattr(plane.Plane, "scored", lambda self, *args: scored.append(args) or inner(self, *args))
+    close(found[b, h, i, j], weights[b, h, i, j])
+    close(found[1, 2, range(K), range(K)], weights[1, 2].diagonal())
+    assert not scored
+    close(found[0, 0, 5, :9], weights[0, 0, 5, :9])
+    assert scored
+
+
+def test_what_rows_are_divided_by_is_found_once(monkeypatch):
+    found, weights = both(Causal() & Window(40))
+    walks = []
+    runs = plane.Plane.runs
+    monkeypatch.setattr(plane.Plane, "runs", lambda self, *args: walks.append(self) or runs(self, *args))
+    found.diagonal(1)
+    assert len(walks) == B * H
+    found.diagonal(2)
+    found.mass(slice(0, 9))
+    found.tile(slice(0, 90), slice(10, 50), 5)
+    close(found[..., 7], weights[..., 7])
+    assert len(walks) == B * H
+
+
+@pytest.mark.slow
+def test_a_long_diagonal_is_answered_without_its_matrix():
+    from benchmarks.timing import peak_megabytes
+
+    q, k = torch.randn(2, 1, 1, 65_537, 16)
+    found = AttentionMap(q, k, Causal())
+    found.logsumexp()
+    t = range(65_537)
+    asked = [lambda: found[0, 0, t, t], lambda: found.diagonal(5), lambda: found.mass(slice(0, 4))]
+    for ask in asked:
+        peak = peak_megabytes(ask)
+        assert peak is None or peak < 200
+    torch.testing.assert_close(found[0, 0, t, t], found.diagonal(0)[0, 0], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_an_overview_holds_every_statistic_of_one_traversal(rule):
     found, weights = both(rule, offset=3)
@@ -307,7 +361,7 @@ def test_blocks_that_a_rule_leaves_empty_are_never_scored(monkeypatch):
     monkeypatch.setattr(
         plane.Plane, "scored", lambda self, q, k, *rest: scored.append(len(q) * len(k)) or inner(self, q, k, *rest)
     )
-    q = torch.randn(1, 1, 2048, 4)
+    q = torch.randn(1, 1, 2048, 4, dtype=torch.float64)
     AttentionMap(q, q, Window(64, 0)).received()
     assert sum(scored) < 2048 * (64 + 256 + 16) * 1.1
     scored.clear()

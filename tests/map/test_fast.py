@@ -3,12 +3,14 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
-from regard.map import fast, passes, plane
+from regard.map import fast, passes, plane, plans
 from regard.map.plane import Plane
 from regard.map.pooling import Picture, edges
 from regard.mechanism.request import ask
@@ -16,36 +18,46 @@ from strategies import requests
 
 pytest.importorskip("numba", reason="the compiled pass needs numba, which is not installed")
 
-T, D = 700, 16
+T, K, D = 401, 1327, 16  # more than one stretch of keys
 RULES = [
     Everything(),
     Causal(),
     Causal() & Window(40),
     Window(100, 20),
     Causal() & (Window(16) | Prefix(2)),
-    Documents(torch.arange(T) // 37),
-    Padding([333]),
+    Documents(torch.arange(K) // 37),
+    Padding([1133]),
     ~Everything(),
 ]
-OPTIONS = [{}, {"softcap": 3.0, "scale": 0.7}, {"sinks": torch.tensor([0.7])}, {"offset": -30}]
-BUDGET = {"distance": 2e-6 * T * math.sqrt(T)}  # a sum of T positions; the others are of the order of one
+SLOPES = torch.linspace(-3, 0, K).masked_fill(torch.arange(K) % 11 == 3, -math.inf)
+OPTIONS = [
+    {},
+    {"softcap": 3.0, "scale": 0.7},
+    {"sinks": torch.tensor([0.7])},
+    {"offset": 901},
+    {"offset": -30, "sinks": torch.tensor([-0.7])},
+    {"bias": torch.linspace(-9, 9, T * K).view(T, K).sin()},
+    {"bias": SLOPES, "softcap": 30.0},
+    {"bias": SLOPES[:T].view(T, 1), "offset": 700},
+]
+BUDGET = {"distance": 2e-6 * K * math.sqrt(K)}  # a sum of positions; the others are of the order of one
 
 
 def planes(mask, **options):
     """One plane in float32 and in float64."""
     torch.manual_seed(1)
-    q, k = torch.randn(1, 1, T, D), torch.randn(1, 1, T, D)
+    q, k = torch.randn(1, 1, T, D), torch.randn(1, 1, K, D)
     raised = {n: o.double() if torch.is_tensor(o) else o for n, o in options.items()}
     return [Plane(ask(a, b, b, mask, **o), 0, 0) for a, b, o in ((q, k, options), (q.double(), k.double(), raised))]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
     single, double = planes(mask, **options)
     assert fast.suits(single)
-    bins = edges(0, T, 100), edges(0, T, 256)
-    found, picture = fast.gather(single, *bins)
+    bins = bins_of_all()
+    found, picture = fast.gather(single, 2, *bins)
     reference = Picture(double, *bins)
     expected = passes.gather(double, passes.ROWS, [reference.watch])
     assert set(found.rows) == set(passes.ROWS)
@@ -58,13 +70,81 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
         )
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mask", RULES, ids=repr)
+def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
+    single, double = planes(mask, **options)
+    values, keys = fast.top(single, 2, 9)
+    weights = passes.dense(double)
+    torch.testing.assert_close(values.double(), weights.topk(9).values, rtol=0, atol=3e-6)
+    torch.testing.assert_close(weights.gather(1, keys), values.double(), rtol=0, atol=3e-6)
+    assert all(len(row) == 9 for row in map(set, keys.tolist()))
+    v, r = torch.randn(K, 45), torch.randn(T, 37)
+    torch.testing.assert_close(fast.mixed(single, 2, v).double(), weights @ v.double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(fast.returned(single, 2, r).double(), weights.T @ r.double(), rtol=1e-5, atol=1e-4)
+    bins = edges(101, 340, 53), edges(77, 1260, 29)
+    below, reference = fast.gather(single, 2, *bins_of_all())[0].denominators, Picture(double, *bins)
+    found = fast.picture(single, 2, below, *bins)
+    reference.add(torch.arange(T), torch.arange(K), weights)
+    for how in ("mean", "max", "sum"):
+        torch.testing.assert_close(
+            found.pooled(how).double(), reference.pooled(how), rtol=0, atol=3e-6 if how != "sum" else 1e-4
+        )
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, K), (1000, 5)])
+def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size):
+    single, double = planes(Causal(), offset=901)
+    bins = edges(0, T, size[0]), edges(0, K, size[1])
+    found, reference = fast.gather(single, 2, *bins)[1], Picture(double, *bins)
+    reference.add(torch.arange(T), torch.arange(K), passes.dense(double))
+    for how in ("mean", "max", "sum"):
+        torch.testing.assert_close(found.pooled(how).double(), reference.pooled(how), rtol=2e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
+def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
+    single, _ = planes(mask, offset=901)
+    few = [fast.gather(single, 2, *bins_of_all()), fast.top(single, 2, 9), fast.mixed(single, 2, torch.eye(K)[:, :99])]
+    monkeypatch.setattr(plans, "LONG", 0)
+    plans.relative.cache_clear()
+    assert next(iter(plans.plans(single))).rows == 64
+    many = [fast.gather(single, 2, *bins_of_all()), fast.top(single, 2, 9), fast.mixed(single, 2, torch.eye(K)[:, :99])]
+    plans.relative.cache_clear()
+    for name, values in few[0][0].rows.items():
+        torch.testing.assert_close(many[0][0].rows[name], values, rtol=1e-5, atol=1e-6, msg=name)
+    torch.testing.assert_close(many[0][1].sum, few[0][1].sum, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(many[1][0], few[1][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(many[2], few[2], rtol=0, atol=1e-6)
+
+
+def bins_of_all():
+    return edges(0, T, 100), edges(0, K, 256)
+
+
 @settings(max_examples=50)
-@given(requests(dtype=torch.float32, kinds=("scale", "softcap", "sinks", "offset")))
+@given(requests(dtype=torch.float32), st.data())
+def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
+    one = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), 0, 0)
+    if min(one.shape):
+        weights = passes.dense(one)
+        n = data.draw(st.integers(1, one.shape[1]))
+        values, keys = fast.top(one, 1, n)
+        torch.testing.assert_close(values, weights.topk(n).values, rtol=0, atol=3e-6)
+        torch.testing.assert_close(weights.gather(1, keys), values, rtol=0, atol=3e-6)
+        assert all(len(row) == n for row in map(set, keys.tolist()))
+        v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
+        torch.testing.assert_close(fast.mixed(one, 1, v), weights @ v, rtol=0, atol=1e-5)
+        torch.testing.assert_close(fast.returned(one, 1, r), weights.T @ r, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=50)
+@given(requests(dtype=torch.float32))
 def test_small_maps_of_every_kind_agree_too(asked):
     for b in range(asked.q.shape[0]):
         one = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0)
         if min(one.shape):
-            found, expected = fast.gather(one, *(edges(0, n, n) for n in one.shape))[0], passes.gather(one, passes.ROWS)
+            found, expected = fast.gather(one, 1, *(edges(0, n, n) for n in one.shape))[0], passes.gather(one, passes.ROWS)
             for name, values in expected.rows.items():
                 torch.testing.assert_close(found.rows[name], values, rtol=1e-5, atol=1e-4)
             torch.testing.assert_close(found.received, expected.received, rtol=1e-5, atol=1e-5)
@@ -95,9 +175,64 @@ def test_an_overview_takes_the_compiled_pass_where_it_can(monkeypatch):
     monkeypatch.setattr(fast, "gather", lambda *args: taken.append(args) or gather(*args))
     AttentionMap(q, q, Causal()).overview()
     assert len(taken) == 1
-    for other in (AttentionMap(q.double(), q.double()), AttentionMap(q, q, bias=torch.zeros(1))):
-        other.overview()
+    AttentionMap(q.double(), q.double()).overview()
     assert len(taken) == 1
+
+
+@pytest.mark.parametrize("mask", [Window(40, 40), Causal(), ~Window(7, 200), Causal() & Window(500)], ids=repr)
+def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
+    q, k = torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, K, 4)
+    single = Plane(ask(q, k, k, mask, offset=96), 0, 0)  # parts left and right of the window are of one width
+    (shared,), (own,) = plans.plans(single), plans.drafted(single, ((0, 900), (0, K)))
+    assert len(shared.table) < len(own.table)
+    for name in ("runs", "ranges"):
+        assert (getattr(shared, name) == getattr(own, name)).all()
+    for run in own.runs:
+        for line in range(run[4], run[5]):
+            (first, last, there), (_, _, here) = own.partial[line], shared.partial[line]
+            size = (run[1] - run[0]) * (last - first)
+            assert (shared.table[here : here + size] == own.table[there : there + size]).all()
+
+
+def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
+    from regard.map.compiled.blocks import cut
+
+    q = torch.zeros(1, 1, 2048, 4)
+    for mask, most in ((Window(64, 0), 2048 * (64 + 16 + 64)), (Causal(), 0.51 * 2048**2)):
+        single = Plane(ask(q, q, q, mask), 0, 0)
+        (plan,) = plans.plans(single)
+        keys, scored = np.zeros((plan.chunks, 3), np.int64), 0
+        for _, run, start, stop in plans.blocks(plan, np.array([0, 2048])):
+            count = cut(plan, run, start, stop, keys)
+            scored += (stop - start) * keys[:count, 2].sum()
+        assert scored < most
+
+
+@pytest.mark.parametrize("queries", [T, 8 * T])
+def test_queries_and_keys_may_lie_in_memory_in_any_way(queries):
+    together = torch.randn(1, queries, 3, 2, D)  # what one linear layer gives for two heads
+    q, k, _ = together.permute(2, 0, 3, 1, 4)
+    found, expected = AttentionMap(q, k, Causal()), AttentionMap(q.contiguous(), k.contiguous(), Causal())
+    assert torch.equal(found.overview().entropy, expected.overview().entropy)
+    wide = AttentionMap(q.mT.contiguous().mT, k.mT.contiguous().mT, Causal())
+    assert torch.equal(wide.overview().entropy, expected.overview().entropy)
+
+
+@pytest.mark.parametrize("function", ["top", "mixed", "returned", "picture"])
+def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
+    """In the keys, in the bias; infinite scores too, whose softmax has none."""
+    for where in ("q", "k", "bias", "infinite"):
+        q, k, bias = torch.randn(1, 1, 50, 8), torch.randn(1, 1, 50, 8), torch.zeros(50, 50)
+        if where == "infinite":
+            q[0, 0, 7], k[0, 0, 3] = 1e30, 1e30
+        else:
+            {"q": q[0, 0], "k": k[0, 0], "bias": bias}[where][7, 3] = math.nan
+        single = Plane(ask(q, k, k, Causal(), bias=bias), 0, 0)
+        bins = edges(0, 50, 5), edges(0, 50, 5)
+        assert fast.gather(single, 1, *bins) is None
+        below = passes.gather(single, {}).denominators
+        rest = {"top": (3,), "mixed": (torch.ones(50, 2),), "returned": (torch.ones(50, 2),), "picture": (below, *bins)}
+        assert getattr(fast, function)(single, 1, *rest[function]) is None
 
 
 @pytest.mark.slow

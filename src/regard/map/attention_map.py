@@ -1,15 +1,15 @@
 """AttentionMap: the attention matrix as a value that is never stored, and what a reader asks of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.map import fast, indexing, passes, pooling, products
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
 from regard.mechanism.request import ask
@@ -19,7 +19,9 @@ from regard.mechanism.scores import wide
 LIMIT_BYTES = 2**30  # of an answer
 PICTURE = 256  # rows and columns of an overview's picture, at most
 SAMPLE = 64  # rows of each matrix that a certificate checks
+ALONE = 8  # times as long as in a matrix product, about, a dot product takes alone
 Index = int | slice | Sequence[int] | Tensor
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,15 +120,15 @@ class AttentionMap:
 
     def logsumexp(self) -> Tensor:
         """log Σ exp of each row's scores, nats, (b, h, q): the sink is in it; -inf for a blind row."""
-        return self._each(lambda plane: self._below(plane).logsumexp)
+        return self._divided(lambda _, below: below.logsumexp)
 
     def entropy(self) -> Tensor:
         """-Σ w log w of each row, nats, (b, h, q); 0 for a blind row."""
-        return self._each(lambda plane: self._known(plane, entropy=passes.entropy).rows["entropy"])
+        return self._laid_out([found.rows["entropy"] for found in self._known(entropy=passes.entropy)])
 
     def received(self) -> Tensor:
         """The sum of each column, (b, h, k)."""
-        return self._each(lambda plane: self._known(plane).received)
+        return self._laid_out([found.received for found in self._known()])
 
     def mass(self, keys: slice | Tensor) -> Tensor:
         """The weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
@@ -134,11 +136,15 @@ class AttentionMap:
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
             raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
         seen[keys] = True
-        return self._each(lambda plane: self._gather(plane, mass=passes.on(seen)).rows["mass"])
+        few = seen.nonzero().squeeze(-1)
+        if 2 * len(few) > len(seen):
+            indicator = seen.to(wide(self._request.q.dtype)).view(1, 1, -1, 1)
+            return self._product(products.Forward, "keys", indicator.expand(self.shape[0], -1, -1, -1), len(seen)).squeeze(-1)
+        return self._divided(lambda plane, below: passes.mass(plane, below, few))
 
     def diagonal(self, back: int = 0) -> Tensor:
         """The weight of each query on the key at its own position minus `back`, (b, h, q); 0 where there is none."""
-        return self._each(lambda plane: self._gather(plane, diagonal=passes.behind(back)).rows["diagonal"])
+        return self._divided(lambda plane, below: passes.diagonal(plane, below, back))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """The n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
@@ -146,7 +152,13 @@ class AttentionMap:
         if not 1 <= n <= k:
             raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {n}.")
         self._allow(2 * b * h * q * n, "a smaller n or m.select(heads=...)")
-        found = [passes.top(plane, n) for plane in self._planes()]
+        planes = list(self._planes())
+        quick = (
+            self._compiled(planes, lambda plane, threads: fast.top(plane, threads, n))
+            if n <= fast.MOST
+            else [None] * len(planes)
+        )
+        found = [passes.top(plane, n) if one is None else one for plane, one in zip(planes, quick, strict=True)]
         return self._laid_out([values for values, _ in found]), self._laid_out([keys for _, keys in found])
 
     def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
@@ -169,12 +181,11 @@ class AttentionMap:
     def overview(self) -> Overview:
         """All row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
-        bins = [pooling.edges(0, length, min(length, PICTURE)) for length in (q, k)]
-        found: list[dict[str, Tensor]] = []
-        for plane in self._planes():
-            gathered, picture = self._seen(plane, *bins)
-            pictures = {"mean": picture.pooled("mean"), "max": picture.pooled("max")}
-            found.append({**gathered.rows, "received": gathered.received, **pictures})
+        rows, columns = (pooling.edges(0, length, min(length, PICTURE)) for length in (q, k))
+        found = [
+            {**gathered.rows, "received": gathered.received, "mean": picture.pooled("mean"), "max": picture.pooled("max")}
+            for gathered, picture in self._traversed(list(self._planes()), rows, columns, passes.ROWS)
+        ]
         names = [*passes.ROWS, "received", "mean", "max"]
         return Overview(**{name: self._laid_out([one[name] for one in found]) for name in names})
 
@@ -211,46 +222,49 @@ class AttentionMap:
             raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
         return torch.stack(found).view(*self.shape[:2], *found[0].shape)
 
-    def _gather(self, plane: Plane, *watch: Callable[[Run], None], **statistics: passes.Statistic) -> passes.Gathered:
-        """A traversal, of which the denominators are kept."""
-        gathered = passes.gather(plane, statistics, watch)
-        self._kept.setdefault((plane.b, plane.h), gathered.denominators)
-        return gathered
+    def _traversed(
+        self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
+    ) -> list[tuple[passes.Gathered, Picture]]:
+        """A traversal of each plane by the fastest pass there is, with a picture and the statistics named, or more."""
+        found = []
+        quick = self._compiled(planes, lambda plane, threads: fast.gather(plane, threads, rows, columns))
+        for plane, one in zip(planes, quick, strict=True):
+            gathered, picture = one or passes.seen(plane, rows, columns, statistics)
+            self._kept.setdefault((plane.b, plane.h), gathered.denominators)
+            found.append((gathered, picture))
+        return found
 
-    def _seen(
-        self, plane: Plane, rows: Tensor, columns: Tensor, **statistics: passes.Statistic
-    ) -> tuple[passes.Gathered, Picture]:
-        """A traversal by the fastest pass there is, with a picture and all row statistics, or those that are named."""
-        if fast.suits(plane):
-            return self._swiftly(plane, rows, columns)
-        picture = Picture(plane, rows, columns)
-        return self._gather(plane, picture.watch, **(statistics or passes.ROWS)), picture
+    def _compiled(self, planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
+        """What a compiled pass finds in each plane, None where it cannot."""
+        return fast.each(planes, work) if planes and fast.suits(planes[0]) else [None] * len(planes)
 
-    def _known(self, plane: Plane, **statistics: passes.Statistic) -> passes.Gathered:
-        """A traversal for statistics that are among those of an overview."""
-        if fast.suits(plane):
-            q, k = plane.shape
-            return self._swiftly(plane, pooling.edges(0, q, 1), pooling.edges(0, k, min(k, PICTURE)))[0]
-        return self._gather(plane, **statistics)
-
-    def _swiftly(self, plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.Gathered, Picture]:
-        """A traversal by the compiled pass, of which the denominators are kept."""
-        gathered, picture = fast.gather(plane, rows, columns)
-        self._kept.setdefault((plane.b, plane.h), gathered.denominators)
-        return gathered, picture
+    def _known(self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic) -> list[passes.Gathered]:
+        """What a traversal finds of every plane, or some: statistics that are among those of an overview."""
+        bins = pooling.edges(0, self.shape[2], min(self.shape[2], PICTURE)), pooling.edges(0, 0, 1)  # a picture of nothing
+        planes = list(self._planes()) if planes is None else planes
+        return [gathered for gathered, _ in self._traversed(planes, *bins, statistics)]
 
     def _below(self, plane: Plane) -> Denominators:
         """What the rows of a plane are divided by, computed once."""
         if (plane.b, plane.h) not in self._kept:
-            self._known(plane)
+            self._known([plane])
         return self._kept[plane.b, plane.h]
+
+    def _divided(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
+        """An answer of each plane that its denominators lead to."""
+        self._known([plane for plane in self._planes() if (plane.b, plane.h) not in self._kept])
+        return self._each(lambda plane: function(plane, self._below(plane)))
+
+    def _worth_keeping(self, plane: Plane, rows: int) -> bool:
+        """Whether the denominators are known, or are worth a traversal for so many rows."""
+        return (plane.b, plane.h) in self._kept or 2 * rows > plane.shape[0]
 
     def _weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Weights (n, m) of queries and keys by index, a part of the queries at a time.
 
         Complete rows are the shortest way to a few rows; for more than half of them the denominators are worth keeping.
         """
-        known = (plane.b, plane.h) in self._kept or 2 * len(queries) > plane.shape[0]
+        known = self._worth_keeping(plane, len(queries))
         below = self._below(plane) if known else None
         step = max(1, BLOCK_NUMBERS // max(len(keys) if known else plane.shape[1], 1))
         for start in range(0, len(queries), step):
@@ -266,7 +280,11 @@ class AttentionMap:
     def _picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> Picture:
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
         if ends == [(0, self.shape[2]), (0, self.shape[3])]:
-            return self._seen(plane, rows, columns, logsumexp=passes.logsumexp)[1]
+            return self._traversed([plane], rows, columns, {})[0][1]
+        if fast.suits(plane) and self._worth_keeping(plane, ends[0][1] - ends[0][0]):
+            quick = fast.picture(plane, torch.get_num_threads(), self._below(plane), rows, columns)
+            if quick is not None:
+                return quick
         picture = Picture(plane, rows, columns)
         queries, keys = (torch.arange(*span, device=self.device) for span in ends)
         for part, weights in self._weights(plane, queries, keys):
@@ -283,11 +301,14 @@ class AttentionMap:
         return found
 
     def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """The weights at coordinates (n,)."""
+        """The weights at coordinates (n,): of all their rows on all their keys, or one by one where that is less."""
         found = self._request.q.new_zeros(b.numel(), dtype=wide(self._request.q.dtype))
         for plane, places in self._by_plane(b, h):
-            queries, row = i.reshape(-1)[places].to(self.device).unique(return_inverse=True)
-            keys, column = j.reshape(-1)[places].to(self.device).unique(return_inverse=True)
+            i_here, j_here = (x.reshape(-1)[places].to(self.device) for x in (i, j))
+            (queries, row), (keys, column) = (x.unique(return_inverse=True) for x in (i_here, j_here))
+            if self._worth_keeping(plane, len(queries)) and ALONE * len(places) < len(queries) * len(keys):
+                found[places] = passes.pairs(plane, self._below(plane), i_here, j_here)
+                continue
             for part, weights in self._weights(plane, queries, keys):
                 here = (row >= part.start) & (row < part.stop)
                 found[places[here]] = weights[row[here] - part.start, column[here]]

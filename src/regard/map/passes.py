@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import Denominators, Plane, Run, product
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run, product
+from regard.map.pooling import Picture
 
 Statistic = Callable[[Run, Plane], Tensor]
 
@@ -57,11 +58,6 @@ def behind(back: int) -> Statistic:
     return diagonal
 
 
-def on(keys: Tensor) -> Statistic:
-    """The weight of each row on a set of keys, a bool (k,)."""
-    return lambda run, plane: product(run.weights, keys[run.columns].to(run.weights.dtype))
-
-
 ROWS: dict[str, Statistic] = {
     "logsumexp": logsumexp,
     "entropy": entropy,
@@ -99,6 +95,41 @@ def gather(plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Ca
     rows = {name: torch.cat([none, *found]) for name, found in parts.items()}
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
     return Gathered(rows, received.to(plane.q.dtype), Denominators(shift, total))
+
+
+def seen(plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]) -> tuple[Gathered, Picture]:
+    """The same and a picture, given where its bins begin, and the last one ends."""
+    picture = Picture(plane, rows, columns)
+    return gather(plane, statistics, [picture.watch]), picture
+
+
+def pairs(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:
+    """The weights (n,) of queries (n,), each on the key beside it in keys (n,): a dot product for each."""
+    found = [plane.q.new_zeros(0)]
+    part = max(1, BLOCK_NUMBERS // max(plane.q.shape[-1], 1))
+    for i, j in zip(queries.split(part), keys.split(part), strict=True):
+        found.append(below[i].weigh(plane.paired(i, j).unsqueeze(-1)).squeeze(-1))
+    return torch.cat(found)
+
+
+def diagonal(plane: Plane, below: Denominators, back: int) -> Tensor:
+    """The weight of each query on the key at its own position minus `back`, (q,); 0 where there is no such key."""
+    q, k = plane.shape
+    start = min(max(back - plane.offset, 0), q)
+    queries = torch.arange(start, max(start, min(q, k - plane.offset + back)), device=plane.q.device)
+    found = plane.q.new_zeros(q)
+    found[queries] = pairs(plane, below, queries, queries + (plane.offset - back))
+    return found
+
+
+def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
+    """The weight of each row on some keys (m,), given by index in their order, (q,); only those columns are computed."""
+    found = plane.q.new_zeros(plane.shape[0])
+    for start, stop, ranges in plane.cuts():
+        near = keys[(keys >= ranges[0][0]) & (keys < ranges[-1][1])] if ranges else keys[:0]
+        queries = torch.arange(start, stop, device=keys.device)
+        found[start:stop] = below[queries].weigh(plane.masked(queries, near)).sum(-1)
+    return found
 
 
 def top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:

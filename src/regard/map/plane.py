@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.mechanism import spans
 from regard.mechanism.request import Request, exactly
-from regard.mechanism.rule import EVERYTHING, Mask, Rows
+from regard.mechanism.rule import EVERYTHING, Rows
 from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
 
@@ -109,15 +109,16 @@ class Plane:
 
     def masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
         """The scores (n, m) of these queries with the keys of these ranges; the rule is asked only where they differ."""
-        queries = torch.arange(start, stop, device=self.q.device)
-        columns = self.columns(ranges)
-        masked = self.scored(self.q[start:stop], self.keys(ranges), queries, columns, EVERYTHING, out)
+        queries = torch.arange(start, stop, device=self.q.device).unsqueeze(-1)
+        masked = self.scored(self.q[start:stop], self.keys(ranges), out)
         must = self.request.mask.must(self.bounds(start, stop), self.shape[1])
         first = 0
         for i, j in ranges:
+            if self.bias is not None:
+                masked[:, first : first + j - i] += self.bias[start:stop, i:j].to(masked.dtype)
             for m, n in spans.intersection(((i, j),), spans.complement(must, self.shape[1])):
-                here = slice(first + m - i, first + n - i)
-                masked[:, here].masked_fill_(~self.visible(queries, columns[here], self.request.mask), -torch.inf)
+                hidden = ~self.visible(queries, torch.arange(m, n, device=queries.device))
+                masked[:, first + m - i : first + n - i].masked_fill_(hidden, -torch.inf)
             first += j - i
         return masked
 
@@ -125,7 +126,7 @@ class Plane:
         """Complete rows of weights (n, k), of queries (n,) by index."""
         ranges = self.ranges(int(queries.min()), int(queries.max()) + 1)
         columns = self.columns(ranges)
-        masked = self.scored(self.q[queries], self.keys(ranges), queries, columns, self.request.mask)
+        masked = self.ruled(self.scored(self.q[queries], self.keys(ranges)), queries.unsqueeze(-1), columns)
         weights = denominators(masked, self.sink).weigh(masked)
         if len(columns) == self.shape[1]:
             return weights
@@ -155,28 +156,42 @@ class Plane:
 
     def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
-        return self.scored(self.q[queries], self.k[keys], queries, keys, self.request.mask)
+        return self.ruled(self.scored(self.q[queries], self.k[keys]), queries.unsqueeze(-1), keys)
 
-    def scored(self, q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, mask: Mask, out: Tensor | None = None) -> Tensor:
-        """The same of q (n, d) and k (m, d) already picked out, by a rule that says enough for them; `out` is room for it."""
-        request = self.request
-        scores = product(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k)))
-        scores.mul_(request.scale)
-        if request.softcap is not None:
-            scores.div_(request.softcap).tanh_().mul_(request.softcap)
-        if request.bias is not None:
-            b, h, rows, columns = request.bias.shape
-            bias = request.bias[self.b if b > 1 else 0, self.h if h > 1 else 0]
-            bias = bias[queries] if rows > 1 else bias
-            scores += (bias[:, keys] if columns > 1 else bias).to(scores.dtype)
-        if mask != EVERYTHING:
-            scores.masked_fill_(~self.visible(queries, keys, mask), -torch.inf)
+    def paired(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """The same of pairs: queries (n,), each with the key beside it in keys (n,), to (n,)."""
+        return self.ruled(self.capped((self.q[queries] * self.k[keys]).sum(-1)), queries, keys)
+
+    def scored(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
+        """q kᵀ scaled and capped, (n, m); `out` is room for it."""
+        return self.capped(product(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k))))
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores scaled and capped, in place."""
+        scores.mul_(self.request.scale)
+        softcap = self.request.softcap
+        return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+
+    def ruled(self, scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """Scores with the bias and the mask on them, in place; queries and keys by index broadcast to them."""
+        if self.bias is not None:
+            scores += self.bias[queries, keys].to(scores.dtype)
+        if self.request.mask != EVERYTHING:
+            scores.masked_fill_(~self.visible(queries, keys), -torch.inf)
         return scores
 
-    def visible(self, queries: Tensor, keys: Tensor, mask: Mask) -> Tensor:
-        """Which of the keys (m,) which of the queries (n,) may see, (n, m)."""
-        row, head = (torch.tensor([[index]], device=queries.device) for index in (self.b, self.h))
-        return mask.sees(row, head, queries.unsqueeze(-1), keys, self.request.offset)
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """What is added to the scores, (q, k)."""
+        bias = self.request.bias
+        if bias is None:
+            return None
+        return bias[self.b if len(bias) > 1 else 0, self.h if bias.shape[1] > 1 else 0].expand(self.shape)
+
+    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether queries may see keys, by index, the two broadcasting."""
+        b, h = (torch.tensor([index], device=queries.device) for index in (self.b, self.h))
+        return self.request.mask.sees(b, h, queries, keys, self.request.offset)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -27,6 +27,13 @@ class Picture:
         self.sum = torch.zeros(size, dtype=torch.float64, device=device)
         self.max = torch.zeros(size, dtype=plane.q.dtype, device=device)
 
+    @classmethod
+    def found(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "Picture":
+        """A picture of which the sums and the maxima are known."""
+        picture = cls.__new__(cls)
+        picture.rows, picture.columns, picture.sum, picture.max = rows, columns, total, largest
+        return picture
+
     def watch(self, run: Run) -> None:
         """Adds a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
@@ -34,9 +41,9 @@ class Picture:
     def add(self, queries: Tensor, keys: Tensor, weights: Tensor) -> None:
         """Adds those of some weights (n, m) that lie in the picture, given their queries and keys by index."""
         (i, mine), (j, theirs) = bins_of(queries, self.rows), bins_of(keys, self.columns)
-        weights = weights if mine.all() and theirs.all() else weights[mine][:, theirs]
-        if not weights.numel():
+        if not len(i) or not len(j):
             return
+        weights = weights if mine.all() and theirs.all() else weights[mine][:, theirs]
         across = weights.new_zeros(len(i), self.sum.shape[1])
         self.sum.index_add_(0, i, across.index_add(1, j, weights).double())
         top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")

@@ -1,11 +1,12 @@
 """A v and Aᵀ r, block by block, A being never stored; differentiable in v and in r."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.map import fast
 from regard.map.plane import Plane, product
 
 
@@ -15,7 +16,7 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, planes: Sequence[Plane]) -> Tensor:
         ctx.planes = planes
-        return torch.stack([mixed(plane, x) for plane, x in zip(planes, v, strict=True)])
+        return each(planes, v, fast.mixed, mixed)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -28,11 +29,24 @@ class Transposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, r: Tensor, planes: Sequence[Plane]) -> Tensor:
         ctx.planes = planes
-        return torch.stack([returned(plane, x) for plane, x in zip(planes, r, strict=True)])
+        return each(planes, r, fast.returned, returned)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return Forward.apply(gradients[0], ctx.planes), None  # type: ignore[no-untyped-call]
+
+
+Quick = Callable[[Plane, int, Tensor], Tensor | None]
+
+
+def each(planes: Sequence[Plane], x: Tensor, quick: Quick, plain: Callable[[Plane, Tensor], Tensor]) -> Tensor:
+    """The products of planes with x (p, n, e), compiled where that is possible, in x's dtype."""
+    found: list[Tensor | None] = [None] * len(planes)
+    if planes and fast.suits(planes[0]) and x.shape[-1] and torch.promote_types(x.dtype, torch.float32) == torch.float32:
+        exact = dict(zip(planes, x.float(), strict=True))
+        found = fast.each(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
+    parts = zip(planes, x, found, strict=True)
+    return torch.stack([(plain(plane, part) if one is None else one).to(x.dtype) for plane, part, one in parts])
 
 
 def mixed(plane: Plane, v: Tensor) -> Tensor:

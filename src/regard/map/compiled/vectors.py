@@ -1,0 +1,116 @@
+# mypy: ignore-errors
+"""What the compiled passes do to the scores of a row, a short stretch at a time: loops that compilers put into vectors.
+
+The exponential is 2^f by degree 5 on [-1/2, 1/2], relative error below 2e-7, times 2^n through the bits of the exponent;
+the hyperbolic tangent an odd polynomial near 0, and made of the exponential elsewhere. A NaN stays one.
+"""
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.polynomial import Chebyshev, Polynomial
+
+REASSOCIATED = {"reassoc", "nsz", "arcp", "contract"}  # sums in any order; infinities and NaN keep their meaning
+LOG2E, LOWEST = np.float32(math.log2(math.e)), np.float32(-87.0)  # exp(-87) is the least float32 that is not denormal
+C0, C1, C2, C3, C4, C5 = Chebyshev.interpolate(np.exp2, 5, domain=[-0.5, 0.5]).convert(kind=Polynomial).coef.astype(np.float32)
+NEAR = np.float32(0.5)  # where the tangent's polynomial ends
+T3, T5, T7, T9, T11, T13 = (np.float32(c) for c in (-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075))
+ZERO, HALF, ONE, LEAST = np.float32(0), np.float32(0.5), np.float32(1), np.float32(-np.inf)
+
+
+@intrinsic
+def as_float(context, bits):
+    """The float32 of these 32 bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@njit(inline="always", fastmath=REASSOCIATED)
+def exponential(x):
+    """exp(x) of an x from -87 to 0."""
+    y = x * LOG2E
+    n = np.rint(y)
+    f = y - n
+    power = ((((C5 * f + C4) * f + C3) * f + C2) * f + C1) * f + C0
+    return power * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def cap(s, softcap):
+    """softcap tanh(s / softcap) in the place of s."""
+    for j in range(len(s)):
+        x = s[j] / softcap
+        z = x * x
+        near = x + x * z * (T3 + z * (T5 + z * (T7 + z * (T9 + z * (T11 + z * T13)))))
+        size = abs(x)
+        e = exponential(LOWEST if size > -HALF * LOWEST else -(size + size))
+        far = (ONE - e) / (ONE + e)
+        s[j] = softcap * (near if size < NEAR else far if x > ZERO else -far)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def hide(s, visible):
+    """-inf in the place of the scores s that are not visible."""
+    for j in range(len(s)):
+        s[j] = s[j] if visible[j] else LEAST
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def add(s, bias):
+    """s + bias in the place of s."""
+    for j in range(len(s)):
+        s[j] += bias[j]
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def exponentiate(s, shift):
+    """exp(s - shift) in the place of scores s; the sums of these e, of e (s - shift) and of e times its place in s."""
+    a, b, c = ZERO, ZERO, ZERO
+    for j in range(len(s)):
+        z = s[j] - shift
+        floored = LOWEST if z <= LOWEST else z
+        e = ZERO if z <= LOWEST else exponential(floored)
+        s[j] = e
+        a += e
+        b += e * floored
+        c += e * np.float32(j)
+    return a, b, c
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def fold(s, factor, summed, largest):
+    """s · factor added to one row of numbers and compared with another."""
+    for j in range(len(s)):
+        w = s[j] * factor
+        summed[j] += w
+        largest[j] = max(largest[j], w)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def fold_four(s, t, u, v, factors, summed, largest):
+    """The same of four rows at once, which reads and writes the two a quarter as often."""
+    f, g, h, i = factors
+    for j in range(len(s)):
+        w, x, y, z = s[j] * f, t[j] * g, u[j] * h, v[j] * i
+        summed[j] += (w + x) + (y + z)
+        largest[j] = max(max(largest[j], max(w, x)), max(y, z))
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def fold_into(s, factor, summed):
+    """s · factor added to a row of numbers."""
+    for j in range(len(s)):
+        summed[j] += s[j] * factor
+
+
+@njit(nogil=True)
+def merge(seen, other):
+    """seen or other, in the place of seen."""
+    for j in range(len(seen)):
+        seen[j] |= other[j]

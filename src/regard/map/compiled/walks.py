@@ -1,0 +1,169 @@
+# mypy: ignore-errors
+"""The passes over a matrix, compiled by numba: what is made of each block of rows, in one of several parts of the blocks."""
+
+import numpy as np
+from numba import njit
+
+from regard.map.compiled.blocks import CHUNK, STRIDE, cut, room_for, score, softmax, weight_on
+from regard.map.compiled.kept import kept
+from regard.map.compiled.registers import COLUMNS, ROWS, highest, tile
+from regard.map.compiled.vectors import ONE, ZERO, exponentiate, fold, fold_four, fold_into
+
+
+@njit(nogil=True)
+def flush(first, summed, largest, edges, received, total, most):
+    """Hands sums and maxima of some keys from the first on to the columns and to a row of the picture, and begins anew."""
+    for j in range(len(summed)):
+        received[first + j] += summed[j]
+    j, part = max(edges[0] - first, 0), max(np.searchsorted(edges, first, side="right") - 1, 0)
+    while j < len(summed) and part < len(edges) - 1:
+        end = min(edges[part + 1] - first, len(summed))
+        a, b = ZERO, ZERO
+        for i in range(j, end):
+            a += summed[i]
+            b = max(b, largest[i])
+        total[part] += a
+        most[part] = max(most[part], b)
+        j, part = end, part + 1
+    summed[:] = ZERO
+    largest[:] = ZERO
+
+
+@njit(nogil=True)
+def pool(row, stop, count, room, bins, edges, received, total, most, summed, largest):
+    """A block's weights, on to the columns and, bin after bin of its rows, to the picture."""
+    start = row
+    while start < stop:
+        end = start
+        while end < stop and bins[end] == bins[start]:
+            end += 1
+        for c in range(count):
+            first, length, full = room.keys[c]
+            add_up(room.e[c], room.factors[c], start - row, end - row, summed[:full], largest[:full])
+            flush(first, summed[:length], largest[:length], edges, received, total[bins[start]], most[bins[start]])
+        start = end
+
+
+@njit(nogil=True)
+def add_up(e, factors, r, end, summed, largest):
+    """The weights of the rows r to end, added to one row of numbers and compared with another."""
+    n = len(summed)
+    while r + 4 <= end:
+        four = factors[r], factors[r + 1], factors[r + 2], factors[r + 3]
+        fold_four(e[r, :n], e[r + 1, :n], e[r + 2, :n], e[r + 3, :n], four, summed, largest)
+        r += 4
+    while r < end:
+        fold(e[r, :n], factors[r], summed, largest)
+        r += 1
+
+
+@kept()
+def overview(plan, scores, blocks, part, parts, bins, edges, found, received, total, most):
+    """All that an overview says, of one of several parts of the blocks."""
+    room = room_for(plan)
+    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = softmax(plan, scores, run, row, stop, room, found)
+        for i in range(row, stop):
+            own = scores.position + i
+            found[6, i] = weight_on(0, i - row, count, room)
+            found[7, i] = weight_on(own, i - row, count, room)
+            found[8, i] = weight_on(own - 1, i - row, count, room)
+        pool(row, stop, count, room, bins, edges, received, total, most, summed, largest)
+
+
+@kept()
+def picture(plan, scores, blocks, part, parts, bins, edges, below, received, total, most):
+    """The picture alone, by shifts and totals (2, rows) that are known."""
+    room = room_for(plan)
+    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = cut(plan, run, row, stop, room.keys)
+        for c in range(count):
+            score(plan, scores, run, row, stop, c, room)
+            for r in range(stop - row):
+                exponentiate(room.e[c, r, : room.keys[c, 2]], below[0, row + r])
+                room.factors[c, r] = 1 / below[1, row + r] if below[1, row + r] != 0 else ZERO
+        pool(row, stop, count, room, bins, edges, received, total, most, summed, largest)
+
+
+@kept()
+def top(plan, scores, blocks, part, parts, found, values, keys):
+    """The largest weights of each row and their keys, (rows, n), largest first."""
+    room = room_for(plan)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = softmax(plan, scores, run, row, stop, room, found)
+        for i in range(row, stop):
+            pick(plan, i - row, count, room, values[i], keys[i])
+
+
+@njit(nogil=True)
+def pick(plan, r, count, room, values, keys):
+    """The largest weights of a row of a block, and keys of weight 0 where it has not enough."""
+    held, n = 0, len(values)
+    for c in range(count):
+        first, length, full = room.keys[c]
+        factor = room.factors[c, r]
+        for j in range(0, full, COLUMNS):
+            if held == n and not highest(room.e, (c * plan.rows + r) * STRIDE + j, COLUMNS) * factor > values[n - 1]:
+                continue
+            for i in range(j, min(j + COLUMNS, length)):
+                weight = room.e[c, r, i] * factor
+                if held < n or weight > values[n - 1]:
+                    held = min(held + 1, n)
+                    place = held - 1
+                    while place > 0 and values[place - 1] < weight:
+                        values[place], keys[place] = values[place - 1], keys[place - 1]
+                        place -= 1
+                    values[place], keys[place] = weight, first + i
+    key = 0
+    while held < n:  # whatever the stretches leave out
+        if not np.any(keys[:held] == key):
+            values[held], keys[held] = ZERO, key
+            held += 1
+        key += 1
+
+
+@kept()
+def forward(plan, scores, blocks, part, parts, found, v, out):
+    """A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS)."""
+    room, some = room_for(plan), np.empty((ROWS, COLUMNS), np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = softmax(plan, scores, run, row, stop, room, found)
+        for c in range(count):
+            first, length, _ = room.keys[c]
+            for panel in range(len(v)):
+                start = (panel * v.shape[1] + first) * COLUMNS
+                for r in range(0, stop - row, ROWS):
+                    tile(room.e, (c * plan.rows + r) * STRIDE, STRIDE, 1, v, start, length, some, 0, COLUMNS)
+                    for i in range(r, min(r + ROWS, stop - row)):
+                        fold_into(some[i - r], room.factors[c, i], out[row + i, panel * COLUMNS : (panel + 1) * COLUMNS])
+
+
+@kept()
+def backward(plan, scores, blocks, part, parts, found, x, out):
+    """Its transpose times x: x (rows, n COLUMNS), out (k and as many more as fill a panel, n COLUMNS)."""
+    room, some = room_for(plan), np.empty((ROWS, COLUMNS), np.float32)
+    weighed = np.empty((plan.rows, COLUMNS), np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = softmax(plan, scores, run, row, stop, room, found)
+        for c in range(count):
+            first, _, full = room.keys[c]
+            for start in range(0, x.shape[1], COLUMNS):
+                for r in range(stop - row):
+                    for e in range(COLUMNS):
+                        weighed[r, e] = x[row + r, start + e] * room.factors[c, r]
+                for j in range(0, full, ROWS):
+                    tile(room.e, c * plan.rows * STRIDE + j, 1, STRIDE, weighed, 0, stop - row, some, 0, COLUMNS)
+                    for i in range(ROWS):
+                        fold_into(some[i], ONE, out[first + j + i, start : start + COLUMNS])

@@ -1,0 +1,185 @@
+"""What the compiled passes are told: which rows meet which keys, in which blocks, and what the scores are made of."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.map.plane import BLOCK_NUMBERS, GAP, Plane
+from regard.mechanism import spans
+from regard.mechanism.masks import Causal, Window
+from regard.mechanism.rule import EVERYTHING, Mask, Not, Pair, Rows
+from regard.mechanism.spans import Span, Spans
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.map.compiled.blocks import Plan, Scores
+
+    Bools = NDArray[np.bool_]
+    Floats = NDArray[np.float32]
+    Integers = NDArray[np.int64]
+
+RUN = 128  # rows for which the rule is asked at once
+FEW, MANY, LONG = 16, 64, 2**15  # rows of a block; and where more keys than this leave the caches, to be fetched less often
+
+
+Part = tuple[Span, Span]  # the rows and the keys of a part of a matrix
+
+
+def plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
+    """The rows of a plane and the keys they meet, or those of a part; as many rows at a time as a block's numbers allow."""
+    (q, k), request = plane.shape, plane.request
+    part = part or ((0, q), (0, k))
+    if request.bias is None and is_relative(request.mask):
+        return (relative(request.mask, plane.offset, part, k),)
+    return drafted(plane, part)
+
+
+def drafted(plane: Plane, part: Part) -> Iterator["Plan"]:
+    """The plans of any rule."""
+    (first, last), k = part[0], plane.shape[1]
+    wide = plane.request.bias is not None
+    draft = Draft(plane.request.mask, part[1], k)
+    for start in range(first, last, RUN):
+        stop = min(start + RUN, last)
+        for i, j in draft.add(plane.bounds(start, stop)):
+            draft.show(i, j, (i, j, start), plane.visible(*indices(start, stop, i, j)))
+        if draft.numbers + wide * (stop - draft.runs[0][0]) * k > BLOCK_NUMBERS:
+            yield draft.done()
+            draft = Draft(plane.request.mask, part[1], k)
+    if draft.runs:
+        yield draft.done()
+
+
+@functools.lru_cache(maxsize=8)
+def relative(mask: Mask, offset: int, part: Part, k: int) -> "Plan":
+    """The plan of a rule that tells keys apart only by how far they are from the query: one table does for many runs."""
+    draft = Draft(mask, part[1], k)
+    zero = torch.zeros(1, dtype=torch.int64)
+    for start in range(*part[0], RUN):
+        stop = min(start + RUN, part[0][1])
+        for i, j in draft.add(Rows(start, stop, offset, offset)):
+            key = (i - start, j - start, stop - start)
+            seen = None if key in draft.tables else mask.sees(zero, zero, *indices(start, stop, i, j), offset)
+            draft.show(i, j, key, seen)
+    return draft.done()
+
+
+class Draft:
+    """A plan while it is written."""
+
+    def __init__(self, mask: Mask, keys: Span, k: int) -> None:
+        self.mask, self.keys, self.k = mask, keys, k
+        self.runs: list[tuple[int, ...]] = []
+        self.ranges: list[Span] = []
+        self.partial: list[tuple[int, int, int]] = []
+        self.tables: dict[tuple[int, ...], tuple[int, Bools]] = {}
+        self.numbers = 0  # in the tables
+
+    def add(self, rows: Rows) -> Spans:
+        """A run of rows and the keys they meet; those that not all of them see, of which tables must be shown."""
+        from regard.map.compiled.registers import COLUMNS
+
+        may = spans.intersection(spans.coalesce(self.mask.may(rows, self.k), GAP), (self.keys,))
+        met = spans.aligned(may, COLUMNS, self.k)
+        unsure = spans.intersection(met, spans.complement(self.mask.must(rows, self.k), self.k))
+        lines = len(self.ranges), len(self.ranges) + len(met), len(self.partial), len(self.partial) + len(unsure)
+        self.runs.append((rows.start, rows.stop, *lines))
+        self.ranges += met
+        return unsure
+
+    def show(self, first: int, last: int, key: tuple[int, ...], seen: Tensor | None) -> None:
+        """Which of these keys the last rows see, (n, m) or what broadcasts to it; None where a table of this key is there."""
+        if key not in self.tables:
+            assert seen is not None
+            rows = self.runs[-1][1] - self.runs[-1][0]
+            self.tables[key] = self.numbers, seen.expand(rows, last - first).reshape(-1).numpy()
+            self.numbers += rows * (last - first)
+        self.partial.append((first, last, self.tables[key][0]))
+
+    def done(self) -> "Plan":
+        """The plan."""
+        from regard.map.compiled.blocks import CHUNK, Plan
+
+        lines = ((self.runs, 6), (self.ranges, 2), (self.partial, 3))
+        runs, ranges, partial = (np.array(x, np.int64).reshape(-1, n) for x, n in lines)
+        stretches = np.append(0, np.cumsum(-(-(ranges[:, 1] - ranges[:, 0]) // CHUNK)))
+        most = int((stretches[runs[:, 3]] - stretches[runs[:, 2]]).max())
+        table = np.concatenate([np.zeros(0, np.bool_), *(seen for _, seen in self.tables.values())])
+        return Plan(runs, ranges, partial, table, most, MANY if most * CHUNK > LONG else FEW)
+
+
+def indices(start: int, stop: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+    """Rows (n, 1) and keys (m,) by index."""
+    return torch.arange(start, stop).unsqueeze(-1), torch.arange(first, last)
+
+
+def is_relative(mask: Mask) -> bool:
+    """Whether a rule tells keys apart only by how far they are from the query."""
+    if isinstance(mask, Pair):
+        return is_relative(mask.one) and is_relative(mask.other)
+    return is_relative(mask.rule) if isinstance(mask, Not) else mask == EVERYTHING or isinstance(mask, Causal | Window)
+
+
+def blocks(plan: "Plan", edges: "Integers") -> "Integers":
+    """The blocks of a plan's rows, none across an edge: a line for each with its unit, its run, and where it starts and stops.
+
+    A unit is what one thread does: whole blocks, and as many of the parts between edges as make a block.
+    """
+    starts, last = plan.runs[:, 0], plan.runs[-1, 1]
+    wanted = np.arange(starts[0], last, plan.rows)
+    units = np.unique(edges[np.searchsorted(edges, wanted, side="right") - 1])
+    cuts = np.unique(np.concatenate([starts, units[(units > starts[0]) & (units < last)], [last]]))
+    pieces = -(-np.diff(cuts) // plan.rows)
+    place = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    rows = np.append(np.repeat(cuts[:-1], pieces) + place * plan.rows, last)
+    unit, run = (np.searchsorted(x, rows[:-1], side="right") - 1 for x in (units, starts))
+    return np.stack([unit, run, rows[:-1], rows[1:]], 1)
+
+
+def scores(plane: Plane) -> "Scores":
+    """What the scores of a plane are made of, without the bias."""
+    from regard.map.compiled import blocks
+    from regard.map.compiled.registers import ROWS
+
+    q = plane.q
+    if len(q) % ROWS or q.stride(1) != 1:
+        q = torch.nn.functional.pad(q, (0, 0, 0, -len(q) % ROWS)).contiguous()
+    flat = q.as_strided(((len(q) - 1) * q.stride(0) + q.shape[1],), (1,)).numpy()
+    softcap, sink = np.float32(plane.request.softcap or 0), np.float32(-np.inf if plane.sink is None else float(plane.sink))
+    keys = panels(plane.k.T.numpy(), plane.request.scale)
+    return blocks.Scores(flat, q.stride(0), keys, softcap, NO_BIAS, sink, plane.offset)
+
+
+def panels(x: "Floats", scale: float = 1.0) -> "Floats":
+    """Columns (d, n), scaled, in panels (n / COLUMNS, d, COLUMNS), the last of which is filled up by zeros."""
+    from regard.map.compiled import blocks, registers
+
+    found = np.zeros((-(-x.shape[1] // registers.COLUMNS), x.shape[0], registers.COLUMNS), np.float32)
+    blocks.pack(x, scale, found)
+    return found
+
+
+def columns() -> int:
+    """The columns of a panel."""
+    from regard.map.compiled.registers import COLUMNS
+
+    return COLUMNS
+
+
+NO_BIAS = np.zeros((0, 0), np.float32)
+
+
+def bias(plane: Plane, plan: "Plan") -> "Floats":
+    """The bias of a plan's rows, (rows or 1, k or 1), or NO_BIAS."""
+    own = plane.request.bias
+    if own is None:
+        return NO_BIAS
+    own = own[plane.b if len(own) > 1 else 0, plane.h if own.shape[1] > 1 else 0]
+    part = own[plan.runs[0, 0] : plan.runs[-1, 1]] if len(own) > 1 else own
+    found: Floats = part.float().contiguous().numpy()
+    return found
