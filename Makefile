@@ -30,6 +30,7 @@ docs: .venv/ready-for-work
 	@$(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs && echo "build/docs/index.html"
 
 bench: .venv/ready-for-work
+	@$(PIP) --editable ".[bench]"
 	@$(BIN)/python -m benchmarks
 
 clean:

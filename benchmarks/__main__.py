@@ -7,10 +7,19 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import kernels, layers, machine, maps, rules, tried
+from benchmarks import families, kernels, layers, long_text, machine, maps, recording, rules, tried
 from benchmarks.tables import Table
 
-BENCHMARKS = {"kernels": kernels, "rules": rules, "layers": layers, "tried": tried, "maps": maps}
+BENCHMARKS = {
+    "kernels": kernels,
+    "rules": rules,
+    "layers": layers,
+    "tried": tried,
+    "maps": maps,
+    "recording": recording,
+    "long": long_text,
+    "families": families,
+}
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
 BEGIN, END = "<!-- measured: written by make bench -->", "<!-- end of what make bench writes -->"

@@ -23,6 +23,9 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
     "matplotlib": {"show.figure", "show.head_figure"},
     "safetensors": {"weights", "observe.files"},
     "huggingface_hub": {"weights"},
+    "google_crc32c": {"weights"},
+    "tiktoken": {"text"},
+    "tokenizers": {"text"},
     "torch.distributed": {"train.engine", "train.checkpoints"},
     "transformers": {"cli.foreign"},  # elsewhere it is met where the program has imported it
     "rich": {"show", "cli"},

@@ -1,5 +1,8 @@
 """regard: see attention, every step of it, at any length, at the speed of the fused kernels."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regard.errors import ConfigError, DataError, RegardError, ShapeError, TooLargeError, WeightsError
 from regard.layers import (
     AdditiveAttention,
@@ -24,6 +27,27 @@ from regard.mechanism import (
     attention,
 )
 
+if TYPE_CHECKING:
+    from regard.observe.compare import compare
+    from regard.observe.heads import heads
+    from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
+    from regard.observe.record import record
+    from regard.observe.recording import Recording
+    from regard.observe.rollout import rollout
+    from regard.observe.unpacking import load
+    from regard.show.head_figure import figure
+
+WHEN_ASKED = {  # rooms that need more than torch, or more time than importing may take
+    "regard.observe.compare": ("compare",),
+    "regard.observe.unpacking": ("load",),
+    "regard.observe.heads": ("heads",),
+    "regard.observe.intervene": ("CutEdges", "KnockOut", "Patch", "Temperature", "intervene"),
+    "regard.observe.record": ("record",),
+    "regard.observe.recording": ("Recording",),
+    "regard.observe.rollout": ("rollout",),
+    "regard.show.head_figure": ("figure",),
+}
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -33,22 +57,46 @@ __all__ = [
     "Causal",
     "CausalAttention",
     "ConfigError",
+    "CutEdges",
     "DataError",
     "Documents",
     "Everything",
     "Given",
+    "KnockOut",
     "MultiHeadAttention",
     "Padding",
+    "Patch",
     "Prefix",
+    "Recording",
     "RegardError",
     "SelfAttention",
     "ShapeError",
     "SimpleSelfAttention",
     "StackedHeads",
     "Steps",
+    "Temperature",
     "TooLargeError",
     "WeightsError",
     "Window",
     "attend",
     "attention",
+    "compare",
+    "figure",
+    "heads",
+    "intervene",
+    "load",
+    "record",
+    "rollout",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name of a room that is imported when it is first asked for."""
+    for room, names in WHEN_ASKED.items():
+        if name in names:
+            return getattr(import_module(room), name)
+    raise AttributeError(f"regard has no {name!r}.")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

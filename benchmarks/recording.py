@@ -1,0 +1,176 @@
+"""What recording costs: GPT-2's shape with random weights, every head of every layer looked at, beside what others do.
+
+Plain is the forward by F.scaled_dot_product_attention; eager writes its weights out, which is how transformers hands them
+over; TransformerLens keeps its cache of patterns, nnsight traces the eager model. Those two only where they are installed.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2Model
+
+from benchmarks.tables import Table
+from benchmarks.timing import peak_megabytes, timed
+from regard.observe import Recording, record
+
+LENGTHS, OTHERS_UP_TO, EAGER_UP_TO = (512, 1024, 2048, 4096, 8192), 4096, 4096
+LAYERS, HEADS, VOCABULARY = 12, 12, 50257
+TITLE = "GPT-2's shape, float32: forward inside record, and with the overview of all 144 heads"
+COLUMNS = ["T", "plain ms", "record", "record + overview", "eager", "TransformerLens", "nnsight"]
+WAYS = ("record", "seen", "eager", "lens", "nnsight")
+MEMORY = ["plain", "seen", "eager"]
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Milliseconds of the plain forward, and the others as ratios to it; memory above it in fresh processes."""
+    table = Table(TITLE, [*COLUMNS, "MB: plain", "MB: record + overview", "MB: eager"])
+    check()
+    for t in LENGTHS:
+        ids, model = tokens(t), gpt2()
+        ways: dict[str, Callable[[], Tensor]] = {
+            "plain": partial(plain, model, ids),
+            "record": partial(recorded, model, ids),
+            "seen": partial(seen, model, ids),
+        }
+        if t <= EAGER_UP_TO:
+            ways["eager"] = partial(eagerly, model, ids)
+        if t <= OTHERS_UP_TO:
+            ways |= others(model, ids)
+        found = timed(ways, 1e-2).medians
+        ratios = [
+            found[name] / found["plain"] if name in found else None for name in ("record", "seen", "eager", "lens", "nnsight")
+        ]
+        megabytes = [in_a_fresh_process(name, t) if name != "eager" or t <= EAGER_UP_TO else None for name in MEMORY]
+        table.add(t, found["plain"], *ratios, *megabytes)
+    return table
+
+
+def gpt2() -> GPT2Model:
+    """The model, the same each time."""
+    torch.manual_seed(0)
+    return GPT2Model(GPT2Config(n_positions=max(LENGTHS))).eval()
+
+
+def tokens(t: int) -> Tensor:
+    """A text (1, t)."""
+    return torch.randint(0, VOCABULARY, (1, t), generator=torch.Generator().manual_seed(t))
+
+
+def check() -> None:
+    """That what is seen is what eager attention computes."""
+    model, ids = gpt2(), tokens(300)
+    with torch.no_grad(), record(model) as recording:
+        model(ids)
+    overviews = overview(recording)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(ids, output_attentions=True).attentions
+    for ours, theirs in zip(overviews, weights, strict=True):
+        entropy = -(theirs * theirs.clamp_min(1e-38).log()).sum(-1)
+        assert (ours - entropy).abs().max() < 1e-4, "the overview is not of the weights that the model computes"
+
+
+def plain(model: GPT2Model, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(ids, use_cache=False).last_hidden_state
+
+
+def recorded(model: GPT2Model, ids: Tensor) -> Tensor:
+    with torch.no_grad(), record(model):
+        return model(ids, use_cache=False).last_hidden_state
+
+
+def seen(model: GPT2Model, ids: Tensor) -> Tensor:
+    with torch.no_grad(), record(model) as recording:
+        found = model(ids, use_cache=False).last_hidden_state
+    overview(recording)
+    return found
+
+
+def overview(recording: Recording) -> list[Tensor]:
+    """All numbers of all heads; of each layer the entropies."""
+    return [recording.map(layer).overview().entropy for layer in range(LAYERS)]
+
+
+def eagerly(model: GPT2Model, ids: Tensor) -> Tensor:
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            return model(ids, use_cache=False, output_attentions=True).last_hidden_state
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def others(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """What else keeps the patterns of all heads, on the same weights."""
+    found: dict[str, Callable[[], Tensor]] = {}
+    if importlib.util.find_spec("transformer_lens"):
+        found["lens"] = partial(cached, hooked(model, ids.shape[1]), ids, model.ln_f)
+    if importlib.util.find_spec("nnsight"):
+        found["nnsight"] = partial(traced, model, ids)
+    return found
+
+
+def hooked(model: GPT2Model, t: int) -> torch.nn.Module:
+    """The same weights in a HookedTransformer."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+    from transformers import GPT2LMHeadModel
+
+    config = HookedTransformerConfig(
+        n_layers=LAYERS, d_model=768, n_ctx=max(LENGTHS), d_head=64, n_heads=HEADS, d_vocab=VOCABULARY, act_fn="gelu_new",
+        normalization_type="LN", d_mlp=3072, device="cpu",
+    )  # fmt: skip
+    head = GPT2LMHeadModel(model.config)
+    head.transformer = model
+    theirs = HookedTransformer(config)
+    theirs.load_state_dict(convert_gpt2_weights(head, config), strict=False)
+    return theirs.eval()
+
+
+def cached(theirs: torch.nn.Module, ids: Tensor, norm: torch.nn.Module) -> Tensor:
+    with torch.no_grad():
+        residual, cache = theirs.run_with_cache(
+            ids, stop_at_layer=LAYERS, names_filter=lambda name: name.endswith("hook_pattern")
+        )
+        assert len(cache) == LAYERS, "patterns of all layers"
+        return norm(residual)
+
+
+def traced(model: GPT2Model, ids: Tensor) -> Tensor:
+    from nnsight import NNsight
+
+    model.set_attn_implementation("eager")
+    try:
+        wrapped = NNsight(model)
+        with torch.no_grad(), wrapped.trace(ids, use_cache=False):
+            patterns = [wrapped.h[layer].attn.output[1].save() for layer in range(LAYERS)]
+            last = wrapped.output.last_hidden_state.save()
+        assert len(patterns) == LAYERS
+        return last
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def in_a_fresh_process(name: str, t: int) -> float | None:
+    """The peak megabytes of a way, above the model."""
+    command = [sys.executable, "-m", "benchmarks.recording", name, str(t)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ran.stdout.split()[-1]) if ran.stdout.strip() else None
+
+
+def print_peak(name: str, t: int) -> None:
+    """What the fresh process prints."""
+    ways = {"plain": plain, "seen": seen, "eager": eagerly}
+    model = gpt2()
+    seen(model, tokens(300))  # the compiled code, and what is set up at a first call
+    print(peak_megabytes(partial(ways[name], model, tokens(t))) or "")
+
+
+if __name__ == "__main__":
+    print_peak(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,110 @@
+"""Somebody else's model, by its folder, its file or its name on the hub, and a text as its tokens."""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, DataError
+
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
+
+
+@dataclass(frozen=True, eq=False)
+class Foreign:
+    """A model in evaluation mode and its tokenizer."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it was made for, where it says so."""
+        config = getattr(self.model, "config", None)
+        found = [getattr(config, name, None) for name in CONTEXTS]
+        return next((size for size in found if isinstance(size, int) and size > 0), None)
+
+    @property
+    def stretches(self) -> bool:
+        """Whether it takes more tokens than that: positions that are computed go on, those that were learned end."""
+        return getattr(self.model.config, "rope_parameters", None) is not None
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, 0 where it does not say."""
+        return int(getattr(self.model.config, "num_hidden_layers", 0) or 0)
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
+        with silence():
+            found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+        whole = found.shape[1]
+        if not whole:
+            raise DataError("the text has no tokens.")
+        limit = whole if most is None else most
+        if self.context is not None and (most is None or not self.stretches):
+            limit = min(limit, self.context)
+        ids = found[:, :limit]
+        return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
+
+
+def opened(name: str) -> Foreign:
+    """The model that a folder, a .gguf file or the hub has under a name, of a text alone; an encoder-decoder's encoder.
+
+    Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed.
+    """
+    try:
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError:
+        raise ConfigError("to load a model this needs transformers: pip install transformers.") from None
+    path = Path(name)
+    where: dict[str, Any] = {"pretrained_model_name_or_path": name}
+    if path.suffix == ".gguf":
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        if not path.is_file():
+            raise DataError(f"{name} is no file.")
+    elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
+        raise DataError(f"{name} is no folder, and no name on the hub, which is like gpt2 or owner/model.")
+    try:
+        with silence():
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+            model = AutoModel.from_pretrained(**where, dtype="auto").eval()
+    except ImportError as error:
+        raise ConfigError(f"{name} needs more to be read: {first_sentence(error)}") from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(
+            f"{name} could not be loaded: {first_sentence(error)} A model is a folder with config.json, weights and "
+            "a tokenizer, a .gguf file, or a name on the hub, which must have been downloaded where there is no network."
+        ) from None
+    if getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    return Foreign(path.name if path.exists() else name, model, tokenizer)
+
+
+def first_sentence(error: Exception) -> str:
+    """What an error says, up to its first line's end."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if line.endswith(".") else f"{line}."
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """A context in which transformers draws no bar and warns of nothing."""
+    logging: Any = import_module("transformers.utils.logging")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # the bars of other libraries
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

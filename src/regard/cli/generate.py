@@ -1,0 +1,154 @@
+"""regard generate: what a model writes after a text, word by word; what else it held likely, and what each word looked at.
+
+Exit code 2 where the model, the text or the settings cannot be used, 130 after Ctrl-C.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from rich.text import Text
+from torch import Tensor
+
+from regard.cli.look import read
+from regard.errors import ConfigError, DataError
+from regard.generate import Chosen, Settings, choices, complete
+from regard.generate.decode import encoded
+from regard.models import GPT2
+from regard.observe import Recording, record
+from regard.show.terminal import escaped, harmless, literal, open_console, write
+
+EPILOG = """\
+TEXT is a file, or the words themselves, or - for standard input. Where the
+model has no vocabulary beside it, the text is the numbers of its tokens.
+--look averages the attention of the token that each new one was chosen after,
+over all heads of the last layers, a quarter of them."""
+
+TOKENS = 100  # where nothing is said, and the context has room
+LOOKED = 4  # tokens that a new one looked at
+FLAGS = {
+    "temperature": "below 1 bolder, above 1 wilder, 0 always the likeliest",
+    "top_k": "only the N likeliest tokens, 0 all",
+    "top_p": "only the likeliest that together have this probability",
+    "min_p": "only tokens at least so many times as likely as the likeliest",
+    "repetition_penalty": "above 1 avoids tokens that came before",
+    "beams": "search the likeliest text with so many beams, instead of drawing",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard generate`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
+    parser.add_argument("--model", metavar="NAME", required=True, help="a folder or file of weights, or gpt2, gpt2-medium, ...")
+    parser.add_argument("--tokens", metavar="N", type=int, help=f"how many more ({TOKENS}, or what the context has room for)")
+    for name, says in FLAGS.items():
+        default = getattr(Settings, name)
+        flag, kind = name.replace("_", "-"), type(default)
+        parser.add_argument(f"--{flag}", metavar="NX"[kind is float], type=kind, default=default, help=f"{says} ({default:g})")
+    parser.add_argument("--seed", metavar="N", type=int, help="draw the same again")
+    parser.add_argument("--stop", metavar="WORDS", action="append", help="end before these words; may be said more than once")
+    parser.add_argument("--past", choices=("refuse", "slide"), default="refuse", help="beyond the model's context (refuse)")
+    parser.add_argument("--top", metavar="N", type=int, default=0, help="show the N likeliest tokens under each")
+    parser.add_argument("--look", action="store_true", help="show what each new token looked at")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Loads the model and writes, as the tokens come."""
+    if options.top < 0:
+        raise ConfigError(f"--top must be at least 0, got {options.top}.")
+    prompt = read(options.text)
+    model = GPT2.load(options.model)
+    settings = {name: getattr(options, name) for name in (*FLAGS, "seed", "stop", "past")}
+    settings = {"text": Numbers(), **model.ending(), **settings}
+    ids, _ = encoded(prompt, Settings(**settings))
+    room = TOKENS if options.past == "slide" else max(model.config.context - len(ids) + 1, 1)
+    count = min(TOKENS, room) if options.tokens is None else options.tokens
+    if options.top or options.look:
+        tell(model, ids, count, settings, options)
+    else:
+        stream(complete(model, prompt, count, **settings))
+    return 0
+
+
+class Numbers:
+    """The text of a model that has none: the numbers of its tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Numbers with space between them."""
+        try:
+            return [int(word) for word in text.split()]
+        except ValueError:
+            raise DataError(
+                "the model has no vocabulary beside it: write the numbers of tokens as the text, '3 1 2' say."
+            ) from None
+
+    def bytes(self, ids: Sequence[int]) -> bytes:
+        """The way back."""
+        return "".join(f" {number}" for number in ids).encode()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each by itself."""
+        return [str(number) for number in ids]
+
+
+def stream(pieces: Iterator[str]) -> None:
+    """Writes pieces of text as they come; nothing in them steers the terminal."""
+    open_console()  # a terminal without a character shows a ?
+    try:
+        for piece in pieces:
+            sys.stdout.write("".join(one if one in "\n\t" or harmless(one) else escaped(one) for one in piece))
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
+
+
+def tell(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
+    """Writes a line for each new token, and under it what else was likely and what it looked at."""
+    console = open_console()
+    layers = range(model.config.layers - max(1, model.config.layers // 4), model.config.layers)
+    if options.look:
+        places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+        write(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
+    steps = choices(model, [ids], count, **settings)
+    tokens, words = list(ids), settings["text"].pieces(ids)
+    with record(model, layers=layers if options.look else []) as recording:
+        for chosen in steps:
+            token = int(chosen.tokens)
+            (word,) = settings["text"].pieces([token])
+            line = Text.assemble((quoted(word), "bold"), f"  {float(chosen.log_probabilities.exp()):.2f}")
+            console.print(line, no_wrap=True, overflow="crop")
+            if options.top:
+                write(console, Text("    " + likeliest(chosen, options.top, settings["text"]), style="dim"), hang=4)
+            if options.look:
+                write(console, Text("    looked at " + looked(recording, len(layers), words), style="dim"), hang=4)
+            tokens.append(token)
+            words.append(word)
+
+
+def likeliest(chosen: Chosen, n: int, text: Any) -> str:
+    """The n likeliest tokens and their probabilities."""
+    tokens, values = chosen.top(n)
+    found = zip(text.pieces(tokens[0].tolist()), values[0].exp().tolist(), strict=True)
+    return "  ".join(f"{value:.2f} {quoted(word)}" for word, value in found)
+
+
+def looked(recording: Recording, layers: int, words: list[str]) -> str:
+    """The tokens that the last query looked at most, by the mean over the heads of the last layers."""
+    weights = mean_row([call.map[0, :, -1] for call in recording.last.calls[-layers:]])
+    seen = words[-len(weights) :]
+    best = weights.topk(min(LOOKED, len(weights)))
+    return "  ".join(f"{value:.2f} {quoted(seen[at])}" for value, at in zip(*map(Tensor.tolist, best), strict=True))
+
+
+def mean_row(rows: list[Tensor]) -> Tensor:
+    """The mean of weights (h, k) over heads and layers, (k,)."""
+    return torch.cat(rows).mean(0)
+
+
+def quoted(word: str) -> str:
+    """A token between quotes, so that its spaces show."""
+    return f"'{literal(word)}'"

@@ -1,0 +1,118 @@
+"""regard look: what the attention of a model does on a text: what kind each head is, and the strongest links.
+
+Exit code 2 where the model, the text or the settings cannot be used.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.text import Text
+
+from regard.cli.foreign import Foreign, opened
+from regard.cli.progress import each, watched
+from regard.errors import ConfigError, DataError
+from regard.observe import Recording, record
+from regard.observe.heads import Heads, Wanted
+from regard.observe.heads import each as typed
+from regard.show.observed import links, summary, table
+from regard.show.terminal import open_console, write
+
+EPILOG = """\
+TEXT is a file, or the words themselves, or - for standard input. The model
+runs as it always does; queries and keys are kept, and every number comes
+from them: no matrix is stored. --out keeps the recording for `regard heads`
+and for regard.load in Python."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard look`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
+    parser.add_argument("--model", metavar="NAME", required=True, help="a Hugging Face model: folder, .gguf file or hub name")
+    parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
+    parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
+    parser.add_argument("--out", metavar="FILE", help="save the recording")
+    add_table_arguments(parser)
+
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `regard look` and `regard heads` say about the table alike."""
+    parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
+    parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, 'induction' say")
+    parser.add_argument("--sort", metavar="SCORE", help="rows by a score, 'previous token' say, largest first")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the model, types its heads and prints."""
+    if options.tokens is not None and options.tokens < 1:
+        raise ConfigError(f"--tokens must be at least 1, got {options.tokens}.")
+    text = read(options.text)
+    foreign = opened(options.model)
+    recording, line = recorded(foreign, text, options)
+    if options.out:
+        recording.save(options.out)
+        line += f" Saved to {options.out}."
+    report(recording, options, line)
+    return 0
+
+
+def read(text: str) -> str:
+    """The text of a file, of standard input, or the argument itself."""
+    if text == "-":
+        return sys.stdin.read()
+    try:
+        path = Path(text)
+        found = path.read_text(encoding="utf-8") if path.is_file() else text
+    except UnicodeDecodeError as error:
+        raise DataError(f"{text} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+    except OSError:  # too long a name, say
+        return text
+    if found == text and "\n" not in text and text.endswith((".txt", ".md")):
+        raise DataError(f"{text} is no file.")
+    return found
+
+
+def recorded(foreign: Foreign, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
+    """The recording of a model on the first tokens of a text, and a sentence on it."""
+    ids, words, whole = foreign.tokens(text, options.tokens)
+    start = time.perf_counter()
+    recorder = record(foreign.model, keep=options.keep)
+    with torch.inference_mode(), recorder as recording, watched("running", lambda: len(recording.calls), foreign.layers):
+        foreign.model(input_ids=ids)
+    seconds = time.perf_counter() - start
+    recording.model = foreign.name
+    recording.tokens = words
+    cut = f" of {whole:,}" if len(words) < whole else ""
+    beyond = foreign.context is not None and len(words) > foreign.context
+    note = f" It was made for {foreign.context:,}." if beyond else ""
+    return recording, f"{len(words):,}{cut} tokens in {seconds:.1f} s.{note}"
+
+
+def report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
+    """Prints what kinds of heads there are, their table and their strongest links."""
+    console = open_console()
+    names = recording.layers()
+    rows = list(each("typing heads", typed(recording, Wanted(recording.tokens)), heads_in(recording, names)))
+    heads = Heads(tuple(rows))
+    if options.kind is not None and not len(heads.of(options.kind)):
+        kinds = ", ".join(dict.fromkeys(row.kind for row in heads))
+        raise ConfigError(f"no head is of the kind {options.kind!r}; there is {kinds}.")
+    shown = heads.of(options.kind) if options.kind else heads
+    shown = shown.sorted(options.sort) if options.sort else shown
+    write(console, Text(f"{recording.model}: {len(names)} layers, {len(heads)} heads. {line}".strip(), style="bold"))
+    write(console, Text(summary(heads)))
+    console.print()
+    for one in table(shown, console.width, whole=options.all or bool(options.kind or options.sort)):
+        console.print(one, no_wrap=True, overflow="crop")
+    console.print()
+    for one in links(recording, shown, console.width):
+        console.print(one, no_wrap=True, overflow="crop")
+
+
+def heads_in(recording: Recording, names: list[str]) -> int:
+    """How many heads all layers have."""
+    return sum(recording.map(layer).shape[1] for layer in range(len(names)))

@@ -1,0 +1,50 @@
+"""A bar on the terminal for what takes longer than two seconds, written to stderr, and nothing at all for what does not."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+PATIENCE_SECONDS, EVERY_SECONDS = 2.0, 0.2
+
+T = TypeVar("T")
+
+
+@contextmanager
+def watched(label: str, done: Callable[[], int], total: int) -> Iterator[None]:
+    """A context in which a bar follows done() of a total, from the third second on; none where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    bar = threading.Thread(target=follow, args=(label, done, total, over), daemon=True)
+    bar.start()
+    try:
+        yield
+    finally:
+        over.set()
+        bar.join()
+
+
+def follow(label: str, done: Callable[[], int], total: int, over: threading.Event) -> None:
+    """The bar, until it is over."""
+    if over.wait(PATIENCE_SECONDS):
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        while not over.wait(EVERY_SECONDS):
+            progress.update(task, completed=done())
+
+
+def each(label: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """The items, with a bar of how many have come."""
+    count = 0
+    with watched(label, lambda: count, total):
+        for item in items:
+            count += 1
+            yield item

@@ -1,0 +1,10 @@
+"""What comes next: tokens from anything that gives logits, read through a cache, chosen, and turned into text as they come."""
+
+from regard.generate.cache import Cache
+from regard.generate.decode import Chosen, choices, complete, generate
+from regard.generate.reader import Opening
+from regard.generate.sampling import Sampling
+from regard.generate.settings import Settings
+from regard.generate.speculate import Lookup
+
+__all__ = ["Cache", "Chosen", "Lookup", "Opening", "Sampling", "Settings", "choices", "complete", "generate"]

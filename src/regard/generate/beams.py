@@ -1,0 +1,93 @@
+"""Beam search: of all continuations the one of the greatest score that a few kept at a time lead to.
+
+It takes a step function, and so serves any model that goes on from what it has read, a translation as well as GPT-2.
+Where a search ends early is as in transformers, by its default rule.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor, list[int]], Tensor]  # parents (r,) among the rows of last time, and each one's token, to (r, n)
+SPARE = 4  # candidates looked at for each beam, since some of them may end
+
+
+@dataclass(frozen=True)
+class Found:
+    """The tokens of a sequence, its end among them, and its score: log-probability / length ** length_penalty."""
+
+    tokens: list[int]
+    score: float
+
+
+@dataclass
+class Row:
+    """The search of one sequence: what goes on, with the sums of its log-probabilities, and what has ended."""
+
+    running: list[tuple[float, list[int]]] = field(default_factory=lambda: [(0.0, [])])
+    finished: list[Found] = field(default_factory=list)
+    done: bool = False
+
+
+def search(
+    first: Tensor,
+    step: Step,
+    beams: int,
+    longest: int,
+    ended: Callable[[Sequence[int]], bool],
+    length_penalty: float = 1.0,
+) -> list[list[Found]]:
+    """The best sequences of each row, at most `beams`, best first.
+
+    first are the log-probabilities (b, n) of a first token; `step` reads one token each for rows that continue rows of the
+    last time, (b,) at first and (b beams,) from then on, and gives those of the next; `longest` is the most tokens of a
+    sequence, where it ends as well; `ended` says whether a sequence has.
+    """
+    rows = [Row() for _ in first]
+    scores = first.unsqueeze(1)  # (b, 1 or beams, n)
+    for length in range(1, longest + 1):
+        parents, tokens = [], []
+        for number, (row, theirs) in enumerate(zip(rows, scores, strict=True)):
+            kept = advanced(row, theirs, beams, length, length == longest, ended, length_penalty)
+            parents += [number * len(theirs) + parent for parent in kept]
+            tokens += [sequence[-1] for _, sequence in row.running]
+        if length == longest or all(row.done for row in rows):
+            break
+        scores = step(torch.tensor(parents), tokens).view(len(rows), beams, -1)
+    return [row.finished for row in rows]
+
+
+def advanced(
+    row: Row,
+    scores: Tensor,
+    beams: int,
+    length: int,
+    last: bool,
+    ended: Callable[[Sequence[int]], bool],
+    length_penalty: float,
+) -> list[int]:
+    """Moves a row on by one token, given scores (beams, n): which of its sequences each that goes on continues."""
+    sums = scores.double() + torch.tensor([[score] for score, _ in row.running], device=scores.device, dtype=torch.float64)
+    best = sums.flatten().topk(min(SPARE * beams, sums.numel()))
+    n = scores.shape[-1]
+    running: list[tuple[float, list[int]]] = []
+    kept: list[int] = []
+    for rank, (score, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        parent, token = divmod(place, n)
+        sequence = [*row.running[parent][1], token]
+        if last or ended(sequence):
+            if rank < beams and not row.done and score > float("-inf"):
+                row.finished.append(Found(sequence, score / length**length_penalty))
+        elif len(running) < beams:
+            running.append((score, sequence))
+            kept.append(parent)
+    row.finished = sorted(row.finished, key=lambda one: -one.score)[:beams]
+    while len(running) < beams:  # all others have ended, or the vocabulary is small: rows that nothing comes of
+        running.append((float("-inf"), [*row.running[0][1], 0]))
+        kept.append(0)
+    row.running = running
+    hope = running[0][0] / length**length_penalty
+    row.done = row.done or (len(row.finished) == beams and hope <= row.finished[-1].score) or hope == float("-inf")
+    return kept

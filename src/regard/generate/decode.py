@@ -1,0 +1,163 @@
+"""Decoding: a prompt, and what a model says comes next, a token at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError
+from regard.generate import beams, speculate
+from regard.generate.pieces import Pieces
+from regard.generate.reader import Model, Reader, Rows, refuse_beyond, rows_of
+from regard.generate.sampling import Dice, checked, wide
+from regard.generate.settings import Settings, Text
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """One token for each sequence, (b,), and the model's logits (b, n) it was chosen from, before any setting."""
+
+    tokens: Tensor
+    logits: Tensor
+    over: Tensor  # (b,): whether the sequence had ended before, and so the token is not the model's
+
+    @property
+    def log_probabilities(self) -> Tensor:
+        """How likely the model itself held each token, (b,), in nats; 0 for a sequence that has ended."""
+        found = wide(self.logits).log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+        return found.masked_fill(self.over, 0)
+
+    def top(self, n: int) -> tuple[Tensor, Tensor]:
+        """The n likeliest tokens and their log-probabilities, both (b, n), the likeliest first."""
+        values, tokens = wide(self.logits).log_softmax(-1).topk(min(n, self.logits.shape[-1]))
+        return tokens, values
+
+
+def generate(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
+    """The next tokens, (b,) at a time, of prompts (t,), (b, t) or a list of lists of unequal length.
+
+    settings are the fields of Settings. A sequence that met its end yields the end of text from then on, and when all have,
+    generation ends. What a prompt of a batch becomes is what it would become alone. Raises ConfigError at once, before
+    anything is computed, where prompt and new tokens are more than the context holds, unless past="slide".
+    """
+    asked = Settings(**settings)
+    if asked.beams > 1:
+        return beamed(*prepared(model, tokens, max_new_tokens, asked), max_new_tokens, asked)
+    return (chosen.tokens for chosen in choices(model, tokens, max_new_tokens, **settings))
+
+
+def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Chosen]:
+    """The same with the logits that each token was chosen from: its log-probability, and the likeliest others."""
+    asked = Settings(**settings)
+    if asked.beams > 1:
+        raise ConfigError("a beam search chooses sequences, not tokens: leave out beams, or use generate.")
+    reader, rows = prepared(model, tokens, max_new_tokens, asked)
+    dice = Dice(asked.seed, len(rows))
+    if asked.draft is None:
+        return plain(reader, rows, max_new_tokens, asked, dice)
+    if len(rows) > 1:
+        raise ConfigError(f"a draft guesses for one sequence at a time, got {len(rows)}.")
+    guesser = speculate.guesser(asked.draft, model, reader.room, asked, dice)
+    return speculated(reader, rows, max_new_tokens, asked, dice, guesser)
+
+
+def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
+    """What a model writes after a prompt, a piece at a time: whole characters, up to the end of text or a stop string.
+
+    The stop string is not part of it. An empty prompt begins with the end of text, as texts did in training. Among the
+    settings, `text` is what turns words to numbers and back.
+    """
+    asked = Settings(**settings)
+    ids, text = encoded(prompt, asked)
+    return pieces(generate(model, [ids], max_new_tokens, **settings), text, asked)
+
+
+def encoded(prompt: str, asked: Settings) -> tuple[list[int], Text]:
+    """The tokens of a prompt, and what made them."""
+    if asked.text is None:
+        raise DataError("this model has no text: set model.text, a regard.text.BytePair, first.")
+    ids = asked.text.encode(prompt)
+    if not ids and asked.after is None:
+        if asked.end is None:
+            raise DataError("the prompt is empty, and there is no end-of-text token to begin with.")
+        ids = [asked.end]
+    return ids, asked.text
+
+
+def pieces(tokens: Iterator[Tensor], text: Text, asked: Settings) -> Iterator[str]:
+    """The text of tokens (1,), a piece at a time."""
+    found = Pieces(asked.strings)
+    for token in map(int, tokens):
+        if token in asked.ends:
+            break
+        piece = found.add(text.bytes([token]))
+        if piece:
+            yield piece
+        if found.over:
+            return
+    rest = found.add(b"", last=True)
+    if rest:
+        yield rest
+
+
+def prepared(model: Model, tokens: Tensor | Sequence[Any], most: int, asked: Settings) -> tuple[Reader, Rows]:
+    """A reader, and what it is to read of each sequence first."""
+    if not isinstance(most, int) or most < 0:
+        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {most!r}.")
+    after = asked.after
+    rows = rows_of(tokens, model.config.vocabulary, empty=after is not None)
+    before = 0 if after is None else len(after.tokens)
+    longest = before + max(map(len, rows))
+    if asked.past == "refuse":
+        refuse_beyond(model, longest, most)
+    reader = Reader(model, longest + max(most - 1, 0), after, len(rows))
+    return reader, rows if after is None else [[after.tokens[-1], *row] for row in rows]
+
+
+def plain(reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice) -> Iterator[Chosen]:
+    """A token for every sequence, one after the other."""
+    new = rows
+    found: Rows = [[] for _ in rows]
+    over = torch.zeros(len(rows), dtype=torch.bool, device=reader.device)
+    for _ in range(most):
+        logits = reader.read(new)
+        tokens = asked.choose(logits, reader.rows, dice)
+        for row, token in enumerate(tokens.tolist()):
+            found[row].append(asked.padding(found[row]) if over[row] else token)
+        new = [row[-1:] for row in found]
+        yield Chosen(torch.tensor(new, device=reader.device).squeeze(-1), logits, over)
+        over = over | torch.tensor([asked.ended(row) for row in found], device=reader.device)
+        if over.all():
+            return
+
+
+def speculated(
+    reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice, guesser: speculate.Guesser
+) -> Iterator[Chosen]:
+    """The same for one sequence, several tokens read at a time."""
+    found, over = [], torch.tensor([False], device=reader.device)
+    for token, logits in speculate.speculate(reader, rows[0], most, guesser, asked.guesses, asked, dice):
+        found.append(token)
+        yield Chosen(torch.tensor([token], device=reader.device), logits.unsqueeze(0), over)
+        if asked.ended(found):
+            return
+
+
+def beamed(reader: Reader, rows: Rows, most: int, asked: Settings) -> Iterator[Tensor]:
+    """The tokens of the best sequences that beam search finds."""
+    if not most:
+        return
+
+    def scores(logits: Tensor) -> Tensor:
+        return asked.penalised(checked(wide(logits)).log_softmax(-1), reader.rows)
+
+    def step(parents: Tensor, tokens: list[int]) -> Tensor:
+        reader.reorder(parents)
+        return scores(reader.read([[token] for token in tokens]))
+
+    found = beams.search(scores(reader.read(rows)), step, asked.beams, most, asked.ended, asked.length_penalty)
+    best = [row[0].tokens for row in found]
+    for place in range(max(map(len, best))):
+        yield torch.tensor([row[place] if place < len(row) else asked.padding(row) for row in best], device=reader.device)

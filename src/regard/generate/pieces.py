@@ -1,0 +1,37 @@
+"""Pieces: bytes that come a token at a time, as text that may be shown: whole characters, and nothing of a stop string."""
+
+import codecs
+from collections.abc import Sequence
+
+
+class Pieces:
+    """Holds back half a character, and whatever may yet turn out to begin a stop string.
+
+    Of several stop strings the one that is complete first counts, wherever the borders of tokens fall.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self.stops = stops
+        self.over = False  # a stop string has come
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def add(self, data: bytes, last: bool = False) -> str:
+        """The text that is certain after more bytes; after the last, all of it, half a character as U+FFFD."""
+        if self.over:
+            return ""
+        held = self._held + self._decoder.decode(data, last)
+        found = [(held.index(stop) + len(stop), held.index(stop)) for stop in self.stops if stop in held]
+        if found:
+            self.over = True
+            return held[: min(found)[1]]
+        certain = len(held) - (0 if last else begun(held, self.stops))
+        self._held = held[certain:]
+        return held[:certain]
+
+
+def begun(text: str, stops: Sequence[str]) -> int:
+    """How many of the last characters of a text may be the beginning of a stop string."""
+    longest = max(map(len, stops), default=1) - 1
+    sizes = range(min(longest, len(text)), 0, -1)
+    return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in stops)), 0)

@@ -1,0 +1,150 @@
+"""Reader: a model that reads sequences a few tokens at a time, and says what may come next in each."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, DataError, ShapeError
+from regard.generate.cache import Cache
+
+Rows = list[list[int]]  # a list of tokens for each sequence; their lengths differ
+
+
+class Sizes(Protocol):
+    """What a model says of itself."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers keep keys and values."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens it can read."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+
+
+class Model(Protocol):
+    """Anything that gives logits: GPT2, a prepared form of it, or one's own."""
+
+    @property
+    def config(self) -> Sizes:
+        """Its sizes."""
+
+    def __call__(self, tokens: Tensor, cache: Any = None) -> Tensor:
+        """The logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked picks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """The beginning of many sequences, read once: `generate(rows, n, after=opening)` continues it with each row."""
+
+    tokens: tuple[int, ...]
+    cache: Cache
+
+    @classmethod
+    def read(cls, model: Model, tokens: Tensor | Sequence[int]) -> "Opening":
+        """Reads the tokens (t,) of one sequence."""
+        rows = rows_of(tokens, model.config.vocabulary)
+        if len(rows) != 1:
+            raise ShapeError(f"an opening is one sequence (t,), got {len(rows)}.")
+        refuse_beyond(model, len(rows[0]), 0)
+        reader = Reader(model, len(rows[0]))
+        reader.read(rows)
+        return cls(tuple(rows[0]), reader.cache)
+
+
+class Reader:
+    """A model and the tokens of each sequence it has read, at most `room` of them with their keys and values kept.
+
+    Beyond the model's context it slides: the last tokens of each sequence, as many as the context holds, are read afresh
+    as if they were all there is, for every new token. `refuse_beyond` is for who does not want that.
+    """
+
+    def __init__(self, model: Model, room: int, after: Opening | None = None, count: int = 1) -> None:
+        self.model = model
+        self.room = min(room, model.config.context)
+        self.device = device_of(model)
+        self.rows: Rows = [[] for _ in range(count)]
+        self.cache = Cache(model.config.layers, self.room)
+        if after is not None and len(after.tokens) > 1:
+            # its last token is read again with each row, and so a row may be empty
+            self.rows = [list(after.tokens[:-1]) for _ in range(count)]
+            self.cache = after.cache.fork(count, self.room)
+            self.cache.crop(len(after.tokens) - 1)
+
+    @torch.no_grad()
+    def read(self, new: Sequence[Sequence[int]], last: int = 1) -> Tensor:
+        """Reads more tokens of each sequence: the logits after the last of each, (b, n); after the last few, (b, last, n)."""
+        for row, more in zip(self.rows, new, strict=True):
+            row.extend(more)
+        if max(map(len, self.rows)) > self.room:
+            self.cache.crop(0)
+            new = [row[-self.room :] for row in self.rows]
+        lengths = [len(row) for row in new]
+        t, even = max(lengths), len(set(lengths)) == 1
+        tokens = torch.tensor([[*row, *[0] * (t - len(row))] for row in new], device=self.device)  # (b, t)
+        before = self.cache.lengths
+        ends = torch.tensor(lengths, device=self.device)
+        self.cache.wanted = last if even else ends - 1
+        logits = self.model(tokens, self.cache)
+        if not even:  # the next token of a row stands where its own tokens end
+            self.cache.crop(before + ends)
+        return logits[:, -1] if last == 1 else logits
+
+    def back(self, length: int) -> None:
+        """Forgets all but the first tokens of every sequence."""
+        self.rows = [row[:length] for row in self.rows]
+        self.cache.crop(min(length, self.cache.longest))
+
+    def reorder(self, parents: Tensor) -> None:
+        """Puts other sequences in the place of these, each the copy of one by its index."""
+        index = parents.tolist()
+        if index == list(range(len(self.rows))):
+            return
+        if len(index) == len(self.rows):
+            self.cache.reorder(parents)
+        else:
+            self.cache = self.cache.fork(parents)
+        self.rows = [list(self.rows[n]) for n in index]
+
+
+def rows_of(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False) -> Rows:
+    """Tokens (t,), (b, t) or a list of lists of unequal length as a list for each sequence."""
+    if isinstance(tokens, Tensor):
+        if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ShapeError(f"tokens are whole numbers (t,) or (b, t), got {tokens.dtype} {tuple(tokens.shape)}.")
+        tokens = tokens.tolist()
+    nested = len(tokens) > 0 and all(isinstance(one, Sequence | Tensor) for one in tokens)
+    found = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
+    if not all(found) and not empty:
+        raise ShapeError("a sequence has no tokens; it needs one to begin with, the end of text say.")
+    for token in itertools.chain(*found):
+        if not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise DataError(f"{token!r} is no token of this model: they are numbered from 0 to {vocabulary - 1}.")
+    return found
+
+
+def refuse_beyond(model: Model, longest: int, more: int) -> None:
+    """Raises ConfigError where a prompt and what follows are more than the model reads; the last new token is not read."""
+    context = model.config.context
+    total = longest + max(more - 1, 0)
+    if total > context:
+        asked = f", and {more} more are asked for" if more else ""
+        fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
+        raise ConfigError(
+            f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} say "
+            'past="slide" to go on from the last of them.'
+        )
+
+
+def device_of(model: Model) -> torch.device:
+    """Where a model's numbers are."""
+    tensors = itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
+    return next((x.device for x in tensors), torch.device("cpu"))

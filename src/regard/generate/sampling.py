@@ -1,0 +1,128 @@
+"""Logits to a token: which tokens remain and how likely each is, and the dice that choose among them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError
+
+STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: seeds of rows, and of the next seed's rows, far apart
+SEEDS = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is drawn; what it is by default leaves the model's own probabilities as they are.
+
+    In this order: the repetition penalty, the temperature, top_k, top_p, min_p, each on what the one before left.
+    """
+
+    temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
+    top_k: int = 0  # only the k likeliest; 0 is all (Fan et al. 2018)
+    top_p: float = 1.0  # only the likeliest that together have probability p (Holtzman et al. 2020)
+    min_p: float = 0.0  # only those at least p times as likely as the likeliest (Nguyen et al. 2024)
+    repetition_penalty: float = (
+        1.0  # divides logits above 0 of tokens that came before, multiplies those below (Keskar et al. 2019)
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be 0, which takes the likeliest token, or above; got {self.temperature!r}.")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise ConfigError(f"top_k is a number of tokens, or 0 for all; got {self.top_k!r}.")
+        for name in ("top_p", "min_p"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is a probability, from 0 to 1; got {getattr(self, name)!r}.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ConfigError(f"repetition_penalty must be above 0, and 1 is none; got {self.repetition_penalty!r}.")
+
+    def scores(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+        """Logits (b, n) whose softmax is the distribution to draw from, -inf where a token is left out.
+
+        histories are the tokens of each row so far, which the repetition penalty asks for.
+        """
+        scores = self.penalised(wide(logits), histories)
+        if self.temperature == 0:
+            likeliest = scores.argmax(-1, keepdim=True)
+            return torch.full_like(scores, -torch.inf).scatter(-1, likeliest, 0)
+        if self.temperature != 1:
+            scores = scores / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            scores = scores.masked_fill(scores < scores.topk(self.top_k).values[..., -1:], -torch.inf)
+        if self.top_p < 1:
+            scores = nucleus(scores, self.top_p)
+        if self.min_p > 0:
+            weights = scores.softmax(-1)
+            scores = scores.masked_fill(weights < self.min_p * weights.amax(-1, keepdim=True), -torch.inf)
+        return scores
+
+    def penalised(self, scores: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+        """Scores (b, n) after the repetition penalty."""
+        if self.repetition_penalty == 1:
+            return scores
+        scores = scores.clone()
+        for row, history in zip(scores, histories, strict=True):
+            before = torch.tensor(sorted(set(history)), device=row.device, dtype=torch.int64)
+            old = row[before]
+            row[before] = torch.where(old < 0, old * self.repetition_penalty, old / self.repetition_penalty)
+        return scores
+
+    def probabilities(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+        """The distribution (b, n) to draw from."""
+        return self.scores(logits, histories).softmax(-1)
+
+    def choose(self, logits: Tensor, histories: Sequence[Sequence[int]], dice: "Dice") -> Tensor:
+        """A token for each row, (b,)."""
+        if self.temperature == 0:
+            best = self.penalised(wide(logits), histories).max(-1)
+            checked(best.values)
+            return best.indices
+        return draw(self.probabilities(logits, histories), dice.throw())
+
+
+class Dice:
+    """A generator of random numbers for each row, so that what a row draws does not depend on the rows beside it.
+
+    Of a number as the seed the rows' own are made; a list has one for each row. torch's global generator is left alone.
+    """
+
+    def __init__(self, seed: int | Sequence[int] | None, rows: int) -> None:
+        if seed is None:
+            seed = torch.Generator().seed() % SEEDS
+        seeds = [(seed + row * STRIDE) % SEEDS for row in range(rows)] if isinstance(seed, int) else [int(one) for one in seed]
+        if len(seeds) != rows:
+            raise ConfigError(f"seed is a number, or one for each of the {rows} sequences; got {len(seeds)}.")
+        self._generators = [torch.Generator().manual_seed(one % SEEDS) for one in seeds]
+
+    def throw(self) -> Tensor:
+        """A number from 0 to below 1 for each row, (b,)."""
+        return torch.cat([torch.rand(1, dtype=torch.float64, generator=one) for one in self._generators])
+
+
+def draw(probabilities: Tensor, u: Tensor) -> Tensor:
+    """The token of each row, (b,), at which the sum of its probabilities (b, n) passes u (b,)."""
+    sums = probabilities.double().cumsum(-1)
+    total = checked(sums[:, -1:])
+    return torch.searchsorted(sums, u.to(sums.device).unsqueeze(-1) * total, right=True).squeeze(-1)
+
+
+def nucleus(scores: Tensor, p: float) -> Tensor:
+    """The likeliest tokens that together have probability p, at least one; -inf for the others."""
+    ordered, places = scores.sort(-1)
+    unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - p
+    unlikely[..., -1] = False
+    return scores.masked_fill(unlikely.scatter(-1, places, unlikely), -torch.inf)
+
+
+def checked(x: Tensor) -> Tensor:
+    """The numbers, or DataError where one is none: a NaN among logits is the greatest of them, and of every sum."""
+    if bool(x.isnan().any()):
+        raise DataError("a logit is not a number (NaN): the model's weights may be damaged.")
+    return x
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Half precision raised to float32."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

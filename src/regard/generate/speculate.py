@@ -1,0 +1,129 @@
+"""Speculative decoding: a draft guesses a few tokens, and the model checks them all at once.
+
+A guess x, drawn from the draft's distribution q, is kept with probability min(1, p(x) / q(x)), where p is the model's; where
+it is not, the token is drawn from max(p - q, 0), and what was guessed after it is forgotten. What comes out has exactly
+the distribution p, whatever the draft. Source: Leviathan et al. 2023; Chen et al. 2023.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.generate.reader import Model, Reader
+from regard.generate.sampling import Dice, Sampling, draw
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A draft without a model: what followed the last few tokens where they stood before, `longest` of them or fewer.
+
+    It costs nothing, and guesses well where a text repeats itself: names, code, a question quoted in its answer.
+    """
+
+    longest: int = 3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.longest, int) or self.longest < 1:
+            raise ConfigError(f"Lookup(longest) must be a whole number of at least 1, got {self.longest!r}.")
+
+    def find(self, tokens: Sequence[int], count: int) -> list[int]:
+        """At most so many tokens, those after the latest earlier place of the longest run of last tokens; [] for none."""
+        for size in range(min(self.longest, len(tokens) - 1), 0, -1):
+            run = list(tokens[-size:])
+            for start in range(len(tokens) - size - 1, -1, -1):
+                if tokens[start : start + size] == run:
+                    return list(tokens[start + size : start + size + count])
+        return []
+
+
+Guess = tuple[int, Tensor | None]  # a token, and the distribution (n,) it was drawn from; None where it was certain
+
+
+class Guesser(Protocol):
+    """What guesses the next tokens."""
+
+    def guess(self, tokens: list[int], count: int) -> list[Guess]:
+        """At most so many tokens."""
+
+
+class Looking:
+    """Guesses by Lookup."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+
+    def guess(self, tokens: list[int], count: int) -> list[Guess]:
+        """What followed before."""
+        return [(token, None) for token in self.lookup.find(tokens, count)]
+
+
+class Drafting:
+    """Guesses by a model, small beside the one that checks, drawn in the same manner."""
+
+    def __init__(self, model: Model, room: int, sampling: Sampling, dice: Dice) -> None:
+        self.reader, self.sampling, self.dice = Reader(model, room), sampling, dice
+
+    def guess(self, tokens: list[int], count: int) -> list[Guess]:
+        """What the draft would write."""
+        known = self.reader.rows[0]
+        same = next((n for n, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), min(len(known), len(tokens)))
+        self.reader.back(min(same, len(tokens) - 1))
+        new = tokens[len(self.reader.rows[0]) :]
+        found: list[Guess] = []
+        for _ in range(min(count, self.reader.room - len(tokens) + 1)):
+            q = self.sampling.probabilities(self.reader.read([new]), self.reader.rows)
+            token = int(draw(q, self.dice.throw()))
+            found.append((token, q[0]))
+            new = [token]
+        return found
+
+
+def guesser(draft: Model | Lookup, model: Model, room: int, sampling: Sampling, dice: Dice) -> Guesser:
+    """The guesser of a draft, which must speak of the same tokens as the model."""
+    if isinstance(draft, Lookup):
+        return Looking(draft)
+    if draft.config.vocabulary != model.config.vocabulary:
+        raise ConfigError(
+            f"a draft must have the model's vocabulary, {model.config.vocabulary} tokens; it has {draft.config.vocabulary}."
+        )
+    return Drafting(draft, room, sampling, dice)
+
+
+def speculate(
+    reader: Reader, prompt: list[int], most: int, guesser: Guesser, guesses: int, sampling: Sampling, dice: Dice
+) -> Iterator[tuple[int, Tensor]]:
+    """Tokens of one sequence and the model's logits (n,) before each, at most so many."""
+    new = prompt
+    while most > 0:
+        tokens = [*reader.rows[0], *new]
+        count = max(min(guesses, most - 1, reader.room - len(tokens)), 0)
+        guessed = guesser.guess(tokens, count) if count else []
+        read = reader.read([[*new, *(token for token, _ in guessed)]], last=len(guessed) + 1)
+        logits = read.view(len(guessed) + 1, -1)
+        for place in range(len(guessed) + 1):
+            p = sampling.probabilities(logits[place : place + 1], [tokens])[0]
+            token, kept = checked(p, guessed[place] if place < len(guessed) else None, dice)
+            most -= 1
+            tokens.append(token)
+            if not kept:
+                reader.back(len(tokens) - 1)  # the last one is not read yet
+            yield token, logits[place]
+            if not kept:
+                new = [token]
+                break
+
+
+def checked(p: Tensor, guess: Guess | None, dice: Dice) -> tuple[int, bool]:
+    """The guess, and that it was kept; or the token that takes its place, or that is drawn where there is no guess."""
+    if guess is not None:
+        token, q = guess
+        q = torch.zeros_like(p).index_fill(0, torch.tensor(token, device=p.device), 1) if q is None else q.to(p)
+        if float(dice.throw()) * float(q[token]) < float(p[token]):
+            return token, True
+        rest = (p - q).clamp(min=0)
+        p = rest if bool(rest.sum() > 0) else p  # rounding alone can leave nothing
+    return int(draw(p.unsqueeze(0), dice.throw())), False

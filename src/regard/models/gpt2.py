@@ -1,0 +1,152 @@
+"""GPT-2, as OpenAI's code has it: read it from top to bottom.
+
+A text is a row of numbers. Each becomes a vector, what it is plus where it stands; blocks add to these vectors, first what
+other tokens say (attention), then what the token makes of it (two linear layers); the vector of each token, compared with
+the vectors of all words, gives the next word. Source: Radford et al. 2019, and https://github.com/openai/gpt-2.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import ShapeError
+from regard.generate import decode
+from regard.layers.multi_head import MultiHeadAttention, Past
+from regard.models.gpt2_config import GPT2Config
+from regard.text import BytePair
+from regard.weights import gpt2 as files
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh in the place of the error function
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
+VOCABULARIES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # OpenAI's names, and transformers'
+
+
+class Cache(Protocol):
+    """Keys and values of earlier tokens: where the next tokens stand, and each layer's past."""
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        """The positions of the next tokens, (t,) or (b, t)."""
+
+    def layer(self, number: int) -> Past:
+        """The past of a layer."""
+
+    def asked(self, x: Tensor) -> Tensor:
+        """Those of the last vectors whose logits are wanted."""
+
+
+class GPT2(nn.Module):
+    """Token and position embeddings, blocks, a last norm, and a head that is the token embedding once more.
+
+    Shapes: tokens (b, t) or (t,), whole numbers below config.vocabulary, t at most config.context; logits (..., t, n).
+    """
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.text: BytePair | None = None
+        self.initialise()
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """The logits of the next token after each token."""
+        t = self.checked(tokens).shape[-1]
+        places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)
+        x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
+        for number, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache.layer(number))
+        x = self.norm(x if cache is None else cache.asked(x))
+        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
+
+    def initialise(self) -> None:
+        """Normal numbers of deviation 0.02; those that add to the stream smaller, so that it does not grow with depth."""
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:
+                adds = name.endswith(("out_proj.weight", "down.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * self.config.layers) if adds else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def checked(self, tokens: Tensor) -> Tensor:
+        """The tokens, or an error that says what they should be."""
+        if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ShapeError(f"tokens are whole numbers (b, t) or (t,), got {tokens.dtype} {tuple(tokens.shape)}.")
+        if tokens.shape[-1] > self.config.context:
+            raise ShapeError(f"there are {tokens.shape[-1]} tokens, and the model's context is {self.config.context}.")
+        return tokens
+
+    @classmethod
+    def load(cls, name: str | Path, dtype: torch.dtype | None = None) -> "GPT2":
+        """The model of a folder or file, or of a released size by its name ("gpt2", "gpt2-medium", ...), in evaluation mode.
+
+        Reads what transformers, OpenAI's TensorFlow code, nanoGPT and the lectures write; regard.weights.gpt2 says how.
+        Its text is the vocabulary in the folder, or GPT-2's where the size is GPT-2's. Raises WeightsError, naming the file
+        and the tensor.
+        """
+        found = files.load(name, dtype)
+        with torch.device("meta"):
+            model = cls(GPT2Config(**found.config))
+        model.load_state_dict(found.tensors, assign=True)
+        model.text = text_of(found.folder, model.config.vocabulary)
+        return model.eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a folder that transformers reads too; the text beside it, where there is one."""
+        files.save(folder, asdict(self.config), self.state_dict())
+        if self.text is not None:
+            self.text.save(folder)
+
+    def generate(self, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
+        """The next tokens, (b,) at a time; the settings are those of regard.generate.Settings."""
+        return decode.generate(self, tokens, max_new_tokens, **{**self.ending(), **settings})
+
+    def complete(self, text: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
+        """What the model writes after a text, a piece at a time; needs model.text."""
+        return decode.complete(self, text, max_new_tokens, **{**self.ending(), **settings})
+
+    def ending(self) -> dict[str, Any]:
+        """What tells where a text ends, as settings of generate."""
+        return {} if self.text is None else {"text": self.text, "end": self.text.special.get("<|endoftext|>")}
+
+
+class Block(nn.Module):
+    """What every token hears from those before it, and what it makes of it, each added to the stream of its vector."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        width, inner = config.width, config.inner
+        self.norm_attention = nn.LayerNorm(width, eps=config.epsilon)
+        self.attention = MultiHeadAttention(width, width, config.context, config.dropout, config.heads, qkv_bias=True)
+        self.norm_feed = nn.LayerNorm(width, eps=config.epsilon)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.activation = ACTIVATIONS[config.activation]
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        """The stream (b, t, c) with this block's part added."""
+        x = x + self.dropout(self.attention(self.norm_attention(x), past))
+        stream: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_feed(x)))))
+        return stream
+
+
+def text_of(folder: Path, vocabulary: int) -> BytePair | None:
+    """The encoding whose two files lie in a folder; else GPT-2's own for a vocabulary of its size; else none."""
+    if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in VOCABULARIES):
+        return BytePair.load(folder)
+    return BytePair.gpt2() if vocabulary == BytePair.gpt2().vocabulary else None

@@ -1,0 +1,107 @@
+"""The sizes of a GPT-2, those that were released, and where the parameters, the memory and the multiply-adds of one go."""
+
+from dataclasses import dataclass
+
+from regard.errors import ConfigError
+from regard.mechanism.heads import indivisible
+from regard.mechanism.request import probability
+
+ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu")
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The sizes of a GPT-2, and what else a checkpoint may say; checked when it is made."""
+
+    layers: int
+    heads: int
+    width: int
+    context: int = 1024
+    vocabulary: int = 50257
+    dropout: float = 0.0
+    inner: int = 0  # width of the feed-forward layer; four times the width where it is 0
+    activation: str = "gelu_tanh"
+    epsilon: float = 1e-5  # of the norms
+    tied: bool = True  # whether the head is the token embedding
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "context", "vocabulary"):
+            size = getattr(self, name)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        if self.width % self.heads:
+            raise ConfigError(indivisible("width", self.width, "heads", self.heads))
+        if not isinstance(self.inner, int) or self.inner < 0:
+            raise ConfigError(f"inner must be a whole number above 0, or 0 for four times the width; got {self.inner!r}.")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
+        if not 0 < self.epsilon < 1:
+            raise ConfigError(f"epsilon must be above 0 and below 1, got {self.epsilon!r}.")
+        probability(self.dropout)
+        object.__setattr__(self, "inner", self.inner or 4 * self.width)
+
+    @classmethod
+    def small(cls) -> "GPT2Config":
+        """124,439,808 parameters, 117M in the paper."""
+        return cls(layers=12, heads=12, width=768)
+
+    @classmethod
+    def medium(cls) -> "GPT2Config":
+        """354,823,168 parameters, 345M in the paper."""
+        return cls(layers=24, heads=16, width=1024)
+
+    @classmethod
+    def large(cls) -> "GPT2Config":
+        """774,030,080 parameters, 762M in the paper."""
+        return cls(layers=36, heads=20, width=1280)
+
+    @classmethod
+    def xl(cls) -> "GPT2Config":
+        """1,557,611,200 parameters, 1542M in the paper."""
+        return cls(layers=48, heads=25, width=1600)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The parameters of each part."""
+        c, inner = self.width, self.inner
+        parts = {
+            "token embedding": self.vocabulary * c,
+            "position embedding": self.context * c,
+            "attention": self.layers * (4 * c * c + 4 * c),
+            "feed-forward": self.layers * (2 * c * inner + inner + c),
+            "norms": self.layers * 4 * c + 2 * c,
+        }
+        return parts if self.tied else {**parts, "head": self.vocabulary * c}
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters there are."""
+        return sum(self.parts.values())
+
+    def multiply_adds(self, tokens: int) -> dict[str, int]:
+        """The multiply-adds of each part in a forward over so many tokens; causal attention does half of its square."""
+        c = self.width
+        return {
+            "attention projections": self.layers * 4 * c * c * tokens,
+            "scores and contexts": self.layers * c * tokens * (tokens + 1),
+            "feed-forward": self.layers * 2 * c * self.inner * tokens,
+            "head": self.vocabulary * c * tokens,
+        }
+
+    def describe(self, tokens: int | None = None) -> str:
+        """Where the parameters, the memory and the multiply-adds of a forward over the context go, as a table of text."""
+        t = self.context if tokens is None else tokens
+        lines = [f"{self.layers} layers of {self.heads} heads, width {self.width}, context {self.context}", ""]
+        lines += table("parameters", self.parts)
+        lines += ["", f"float32 {self.parameters * 4 / 1e6:,.0f} MB, bfloat16 {self.parameters * 2 / 1e6:,.0f} MB"]
+        cache = 2 * self.layers * self.width * t
+        lines += [f"keys and values of {t} tokens: float32 {cache * 4 / 1e6:,.1f} MB, bfloat16 {cache * 2 / 1e6:,.1f} MB", ""]
+        return "\n".join([*lines, *table(f"multiply-adds of {t} tokens", self.multiply_adds(t))])
+
+
+def table(title: str, parts: dict[str, int]) -> list[str]:
+    """Numbers with their share of the whole."""
+    total = sum(parts.values())
+    rows = [*parts.items(), ("together", total)]
+    width = len(f"{total:,}")
+    return [title, *(f"  {name:<22}{number:>{width},}  {number / total:6.1%}" for name, number in rows)]

@@ -1,0 +1,191 @@
+"""Where two maps, or two recordings, attend differently: every row of one against the same row of the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map import AttentionMap
+from regard.map.plane import BLOCK_NUMBERS
+from regard.observe import table
+from regard.observe.divergence import jensen_shannon
+from regard.observe.look import Look
+from regard.observe.recording import Recording
+from regard.observe.words import rows as words_of
+
+MOST = 256  # rows in a block, at most
+SHOWN = 10  # heads and rows in print
+
+
+@dataclass(frozen=True)
+class Row:
+    """A query of a head, how far its two rows are apart, nats, and the key it attends to most in each."""
+
+    layer: int
+    name: str
+    head: int
+    batch: int
+    query: int
+    divergence: float
+    keys: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class HeadDifference:
+    """A head, the mean divergence of its rows and the largest, nats, and the batch row and query of that one."""
+
+    layer: int
+    name: str
+    head: int
+    mean: float
+    largest: float
+    batch: int
+    query: int
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What two maps, or two recordings, differ in: heads and rows, those that differ most first; prints as two tables.
+
+    divergence holds the Jensen-Shannon divergence of every row compared, nats, one (b, h, n) a layer, NaN on padding;
+    queries, by index, say which rows these are.
+    """
+
+    heads: tuple[HeadDifference, ...]
+    rows: tuple[Row, ...]
+    divergence: tuple[Tensor, ...]
+    queries: Tensor
+    words: tuple[Sequence[Sequence[str]] | None, Sequence[Sequence[str]] | None] = (None, None)
+
+    def __str__(self) -> str:
+        titles = ["head", "mean", "largest", "at"]
+        lines = [[f"{x.layer}.{x.head}", small(x.mean), small(x.largest), self._word(0, x.batch, x.query)] for x in self.heads]
+        heads = table.aligned(titles, lines[:SHOWN], left=("head", "at"))
+        titles = ["head", "batch", "query", "apart", "attends most in one", "in the other"]
+        lines = [
+            [f"{x.layer}.{x.head}", f"{x.batch}", self._word(0, x.batch, x.query), small(x.divergence)]
+            + [self._word(side, x.batch, key) for side, key in enumerate(x.keys)]
+            for x in self.rows[:SHOWN]
+        ]
+        several = any(x.batch for x in self.rows)
+        kept = [n for n, title in enumerate(titles) if title != "batch" or several]
+        cells = [[line[n] for n in kept] for line in lines]
+        rows = table.aligned([titles[n] for n in kept], cells, left=["head", "query", *titles[4:]])
+        said = "Jensen-Shannon divergence, nats: 0 alike, 0.69 nothing in common."
+        return "\n".join([said, "", *heads, *more(len(self.heads), "heads"), "", *rows, *more(len(self.rows), "rows")])
+
+    def _word(self, side: int, batch: int, place: int) -> str:
+        words = self.words[side]
+        return f"{place}" if words is None else f"{place} {table.word(words[batch % len(words)][place])}"
+
+
+def compare(
+    a: AttentionMap | Recording,
+    b: AttentionMap | Recording,
+    *,
+    top: int = 100,
+    queries: Sequence[int] | slice | Tensor = slice(None),
+    kind: str = "self",
+    part: str | None = None,
+) -> Comparison:
+    """How far every row of a is from the same row of b: two heads (m.select(heads=...)), two prompts, or two checkpoints.
+
+    The rows are ranked by their Jensen-Shannon divergence, and the `top` first are kept with the keys they attend to most.
+    Rows that stand on padding in either are left out. Prompts have one length: it is token i of the one against token i of
+    the other. It costs both matrices twice over, in blocks; `queries`, by index, compares some rows alone, which costs these.
+    Raises ShapeError where the two have not the same layers, heads and lengths.
+    """
+    if top < 1:
+        raise ConfigError(f"top is how many rows to keep, at least 1; got {top}.")
+    pairs = paired(a, b, kind, part)
+    rows = torch.arange(pairs[0].one.shape[2], device=pairs[0].one.device)[queries].reshape(-1)
+    divergence = tuple(apart(pair.one, pair.other, rows) for pair in pairs)
+    words = [None if isinstance(x, AttentionMap) or x.tokens is None else words_of(x.tokens) for x in (a, b)]
+    return Comparison(
+        ranked_heads(pairs, divergence, rows), ranked_rows(pairs, divergence, rows, top), divergence, rows, (words[0], words[1])
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two maps of a layer, and its name."""
+
+    name: str
+    one: AttentionMap
+    other: AttentionMap
+
+
+def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, part: str | None) -> list[Pair]:
+    """The maps of both, layer by layer, or ShapeError where they do not match."""
+    if isinstance(a, AttentionMap) != isinstance(b, AttentionMap):
+        raise ConfigError(f"compare takes two maps or two recordings, got {type(a).__name__} and {type(b).__name__}.")
+    if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
+        pairs = [Pair("", a, b)]
+    else:
+        names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
+        if len(names) != len(others) or not names:
+            raise ShapeError(
+                f"the recordings have {len(names)} and {len(others)} layers of kind {kind!r}; compare takes equals."
+            )
+        maps = ([x.map(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
+        pairs = [Pair(*each) for each in zip(names, *maps, strict=True)]
+    for pair in pairs:
+        if pair.one.shape != pair.other.shape:
+            where = f" of {pair.name}" if pair.name else ""
+            raise ShapeError(
+                f"the maps{where} are (b, h, q, k) = {pair.one.shape} and {pair.other.shape}: rows are compared one by one, so "
+                "texts need one length. Select heads with m.select(heads=...)."
+            )
+    return pairs
+
+
+def apart(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
+    """The divergence of the same rows of two maps, (b, h, n); NaN where a query stands on padding in either."""
+    b, h, _, k = one.shape
+    on = Look(one).standing[:, :, queries] & Look(other).standing[:, :, queries]
+    found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=one.device)
+    step = max(1, min(MOST, BLOCK_NUMBERS // max(k, 1)))
+    for row in range(b):
+        for head in range(h):
+            parts = [jensen_shannon(one[row, head, some], other[row, head, some]) for some in queries.split(step)]
+            found[row, head] = torch.cat([found[row, head, :0], *parts])
+    return found.where(on, torch.nan)
+
+
+def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor) -> tuple[HeadDifference, ...]:
+    """Every head, those of the largest mean divergence first."""
+    found = []
+    for layer, (pair, apart_by) in enumerate(zip(pairs, divergence, strict=True)):
+        means = apart_by.transpose(0, 1).flatten(1).double().nanmean(-1).nan_to_num().tolist()
+        largest, at = apart_by.transpose(0, 1).flatten(1).nan_to_num(-1).max(-1)
+        for head, mean in enumerate(means):
+            batch, n = divmod(int(at[head]), len(queries))
+            found.append(HeadDifference(layer, pair.name, head, mean, max(float(largest[head]), 0.0), batch, int(queries[n])))
+    return tuple(sorted(found, key=lambda each: -each.mean))
+
+
+def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor, top: int) -> tuple[Row, ...]:
+    """The rows that are furthest apart, of all heads."""
+    candidates = []
+    for layer, apart_by in enumerate(divergence):
+        values, at = apart_by.flatten().nan_to_num(-1).topk(min(top, apart_by.numel()))
+        candidates += [(value, layer, place) for value, place in zip(values.tolist(), at.tolist(), strict=True) if value >= 0]
+    found = []
+    for value, layer, place in sorted(candidates, key=lambda each: -each[0])[:top]:
+        (rest, n), pair = divmod(place, len(queries)), pairs[layer]
+        (batch, head), query = divmod(rest, pair.one.shape[1]), int(queries[n])
+        keys = tuple(int(m[batch, head, query].argmax()) for m in (pair.one, pair.other))
+        found.append(Row(layer, pair.name, head, batch, query, value, (keys[0], keys[1])))
+    return tuple(found)
+
+
+def more(count: int, what: str) -> list[str]:
+    """A line that says how many there are, where not all are shown."""
+    return [f"the first {SHOWN} of {count:,} {what}"] if count > SHOWN else []
+
+
+def small(number: float) -> str:
+    """Three digits that count."""
+    return f"{number:.3g}"

@@ -1,0 +1,33 @@
+"""Which attention a call belongs to: self or cross, and the number of its module among those of its kind and place."""
+
+import re
+
+from regard.observe.doors.passage import Passage
+
+CROSSES = ("cross", "encoder_attn", "encdec", "enc_attn", "src_attn", "multihead_attn")  # in the paths of cross attention
+
+
+class Counting:
+    """The modules that were met, as they are met."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}  # of modules, where it was last clear
+        self.places: dict[tuple[str, str], list[str]] = {}  # modules by kind and path without numbers
+
+    def kind(self, passage: Passage, name: str) -> str:
+        """self or cross: by what the door knows, by the module's path, by what its queries and keys were made from."""
+        if passage.crosses is not None:
+            return "cross" if passage.crosses else "self"
+        path = ".".join(name.lower().split(".")[-2:])
+        if any(part in path for part in CROSSES):
+            return "cross"
+        if passage.apart is not None and "self" not in path:
+            self.kinds[name] = "cross" if passage.apart else "self"
+        return self.kinds.get(name, "self")
+
+    def number(self, name: str, kind: str) -> int:
+        """How many modules of this kind and place were met before this one."""
+        met = self.places.setdefault((kind, re.sub(r"\d+", "*", name)), [])
+        if name not in met:
+            met.append(name)
+        return met.index(name)

@@ -1,0 +1,208 @@
+"""What a head does with its rows, as numbers: (b, h) scores, each a mean over the queries that count.
+
+Each takes a map, or a `Look` at one where several share it. A score is NaN where no query counts. `patterns.py` has the
+detectors that need the tokens, `norms.py` those that need the values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.map import AttentionMap
+from regard.map.plane import BLOCK_NUMBERS
+from regard.observe.look import SAMPLE, Look, looked, spaced
+
+NEAR = 16  # tokens on either side that are local
+MANY = 0.3  # of a row's weight, above which the first token is its sink
+HEAVY = 0.05  # of the keys, that are counted as heavy hitters
+ROWS = 256  # of the band at a time
+Queries = Sequence[int] | slice | Tensor
+Score = Callable[[int, int, Tensor, Tensor], Tensor]
+
+
+def previous(m: AttentionMap | Look, back: int = 1) -> Tensor:
+    """Mean of A[i, p(i) - back], where p(i) is the query's position: the weight on the token so far before it.
+
+    Over the queries that may see such a key: the first token has no previous one, and is left out.
+    Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
+    """
+    look = looked(m)
+    return look.mean(look.behind(back), look.visible(look.positions - back))
+
+
+def itself(m: AttentionMap | Look) -> Tensor:
+    """Mean of A[i, p(i)]: the weight on the query's own token.
+
+    Source: Clark et al. 2019, section 3.1.
+    """
+    return previous(m, 0)
+
+
+def first(m: AttentionMap | Look) -> Tensor:
+    """Mean of A[i, first]: the weight on the first token, or the first that is not padding; its own row counts too.
+
+    Source: Xiao et al. 2023; Gu et al. 2024, who take the same mean.
+    """
+    look = looked(m)
+    return look.mean(look.first)
+
+
+def sink(m: AttentionMap | Look, more_than: float = MANY) -> Tensor:
+    """The share of queries with more than 0.3 of their weight on the first token.
+
+    Source: the threshold is that of Gu et al. 2024, who apply it to the mean.
+    """
+    look = looked(m)
+    return look.mean((look.first > more_than).double())
+
+
+def entropy(m: AttentionMap | Look) -> Tensor:
+    """Mean of -Σ w log w, nats: 0 for a query that attends to one key alone.
+
+    Source: Clark et al. 2019, section 3.2; what a sink took is no part of the sum.
+    """
+    look = looked(m)
+    return look.mean(look.overview.entropy)
+
+
+def keys(m: AttentionMap | Look) -> Tensor:
+    """Mean of e^entropy: how many keys a query attends to, had it attended to them equally."""
+    look = looked(m)
+    return look.mean(look.overview.entropy.exp())
+
+
+def breadth(m: AttentionMap | Look) -> Tensor:
+    """Mean of e^entropy / n, where the query may see n keys: 1 where it attends to all of them equally.
+
+    Over at most 256 of the queries that count, evenly spaced.
+    """
+    look = looked(m)
+    return sampled(look, lambda row, head, queries, seen: look.overview.entropy[row, head, queries].exp() / seen.sum(-1))
+
+
+def distance(m: AttentionMap | Look) -> Tensor:
+    """Mean of Σ_j w_j (p(i) - j): how many tokens back a query looks; keys ahead of it count as negative.
+
+    Source: Vig and Belinkov 2019, whose mean is over weights, each row weighing as much here too.
+    """
+    look = looked(m)
+    return look.mean(look.overview.distance)
+
+
+def local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
+    """Mean of Σ w_j over the keys with `|p(i) - j| <= window`; what is left of the row is its global share."""
+    look = looked(m)
+    return look.mean(near(look, window))
+
+
+def uniform_local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
+    """What `local` would be of a head that attends equally to all it may see, over at most 256 queries."""
+    look = looked(m)
+
+    def share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
+        away = look.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
+        return (seen & (away.abs() <= window)).sum(-1) / seen.sum(-1)
+
+    return sampled(look, share)
+
+
+def heavy(m: AttentionMap | Look, share: float = HEAVY) -> Tensor:
+    """Σ of the largest 5 % of received mass / Σ of all of it, by key; at least one key, and padding is none of them.
+
+    Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
+    """
+    look = looked(m)
+    received = look.overview.received
+    if not torch.equal(look.counted, look.sees):
+        received = (look.map.mT @ look.counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
+    ranked = received.where(look.real, 0).double().sort(-1, descending=True).values
+    most = (look.real.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
+    among = torch.arange(ranked.shape[-1], device=ranked.device) < most
+    return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
+
+
+def retrieval(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
+    """Mean of Σ w_j over the keys of the needle, of the queries that ask for it: both by index, needle of keys.
+
+    Source: Wu et al. 2024 (retrieval heads), who count how often the key attended to most is the token of the needle that
+    the model then writes; `retrieved` is that count without the condition on what is written.
+    """
+    look = looked(m)
+    return look.mean(asked(look, questions, lambda rows: look.map[:, :, rows, needle].sum(-1)), asking(look, questions))
+
+
+def retrieved(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
+    """The share of the queries that ask whose key attended to most lies in the needle."""
+    look = looked(m)
+    inside = torch.zeros(look.map.shape[3], dtype=torch.bool, device=look.map.device)
+    inside[needle] = True
+    hits = asked(look, questions, lambda rows: inside[look.map[:, :, rows].argmax(-1)])
+    return look.mean(hits, asking(look, questions))
+
+
+def on(m: AttentionMap | Look, classes: Tensor) -> Tensor:
+    """Mean of Σ w_j over the keys of a class, of several classes at once: bool (b, n, k) to (b, h, n).
+
+    Source: Clark et al. 2019, section 3.2, for punctuation and separators.
+    """
+    look = looked(m)
+    b, n, k = classes.shape
+    if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
+        members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)
+        mass = (look.map @ members).unbind(-1)
+    else:
+        mass = tuple(look.on(classes[:, one]) for one in range(n))
+    scores = [look.mean(one) for one in mass]
+    return torch.stack(scores, -1) if n else torch.zeros(*look.map.shape[:2], 0, dtype=torch.float64, device=look.map.device)
+
+
+def near(look: Look, window: int) -> Tensor:
+    """The weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
+    b, h, q, k = look.map.shape
+    found = torch.zeros_like(look.overview.largest)
+    step = max(1, min(ROWS, BLOCK_NUMBERS // (h * (ROWS + 2 * window))))
+    for row in range(b):
+        for start in range(0, q, step):
+            own = look.positions[row, start : start + step]
+            low, high = max(int(own[0]) - window, 0), min(int(own[-1]) + window + 1, k)
+            if low >= high:
+                continue
+            away = own.unsqueeze(-1) - torch.arange(low, high, device=own.device)
+            weights = look.map[row, :, start : start + step, low:high]
+            found[row, :, start : start + step] = (weights * (away.abs() <= window)).sum(-1)
+    return found
+
+
+def asking(look: Look, questions: Queries) -> Tensor:
+    """Some queries by index, as bool (q,)."""
+    found = torch.zeros(look.map.shape[2], dtype=torch.bool, device=look.map.device)
+    found[questions] = True
+    return found
+
+
+def asked(look: Look, questions: Queries, score: Callable[[Tensor], Tensor]) -> Tensor:
+    """A score (b, h, n) of some queries, each part of them by index (n,), on all of them, (b, h, q)."""
+    b, h, q, k = look.map.shape
+    found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
+    for rows in asking(look, questions).nonzero().flatten().split(max(1, BLOCK_NUMBERS // max(b * h * k, 1))):
+        found[:, :, rows] = score(rows).double()
+    return found
+
+
+def sampled(look: Look, score: Score) -> Tensor:
+    """The mean, over some queries, of a score that depends on which keys they may see, bool (n, k)."""
+    b, h, _, k = look.map.shape
+    every = torch.arange(k, device=look.map.device)
+    found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
+    for row in range(b):
+        scores: list[list[Tensor]] = [[] for _ in range(h)]
+        for queries in spaced(look.counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // k)):
+            seen = torch.empty(0)
+            for head in range(h):
+                if not look.alike or not head:
+                    seen = look.may_see(row, head, queries.unsqueeze(-1), every)
+                scores[head].append(score(row, head, queries, seen)[look.counted[row, head, queries]])
+        found[row] = torch.stack([torch.cat(each).double().mean() if each else found[row, 0] for each in scores])
+    return found

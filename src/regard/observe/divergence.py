@@ -1,0 +1,87 @@
+"""How far two rows of weights are apart: the Jensen-Shannon divergence, nats; and the matrix of it between heads."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map import AttentionMap
+from regard.map.plane import BLOCK_NUMBERS
+from regard.observe.look import SAMPLE, Look, looked, spaced
+
+ROUNDING = 32  # units in the last place, by which a row's sum may be off
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """How far heads are apart, (n, n), nats: 0 where two attend alike, log 2 where they share no key.
+
+    heads names them as (map, head). It is a mean over `rows` queries of each batch row, which `exact` says are all.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    divergence: Tensor
+    rows: int
+    exact: bool
+
+
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
+    """½ Σ p log(p / m) + ½ Σ q log(q / m), m = (p + q) / 2, over the last axis, nats; between 0 and log 2.
+
+    What a row lacks of 1, because a sink took it or because its query sees nothing, is one more key.
+    Source: Lin 1991.
+    """
+    return divided(p, q).sum(-1) + divided(lacking(p), lacking(q))
+
+
+def lacking(p: Tensor) -> Tensor:
+    """What a row lacks of 1, beyond what its sum is rounded by."""
+    lack = 1 - p.sum(-1)
+    return lack.where(lack > ROUNDING * torch.finfo(p.dtype).eps, 0)
+
+
+def divided(p: Tensor, q: Tensor) -> Tensor:
+    """½ p log(p / m) + ½ q log(q / m), entry by entry."""
+    both = p + q
+    tilt = (p - q) / both.where(both > 0, 1)  # p / m = 1 + tilt, whose logarithm keeps small differences
+    apart: Tensor = torch.special.xlog1py(1 + tilt, tilt) + torch.special.xlog1py(1 - tilt, -tilt)
+    return both / 4 * apart
+
+
+def similarity(maps: AttentionMap | Look | Sequence[AttentionMap | Look], rows: int = SAMPLE) -> Similarity:
+    """The mean Jensen-Shannon divergence of every two heads of a map, or of several maps of the same text.
+
+    Over at most `rows` of the queries of each batch row that stand on a token, evenly spaced; of two heads, over those that
+    see something in both. The time grows with the square of the number of heads, the memory with the number alone.
+    Source: Clark et al. 2019, section 6.
+    """
+    looks = [looked(m) for m in (maps if isinstance(maps, Sequence) else [maps])]
+    shapes = {(look.map.shape[0], *look.map.shape[2:]) for look in looks}
+    if len(shapes) != 1:
+        raise ShapeError(f"similarity takes maps of one shape but for their heads, got (b, q, k) = {sorted(shapes)}.")
+    if rows < 1:
+        raise ConfigError(f"rows must be at least 1, got {rows}.")
+    heads = tuple((n, head) for n, look in enumerate(looks) for head in range(look.map.shape[1]))
+    total = torch.zeros(len(heads), len(heads), dtype=torch.float64, device=looks[0].map.device)
+    count = torch.zeros_like(total)
+    chosen = [spaced(among.any(0), rows) for among in looks[0].standing]
+    for weights, counts in parts(looks, chosen):
+        for n, mine in enumerate(weights):
+            among = counts[n] & counts[: n + 1]
+            total[n, : n + 1] += jensen_shannon(mine.expand_as(weights[: n + 1]), weights[: n + 1]).where(among, 0).sum(-1)
+            count[n, : n + 1] += among.sum(-1)
+    total, count = total + total.tril(-1).mT, count + count.tril(-1).mT
+    exact = all(len(queries) == int(among.any(0).sum()) for queries, among in zip(chosen, looks[0].standing, strict=True))
+    return Similarity(heads, total / count, max(len(queries) for queries in chosen), exact)
+
+
+def parts(looks: Sequence[Look], chosen: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of all heads (n, r, k), a block of them at a time, and which of these count, (n, r)."""
+    heads, k = sum(look.map.shape[1] for look in looks), looks[0].map.shape[3]
+    for row, queries in enumerate(chosen):
+        for some in queries.split(max(1, BLOCK_NUMBERS // max(heads * k, 1))):
+            weights = torch.cat([look.map[row, :, some] for look in looks])
+            standing = torch.cat([look.standing[row, :, some] for look in looks])
+            yield weights, standing & (weights != 0).any(-1)

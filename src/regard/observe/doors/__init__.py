@@ -1,0 +1,57 @@
+"""The doors through which calls of attention pass, and how they are opened and shut."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from regard.observe.doors import calls, compiled, flex, functional, registry
+from regard.observe.doors.names import Names, Patch
+from regard.observe.doors.scene import SCENE, Watcher
+
+__all__ = ["watching"]
+
+
+def patches() -> list[Patch]:
+    """What stands for something else while anyone, in any thread, watches."""
+    return registry.patches() + calls.patches() + compiled.patches(ALL.add)
+
+
+ALL = Names(patches)
+
+
+@contextmanager
+def watching(watcher: Watcher, model: nn.Module) -> Iterator[None]:
+    """A context in which a watcher of this thread meets every call of attention in its modules."""
+    watchers, entry = SCENE.watchers, (watcher, SCENE.frames)
+    with ALL, flex.NAMES:
+        if watcher.changes:
+            flex.NAMES.add(flex.patches(model))
+        if SCENE.mode is None:
+            SCENE.mode = functional.Functions()
+            torch.overrides._push_mode(SCENE.mode)
+        watchers.append(watcher)
+        calls.OPEN.append(entry)
+        try:
+            yield
+        finally:
+            watchers.remove(watcher)
+            calls.OPEN.remove(entry)
+            if watchers is SCENE.watchers and not watchers:
+                shut()
+
+
+def shut() -> None:
+    """Takes the mode of this thread away, from under others that were entered after it, and forgets what ran."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        mode = torch.overrides._pop_mode()
+        if mode is SCENE.mode:
+            break
+        above.append(mode)
+    for one in reversed(above):
+        torch.overrides._push_mode(one)
+    SCENE.mode = None
+    SCENE.frames.clear()
+    SCENE.masks.clear()

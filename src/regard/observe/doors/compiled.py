@@ -1,0 +1,124 @@
+"""Compiled code: it meets no door, and runs as if nobody watched; where it may hold attention, that is said.
+
+While it runs the mode of functions is away: else it would be compiled anew, and would keep something of ours.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.observe.doors import flex
+from regard.observe.doors.names import Patch
+from regard.observe.doors.passage import Missed
+from regard.observe.doors.scene import SCENE, missed, name_for, quietly, why
+
+MODULE = "torch._dynamo.eval_frame"
+SWITCH = "_maybe_set_eval_frame"  # called when a compiled function begins, and when it ends
+REASON = "compiled code ran here, and meets no door: record the model before it is compiled"
+WORDS = ("attention", "attn", "softmax")
+HOLDERS = (nn.Module, FunctionType, MethodType, dict, list)
+MOST = 10_000  # values looked at
+
+
+def patches(add: Callable[[list[Patch]], None]) -> list[Patch]:
+    """What stands in for the switch of compiled functions, or for torch.compile, which brings it."""
+    found = sys.modules.get(MODULE)
+    if found is not None:
+        return [(found, SWITCH, switched(vars(found)[SWITCH]))]
+    compile = torch.compile
+
+    @functools.wraps(compile)
+    def brought(*args: Any, **kwargs: Any) -> Any:
+        import torch._dynamo.eval_frame as found
+
+        if vars(found)[SWITCH].__module__ != __name__:
+            add([(found, SWITCH, switched(vars(found)[SWITCH]))])
+        return compile(*args, **kwargs)
+
+    return [(torch, "compile", brought)]
+
+
+def switched(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The switch, which tells of compiled code that begins and takes the mode away until it has ended."""
+
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        caller = sys._getframe(1)
+        if SCENE.watchers and caller.f_code.co_name == "compile_wrapper":
+            if SCENE.compiled is None and callback is not None:
+                begun(caller.f_locals)
+                SCENE.compiled = id(caller), away()
+            elif SCENE.compiled is not None and SCENE.compiled[0] == id(caller):
+                context, SCENE.compiled = SCENE.compiled[1], None
+                context.__exit__(None, None, None)
+        return was(callback)
+
+    return maybe_set_eval_frame
+
+
+def away() -> ExitStack:
+    """A context, entered, without the mode and without the names of flex_attention."""
+    stack = ExitStack()
+    stack.enter_context(quietly())
+    stack.enter_context(flex.NAMES.suspended())
+    return stack
+
+
+def begun(called: dict[str, Any]) -> None:
+    """A compiled function begins: flex_attention is looked at, any other that may hold attention is missed."""
+    function, args, kwargs = called.get("fn"), called.get("args", ()), called.get("kwargs", {})
+    if not SCENE.live or flex.looked_at(function, args, kwargs):
+        return
+    words: set[str] = set()
+    try:
+        modules = list(reached([function, args, kwargs], words))
+    except Exception as error:  # whatever a program holds, it goes on
+        missed("torch.compile", why(error))
+        return
+    speaks = any(word in one.lower() for one in words for word in WORDS)
+    for watcher in SCENE.watchers:
+        own = [watcher.names[id(one)] for module in modules for one in module.modules() if id(one) in watcher.names]
+        running = name_for(watcher)
+        if own or (speaks and running is not None):
+            watcher.miss(Missed("torch.compile", min(own, key=len) if own else str(running), REASON))
+
+
+def reached(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
+    """The modules that values lead to, through functions, methods and what they hold; the names in their code are put down."""
+    waiting, seen = list(values), set[int]()
+    while waiting and len(seen) < MOST:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield value
+        elif isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
+            named = set(names(value.__code__))
+            words |= named
+            waiting += inspect.getclosurevars(value).nonlocals.values()
+            waiting += [value.__globals__[name] for name in named if name in value.__globals__]
+        elif isinstance(value, MethodType):
+            waiting += [value.__self__, value.__func__]
+        elif isinstance(value, functools.partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif type(value).__module__.split(".")[0] not in ("builtins", "torch", "numpy") and hasattr(value, "__dict__"):
+            waiting += [one for one in vars(value).values() if isinstance(one, HOLDERS)]
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """The names in a function's code, and in that of the functions it makes."""
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from names(one)

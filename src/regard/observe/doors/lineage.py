@@ -1,0 +1,124 @@
+"""What the tensors of a running module were made from: so that cross attention is told from self, whatever the lengths."""
+
+import weakref
+from itertools import count
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all that goes in
+PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
+SERIAL = count()
+NOTHING: frozenset[int] = frozenset()
+
+
+class Made(NamedTuple):
+    """A tensor, the sources it was made from in its frame, and whether a module or a matrix product was on the way."""
+
+    tensor: "weakref.ref[Tensor]"
+    sources: frozenset[int]
+    projected: bool = False
+
+
+class Frame:
+    """A module that is running, the watchers it has been announced to, and what was made in it from what."""
+
+    __slots__ = ("__weakref__", "args", "kwargs", "loud", "made", "module", "watchers")
+
+    def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
+        self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
+        self.made: dict[int, Made] = {}
+        self.loud = False  # whether it did anything that attention is made of
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The tensors that the module was handed."""
+        return tensors(self.args, self.kwargs)
+
+    def known(self, x: Tensor) -> Made | None:
+        """What is known of a tensor."""
+        made = self.made.get(id(x))
+        return made if made is not None and made.tensor() is x else None
+
+    def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
+        """That a function or a child made a result from its arguments: from the largest of them, or from all that it joins."""
+        joins, sources, largest = name in JOINS, NOTHING, None
+        projects = projected = child or name in PROJECTS
+        for x in tensors(args, kwargs) if kwargs or joins or name == "einsum" else args:
+            if isinstance(x, Tensor):
+                made = self.made.get(id(x))
+                if made is None or made.tensor() is not x:
+                    made = self.source(x)
+                if made.sources and joins:
+                    sources, projected = sources | made.sources, projected or made.projected
+                elif made.sources and (largest is None or entries(x) > entries(largest)):
+                    sources, projected, largest = made.sources, projects or made.projected, x
+        for y in (result,) if isinstance(result, Tensor) else flat(result):
+            if isinstance(y, Tensor):
+                self.made[id(y)] = Made(weakref.ref(y), sources, projected)
+
+    def source(self, x: Tensor) -> Made:
+        """An argument from outside the frame is a source itself; a weight has none."""
+        self.made[id(x)] = made = Made(weakref.ref(x), NOTHING if isinstance(x, nn.Parameter) else frozenset((next(SERIAL),)))
+        return made
+
+    def outside(self, sources: frozenset[int]) -> Tensor | None:
+        """The tensor from outside the frame that is the first of some sources."""
+        first = frozenset((min(sources),)) if sources else None
+        return next((x for made in self.made.values() if made.sources == first and (x := made.tensor()) is not None), None)
+
+
+def tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors among arguments, those in lists too."""
+    found = [x for x in args if isinstance(x, Tensor)]
+    if len(found) < len(args):
+        found += [x for arg in args for x in flat(arg) if isinstance(x, Tensor)]
+    if kwargs:
+        found += [x for x in kwargs.values() if isinstance(x, Tensor)]
+    return found
+
+
+def flat(x: Any) -> Any:
+    """The entries of a list or a dictionary; none of anything else."""
+    return x if isinstance(x, list | tuple) else x.values() if isinstance(x, dict) else ()
+
+
+def entries(x: Tensor) -> int:
+    """How many numbers a tensor holds; 0 where they are not its own, and the question would be part of a trace."""
+    return x.numel() if owns(x) else 0
+
+
+def owns(x: Tensor) -> bool:
+    """Whether a tensor has numbers of its own."""
+    return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def apart(frames: list[Frame], query: Tensor, key: Tensor) -> bool | None:
+    """Whether queries and keys were projected from different tensors; None where that was not seen.
+
+    Where a module was handed them ready-made, it is asked of the module around it.
+    """
+    q: Tensor | None = query
+    k: Tensor | None = key
+    done = [False, False]
+    for n, frame in enumerate(reversed(frames[-4:])):
+        one, other = (None, None) if q is None or k is None else (frame.known(q), frame.known(k))
+        if one is None or other is None:
+            continue
+        if one.sources & other.sources:
+            return False
+        done = [done[0] or one.projected, done[1] or other.projected]
+        q, k = frame.outside(one.sources), frame.outside(other.sources)
+        if all(done):
+            around = frames[-n - 2] if len(frames) > n + 1 else None
+            return None if not one.sources | other.sources else around is None or not shifted(around, q, k)
+    return None
+
+
+def shifted(frame: Frame, one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are one to which something was added, such as positions."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    ours, theirs = frame.known(one), frame.known(other)
+    shares = ours is not None and theirs is not None and bool(ours.sources & theirs.sources)
+    return shares and not (one._base is not None and one._base is other._base)  # the halves of a tensor are two

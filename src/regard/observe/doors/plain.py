@@ -1,0 +1,45 @@
+"""Tensors as they lie in memory, and a context in which nobody sees what is done with them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.doors.lineage import owns
+
+
+class UnreadableError(Exception):
+    """A tensor has no numbers of its own to look at; the text says why."""
+
+
+def plain(x: Any) -> Any:
+    """A tensor without its subclass; UnreadableError where it has no numbers of its own."""
+    if not isinstance(x, Tensor):
+        raise UnreadableError(f"it was handed a {type(x).__name__} where a tensor was expected")
+    if torch._C._functorch.is_batchedtensor(x):
+        raise UnreadableError("it runs inside torch.vmap, where one tensor stands for many")
+    if not owns(x):
+        raise UnreadableError(f"its tensors are of type {type(x).__name__}, which holds no numbers of its own")
+    if type(x) is not Tensor and type(x) is not nn.Parameter:
+        return plain(x.as_subclass(Tensor))
+    if x.is_nested or x.is_meta:
+        raise UnreadableError(f"its tensors are {'nested' if x.is_nested else 'on the meta device, without numbers'}")
+    return x
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """A context in which no mode and no transform of anybody sees what is computed."""
+    with ExitStack() as stack:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        if torch._C._len_torch_dispatch_stack():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        yield

@@ -1,0 +1,171 @@
+"""The door of Hugging Face's attention registry: whatever function a model looks up there is met on its way.
+
+transformers is never imported here; where the program has imported it, its registry class answers with our wrapper of
+what it would have answered, so that masks, dispatch and the program's own entries stay what they are.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.mechanism.rule import EVERYTHING, Mask
+from regard.observe.doors.flex import of_block_mask
+from regard.observe.doors.lineage import apart
+from regard.observe.doors.names import Patch
+from regard.observe.doors.passage import Crossing, Passage
+from regard.observe.doors.plain import UnreadableError, plain
+from regard.observe.doors.scene import SCENE, meet, once, read
+from regard.observe.rules import Found, with_position_bias
+
+MODULE = "transformers.modeling_utils"
+CAPTURING = "transformers.utils.output_capturing"
+MASKED = ("eager", "flex_attention")  # without a mask they hide nothing
+PAGES = "keys and values lie in pages of a cache that the kernel reads itself"
+
+
+def patches() -> list[Patch]:
+    """What stands in for the two ways to look a function up, where transformers has been imported."""
+    interface = getattr(sys.modules.get(MODULE), "AttentionInterface", None)
+    if interface is None:
+        return []
+    asked, item = interface.get_interface, interface.__getitem__
+
+    def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        return wrapped(asked(self, attn_implementation, default), attn_implementation)
+
+    def get_item(self: Any, key: str) -> Callable[..., Any]:
+        return wrapped(item(self, key), key)
+
+    return [(interface, "get_interface", get_interface), (interface, "__getitem__", get_item)]
+
+
+def wrapped(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+    """The function with our door before it; as it is, where nobody watches this thread."""
+    if not SCENE.live or isinstance(function, Door):
+        return function
+    return Door(function, str(implementation))
+
+
+class Door(functools.partial):  # type: ignore[type-arg]
+    """A function of the registry and the name it has there, to be called like the function."""
+
+    def __new__(cls, function: Callable[..., Any], implementation: str) -> "Door":
+        return super().__new__(cls, enter, function, implementation)
+
+
+def enter(
+    function: Callable[..., Any],
+    implementation: str,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A model calls attention: (module, q, k, v, mask, dropout=, scaling=, ...) to (context (b, q, h, e), weights or None)."""
+
+    def run() -> Any:
+        return function(module, query, key, value, attention_mask, *args, **kwargs)
+
+    def understood() -> tuple[Passage, Crossing]:
+        passage = passage_of(implementation, module, query, key, value, attention_mask, kwargs)
+        return passage, crossing_of(run, passage, asked_for_weights(kwargs))
+
+    if "flash" not in implementation and paged(implementation, kwargs):
+        return run()  # it gathers them and calls a kernel that has a door of its own
+    return meet(f"attention registry: {implementation}", run, understood)
+
+
+def paged(implementation: str, given: dict[str, Any]) -> bool:
+    """Whether keys and values lie in pages of a cache, of which the function that is called knows more than its caller."""
+    return given.get("cache") is not None or implementation.startswith("paged")
+
+
+def passage_of(
+    implementation: str, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: dict[str, Any]
+) -> Passage:
+    """The call in our terms. Raises UnreadableError where its keys or its mask are of no known kind."""
+    if paged(implementation, given):
+        raise UnreadableError(PAGES)
+    q, k, v = plain(query), plain(key), plain(value)
+    b = max(q.shape[0], k.shape[0])  # one of them may stand for all of the batch
+    q, k, v = (x if x.shape[0] == b else x.expand(b, *x.shape[1:]) for x in (q, k, v))
+    causal = given.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal) and q.shape[2] > 1
+    if "flash" in implementation:
+        rule, offset, bias = *of_flash(q, k, mask, causal, given), None
+    else:
+        causal = causal and mask is None and implementation not in MASKED
+        if causal:  # aligned to the first key: a cache that has room for more hands over keys that nobody has written
+            k, v = (x[:, :, : q.shape[2]] for x in (k, v))
+        rule, offset, bias = of_mask(mask, causal, given.get("position_bias"), q, k)
+    scale, sinks = given.get("scaling"), given.get("s_aux")
+    return Passage(
+        f"attention registry: {implementation}",
+        *(q, k, v, rule, None if scale is None else float(scale), given.get("softcap"), bias),
+        sinks=None if sinks is None else sinks.reshape(-1),
+        offset=offset,
+        dropout=float(given.get("dropout") or 0.0),
+        module=module,
+        apart=apart(SCENE.frames, query, key),
+    )
+
+
+def of_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tensor) -> Found:
+    """The rule, offset and bias of a mask: none, a tensor, or a block mask; and of a bias of positions beside it."""
+    bias = None if bias is None or not bias.any() else plain(bias).detach()[..., : k.shape[2]]
+    if mask is not None and not isinstance(mask, Tensor):
+        found = of_block_mask(mask, q, k)
+        if found is None:
+            raise UnreadableError(f"a mask of type {type(mask).__name__} is not understood")
+        return *found, bias
+    if mask is not None:
+        mask = plain(mask)
+        mask = mask[(None,) * (4 - mask.dim())][..., : k.shape[2]]
+    if bias is not None:
+        added = bias
+        return once((mask, added), q, k, lambda: with_position_bias(mask, causal, added, q, k))
+    return (Causal() if causal else EVERYTHING, 0, None) if mask is None else read(mask, q, k)
+
+
+def of_flash(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dict[str, Any]) -> tuple[Mask, int]:
+    """The rule of the flash-attention package: aligned to the last key, a mask (b, k) of real keys, documents by their ends."""
+    offset = k.shape[2] - q.shape[2]
+    rule: Mask = Causal() if causal else EVERYTHING
+    window = given.get("sliding_window")
+    if window is not None and k.shape[2] > window:
+        rule &= Window(window - 1, 0 if causal else window - 1)
+    if mask is not None:
+        rule &= Given.sharing(mask[:, None, None, -k.shape[2] :].bool())
+    ends = given.get("cu_seq_lens_k")
+    if ends is not None and q.shape[2] == k.shape[2]:
+        rule &= Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(k.shape[2], device=ends.device), right=True))
+    return rule, offset
+
+
+def crossing_of(run: Callable[[], Any], passage: Passage, asked: bool) -> Crossing:
+    """How a call of the registry passes: its result is (context (b, q, h, e), weights, ...)."""
+    eager = passage.door.endswith("eager") and not passage.dropout
+    return Crossing(
+        run,
+        context=lambda out: out[0].transpose(1, 2),
+        result=lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:]),
+        told=lambda out: out[1] if eager else None,
+        answer=(lambda out, found: (out[0], found, *out[2:])) if asked else None,
+    )
+
+
+def asked_for_weights(given: dict[str, Any]) -> bool:
+    """Whether the running forward is to hand its attentions out: told by an argument, or by transformers' own collector."""
+    if given.get("output_attentions"):
+        return True
+    capturing = sys.modules.get(CAPTURING)
+    collected = capturing._active_collector.get() if capturing is not None else None
+    return any("attentions" in key for key in collected or ())

@@ -1,0 +1,228 @@
+"""What runs at this moment in this thread: which modules, who watches them, and how a call passes by them.
+
+Each thread has its own scene, so that recordings of two threads do not mix. In a backward pass nothing is noted: what
+checkpointing runs again has been seen before.
+"""
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.doors.lineage import Frame
+from regard.observe.doors.passage import Crossing, Missed, Passage
+from regard.observe.doors.plain import UnreadableError, plain, unseen
+from regard.observe.rules import Found, of_mask
+
+MASKS = 8  # that are kept until the forward ends
+Proceed = Callable[[Passage, Crossing], Any]
+
+
+class Watcher(Protocol):
+    """Someone who is told what a model does: a recording, or an intervention."""
+
+    names: dict[int, str]  # of the modules it watches, by id
+    changes: bool  # whether it may change a call; those meet it before those that only look
+
+    def enter(self, module: nn.Module) -> None:
+        """A module of its own begins, which no other module of its own called."""
+
+    def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
+        """A call of attention passes in a module of this name: what the caller gets."""
+
+    def miss(self, missed: Missed) -> None:
+        """A call passed that no door understands."""
+
+
+class Scene(threading.local):
+    """This thread's watchers and running modules."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Watcher] = []
+        self.frames: list[Frame] = []
+        self.quiet = 0  # inside a door
+        self.mode: Any = None  # of functions, while there are watchers
+        self.leaves: dict[nn.Module, bool] = {}  # modules without parts that ran in this forward, and whether they were loud
+        self.compiled: tuple[int, Any] | None = None  # the compiled function that runs, by its frame, and what ends with it
+        self.stray = False  # inside a module that was looked at, in a thread without watchers
+        self.fast = False  # inside a module of torch's that a mode of functions makes slow, and without it
+        self.crosses: bool | None = None  # whether keys of the kernel to come are not of its queries, where a caller knows it
+        self.masks: dict[Any, tuple[Any, Any]] = {}  # that this forward has met, and what they say
+
+    @property
+    def live(self) -> bool:
+        """Whether what happens is to be noted: not in a backward pass, and not while torch.jit traces."""
+        if not self.watchers or self.quiet:
+            return False
+        return torch._C._current_graph_task_id() == -1 and torch._C._get_tracing_state() is None
+
+
+SCENE = Scene()
+TRACED = "the model is traced here, and what it computes with are no numbers: record it when it runs"
+SILENT: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()  # what needs no looking at, by id
+
+
+def begin(module: nn.Module, args: Any, kwargs: Any) -> Frame:
+    """A module starts to run; who watches it is told, unless one of its own modules called it."""
+    above = SCENE.frames[-1].watchers if SCENE.frames else ()
+    if not SCENE.frames:
+        SCENE.masks.clear()
+        SCENE.mode.forget()
+    if len(above) < len(SCENE.watchers):
+        new = tuple(one for one in SCENE.watchers if id(module) in one.names and one not in above)
+        for watcher in new:
+            watcher.enter(module)
+        above += new
+    frame = Frame(module, above, args, kwargs)
+    SCENE.frames.append(frame)
+    return frame
+
+
+def end(frame: Frame) -> None:
+    """A module has run, or failed; so have those that it called."""
+    frames = SCENE.frames
+    if frame in frames:
+        del frames[frames.index(frame) :]
+    if not frame.module._modules:
+        SCENE.leaves[frame.module] = frame.loud or SCENE.leaves.get(frame.module, False)
+    if not frames:
+        SCENE.masks.clear()
+        SILENT.update({id(leaf): leaf for leaf, loud in SCENE.leaves.items() if not loud})
+        SCENE.leaves.clear()
+
+
+def silent(module: nn.Module) -> bool:
+    """Whether a module without parts has run before, all through a forward, and did nothing of what attention is made of."""
+    return SILENT.get(id(module)) is module and not (module._forward_hooks or module._forward_pre_hooks)
+
+
+def take_mode_away() -> bool:
+    """Takes this thread's mode of functions off the stack if it is the uppermost; whether it was."""
+    count = torch._C._len_torch_function_stack()
+    if not count or torch._C._get_function_stack_at(count - 1) is not SCENE.mode:
+        return False
+    torch.overrides._pop_mode()
+    return True
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """A context in which nothing is noted, and functions run as if nobody watched."""
+    SCENE.quiet += 1
+    taken = take_mode_away()
+    try:
+        yield
+    finally:
+        if taken:
+            torch.overrides._push_mode(SCENE.mode)
+        SCENE.quiet -= 1
+
+
+def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Passage, Crossing]]) -> Any:
+    """What the caller of a kernel gets: it passes where the call is understood, else runs as it was made and is missed."""
+    if not SCENE.live or not watched(kernel):
+        return run()
+    SCENE.frames[-1].loud = True
+    try:
+        with unseen():
+            passage, crossing = understood()
+    except Exception as error:  # whatever a model hands over, its forward goes on
+        result = run()
+        missed(kernel, why(error))
+        return result
+    return pass_through(passage, crossing)
+
+
+def why(error: Exception) -> str:
+    """The reason for which a call could not be understood."""
+    said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
+    return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
+
+
+def pass_through(passage: Passage, crossing: Crossing) -> Any:
+    """What the caller of attention gets, after every watcher of the module that called has met the passage."""
+    waiting = sorted(SCENE.watchers, key=lambda watcher: watcher.changes)
+
+    def proceed(passage: Passage, crossing: Crossing) -> Any:
+        while waiting:
+            watcher = waiting.pop()
+            name = name_for(watcher, passage.module)
+            if name is not None:
+                return watcher.meet(passage, crossing, name, proceed)
+        return crossing.run()
+
+    try:
+        passage = unwrapped(passage)
+    except UnreadableError as error:
+        missed(passage.door, str(error))
+        return crossing.run()
+    with quietly():
+        return proceed(passage, crossing)
+
+
+def unwrapped(passage: Passage) -> Passage:
+    """The passage with every tensor as it lies in memory."""
+    with unseen():
+        found = {name: plain(x) for name in ("q", "k", "v", "bias", "sinks") if (x := getattr(passage, name)) is not None}
+    return passage if all(x is getattr(passage, name) for name, x in found.items()) else replace(passage, **found)
+
+
+def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
+    """The name of the innermost module that is running and is the watcher's; None where none is."""
+    running = [frame.module for frame in SCENE.frames] + ([] if module is None else [module])
+    return next((watcher.names[id(one)] for one in reversed(running) if id(one) in watcher.names), None)
+
+
+def watched(kernel: str) -> bool:
+    """Whether a module that someone watches is running; one whose forward was called by its name is missed."""
+    if SCENE.frames:
+        return any(name_for(watcher) is not None for watcher in SCENE.watchers)
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        inside = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+        for watcher in SCENE.watchers if isinstance(inside, nn.Module) else ():
+            if id(inside) in watcher.names:
+                name = frame.f_code.co_name
+                said = f"the module's {name} was called, not the module: write module(...)"
+                said = TRACED if torch.compiler.is_exporting() else said
+                watcher.miss(Missed(kernel, watcher.names[id(inside)], said))
+                return False
+    return False
+
+
+def missed(kernel: str, reason: str) -> None:
+    """Tells every watcher that a call passed which no door understands."""
+    for watcher in SCENE.watchers:
+        name = name_for(watcher)
+        if name is not None:
+            watcher.miss(Missed(kernel, name, reason))
+
+
+def read(mask: Tensor, q: Tensor, k: Tensor) -> Found:
+    """The rule, offset and bias of a mask with four axes, found once for all the layers of a forward that share it."""
+    return once((mask,), q, k, lambda: of_mask(mask, q, k))
+
+
+def once(masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, found: Callable[[], Found]) -> Found:
+    """What masks say together, found once."""
+    asked = [None if m is None else (m.data_ptr(), m.shape, m.stride(), m.dtype, version(m)) for m in masks]
+    key = *asked, q.shape, k.shape[2]
+    if key not in SCENE.masks:
+        while len(SCENE.masks) >= MASKS:
+            del SCENE.masks[next(iter(SCENE.masks))]
+        with torch.no_grad():
+            SCENE.masks[key] = masks, found()  # the masks are kept, so that their memory is nobody else's
+    result: Found = SCENE.masks[key][1]
+    return result
+
+
+def version(x: Tensor) -> int:
+    """How often x was written to in place, where torch counts it."""
+    return 0 if x.is_inference() else x._version

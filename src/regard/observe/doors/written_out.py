@@ -1,0 +1,106 @@
+"""The rule, bias and softcap of functions that say them entry by entry, as flex_attention takes them: found by trying."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.rule import EVERYTHING, Mask
+from regard.observe.doors.plain import UnreadableError
+from regard.observe.doors.scene import SCENE, quietly
+from regard.observe.rules import ROWS, of_table
+
+MOST_SEEN = 2**30  # entries of a table that a mask is written out to
+MOST_ADDED = 2**27  # and of a bias
+PLAIN = ("noop_mask", "_identity")  # torch's own functions that hide and change nothing
+Change = Callable[..., Tensor]  # of a score, or whether it is seen, by its batch, head, query and key
+Rule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, softcap
+
+
+def rule_of(block_mask: Any, change: Change | None, q: Tensor, k: Tensor) -> Rule:
+    """What a block mask and a change of scores say, found once for all the layers of a forward that share them."""
+    handed = isinstance(block_mask, tuple)  # what flex_attention makes of a block mask
+    mask = block_mask[-1] if handed else getattr(block_mask, "mask_mod", None)
+    rows = (1, 1) if mask is None else (block_mask[2] if handed else block_mask.kv_num_blocks).shape[:2]
+    mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
+    if mask is None and change is None:
+        return EVERYTHING, 0, None, None
+    cells = [id(cell.cell_contents) for one in (mask, change) for cell in getattr(one, "__closure__", None) or ()]
+    key = "flex", id(mask), id(change), *cells, q.shape, k.shape[2]
+    if key not in SCENE.masks:
+        with quietly(), torch._C._EnableTorchFunction(), torch.no_grad():
+            SCENE.masks[key] = (mask, change), found(mask, rows, change, q, k)
+    result: Rule = SCENE.masks[key][1]
+    return result
+
+
+def found(mask: Change | None, rows: Any, change: Change | None, q: Tensor, k: Tensor) -> Rule:
+    """The same; UnreadableError where they are of no form that a map has."""
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else table_of(mask, rows, q, k)
+    softcap, bias = (None, None) if change is None else of_change(change, seen, q, k)
+    if bias is not None:
+        hidden = bias == -torch.inf
+        seen, bias = seen & ~hidden, bias.masked_fill(hidden, 0)
+        bias = bias if bias.any() else None
+    rule, offset = of_table(fewest(seen), q.shape[2], k.shape[2])
+    return rule, offset, bias, softcap
+
+
+def table_of(mask: Change, rows: tuple[int, int], q: Tensor, k: Tensor) -> Tensor:
+    """The table of a function of batch and head, of which there are so many, query and key, some queries at a time."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    if math.prod((*rows, q.shape[2], k.shape[2])) > MOST_SEEN:
+        raise UnreadableError(f"its block mask for {q.shape[2]:,} queries is too large to be written out")
+    parts = []
+    for start in range(0, q.shape[2], ROWS):
+        count = min(ROWS, q.shape[2] - start)
+        parts.append(fewest(create_mask(later(mask, start), rows[0], rows[1], count, k.shape[2], device=q.device).bool()))
+    size = [max(part.shape[axis] for part in parts) for axis in (0, 1)]
+    return torch.cat([part.expand(*size, -1, -1) for part in parts], 2)
+
+
+def later(function: Change, start: int) -> Change:
+    """A function of batch, head, query and key, whose queries begin later."""
+
+    def shifted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return function(b, h, i + start, j)
+
+    return shifted
+
+
+def fewest(x: Tensor) -> Tensor:
+    """A table with one row of batch, and one of heads, where all are alike."""
+    for axis in (0, 1):
+        first = x.narrow(axis, 0, 1)
+        x = first if (x == first).all() else x
+    return x
+
+
+def of_change(change: Change, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
+    """The softcap and the bias of a change of scores: change(s) = softcap tanh(s / softcap) + bias, with or without the cap."""
+    shape = *q.shape[:3], k.shape[2]
+    if math.prod(shape) > MOST_ADDED:
+        raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large to be written out")
+    bias = tried(change, torch.zeros(shape, device=q.device))
+    there = (seen & (bias != -torch.inf)).expand(shape)
+    rise = (tried(change, torch.full(shape, 1e9, device=q.device)) - bias)[there]
+    softcap = float(rise.max()) if len(rise) and float(rise.max()) < 1e8 else None
+    scores = torch.linspace(-40, 40, bias[0].numel(), device=q.device).roll(7).view(shape[1:]).expand(shape)
+    expected = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    apart = (tried(change, scores) - bias - expected)[there].abs()
+    if (softcap is not None and softcap <= 0) or not bool((apart < 1e-3).all()):
+        raise UnreadableError("its score_mod is more than a softcap and something added, which is all that a map has")
+    return softcap, fewest(bias)
+
+
+def tried(change: Change, scores: Tensor) -> Tensor:
+    """A change of scores at every place, (b, h, q, k)."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    for axis in (4, 3, 2, 1):
+        change = torch.vmap(change, in_dims=(0, *(0 if one == axis else None for one in (1, 2, 3, 4))))
+    with TransformGetItemToIndex():
+        return change(scores, *(torch.arange(n, device=scores.device) for n in scores.shape)).float()

@@ -1,0 +1,220 @@
+"""What kind of head is it: one row for each head of a recording, with the score of every detector."""
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.observe import detectors, patterns, table, words
+from regard.observe.detectors import NEAR, Queries
+from regard.observe.look import Look
+from regard.observe.norms import norm_weighted
+from regard.observe.patterns import Duplicate, Induction
+from regard.observe.recording import Recording
+from regard.observe.words import Class, Tokens
+
+MARKED = 0.4  # a mean weight from which on a pattern, or the first token, names a head
+PATTERNS = ("previous token", "itself", "duplicate", "induction")
+SHORT = {  # names of columns
+    "previous token": "prev",
+    "itself": "self",
+    "duplicate": "dup",
+    "induction": "ind",
+    "first token": "first",
+    "distance": "dist",
+}
+PUNCTUATION: Mapping[str, Class] = {"punctuation": words.punctuation}
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What is asked of each head beyond what always is; see `heads`."""
+
+    tokens: Tokens | None = None
+    offsets: Sequence[int] = ()
+    window: int = NEAR
+    classes: Mapping[str, Class] = field(default_factory=lambda: PUNCTUATION)
+    needle: slice | None = None
+    questions: Queries | None = None
+    projections: Sequence[Tensor] | None = None
+
+    @property
+    def answerable(self) -> dict[str, Class]:
+        """The classes that can be told: those that ask words only where there are words."""
+        words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
+        return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head: its layer by number and by name, its own number, its kind, and its score by the name of each detector.
+
+    A score is the mean over the batch rows in which a query counts; NaN where there is none.
+    """
+
+    layer: int
+    name: str
+    head: int
+    kind: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """A table of heads: iterates over its rows, prints in 80 columns, sorts, and picks those of a kind."""
+
+    rows: tuple[Head, ...]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Head]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Head:
+        return self.rows[index]
+
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """The names of the scores."""
+        return tuple(self.rows[0].scores) if self.rows else ()
+
+    def sorted(self, by: str) -> "Heads":
+        """The rows by a score, largest first; those without one last."""
+        if by not in self.detectors:
+            raise ConfigError(f"there is no score {by!r}; there is {', '.join(self.detectors)}.")
+        ranked = sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.scores[by]) else row.scores[by], reverse=True)
+        return replace(self, rows=tuple(ranked))
+
+    def of(self, kind: str) -> "Heads":
+        """The rows of one kind; none is no error."""
+        return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a line for each head, where pandas is installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("a DataFrame needs pandas, which is not installed: pip install pandas.") from None
+        plain = ("layer", "name", "head", "kind")
+        return pandas.DataFrame([{**{name: getattr(row, name) for name in plain}, **row.scores} for row in self.rows])
+
+    def __str__(self) -> str:
+        titles = ["head", "kind", *(SHORT.get(name, name) for name in self.detectors)]
+        lines = [[f"{row.layer}.{row.head}", row.kind, *map(table.brief, row.scores.values())] for row in self.rows]
+        room = table.fitting(titles, lines)
+        text = table.aligned(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
+        hidden = self.detectors[room - 2 :]
+        kept = (f"not shown, but in every row's scores: {', '.join(hidden)}",) if hidden else ()
+        return "\n".join([*text, *kept, *self.notes])
+
+
+def heads(
+    recording: Recording,
+    *,
+    kind: str = "self",
+    part: str | None = None,
+    layers: Sequence[int | str] | None = None,
+    tokens: Tokens | None = None,
+    offsets: Sequence[int] = (),
+    window: int = NEAR,
+    classes: Mapping[str, Class] = PUNCTUATION,
+    needle: slice | None = None,
+    questions: Queries | None = None,
+    projections: Sequence[Tensor] | None = None,
+) -> Heads:
+    """A row for each head of a recording: what kind of head it is, and the score of every detector.
+
+    kind, part and layers choose modules, as in recording.map. tokens, words or ids (k,) or (b, k), stand in for
+    recording.tokens. offsets are more tokens back to ask for, beside the previous one; window is what is local; classes are
+    sets of keys, bool (k,) or a function of a word; needle, keys, and questions, queries, are those of a needle prompt;
+    projections are W_output (h, e, c) of each layer asked, for the norms of values where the recording kept these.
+
+    The kind is the name of the largest of the scores previous token, itself, duplicate and induction where it is 0.4 or
+    more; else "first token" where that score is; else "broad" where e^entropy is half of the keys a query may see, or more;
+    else "local" where the local share is more than half way from what equal weights have to 1; else "mixed".
+    """
+    tokens = recording.tokens if tokens is None else tokens
+    wanted = Wanted(tokens, offsets, window, classes, needle, questions, projections)
+    rows = tuple(each(recording, wanted, kind=kind, part=part, layers=layers))
+    lost = [name for name in ("duplicate", "induction") if tokens is None and kind == "self"]
+    lost += [name for name in classes if name not in wanted.answerable]
+    return Heads(rows, (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ())
+
+
+def each(
+    recording: Recording,
+    wanted: Wanted,
+    *,
+    kind: str = "self",
+    part: str | None = None,
+    layers: Sequence[int | str] | None = None,
+) -> Iterator[Head]:
+    """The rows of `heads`, as each layer is done."""
+    names = recording.layers(kind=kind, part=part)
+    chosen = range(len(names)) if layers is None else layers
+    if wanted.projections is not None and len(wanted.projections) != len(chosen):
+        raise ConfigError(f"projections is one W_output (h, e, c) a layer, {len(chosen)}; got {len(wanted.projections)}.")
+    for n, layer in enumerate(chosen):
+        number = layer if isinstance(layer, int) else names.index(layer)
+        m = recording.map(number, kind=kind, part=part)
+        b, h, _, k = m.shape
+        tokens = None if wanted.tokens is None else words.ids(wanted.tokens, b, k, m.device)
+        look = Look(m, tokens, own=kind == "self")
+        found = scores(look, wanted)
+        values = recording.values(number, kind=kind, part=part)
+        if values is not None:
+            projection = None if wanted.projections is None else wanted.projections[n]
+            found["first by norm"] = norm_weighted(look, values, projection).first()
+        kinds = kinds_of(look, wanted, found)
+        means = {name: score.nanmean(0).tolist() for name, score in found.items()}
+        for head in range(h):
+            yield Head(number, names[number], head, kinds[head], {name: score[head] for name, score in means.items()})
+
+
+def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:
+    """The score (b, h) of every detector by its name, in the order of the columns."""
+    found: dict[str, Tensor] = {}
+    if look.own:
+        found |= {"previous token": detectors.previous(look), "itself": detectors.itself(look)}
+        if look.tokens is not None:
+            found |= {"duplicate": patterns.score(look, Duplicate()), "induction": patterns.score(look, Induction())}
+    found |= {"first token": detectors.first(look), "sink": detectors.sink(look)}
+    if look.own:
+        found |= {f"back {back}": detectors.previous(look, back) for back in wanted.offsets}
+    if wanted.needle is not None:
+        questions = slice(None) if wanted.questions is None else wanted.questions
+        found["retrieval"] = detectors.retrieval(look, wanted.needle, questions)
+    if look.own:
+        found |= {"local": detectors.local(look, wanted.window), "distance": detectors.distance(look)}
+    found |= {"keys": detectors.keys(look), "heavy": detectors.heavy(look)}
+    if rules := wanted.answerable:
+        b, _, _, k = look.map.shape
+        mass = detectors.on(look, words.classes(wanted.tokens, rules, b, k, look.map.device))
+        found |= dict(zip(rules, mass.unbind(-1), strict=True))
+    return {**found, "entropy": detectors.entropy(look), "breadth": detectors.breadth(look)}
+
+
+def kinds_of(look: Look, wanted: Wanted, found: Mapping[str, Tensor]) -> list[str]:
+    """The kind of each head, by the rule of `heads`."""
+    means = {name: score.nanmean(0).tolist() for name, score in found.items()}
+    if look.own:
+        means["halfway"] = ((1 + detectors.uniform_local(look, wanted.window).nanmean(0)) / 2).tolist()
+    return [kind_of({name: score[head] for name, score in means.items()}) for head in range(look.map.shape[1])]
+
+
+def kind_of(means: Mapping[str, float]) -> str:
+    """The kind of a head with these scores."""
+    marked = {name: means[name] for name in PATTERNS if means.get(name, 0) >= MARKED}
+    if marked:
+        return max(marked, key=lambda name: marked[name])
+    if means["first token"] >= MARKED:
+        return "first token"
+    if means["breadth"] >= 0.5:
+        return "broad"
+    return "local" if means.get("local", 0) > means.get("halfway", 1) else "mixed"

@@ -1,0 +1,214 @@
+"""intervene: what a model does when its attention is changed: a head knocked out, edges cut, weights from another run."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.mechanism import attention
+from regard.mechanism.masks import Given
+from regard.mechanism.rule import EVERYTHING
+from regard.observe import doors
+from regard.observe.counting import Counting
+from regard.observe.doors.passage import Crossing, Missed, Passage
+from regard.observe.doors.scene import Proceed
+from regard.observe.record import refuse_compiled
+from regard.observe.recording import Recording
+from regard.observe.rules import last_seen
+
+Layer = int | str | None
+Heads = int | Sequence[int] | None
+Places = slice | int | Sequence[int] | Tensor | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Change:
+    """A change of the attention of a layer: a number among those of its kind, a module's path, or None for all."""
+
+    layer: Layer = None
+    head: Heads = None
+    kind: str = "self"
+
+    def before(self, passage: Passage, name: str, number: int) -> Passage:
+        """What the kernel is to be handed instead; the passage itself where that stays as it is."""
+        return passage
+
+    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+        """The context (b, h, q, e) that the model is to get instead."""
+        return context
+
+    def meant(self, name: str, number: int, kind: str) -> bool:
+        """Whether a layer is the one to change."""
+        return kind == self.kind and (self.layer is None or self.layer in (name, number))
+
+    def heads(self, count: int) -> list[int]:
+        """The heads to change, of so many."""
+        chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
+        wrong = [head for head in chosen if not -count <= head < count]
+        if wrong:
+            raise ConfigError(f"{type(self).__name__} names head {wrong[0]}, but there are {count} heads.")
+        return [head % count for head in chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class KnockOut(Change):
+    """The context of a head is 0, as if its part of the output projection were."""
+
+    layer: Layer = None
+    head: Heads = None
+
+    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+        kept = torch.ones(context.shape[1], dtype=context.dtype, device=context.device)
+        kept[self.heads(context.shape[1])] = 0
+        return torch.where(kept.view(-1, 1, 1) == 0, context.new_zeros(()), context)
+
+
+@dataclass(frozen=True, eq=False)
+class CutEdges(Change):
+    """Some queries no longer see some keys, both by position in the sequence; their other weights grow accordingly."""
+
+    queries: Places = None  # all
+    keys: Places = None
+
+    def before(self, passage: Passage, name: str, number: int) -> Passage:
+        q, k = passage.q.shape[2], passage.k.shape[2]
+        past = 0
+        if self.kind == "self" and passage.caches and k > q:
+            seen = k if passage.mask == EVERYTHING else last_seen(passage.mask, q, k, passage.offset)
+            past = max(seen - q, 0)
+        rows = among(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
+        columns = among(self.keys, k, "keys").view(1, 1, 1, -1)
+        heads = torch.zeros(1, passage.q.shape[1], 1, 1, dtype=torch.bool)
+        heads[:, self.heads(passage.q.shape[1])] = True
+        cut = [Given(x.to(passage.q.device)) for x in (rows, columns, heads)]
+        hidden = cut[0] & cut[1] if self.head is None else cut[0] & cut[1] & cut[2]
+        return replace(passage, mask=passage.mask & ~hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Temperature(Change):
+    """The scaled scores of a head are divided by t, before a softcap, a bias or a sink joins them: above 1 it looks wider."""
+
+    layer: Layer = None
+    head: Heads = None
+    t: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.t > 0:
+            raise ConfigError(f"t must be above 0, got {self.t}.")
+
+    def before(self, passage: Passage, name: str, number: int) -> Passage:
+        by = torch.ones(passage.q.shape[1], dtype=passage.q.dtype, device=passage.q.device)
+        by[self.heads(len(by))] = self.t
+        return replace(passage, q=passage.q / by.view(-1, 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Change):
+    """The weights of a layer are those of a recording, of the layer with its path or else its number; values stay its own."""
+
+    recording: Recording
+
+    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+        known = name if name in self.recording.layers(self.kind) else number
+        found = self.recording.map(known, kind=self.kind)
+        v = passage.v
+        if v is None or found.shape != (*context.shape[:3], v.shape[2]):
+            came = (*context.shape[:3], None if v is None else v.shape[2])
+            raise ConfigError(
+                f"Patch needs the map of as many rows, heads and tokens: recorded {found.shape}, now {came} in {name}."
+            )
+        heads = self.heads(context.shape[1])
+        share = context.shape[1] // v.shape[1]
+        theirs = found.select(heads=heads) @ v[:, [head // share for head in heads]]
+        patched = context.clone()
+        patched[:, heads] = theirs.to(context.dtype)
+        return patched
+
+
+@contextmanager
+def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
+    """A context in which the attention of a model is changed: KnockOut, CutEdges, Temperature, Patch, in that order given.
+
+    It goes through the doors of record, and a recording inside or around sees the changed attention. torch's fast path
+    of encoder layers, which hands no context out, is off in the block. A change that meets no call is warned of.
+    """
+    wrong = [change for change in changes if not isinstance(change, Change)]
+    if wrong or not isinstance(model, nn.Module):
+        raise ConfigError("intervene(model, *changes) takes a torch.nn.Module and KnockOut, CutEdges, Temperature or Patch.")
+    refuse_compiled(model)
+    intervention = Intervention(model, changes)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with doors.watching(intervention, model):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    for change in changes:
+        if change not in intervention.met:
+            warnings.warn(f"{type(change).__name__} of layer {change.layer!r} met no {change.kind} attention.", stacklevel=3)
+
+
+class Intervention:
+    """Meets the calls of one model and changes them."""
+
+    changes = True
+
+    def __init__(self, model: nn.Module, asked: Sequence[Change]) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.asked = asked
+        self.met: list[Change] = []
+        self.counting = Counting()
+
+    def enter(self, module: nn.Module) -> None:
+        """A forward begins."""
+
+    def miss(self, missed: Missed) -> None:
+        """A call passed that no door understands: it stays what it is."""
+
+    def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
+        """The call with every change that means its layer."""
+        kind = self.counting.kind(passage, name)
+        number = self.counting.number(name, kind)
+        meant = [change for change in self.asked if change.meant(name, number, kind)]
+        if not meant:
+            return proceed(passage, crossing)
+        if crossing.context is None or crossing.result is None or passage.v is None:
+            raise ConfigError(f"{name} gives weights (need_weights=True) and meets no kernel, so that it cannot be changed.")
+        self.met += [change for change in meant if change not in self.met]
+        changed = passage
+        for change in meant:
+            changed = change.before(changed, name, number)
+        result = proceed(changed, crossing if changed is passage else replace(crossing, told=None))
+        context = crossing.context(result) if changed is passage else computed(changed)
+        for change in meant:
+            context = change.after(context, changed, name, number)
+        return crossing.result(context, result)
+
+
+def computed(passage: Passage) -> Tensor:
+    """The context of a passage that is no longer what the model asked for."""
+    assert passage.v is not None
+    settings = {name: getattr(passage, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
+    return attention(passage.q, passage.k, passage.v, passage.mask, **settings)
+
+
+def among(places: Places, size: int, name: str) -> Tensor:
+    """Positions as a bool (size,); those past the end are of tokens yet to come."""
+    found = torch.zeros(size, dtype=torch.bool)
+    if places is None or isinstance(places, slice):
+        found[slice(None) if places is None else places] = True
+    elif isinstance(places, Tensor) and places.dtype == torch.bool:
+        found[: len(places)] = places[:size].cpu()
+    else:
+        chosen = torch.as_tensor(places).reshape(-1)
+        if chosen.is_floating_point():
+            raise ConfigError(f"{name} are positions, a slice or a bool for each; got {chosen.dtype}.")
+        found[chosen[(chosen < size) & (chosen >= 0)]] = True
+    return found

@@ -1,0 +1,176 @@
+"""A map as detectors look at it: its statistics, where its queries stand, what they may see, and which of them count."""
+
+import itertools
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.map import AttentionMap
+from regard.map.attention_map import Overview
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+
+SAMPLE = 256  # rows, where a detector looks at some of them
+
+
+class Look:
+    """One map with what detectors ask of it, each thing found once: `detector(m)` makes its own, `detector(look)` shares one.
+
+    A query counts where it sees something and, among keys that are its own tokens (`own`), sees its own too, if any query
+    of its batch row and head does: a query that stands on padding does not count. tokens are ids of the keys, (b, k).
+    """
+
+    def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
+        b, _, _, k = m.shape
+        if tokens is not None and tokens.shape != (b, k):
+            raise ShapeError(f"tokens are ids (b, k) = ({b}, {k}), one for each key; got {tuple(tokens.shape)}.")
+        self.map, self.tokens, self.own = m, tokens, own
+        self._last: tuple[tuple[int, int], Plane] | None = None
+
+    @cached_property
+    def overview(self) -> Overview:
+        """The statistics of one traversal."""
+        return self.map.overview()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Where the queries stand among the keys, (b, q)."""
+        b, _, q, _ = self.map.shape
+        starts = torch.tensor([self.plane(row, 0).offset for row in range(b)], device=self.map.device)
+        return starts.unsqueeze(-1) + torch.arange(q, device=self.map.device)
+
+    @cached_property
+    def sees(self) -> Tensor:
+        """Whether a query sees anything, (b, h, q)."""
+        return self.overview.largest != 0
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """Whether a query counts, (b, h, q)."""
+        return self.sees & self.standing
+
+    @cached_property
+    def standing(self) -> Tensor:
+        """Whether a query stands on a token rather than on padding, (b, h, q)."""
+        b, h, q, _ = self.map.shape
+        if not self.own:
+            return torch.ones(b, h, q, dtype=torch.bool, device=self.map.device)
+        own = self.visible(self.positions)
+        return own | ~own.any(-1, keepdim=True)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Whether a key is more than padding, (b, h, k): one whose own query does not count is padding.
+
+        Where keys are not the queries' own tokens, one that the first query that counts may see.
+        """
+        b, h, _, k = self.map.shape
+        found = torch.ones(b, h, k, dtype=torch.bool, device=self.map.device)
+        for row, head in itertools.product(range(b), range(h)):
+            if self.own:
+                here = self.positions[row][~self.counted[row, head]]
+                found[row, head, here[(here >= 0) & (here < k)]] = False
+            else:
+                query = self.counted[row, head].nonzero()[:1]  # (1, 1), or (0, 1) where none counts
+                found[row, head] = self.may_see(row, head, query, torch.arange(k, device=found.device)).any(0)
+        return found
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first token of each batch row, by index: the first key that its first query that counts may see."""
+        b, h, _, k = self.map.shape
+        found = []
+        for row in range(b):
+            query = self.counted[row].any(0).nonzero().flatten()[:1]
+            keys = torch.arange(k, device=self.map.device)
+            seen = [self.may_see(row, head, query, keys).nonzero().flatten()[:1] for head in range(h)] if len(query) else []
+            found.append(min((int(key) for keys in seen for key in keys), default=0))
+        return found
+
+    @cached_property
+    def first(self) -> Tensor:
+        """The weight of each query on the first token, (b, h, q)."""
+        if not any(self.firsts):
+            return self.overview.first
+        keys = torch.arange(self.map.shape[3], device=self.map.device)
+        return self.on(keys == torch.tensor(self.firsts, device=keys.device).unsqueeze(-1))
+
+    def on(self, keys: Tensor) -> Tensor:
+        """The weight of each query on a set of keys, bool (b, k), to (b, h, q)."""
+        return torch.cat([self.map.select(batch=row).mass(some) for row, some in enumerate(keys)])
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The sum of each row, (b, h, q): 1, or what a sink left of it, or 0 where a query sees nothing."""
+        return self.map.mass(slice(None)) if self.leaking else self.sees.to(self.overview.largest.dtype)
+
+    @property
+    def leaking(self) -> bool:
+        """Whether a sink takes weight away."""
+        return self.plane(0, 0).request.sinks is not None
+
+    def behind(self, back: int) -> Tensor:
+        """The weight of each query on the key `back` before its own position, (b, h, q)."""
+        known = {0: "itself", 1: "previous"}
+        return getattr(self.overview, known[back]) if back in known else self.map.diagonal(back)
+
+    def mean(self, found: Tensor, among: Tensor | None = None) -> Tensor:
+        """The mean of (b, h, q) over the queries that count, or those among them, (b, h); NaN where there is none."""
+        among = self.counted if among is None else self.counted & among
+        return found.where(among, 0).sum(-1, dtype=torch.float64) / among.sum(-1)
+
+    def visible(self, keys: Tensor) -> Tensor:
+        """Whether each query may see the key named for it, by index (b, q), to (b, h, q); a key outside is not there."""
+        b, h, q, k = self.map.shape
+        queries = torch.arange(q, device=keys.device)
+        found = [self.may_see(row, head, queries, keys[row].clamp(0, k - 1)) for row in range(b) for head in range(h)]
+        return torch.stack(found).view(b, h, q) & ((keys >= 0) & (keys < k)).unsqueeze(1)
+
+    def may_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether queries may see keys, by index, the two broadcasting; by the mask, and where the bias is not -inf."""
+        plane = self.plane(row, head)
+        seen = plane.visible(queries, keys).expand(torch.broadcast_shapes(queries.shape, keys.shape))
+        return seen if plane.bias is None else seen & (plane.bias[queries, keys] != -torch.inf)
+
+    @property
+    def alike(self) -> bool:
+        """Whether the rule lets all heads see the same."""
+        request = self.plane(0, 0).request
+        return request.mask.heads == 1 and (request.bias is None or request.bias.shape[1] == 1)
+
+    # What follows reaches into the map for one of its matrices; nothing else in this room does.
+
+    def plane(self, row: int, head: int) -> Plane:
+        """One matrix of the map; the last one is kept, since half precision is raised once for each."""
+        if self._last is None or self._last[0] != (row, head):
+            self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
+        return self._last[1]
+
+    def pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """The weights of queries (n,), each on the key beside it in keys (n,)."""
+        plane = self.plane(row, head)
+        below = self.map._below(plane)[queries]
+        return below.weigh(plane.paired(queries, keys).unsqueeze(-1)).squeeze(-1)
+
+    def blocks(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The weights of queries (n,) on keys (m,), by index, a part of the queries at a time."""
+        plane = self.plane(row, head)
+        below: Denominators = self.map._below(plane)
+        step = max(1, BLOCK_NUMBERS // max(len(keys), 1))
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            yield slice(start, start + len(part)), below[part].weigh(plane.masked(part, keys))
+
+
+def spaced(among: Tensor, n: int) -> Tensor:
+    """n of the true entries of bool (q,), evenly spaced, by index; all, where they are no more."""
+    found = among.nonzero().flatten()
+    n = min(n, len(found))
+    return found[torch.arange(n, device=found.device) * len(found) // max(n, 1)]
+
+
+def looked(m: AttentionMap | Look) -> Look:
+    """The look itself, or a new one at a map."""
+    return m if isinstance(m, Look) else Look(m)

@@ -1,0 +1,103 @@
+"""A recording as a plain header and named tensors, which `files` writes; `unpacking` is the way back."""
+
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Window
+from regard.mechanism.rule import And, Everything, Mask, Not, Or
+from regard.observe.strand import Piece
+
+LARGEST = 2**30  # entries of the table that a rule of someone's own is written out to
+PIECE_NUMBERS = ("first", "stop", "step")
+
+
+class Packed:
+    """Tensors under names, each memory once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.names: dict[tuple[Any, ...], str] = {}
+
+    def name(self, x: Tensor | None) -> str | None:
+        """The name of a tensor in the file."""
+        if x is None:
+            return None
+        key = x.data_ptr(), x.shape, x.stride(), x.dtype
+        if key not in self.names or not x.numel():
+            self.names[key] = f"t{len(self.tensors)}"
+            self.tensors[self.names[key]] = x.contiguous()
+        return self.names[key]
+
+
+def pack(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a Recording."""
+    packed = Packed()
+    header = {
+        "model": recording.model,
+        "tokens": None
+        if recording.tokens is None
+        else [one if isinstance(one, str) else list(one) for one in recording.tokens],
+        "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
+        "runs": [pack_run(run, packed) for run in recording.runs],
+    }
+    return header, packed.tensors
+
+
+def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
+    """A Run: its strands, and its calls by strand and piece."""
+    strands = list(dict.fromkeys([*run.strands.values(), *(call.strand for call in run.calls)]))
+    keys = {id(strand): list(key) for key, strand in run.strands.items()}
+    places = {id(piece): n for strand in strands for n, piece in enumerate(strand.pieces)}
+    return {
+        "turns": {str(step): packed.name(rows) for step, rows in run.turns.items()},
+        "strands": [
+            {
+                "key": keys.get(id(strand)),
+                "name": strand.name,
+                "kind": strand.kind,
+                "past": strand.past,
+                "keys": [[packed.name(x), step] for x, step in zip(strand.keys, strand.steps, strict=True)],
+                "pieces": [pack_piece(piece, packed) for piece in strand.pieces],
+            }
+            for strand in strands
+        ],
+        "calls": [[strands.index(call.strand), places[id(call.piece)]] for call in run.calls],
+    }
+
+
+def pack_piece(piece: Piece, packed: Packed) -> dict[str, Any]:
+    """A call: its tensors by name, its rule in words."""
+    q, stop = piece.q.shape[2], piece.stop - piece.first
+    return {
+        **{name: packed.name(getattr(piece, name)) for name in ("q", "values", "bias", "sinks")},
+        **{name: getattr(piece, name) for name in (*PIECE_NUMBERS, "scale", "softcap")},
+        "offset": piece.offset.tolist() if isinstance(piece.offset, Tensor) else piece.offset,
+        "mask": pack_rule(piece.mask, q, stop, piece.offset, packed),
+    }
+
+
+def pack_rule(mask: Mask, q: int, k: int, offset: Any, packed: Packed) -> list[Any]:
+    """A rule as a list: its name, then what it is made of; a rule of someone's own is written out as a table."""
+    if isinstance(mask, Everything | Causal):
+        return [type(mask).__name__]
+    if isinstance(mask, Window):
+        return ["Window", mask.left, mask.right]
+    if isinstance(mask, Prefix):
+        return ["Prefix", mask.n]
+    if isinstance(mask, Padding):
+        return ["Padding", list(mask.lengths)]
+    if isinstance(mask, Documents):
+        return ["Documents", packed.name(mask.queries), None if mask.once else packed.name(mask.keys)]
+    if isinstance(mask, Given):
+        return ["Given", packed.name(mask.given)]
+    if isinstance(mask, And | Or):
+        return [type(mask).__name__, *(pack_rule(one, q, k, offset, packed) for one in (mask.one, mask.other))]
+    if isinstance(mask, Not):
+        return ["Not", pack_rule(mask.rule, q, k, offset, packed)]
+    if q * k * mask.batch * mask.heads > LARGEST:
+        raise ConfigError(
+            f"{type(mask).__name__} is a rule that a file has no word for, and its table of {q:,} x {k:,} is too large."
+        )
+    return ["Given", packed.name(Given(mask.table(q, k, offset)).given)]

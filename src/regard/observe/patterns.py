@@ -1,0 +1,220 @@
+"""Patterns: a rule that says, for each query, on which earlier keys a head of some kind would look; and how far it does.
+
+A pattern holds of query i, at position p, and key j. The weight on it is summed without the matrix: of tokens, queries and
+keys are grouped by what they are, and each group is a small matrix of its own, computed in blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.observe.look import Look, looked
+
+PAIRS = 2**18  # query and key, computed at a time
+FEW = 128  # keys in a group, up to which its pairs are computed one by one, together with those of other groups
+ROWS = 512  # of a larger group at a time: later ones have more keys before them
+Without = Literal["first token", "itself"]
+
+
+class Pattern(Protocol):
+    """A rule on positions."""
+
+    def holds(self, look: Look, keys: Tensor) -> Tensor:
+        """Whether the key named for each query, by index (b, q), is of the pattern, to bool (b, q)."""
+
+    def matched(self, look: Look) -> "Matched":
+        """How much of each query's weight is on it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """The weight of each query on the keys of a pattern, and how many of these it may see, both (b, h, q)."""
+
+    weight: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Back:
+    """j = p - back: one token so far before the query."""
+
+    back: int = 1
+
+    def holds(self, look: Look, keys: Tensor) -> Tensor:
+        return keys == look.positions - self.back
+
+    def matched(self, look: Look) -> Matched:
+        return Matched(look.behind(self.back), look.visible(look.positions - self.back).long())
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """token[j] = token[p], j < p: every earlier occurrence of the query's own token."""
+
+    def holds(self, look: Look, keys: Tensor) -> Tensor:
+        return follows(look, keys, 0)
+
+    def matched(self, look: Look) -> Matched:
+        return after_occurrences(look, 0)
+
+
+@dataclass(frozen=True)
+class Induction:
+    """token[j - 1] = token[p], j - 1 < p: what came after every earlier occurrence of the query's own token."""
+
+    def holds(self, look: Look, keys: Tensor) -> Tensor:
+        return follows(look, keys, 1)
+
+    def matched(self, look: Look) -> Matched:
+        return after_occurrences(look, 1)
+
+
+def score(m: AttentionMap | Look, pattern: Pattern) -> Tensor:
+    """Mean of Σ w_j over the keys of a pattern, of the queries that may see one, (b, h); NaN where there is none.
+
+    With Induction this is the prefix matching score of Olsson et al. 2022, which they take on random tokens, repeated.
+    """
+    look = looked(m)
+    found = pattern.matched(look)
+    return look.mean(found.weight, found.count > 0)
+
+
+def share(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
+    """Σ A ∘ P / Σ A, (b, h): how much of all weight lies on a pattern, P being 1 there and 0 elsewhere.
+
+    All queries that count are in both sums. `without` leaves the weight on the first token, or on the query's own, out of both.
+    Source: the score "mul" of head_detector in TransformerLens (Nanda et al.); exclude_bos and exclude_current_token.
+    """
+    look = looked(m)
+    found, total = remaining(look, pattern, without)
+    return look.mean(found.weight) / look.mean(total)
+
+
+def closeness(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
+    """`1 - Σ |A - P| / q`, (b, h): 1 where the weights are the pattern itself, q being the queries that count.
+
+    `without` leaves what concerns the first token, or the query's own, out of the sum.
+    Source: the score "abs" of head_detector in TransformerLens, which rounds it to three digits.
+    """
+    look = looked(m)
+    found, total = remaining(look, pattern, without)
+    # |A - 1| = 1 - A on the pattern, |A - 0| = A off it
+    return 1 - look.mean(found.count + total - 2 * found.weight)
+
+
+def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple[Matched, Tensor]:
+    """The weight on a pattern and on all keys, less what lies on some places."""
+    unknown = [name for name in without if name not in ("first token", "itself")]
+    if unknown or isinstance(without, str):
+        raise ConfigError(f"without names 'first token', 'itself' or both, in a tuple; got {without!r}.")
+    found = pattern.matched(look)
+    weight, count, total = found.weight, found.count, look.total
+    first = torch.tensor(look.firsts, device=look.map.device).unsqueeze(-1).expand_as(look.positions)
+    places = {"first token": (first, look.first), "itself": (look.positions, look.behind(0))}
+    for name in dict.fromkeys(without):
+        keys, on = places[name]
+        again = (first == look.positions) & (len(set(without)) == 2) & (name == "itself")  # left out already
+        here = (pattern.holds(look, keys) & ~again).unsqueeze(1)
+        weight, count = weight - on.where(here, 0), count - (here & look.visible(keys)).long()
+        total = total - on.where(~again.unsqueeze(1), 0)
+    return Matched(weight, count), total
+
+
+def follows(look: Look, keys: Tensor, after: int) -> Tensor:
+    """Whether the key named for each query stands `after` an earlier occurrence of the query's token."""
+    tokens = known(look)
+    own, source = look.positions, keys - after
+    inside = [(x >= 0) & (x < tokens.shape[1]) for x in (own, source)]
+    mine, its = (tokens.gather(1, x.clamp(0, tokens.shape[1] - 1)) for x in (own, source))
+    return inside[0] & inside[1] & (mine == its) & (source < own)
+
+
+def after_occurrences(look: Look, after: int) -> Matched:
+    """The weight of each query on the keys that stand `after` an earlier occurrence of its token."""
+    tokens = known(look)
+    b, h, q, _ = look.map.shape
+    weight = torch.zeros_like(look.overview.largest, dtype=torch.float64)
+    count = torch.zeros(b, h, q, dtype=torch.int64, device=weight.device)
+    for row in range(b):
+        groups = grouped(tokens[row], look.positions[row], after)
+        for head in range(h):
+            seen_before = look.alike and head
+            for queries, keys, among in groups.parts():
+                add(look, (row, head), (queries, keys, among), weight, None if seen_before else count)
+            if seen_before:
+                count[row, head] = count[row, 0]
+    return Matched(weight.to(look.overview.largest.dtype), count)
+
+
+def add(
+    look: Look, at: tuple[int, int], part: tuple[Tensor, Tensor, Tensor | None], weight: Tensor, count: Tensor | None
+) -> None:
+    """Adds up one part of a pattern: pairs, or a block of which the first `among` keys of each query are meant."""
+    queries, keys, among = part
+    if among is None:
+        weight[at].index_add_(0, queries, look.pairs(*at, queries, keys).double())
+        if count is not None:
+            count[at].index_add_(0, queries, look.may_see(*at, queries, keys).long())
+        return
+    for rows, weights in look.blocks(*at, queries, keys):
+        meant = torch.arange(len(keys), device=keys.device) < among[rows].unsqueeze(-1)
+        weight[at][queries[rows]] = weights.where(meant, 0).sum(-1, dtype=torch.float64)
+        if count is not None:
+            count[at][queries[rows]] = (look.may_see(*at, queries[rows].unsqueeze(-1), keys) & meant).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Queries and keys in the order of what they are, and which of the keys are meant for each of the queries."""
+
+    queries: Tensor  # (n,), those with a key at all, by group and then by position
+    keys: Tensor  # (m,), likewise
+    start: Tensor  # (n,), where the keys of a query's group begin
+    count: Tensor  # (n,), how many of these, from there on, are meant
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Queries and keys: as pairs, or, with how many keys are meant for each query, as a block."""
+        few = self.count <= FEW
+        yield from self.paired(few)
+        queries, count = self.queries[~few], self.count[~few]
+        starts, sizes = self.start[~few].unique_consecutive(return_counts=True)
+        first = 0
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            for here in torch.arange(first, first + size, device=count.device).split(ROWS):
+                yield queries[here], self.keys[start : start + int(count[here].max())], count[here]
+            first += size
+
+    def paired(self, few: Tensor) -> Iterator[tuple[Tensor, Tensor, None]]:
+        """Every query with every key meant for it, of those that have few."""
+        queries, start, count = self.queries[few], self.start[few], self.count[few]
+        for here in torch.arange(len(queries), device=queries.device).split(max(1, PAIRS // FEW)):
+            n = count[here]
+            within = torch.arange(int(n.sum()), device=n.device) - (n.cumsum(0) - n).repeat_interleave(n)
+            yield queries[here].repeat_interleave(n), self.keys[start[here].repeat_interleave(n) + within], None
+
+
+def grouped(tokens: Tensor, positions: Tensor, after: int) -> Groups:
+    """Queries, at their positions, with the keys that stand `after` an earlier occurrence of their token."""
+    k = len(tokens)
+    kinds = tokens.unique(return_inverse=True)[1] if k else tokens
+    place = torch.arange(k, device=tokens.device)
+    sources = (kinds * k + place)[: k - after].sort().values  # by kind, and then by position
+    here = ((positions >= 0) & (positions < k)).nonzero().flatten()
+    own = positions[here]
+    order = (kinds[own] * k + own).sort()
+    start = torch.searchsorted(sources, kinds[own[order.indices]] * k)
+    count = torch.searchsorted(sources, order.values) - start  # those before the query itself
+    some = count > 0
+    return Groups(here[order.indices][some], sources % k + after, start[some], count[some])
+
+
+def known(look: Look) -> Tensor:
+    """The tokens of a look, or ConfigError."""
+    if look.tokens is None:
+        raise ConfigError("duplicate and induction compare tokens: Look(m, tokens=ids), with ids (b, k).")
+    return look.tokens

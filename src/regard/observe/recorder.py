@@ -1,0 +1,221 @@
+"""Recorder: meets the calls of one model, and keeps of each its q, k and rule where they belong in the recording."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.mechanism import attend
+from regard.mechanism.masks import Given
+from regard.mechanism.request import autocast, autocasts
+from regard.mechanism.rule import EVERYTHING
+from regard.mechanism.scores import default_scale
+from regard.observe.chosen import Chosen
+from regard.observe.counting import Counting
+from regard.observe.doors.lineage import Frame
+from regard.observe.doors.passage import Crossing, Missed, Passage
+from regard.observe.doors.plain import UnreadableError, unseen
+from regard.observe.doors.scene import SCENE, Proceed, why
+from regard.observe.recording import Call, Key, Recording, Run
+from regard.observe.returned import Attentions
+from regard.observe.rules import first_keys, last_seen, some_heads
+from regard.observe.store import Store
+from regard.observe.strand import Piece, Place, Strand, same_rows
+
+ALIKE = 2e-2  # how far a row may be from the weights that a model's own code computed, which may be half precision
+ROUNDED = 1e-3  # of a key's size: how far it may be from the one put in before its cache is one that rounds
+OTHERWISE = "its own attention computes something else than a softmax of q and k"
+RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
+ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were before"
+
+
+class Recorder:
+    """Meets the calls of one model and keeps them in a recording."""
+
+    changes = False
+
+    def __init__(self, model: nn.Module, chosen: Chosen, store: Store) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.recording = Recording(type(model).__name__)
+        self.chosen, self.store = chosen, store
+        self.counting = Counting()
+        self.run = Run()
+        self.roots: dict[str, int] = {}  # outermost modules of this run, and how often each ran
+        self.root = ""
+        self.undecided = False  # whether this forward continues the run is not known yet
+        self.visits: dict[str, list[tuple[weakref.ref[Frame], dict[str, int]]]] = {}  # of this forward: calls, by kind
+
+    def enter(self, module: nn.Module) -> None:
+        """A forward begins. One of a module that has run in this run continues it, or begins another: its first call tells."""
+        self.root = self.names[id(module)]
+        self.undecided = self.root in self.roots
+        self.roots.setdefault(self.root, 0)
+        self.visits = {}
+
+    def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
+        """The call runs as it was made, and is kept; a caller that asked for weights gets its map."""
+        result = proceed(passage, crossing)
+        call = None
+        try:
+            with unseen(), torch.inference_mode(False), torch.no_grad():
+                if crossing.told is None or not unlike(passage, crossing.told(result)):
+                    call = self.keep(passage, name, asked=crossing.answer is not None)
+                else:
+                    self.miss(Missed(passage.door, name, OTHERWISE))
+        except ConfigError:  # an argument of record is wrong
+            raise
+        except Exception as error:  # whatever a model does, its forward goes on
+            self.miss(Missed(passage.door, name, why(error)))
+        if crossing.answer is not None and call is not None:
+            return crossing.answer(result, Attentions(call.map))
+        return result
+
+    def miss(self, missed: Missed) -> None:
+        """A call passed that no door understands."""
+        if missed not in self.recording.missed:
+            self.recording.missed.append(missed)
+
+    def keep(self, passage: Passage, name: str, asked: bool) -> Call | None:
+        """A call, in the recording where it is among those chosen; None where it is not, and nobody asked for it."""
+        kind = self.counting.kind(passage, name)
+        if not self.chosen.layer(name, self.counting.number(name, kind)):
+            return Call(*self.begun(passage, name, kind)) if asked else None
+        key = name, kind, *self.counted(name, kind)
+        strand, piece = self.strand(key, passage)
+        strand.pieces.append(piece)
+        self.run.strands[key] = strand
+        self.run.calls.append(Call(strand, piece))
+        if self.run not in self.recording.runs:
+            self.recording.runs.append(self.run)
+        return self.run.calls[-1]
+
+    def counted(self, name: str, kind: str) -> tuple[int, int]:
+        """Which visit of its module in this forward a call belongs to, and which call in the visit it is."""
+        frame = next((one for one in reversed(SCENE.frames) if self.names.get(id(one.module)) == name), SCENE.frames[-1])
+        visits = self.visits.setdefault(name, [])
+        if not visits or visits[-1][0]() is not frame:
+            visits.append((weakref.ref(frame), {}))
+        calls = visits[-1][1]
+        calls[kind] = calls.get(kind, -1) + 1
+        return len(visits) - 1, calls[kind]
+
+    def strand(self, key: Key, passage: Passage) -> tuple[Strand, Piece]:
+        """The strand that a call continues, or a new one, and the call's piece of it."""
+        name, kind, *_ = key
+        strand = self.run.strands.get(key)
+        if strand is not None and isinstance(passage.offset, Tensor) and (passage.offset != passage.offset.flatten()[0]).any():
+            raise UnreadableError(RAGGED)
+        place = None if strand is None else self.place(strand, passage)
+        if strand is not None and (place is None or kind == "self"):
+            self.decide(continues=place is not None)
+        if strand is None or place is None:
+            return self.begun(passage, name, kind)
+        if place.apart > max(ROUNDED, 4 * torch.finfo(passage.k.dtype).eps):
+            self.miss(Missed(passage.door, name, ROUNDS))
+        return self.continued(strand, passage, place)
+
+    def place(self, strand: Strand, passage: Passage) -> Place | None:
+        """Where the keys of a call continue those of a strand; those of cross attention must be the same."""
+        n, new = passage.k.shape[2], passage.q.shape[2]
+        if strand.kind == "self":
+            return strand.found(passage.k, new, lambda x: self.kept(passage, x)) if passage.caches and n > new else None
+        if strand.total != n:
+            return None
+        same = same_rows(strand.key(n - 1), self.kept(passage, passage.k[:, :, -1:])[:, :, 0])
+        return None if same is None else Place(n, 0, n, None, same.apart)
+
+    def decide(self, continues: bool) -> None:
+        """What the first call that can tell says of this forward: that it continues the run, or begins another."""
+        if self.undecided and continues:
+            self.roots[self.root] += 1
+        elif self.undecided:
+            self.run, self.roots = Run(), {self.root: 0}
+        self.undecided = False
+
+    def begun(self, passage: Passage, name: str, kind: str) -> tuple[Strand, Piece]:
+        """A strand of the call's keys, those that a cache has room for and not yet left out, and its piece."""
+        new, seen = passage.q.shape[2], passage.k.shape[2]
+        caches = kind == "self" and passage.caches and seen > new
+        if caches and passage.mask != EVERYTHING:
+            seen = max(last_seen(passage.mask, new, seen, passage.offset), new)
+        strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0)
+        strand.keys.append(self.store.kept(self.kept(passage, passage.k[:, :, :seen])))
+        strand.steps.append(self.step)
+        return strand, self.piece(passage, 0, seen, seen - new if caches else 0)
+
+    def continued(self, strand: Strand, passage: Passage, place: Place) -> tuple[Strand, Piece]:
+        """The strand with the call's new keys, and its piece."""
+        if strand.kind == "cross":
+            return strand, self.piece(passage, place.first, place.known, place.slot)
+        if place.rows is None:
+            self.run.turns.pop(self.step, None)  # the deepest layer tells: in the first, two histories may look alike
+        else:
+            self.run.turns[self.step] = place.rows
+        if place.known < strand.total:
+            strand = strand.cropped(place.known)
+        new = passage.q.shape[2]
+        strand.keys.append(self.store.kept(self.kept(passage, passage.k[:, :, place.slot : place.slot + new])))
+        strand.steps.append(self.step)
+        return strand, self.piece(passage, place.first, place.known + new, place.slot)
+
+    def piece(self, passage: Passage, first: int, stop: int, slot: int) -> Piece:
+        """What is kept of a call beside its keys."""
+        mask = first_keys(passage.mask, stop - first)
+        bias = None if passage.bias is None else passage.bias[..., : stop - first]
+        sinks = passage.sinks
+        if self.chosen.heads is not None:
+            mask = some_heads(mask, self.chosen.heads)
+            bias = bias if bias is None or bias.shape[1] == 1 else bias[:, self.chosen.heads]
+            sinks = None if sinks is None else sinks[self.chosen.heads]
+        return Piece(
+            q=self.store.kept(self.kept(passage, passage.q)),
+            values=self.values(passage, slice(slot, slot + passage.q.shape[2]) if slot else slice(None, passage.k.shape[2])),
+            first=first,
+            stop=stop,
+            step=self.step,
+            mask=mask,
+            offset=passage.offset,
+            scale=default_scale(passage.q) if passage.scale is None else passage.scale,
+            softcap=passage.softcap,
+            bias=None if bias is None else bias.detach(),
+            sinks=None if sinks is None else sinks.detach().clone(),
+        )
+
+    def values(self, passage: Passage, new: slice) -> Tensor | None:
+        """The values of a call's new keys, where they are to be kept."""
+        if passage.v is None or not self.store.values:
+            return None
+        return self.store.kept(self.kept(passage, passage.v[:, :, new]))
+
+    @property
+    def step(self) -> int:
+        """Which forward of the run is under way."""
+        return self.roots.get(self.root, 0)
+
+    def kept(self, passage: Passage, x: Tensor) -> Tensor:
+        """Queries, keys or values of a passage as they are kept: of the heads chosen, in the dtype that its kernel saw."""
+        x = x.detach()
+        if autocasts(x.device):
+            x = autocast(x)
+        if self.chosen.heads is not None:
+            share = passage.q.shape[1] // x.shape[1]
+            if max(self.chosen.heads) >= passage.q.shape[1]:
+                raise ConfigError(f"heads asks for {max(self.chosen.heads)}, but there are {passage.q.shape[1]} heads.")
+            x = x[:, [head // share for head in self.chosen.heads]]
+        return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
+
+
+def unlike(passage: Passage, told: Tensor | None) -> bool:
+    """Whether the weights that a model's own code computed are others than ours, by the last row of the first sequence."""
+    if told is None or isinstance(passage.offset, Tensor):
+        return False
+    row = torch.tensor([passage.q.shape[2] - 1], device=passage.q.device)
+    seen = passage.mask.block(row, torch.arange(passage.k.shape[2], device=row.device), passage.offset)[:1]
+    q, k = passage.q[:1, :, -1:].detach(), passage.k[:1].detach()
+    bias = None if passage.bias is None else passage.bias[:1, :, -1:].detach()
+    sinks = None if passage.sinks is None else passage.sinks.detach()
+    steps = attend(q, k, k, Given.sharing(seen), scale=passage.scale, softcap=passage.softcap, bias=bias, sinks=sinks)
+    ours, theirs = steps.weights, told.detach()[:1, :, -1:]
+    return ours.shape != theirs.shape or not torch.allclose(ours, theirs.to(ours.dtype), atol=ALIKE, rtol=0)

@@ -1,0 +1,234 @@
+"""Recording: what a model attended to, call by call, and as one map for each layer."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.mechanism.masks import Documents
+from regard.mechanism.rule import EVERYTHING
+from regard.observe import files
+from regard.observe.doors.passage import Missed
+from regard.observe.packing import pack
+from regard.observe.strand import Piece, Strand
+
+DECODERS = ("decoder", "language_model", "text_decoder")  # of several parts of a model, the one meant where none is said
+KINDS = ("self", "cross")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of attention: the path of the innermost module it came from, self or cross, and the step of its run."""
+
+    strand: Strand = field(repr=False)
+    piece: Piece = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The path of the module in the model."""
+        return self.strand.name
+
+    @property
+    def kind(self) -> str:
+        """Whether keys come from where queries come from: self or cross."""
+        return self.strand.kind
+
+    @property
+    def step(self) -> int:
+        """Which forward of its run: 0 is the prompt, and every one after it continues through a cache."""
+        return self.piece.step
+
+    @property
+    def map(self) -> AttentionMap:
+        """Its map (b, h, q, k): the queries of this call on all keys it could see."""
+        return self.strand.map_of(self.piece)
+
+    def __repr__(self) -> str:
+        q, k = self.piece.q, self.piece.stop - self.piece.first
+        return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
+
+
+Key = tuple[str, str, int, int]  # name, kind, which visit of the module in a forward, which call in the visit
+
+
+@dataclass(eq=False)
+class Run:
+    """One forward of the model, or a prompt and the steps that continued it."""
+
+    strands: dict[Key, Strand] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    turns: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The modules that were recorded, in the order they first ran."""
+        return list(dict.fromkeys(call.name for call in self.calls))
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of a model that has several: encoder and decoder, or towers; empty for any other."""
+        paths = [re.sub(r"\d+", "*", name).split(".") for name in self.names]
+        for components in zip(*paths, strict=False):
+            if len(set(components)) > 1:
+                lengths = {len(path) for path in paths}
+                last = len(lengths) == 1 and components == tuple(path[-1] for path in paths)
+                return [] if last else list(dict.fromkeys(components))
+        return []
+
+    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
+        """The modules of a kind and a part, in the order they first ran; one that a forward visits n times, n times."""
+        return [name for name, _ in self.visits(kind, part)]
+
+    def visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
+        """The same, with the visit."""
+        if kind not in KINDS:
+            raise ConfigError(f"kind is self or cross, got {kind!r}.")
+        if part is None:
+            part = next((one for one in self.parts if one in DECODERS), None)
+        elif not any(inside(name, part) for name in self.names):
+            raise ConfigError(
+                f"part {part!r} is in no recorded module's path. The parts are: {', '.join(self.parts) or 'none'}."
+            )
+        return [(name, visit) for name, visit in self.visited(kind) if part is None or inside(name, part)]
+
+    def visited(self, kind: str) -> list[tuple[str, int]]:
+        """The same of all parts."""
+        return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.strands if one == kind))
+
+    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
+        """The map of a layer, (b, h, q, k), or of one head of it, (b, 1, q, k); all steps of the run in one.
+
+        layer is a module's name, or counts the modules of that kind in the order they first ran; part is "encoder",
+        "decoder" or another component of their path, the decoder where a model has one. Raises ConfigError for a layer,
+        a head or a part that was not recorded.
+        """
+        found = joined(self.of(layer, kind, part))
+        if head is None:
+            return found
+        if not -found.shape[1] <= head < found.shape[1]:
+            raise ConfigError(f"head must be below {found.shape[1]}, the heads that were recorded; got {head}.")
+        return found.select(heads=[head])
+
+    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
+        """The values (b, g, k, e) of a layer; None where record was not asked to keep them."""
+        strands = self.of(layer, kind, part)
+        found = [strand.values() for strand in strands]
+        kept = [x for x in found if x is not None]
+        return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
+
+    def of(self, layer: int | str, kind: str, part: str | None) -> list[Strand]:
+        """What is kept of a layer: a strand for each call that one visit of its module makes."""
+        visits = self.visits(kind, part)
+        if isinstance(layer, str):
+            named = [
+                (name, visit) for name, visit in self.visited(kind) if name == layer and (part is None or inside(name, part))
+            ]
+            if not named:
+                others = [one for one in self.names if one != layer]
+                raise ConfigError(f"no {kind} attention of {layer!r} was recorded. Recorded: {listed(others)}.")
+            if len(named) > 1:
+                raise ConfigError(
+                    f"{layer} ran {len(named)} times in one forward: count its runs by a number, layer=0 to {len(visits) - 1}, "
+                    f"or take them from recording[{layer!r}]."
+                )
+            visit = named[0]
+        elif not -len(visits) <= layer < len(visits):
+            other = [one for one in KINDS if one != kind and self.visits(one, part)]
+            hint = f" There is {' and '.join(other)} attention: kind=." if other and not visits else ""
+            raise ConfigError(f"layer must be below {len(visits)}, the {kind} attentions recorded; got {layer}.{hint}")
+        else:
+            visit = visits[layer]
+        return [strand for (name, one, turn, _), strand in self.strands.items() if (name, turn) == visit and one == kind]
+
+    def __repr__(self) -> str:
+        return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
+
+
+@dataclass(eq=False)
+class Recording:
+    """What was recorded: every call, every run, and one map for each layer of the last run."""
+
+    model: str = ""
+    runs: list[Run] = field(default_factory=list)
+    missed: list[Missed] = field(default_factory=list)
+    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None  # words for the axes
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls of all runs, in order."""
+        return [call for run in self.runs for call in run.calls]
+
+    @property
+    def names(self) -> list[str]:
+        """The modules that were recorded, in the order they first ran."""
+        return list(dict.fromkeys(call.name for call in self.calls))
+
+    def __getitem__(self, name: str) -> list[Call]:
+        """The calls of a module, by its path."""
+        found = [call for call in self.calls if call.name == name]
+        if not found:
+            raise ConfigError(f"no call of {name!r} was recorded. Recorded: {listed(self.names)}.")
+        return found
+
+    @property
+    def last(self) -> Run:
+        """The last run."""
+        if not self.runs:
+            why = f" {self.missed[0].module}: {self.missed[0].reason}." if self.missed else " The model was not called."
+            raise ConfigError(f"nothing was recorded.{why}")
+        return self.runs[-1]
+
+    def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
+        """The modules of the last run, as `map` counts them."""
+        return self.last.layers(kind, part)
+
+    def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
+        """The map of a layer of the last run, or of one head of it; see Run.map."""
+        return self.last.map(layer, head, kind, part)
+
+    def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
+        """The values (b, g, k, e) of a layer of the last run; None where record was not asked to keep them."""
+        return self.last.values(layer, kind, part)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recording to one file, which is whole or not there; regard.load reads it, to the bit."""
+        files.write(Path(path), *pack(self))
+
+    def __repr__(self) -> str:
+        missed = f", {len(self.missed)} missed" if self.missed else ""
+        return f"Recording({self.model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
+
+
+def joined(strands: list[Strand]) -> AttentionMap:
+    """One map of the calls of one visit: of several, which pack sequences side by side, one below and beside the other."""
+    maps = [strand.map() for strand in strands]
+    if len(maps) == 1:
+        return maps[0]
+    asked = [one._request for one in maps]
+    alike = {(one.q.shape[:2], one.q.shape[3], one.k.shape[1], one.scale, one.softcap) for one in asked}
+    plain = all(one.mask == EVERYTHING and one.bias is None and one.sinks is None and one.offset == 0 for one in asked)
+    if len(alike) > 1 or not plain:
+        raise ConfigError(
+            f"{strands[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."
+        )
+    lengths = torch.tensor([one.shape[2:] for one in maps]).T  # of queries, of keys
+    ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]
+    q, k = torch.cat([one.q for one in asked], 2), torch.cat([one.k for one in asked], 2)
+    return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
+
+
+def inside(name: str, part: str) -> bool:
+    """Whether a module's path has a part as a component, or as the beginning of one."""
+    return any(component == part or component.startswith(f"{part}_") for component in name.split("."))
+
+
+def listed(names: list[str], most: int = 6) -> str:
+    """Names for a sentence, the first ones of many."""
+    if not names:
+        return "nothing"
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,79 @@
+"""Rollout: how much of each token of the input has reached a query, through all layers, if attention alone carried it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError, TooLargeError
+from regard.map import AttentionMap
+from regard.map.attention_map import LIMIT_BYTES
+from regard.observe.look import Look
+from regard.observe.recording import Recording
+
+ROWS = 64  # of a product at a time
+
+
+def rollout(
+    recording: Recording,
+    queries: int | Sequence[int] | slice | Tensor = slice(None),
+    *,
+    layers: Sequence[int | str] | None = None,
+    kind: str = "self",
+    part: str | None = None,
+    residual: float = 0.5,
+) -> Tensor:
+    """Some rows of Â_L ... Â_2 Â_1, Â = ½ A + ½ I, A the mean over the heads: (b, n, k), each row summing to 1.
+
+    Row n says how much each token of the input counts for query n after the last of `layers`, which are all where none are
+    named. It is carried down from the query by products with Aᵀ, so that no matrix is stored, and costs one traversal of
+    every head for up to 64 queries. Where a row of A sums to less than 1, beside a sink or where a query sees nothing, Â is
+    divided by its sum. `residual` is the part of I, ½ by default.
+    Raises TooLargeError where the answer would take more than a gigabyte: then name fewer queries.
+    Source: Abnar and Zuidema 2020, section 3.
+    """
+    if not 0 <= residual < 1:
+        raise ConfigError(f"residual is the part of the residual stream, at least 0 and below 1; got {residual}.")
+    chosen = range(len(recording.layers(kind=kind, part=part))) if layers is None else layers
+    if not chosen:
+        raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")
+    relevance = start(recording.map(chosen[-1], kind=kind, part=part), queries)
+    for layer in reversed(chosen):
+        relevance = carried(recording.map(layer, kind=kind, part=part), relevance, layer, residual)
+    return relevance
+
+
+def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
+    """Each query's own place in a row of its own, (b, n, k)."""
+    b, _, q, k = m.shape
+    rows = torch.arange(q, device=m.device)[queries].reshape(-1)
+    dtype = m.logsumexp().dtype
+    size = b * len(rows) * k * torch.finfo(dtype).bits // 8
+    if size > LIMIT_BYTES:
+        raise TooLargeError(
+            f"the answer would take {size:,} bytes, and the limit is {LIMIT_BYTES:,}. "
+            "Name fewer queries: rollout(recording, [-1])."
+        )
+    own = torch.zeros(b, len(rows), k, dtype=dtype, device=m.device)
+    return own.scatter_(2, rows.view(1, -1, 1).expand(b, -1, 1), 1)
+
+
+def carried(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
+    """r Â, the relevance (b, n, k) of what a layer was given, from that of what it gave."""
+    b, h, q, k = m.shape
+    look = Look(m)
+    if q != k or look.positions[:, :1].any() or relevance.shape[::2] != (b, q):
+        raise ShapeError(
+            f"rollout takes maps of a text on itself, (b, h, t, t), of one text; layer {layer} is {m}, its first query at "
+            f"position {look.positions[0, 0].item()}."
+        )
+    sums = m.mass(slice(None)) if look.leaking else (m.logsumexp() != -torch.inf).to(relevance.dtype)
+    whole = (1 - residual) * sums.mean(1) + residual  # (b, q)
+    given = relevance / whole.where(whole != 0, 1).unsqueeze(1)
+    found = residual * given
+    for head in range(h):
+        one = m.select(heads=head)
+        for rows in torch.arange(given.shape[1], device=m.device).split(ROWS):
+            part = one.mT @ given[:, rows].mT.unsqueeze(1)  # (b, 1, k, n)
+            found[:, rows] += (1 - residual) / h * part.squeeze(1).mT
+    return found

@@ -1,0 +1,159 @@
+"""The rule that a mask tensor spells out: what other people hand their kernels, as a value that needs no T x T table."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.mechanism.rule import EVERYTHING, Mask, Not, Offset, Or, Pair
+
+ROWS = 1024  # checked at a time
+Found = tuple[Mask, int, Tensor | None]  # rule, offset, bias
+
+
+def of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Found:
+    """The rule, the offset and the bias of a mask with four axes: True may see, or numbers that are added to the scores."""
+    queries, keys = q.shape[2], k.shape[2]
+    if mask.dtype == torch.bool:
+        return *of_table(mask, queries, keys), None
+    seen = mask > torch.finfo(mask.dtype).min / 2
+    if (mask.masked_fill(~seen, 0) != 0).any():
+        return EVERYTHING, 0, mask.detach().clone()  # numbers that matter
+    rule, offset = of_table(seen, queries, keys)
+    blind = ~seen.any(-1, keepdim=True)
+    if not blind.any() or (mask == -torch.inf).any():
+        return rule, offset, None
+    # a finite minimum on all keys of a row leaves its softmax uniform
+    uniform = torch.zeros_like(blind, dtype=mask.dtype).masked_fill_(blind, torch.finfo(mask.dtype).min)
+    return rule | Given.sharing(blind), offset, uniform
+
+
+def with_position_bias(mask: Tensor | None, causal: bool, bias: Tensor, q: Tensor, k: Tensor) -> Found:
+    """The same where a bias of positions is added, and the smallest number where the mask hides."""
+    if mask is None:
+        return (Causal() if causal else EVERYTHING), 0, bias
+    rule, offset, uniform = of_mask(mask, q, k)
+    if mask.dtype != torch.bool:
+        return (EVERYTHING, 0, bias + mask) if uniform is not None or rule == EVERYTHING else (rule, offset, bias)
+    if mask.any(-1).all():
+        return rule, offset, bias
+    return EVERYTHING, 0, torch.where(mask, bias, torch.finfo(q.dtype).min)
+
+
+def of_table(seen: Tensor, queries: int, keys: int) -> tuple[Mask, int]:
+    """The rule of a bool table with four axes and the offset of its first query; the table where it has no plainer one."""
+    if seen.all():
+        return EVERYTHING, 0
+    if seen.shape[2] == 1 or (seen == seen[:, :, :1]).all():
+        return Given.sharing(seen[:, :, :1].clone()), 0
+    if seen.shape[2:] == (queries, keys):
+        parts = torch.arange(queries, device=seen.device).split(ROWS)
+        for rule, offset in plainer(seen):
+            found = beside(rule, offset, ((part, seen[:, :, part]) for part in parts))
+            if found is not None:
+                return found, offset
+    return Given.sharing(seen.clone()), 0
+
+
+def plainer(seen: Tensor) -> Iterator[tuple[Mask, int]]:
+    """Rules that such a table may follow, apart from keys that it hides from all."""
+    queries, keys = seen.shape[2:]
+    ever = seen.any(2).flatten(0, 1).any(0).nonzero()
+    offsets = dict.fromkeys((keys - queries, 0, max(int(ever.max()) + 1 - queries, 0) if len(ever) else 0))
+    for offset in offsets:
+        yield Causal(), offset
+    for row in (queries - 1, queries // 2):
+        there = seen[:, :, row].flatten(0, 1).any(0).nonzero()
+        if len(there):
+            first, last = int(there[0]), int(there[-1])
+            for offset in offsets:
+                position = row + offset
+                if first <= position:
+                    yield Causal() & Window(position - first), offset
+                    yield Window(position - first, max(last - position, 0)), offset
+    if queries == keys:
+        ids = beginnings(seen, torch.arange(queries, device=seen.device))
+        yield Causal() & Documents(ids), 0
+        yield Documents(ids), 0
+
+
+def beginnings(seen: Tensor, queries: Tensor) -> Tensor:
+    """For each query by index the first key that it sees, (b, q): an id of its document or chunk; blind ones stand alone."""
+    firsts = seen[:, 0].to(torch.uint8).argmax(-1)  # of equal numbers the first
+    return torch.where(seen[:, 0].any(-1), firsts, seen.shape[3] + queries)
+
+
+def beside(rule: Mask, offset: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Mask | None:
+    """The rule, joined with the keys that must be hidden beside it for a table to come out; None where no such keys do it.
+
+    Parts are queries by index, (n,), and their rows of the table, (b or 1, h or 1, n, k).
+    """
+    shown: Tensor | None = None
+    hidden: Tensor | None = None
+    for queries, here in parts:
+        table = rule.block(queries, torch.arange(here.shape[-1], device=here.device), offset)
+        if (here & ~table).any():
+            return None
+        both = here.any(2, keepdim=True), (table & ~here).any(2, keepdim=True)
+        shown, hidden = both if shown is None or hidden is None else (shown | both[0], hidden | both[1])
+    if shown is None or hidden is None or (shown & hidden).any():
+        return None  # a key that the rule shows is hidden from some of those it shows it to
+    return rule & Given.sharing(~hidden) if hidden.any() else rule
+
+
+def leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
+    """The rule with every rule that it is joined from changed."""
+    if isinstance(mask, Pair):
+        return type(mask)(leaves(mask.one, change), leaves(mask.other, change))
+    return Not(leaves(mask.rule, change)) if isinstance(mask, Not) else change(mask)
+
+
+def first_keys(mask: Mask, n: int) -> Mask:
+    """The rule on the first n keys alone, among which every query stands."""
+
+    def shorter(one: Mask) -> Mask:
+        if isinstance(one, Given) and one.given.shape[3] > n:
+            return Given.sharing(one.given[..., :n])
+        if isinstance(one, Documents):
+            return Documents(one.queries[..., :n] if one.once else one.queries, None if one.once else one.keys[..., :n])
+        return one
+
+    return leaves(mask, shorter)
+
+
+def first_queries(mask: Mask, n: int) -> Mask:
+    """The rule of the first n queries alone."""
+
+    def shorter(one: Mask) -> Mask:
+        if isinstance(one, Given) and one.given.shape[2] > n:
+            return Given.sharing(one.given[:, :, :n])
+        return Documents(one.queries[..., :n], one.keys) if isinstance(one, Documents) and not one.once else one
+
+    return leaves(mask, shorter)
+
+
+def some_heads(mask: Mask, heads: list[int]) -> Mask:
+    """The rule of some heads alone."""
+
+    def fewer(one: Mask) -> Mask:
+        return Given.sharing(one.given[:, heads]) if isinstance(one, Given) and one.given.shape[1] > 1 else one
+
+    return leaves(mask, fewer)
+
+
+def last_seen(mask: Mask, queries: int, keys: int, offset: Offset) -> int:
+    """One more than the last key that any of the queries sees.
+
+    A mask that holds a finite minimum leaves blind rows uniform on all that a cache has room for: joined to a rule by |,
+    rows that see every key count only where there are no others.
+    """
+    device = offset.device if isinstance(offset, Tensor) else None
+    every = torch.arange(keys, device=device)
+    most = 0
+    for part in torch.arange(queries, device=device).split(ROWS):
+        seen = mask.block(part, every, offset).expand(-1, -1, -1, keys)
+        seen = seen & ~seen.all(-1, keepdim=True) if isinstance(mask, Or) else seen
+        there = seen.flatten(0, -2).any(0).nonzero()
+        most = max(most, int(there.max()) + 1 if len(there) else 0)
+    return most or keys

@@ -1,0 +1,52 @@
+"""Where a recording keeps its tensors: in memory, or in a folder from which they are mapped."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+VALUES = "values"
+SMALL = 2**16  # bytes below which a tensor stays in memory: a file of its own would be larger
+
+
+@dataclass(eq=False)
+class Store:
+    """How tensors are kept: in which dtype, whether values are among them, and in which folder."""
+
+    dtype: torch.dtype | None = None
+    values: bool = False
+    folder: Path | None = None
+    count: int = 0
+
+    @classmethod
+    def of(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
+        """The store that record's arguments ask for, or ConfigError."""
+        asked = [] if keep is None else re.split(r"[\s,+]+", keep) if isinstance(keep, str) else [str(one) for one in keep]
+        unknown = [one for one in asked if one not in (*DTYPES, VALUES)]
+        if unknown:
+            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {unknown[0]!r}.")
+        folder = None if to is None else Path(to)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise ConfigError(f"to={str(folder)!r} is not empty: name a folder that is, or one to be made.")
+        return cls(next((DTYPES[one] for one in asked if one in DTYPES), None), VALUES in asked, folder)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """A copy of x that nobody else writes to."""
+        copy = torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+        if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":
+            return copy
+        path = self.folder / f"{self.count:06d}.bin"
+        self.count += 1
+        path.write_bytes(copy.view(torch.uint8).numpy().data)
+        return torch.from_file(str(path), shared=False, size=x.numel(), dtype=x.dtype).view(x.shape)
+
+    def finish(self, recording: object) -> None:
+        """Nothing is left to be written."""

@@ -1,0 +1,66 @@
+"""The words of a map's keys: as ids, so that equal words are found, and as classes, such as punctuation."""
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+
+Tokens = Sequence[str] | Sequence[Sequence[str]] | Tensor  # words or ids, of one batch row or of each
+Class = Tensor | Callable[[str], bool]
+MARKS = "Ġ▁ĊĉĠ \t\r\n"  # how tokenizers write white space
+
+
+def punctuation(word: str) -> bool:
+    """Whether a token is punctuation, and white space, alone: `,` and `Ġ,` and `...`, not `'s`."""
+    bare = word.strip(MARKS).removeprefix("##")
+    return bool(bare) and all(unicodedata.category(character).startswith("P") for character in bare)
+
+
+def ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tensor:
+    """Tokens as numbers (b, k): equal where the words are. Words of one batch row are those of all."""
+    if isinstance(tokens, Tensor):
+        found = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
+    else:
+        numbers: dict[str, int] = {}
+        found = ragged([[numbers.setdefault(word, len(numbers)) for word in row] for row in rows(tokens)], k)
+    if found.dim() != 2 or found.shape[0] not in (1, b) or found.shape[1] != k:
+        raise ShapeError(f"tokens are words or ids of the {k} keys, for one batch row or for each of {b}; {came(tokens)}.")
+    return found.to(device).expand(b, k)
+
+
+def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, device: torch.device) -> Tensor:
+    """Which keys belong to each class, bool (b, n, k), by a bool tensor or by asking each word."""
+    found = []
+    for name, rule in chosen.items():
+        if isinstance(rule, Tensor):
+            members = rule
+        elif tokens is None or isinstance(tokens, Tensor):
+            raise ShapeError(f"the class {name!r} asks words, and there are none. Set recording.tokens, or give a bool (k,).")
+        else:
+            members = ragged([[bool(rule(word)) for word in row] for row in rows(tokens)], k)
+        members = members if members.dim() == 2 else members.unsqueeze(0)
+        if members.dtype != torch.bool or members.shape[0] not in (1, b) or members.shape[1] != k:
+            raise ShapeError(f"the class {name!r} is bool (k,) = ({k},) or (b, k), got {members.dtype} {tuple(members.shape)}.")
+        found.append(members.to(device).expand(b, k))
+    return torch.stack(found, 1) if found else torch.zeros(b, 0, k, dtype=torch.bool, device=device)
+
+
+def rows(tokens: Sequence[str] | Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """Words as one sequence a batch row."""
+    return [tokens] if all(isinstance(word, str) for word in tokens) else list(tokens)  # type: ignore[list-item]
+
+
+def ragged(found: Sequence[Sequence[int]], k: int) -> Tensor:
+    """A row for each list, or ShapeError where one is not for k keys."""
+    for row, one in enumerate(found):
+        if len(one) != k:
+            raise ShapeError(f"tokens are one word for each of the {k} keys; batch row {row} has {len(one)}.")
+    return torch.tensor(found)
+
+
+def came(tokens: Tokens) -> str:
+    """What came, for an error."""
+    return f"got {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"got words of {len(rows(tokens))} batch rows"

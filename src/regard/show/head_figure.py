@@ -1,0 +1,139 @@
+"""One head of a recording as a matplotlib figure: its words where there is room, a pooled picture where there is not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.map.pooling import part
+from regard.observe import Recording
+from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
+from regard.show.scale import Linear
+
+WORDS, BINS = 48, 512  # tokens up to which each has its word; bins of a picture along an axis
+SIZE, PROFILE, LEFT, RIGHT, ABOVE, BELOW, GAP = 5.2, 0.75, 0.75, 0.95, 0.45, 0.6, 0.22  # inches
+FAINTEST = 1e-4  # the weight at which a picture is as pale as paper
+
+
+def figure(
+    recording: Recording,
+    layer: int | str,
+    head: int,
+    *,
+    queries: slice = slice(None),
+    keys: slice = slice(None),
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    title: str | None = None,
+) -> Picture:
+    """The weights of a head, or of some of its queries and keys: with their words up to 48 tokens, beyond that in bins.
+
+    A bin shows the largest weight in it, so that a lone one never vanishes, in logarithmic colour; beside it the entropy of
+    each query and above it the weight that each key receives. row is that of the batch. Raises ConfigError for a layer or a
+    head that was not recorded.
+    """
+    m = recording.map(layer, head, kind, part).select(batch=row)
+    q, k = m.shape[2:]
+    rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
+    name = f"layer {layer}, head {head}" if title is None else title
+    if max(rows[1] - rows[0], columns[1] - columns[0]) <= WORDS:
+        words = words_of(recording, row, k)
+        values = m[0, 0, slice(*rows), slice(*columns)]
+        sides = words[k - q :][slice(*rows)], words[slice(*columns)]
+        return heat(values, *sides, title=name, names=("query", "key"), scale=Linear(low=0))
+    return pooled(m, rows, columns, name)
+
+
+def span(places: slice, size: int, name: str) -> tuple[int, int]:
+    """The first and the end of a slice of an axis, which must hold something."""
+    start, stop = part(places, size, name)
+    if start >= stop:
+        raise ConfigError(f"{name} must be a slice with something in it, got {places} of {size}.")
+    return start, stop
+
+
+def words_of(recording: Recording, row: int, count: int) -> list[str]:
+    """Words for the keys: those of the recording, or their numbers."""
+    found: Sequence[object] = recording.tokens or ()
+    if found and not isinstance(found[0], str):
+        found = found[row]  # type: ignore[assignment]
+    return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+
+
+def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:
+    """The picture of a long part in bins, with the profiles of its rows and columns."""
+    size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
+    values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].numpy()
+    entropy, received = m.entropy()[0, 0, slice(*rows)].numpy(), m.received()[0, 0, slice(*columns)].numpy()
+    width, height = LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW
+    drawn = Picture(figsize=(width, height))
+
+    def axes_at(x: float, y: float, w: float, h: float) -> Axes:
+        return drawn.add_axes((x / width, y / height, w / width, h / height))
+
+    main = axes_at(LEFT, BELOW, SIZE, SIZE)
+    image = main.imshow(
+        np.maximum(values, FAINTEST),
+        cmap=COLOURS,
+        norm=LogNorm(FAINTEST, 1),
+        extent=(columns[0], columns[1], rows[1], rows[0]),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    right = axes_at(LEFT + SIZE + GAP, BELOW, PROFILE, SIZE)
+    profile(right, entropy, rows, upright=True)
+    above = axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
+    profile(above, received, columns, upright=False)
+    dress(main, f"keys, in bins of {bins(columns, size[1])}", f"queries, in bins of {bins(rows, size[0])}")
+    bar = drawn.colorbar(image, cax=axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT, which="both")
+    bar.ax.set_title("largest\nweight", fontsize=TEXT - 1, loc="left")
+    right.set_xlabel("entropy, nats\nmean, largest", fontsize=TEXT - 1)
+    above.set_ylabel("received", fontsize=TEXT - 1)
+    above.set_title(title, fontsize=TEXT + 1, loc="left")
+    return drawn
+
+
+def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> None:
+    """The mean and the largest of the values in each bin of an axis as a band beside the picture."""
+    edges = np.linspace(0, len(values), min(BINS, len(values)) + 1).astype(int)
+    places = span[0] + (edges[:-1] + edges[1:]) / 2
+    highest = np.maximum.reduceat(values, edges[:-1])
+    mean = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    fill = axes.fill_betweenx if upright else axes.fill_between
+    fill(places, 0, highest, color=FAINT, linewidth=0, alpha=0.6)
+    axes.plot(*((mean, places) if upright else (places, mean)), color=INKS[0], linewidth=0.8)
+    if upright:
+        axes.set_ylim(span[1], span[0])
+        axes.set_xlim(0)
+        axes.set_yticks([])
+    else:
+        axes.set_xlim(*span)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_xticks([])
+    axes.tick_params(labelsize=TEXT - 2, length=2, color=FAINT)
+    axes.set_facecolor(PAPER)
+    axes.spines[:].set_visible(False)
+
+
+def dress(axes: Axes, below: str, beside: str) -> None:
+    """Names and token numbers on both axes of the picture."""
+    axes.set_xlabel(below, fontsize=TEXT)
+    axes.set_ylabel(beside, fontsize=TEXT)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(5, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(labelsize=TEXT - 1, length=2, color=FAINT)
+    axes.spines[:].set_visible(False)
+
+
+def bins(span: tuple[int, int], count: int) -> str:
+    """How many tokens a bin holds, in words."""
+    size = (span[1] - span[0]) / count
+    return f"{size:,.0f} token{'s' if round(size) != 1 else ''}"

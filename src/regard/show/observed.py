@@ -1,0 +1,80 @@
+"""What was observed, as lines of text: the kinds of a model's heads, their table, and their strongest links."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from rich.text import Text
+
+from regard.map import AttentionMap
+from regard.observe import Recording
+from regard.observe.heads import SHORT, Head, Heads
+from regard.observe.table import aligned, brief, fitting
+from regard.show.terminal import fitted
+
+MOST = 3  # heads of a kind in a short table
+SCORE = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # by which a kind is ranked
+PLAIN = ("first token", "itself", "broad")  # kinds whose strongest link tells nothing more
+NEAR = 1e-5  # of two weights that are one
+BEFORE = 4  # words before the one a link starts from
+
+
+def summary(heads: Heads) -> str:
+    """How many heads there are of each kind, in a sentence."""
+    counts = Counter(row.kind for row in heads)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common()) + "."
+
+
+def clearest(heads: Heads) -> Heads:
+    """The clearest heads of each kind, in the order of the kinds' numbers."""
+    kinds = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
+    best = [heads.of(kind).sorted(SCORE.get(kind, kind)).rows[:MOST] for kind in kinds]
+    return Heads(tuple(row for rows in best for row in rows), heads.notes)
+
+
+def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
+    """The table of all heads, or of the clearest of each kind, with as many scores as have room."""
+    shown = heads if whole else clearest(heads)
+    titles = ["head", "kind", *(SHORT.get(name, name) for name in shown.detectors)]
+    lines = [[f"{row.layer}.{row.head}", row.kind, *map(brief, row.scores.values())] for row in shown]
+    room = fitting(titles, lines, width)
+    first, *rest = aligned(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
+    yield Text(first, style="dim")
+    yield from map(Text, rest)
+    if len(shown) < len(heads):
+        yield Text(f"the clearest of {len(heads)}; --all shows all", style="dim")
+    yield from (Text(note, style="dim") for note in heads.notes)
+
+
+def links(recording: Recording, heads: Heads, width: int) -> Iterator[Text]:
+    """The strongest link of the clearest heads: from which word, after which words, to which, and how strong."""
+    words = [str(word) for word in recording.tokens or ()]
+    telling = [row for row in clearest(heads) if row.kind not in PLAIN]
+    if telling:
+        yield Text("strongest links: a word, after those before it, → the word it looks at", style="dim")
+    for row in sorted(telling, key=lambda row: row.kind):
+        query, key, weight = strongest(recording.map(row.layer, row.head))
+        yield line(row, words, query, key, weight, width)
+
+
+def strongest(head: AttentionMap) -> tuple[int, int, float]:
+    """The query and the key of the largest weight of a head, apart from the first token and its own where others have any."""
+    seen = head.overview()
+    largest = seen.largest[0, 0]
+    plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < NEAR
+    query = int((largest if plain.all() else largest.masked_fill(plain, -1)).argmax())
+    row = head[0, 0, query]
+    return query, int(row.argmax()), float(row.max())
+
+
+def line(row: Head, words: list[str], query: int, key: int, weight: float, width: int) -> Text:
+    """A link as a line: the head, its weight, and where it goes."""
+    start = Text.assemble((f"{row.layer}.{row.head}".ljust(6), "bold"), f"{weight:.2f}  ")
+    if not words:
+        return Text.assemble(start, f"query {query} → key {key}")
+    room = width - len(start) - 4
+    before = "".join(words[max(query - BEFORE, 0) : query])
+    source, target = fitted(words[query], room // 4), fitted(words[key], room // 4)
+    place = f" {query - key} back" if query != key else ""
+    context = fitted(before[::-1], max(room - len(source) - len(target) - len(place) - 4, 0))[::-1]
+    return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))

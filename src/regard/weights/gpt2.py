@@ -1,0 +1,179 @@
+"""The weights of a GPT-2 from whoever wrote them, as config and tensors by our names; and back, as transformers reads them.
+
+Read are, by their folder or their file:
+transformers' folders, safetensors or pickles, whole or in several files; OpenAI's TensorFlow checkpoints, and .npz files of
+the same names; nanoGPT's and minGPT's checkpoints and state dicts, and those of the lectures' GPT; models of the Hugging Face
+hub by their name. A config.json beside the file, in transformers' spelling, has the last word. nanoGPT's activation is the
+exact GELU, as it has been since June 2023. A pickle is opened by torch's reader of plain tensors alone.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.errors import ConfigError, WeightsError
+from regard.weights import archives, hub, settings
+from regard.weights.archives import Archive, Tensors
+from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialect, Line, plain, recognise, shape, whole_shape
+from regard.weights.stored import REAL, Stored
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The arguments of GPT2Config, the tensors by our names, and the folder in which a vocabulary may lie."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    folder: Path
+
+
+def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
+    """The checkpoint of a folder or file, or of a model of the hub; in the file's own dtype where none is given.
+
+    Takes the memory of the tensors and some megabytes. Raises WeightsError, naming the file and the tensor, where one is
+    missing, too much, of another shape or damaged, and where the file says something that regard does not compute.
+    """
+    if dtype not in (None, *REAL):
+        raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL))}, got {dtype}.")
+    archive = archives.opened(place(name))
+    stored = renamed(archive)
+    dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
+    config = configured(archive, dialect, stored)
+    lines = list(checked(archive, dialect, config, stored))
+    dtype = dtype or widest(stored[line.theirs] for line in lines if line.theirs in stored)
+    tensors: dict[str, Tensor] = {}
+    for line in lines:
+        parts = {ours: torch.empty(shape(ours, config), dtype=dtype) for ours in line.ours}
+        if line.theirs in stored:
+            stored[line.theirs].fill(list(parts.values()), line.turned)
+        else:
+            for part in parts.values():
+                part.zero_()  # a bias that the model does without
+        tensors |= parts
+    return Checkpoint(config, tensors, archive.folder)
+
+
+def place(name: str | Path) -> Path:
+    """Where the checkpoint of this name lies."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if isinstance(name, str) and hub.is_name(name):
+        return hub.fetch(name)
+    raise WeightsError(
+        f"{path} is no file or folder, and no model's name: those are {', '.join(hub.RELEASED)} and owner/model."
+    )
+
+
+def renamed(archive: Archive) -> Tensors:
+    """The tensors by their plain names, without the buffers that hold a mask."""
+    found: Tensors = {}
+    for name, tensor in archive.tensors.items():
+        if plain(name) in found:
+            raise WeightsError(f"{tensor} is there twice, as {found[plain(name)].name} too.")
+        if not MASKS.search(plain(name)):
+            found[plain(name)] = tensor
+    return found
+
+
+def configured(archive: Archive, dialect: Dialect, stored: Tensors) -> dict[str, Any]:
+    """The arguments of GPT2Config, from what the file says, what is said beside it, and what the tensors tell."""
+    settings.refuse_unknown(archive.says, archive.path)
+    beside, file = settings.read(archive.folder)
+    said = {**archive.says, **beside}
+    tied = is_tied(archive, dialect, stored, said.get("tie_word_embeddings", True if said.get("model_type") else None))
+    exact = dialect is KARPATHY and (archive.says or tied)  # minGPT is not tied, says nothing, and has the tanh form
+    sizes = settings.measured(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)
+    return {**settings.arguments(said, sizes, "gelu" if exact else "gelu_tanh", file or archive.path), "tied": tied}
+
+
+def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -> bool:
+    """Whether the head is the token embedding: as is said, and where nothing is said, as the tensors are."""
+    if said not in (None, True, False):
+        raise WeightsError(f"{archive.path} says tie_word_embeddings={said!r}; it must be true or false.")
+    head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
+    if head is None or tokens is None or said is False:
+        return dialect is not LECTURES and said is not False
+    if head.shape == tokens.shape and head.same(tokens):
+        return True
+    if said or archive.says:
+        raise WeightsError(f"{head} differs from {tokens.name}, but the head is said to be the token embedding.")
+    return False
+
+
+def checked(archive: Archive, dialect: Dialect, config: Mapping[str, Any], stored: Tensors) -> Iterator[Line]:
+    """Every line of the model, each with its tensor in the file and of its shape, and no tensor left over."""
+    left = {**stored}
+    if config["tied"]:
+        left.pop(dialect.head.theirs, None)
+    biasless = bool(dialect.biasless) and not any(name.endswith(dialect.biasless) for name in stored)
+    for line in dialect.lines(config["layers"], config["tied"]):
+        found, expected = left.pop(line.theirs, None), whole_shape(line, config)
+        if found is None and not (biasless and line.theirs.endswith(dialect.biasless)):
+            raise WeightsError(f"{archive.path} has no {line.theirs}, which a GPT-2 of {config['layers']} layers has.")
+        if found is not None and found.shape != expected:
+            raise WeightsError(
+                f"{found} must have the shape {expected}, as its config and the others say; it has {found.shape}."
+            )
+        if found is not None and found.dtype not in REAL:
+            raise WeightsError(f"{found} holds {found.dtype}, and weights are one of {', '.join(map(str, REAL))}.")
+        yield line
+    if left:
+        raise WeightsError(f"{next(iter(left.values()))} is no part of a GPT-2 of {config['layers']} layers.")
+
+
+def widest(stored: Iterable[Stored]) -> torch.dtype:
+    """The dtype that holds the numbers of all."""
+    dtypes = {tensor.dtype for tensor in stored if isinstance(tensor.dtype, torch.dtype)}
+    found = dtypes.pop()
+    for dtype in dtypes:
+        found = torch.promote_types(found, dtype)
+    return found
+
+
+def save(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Writes a folder that transformers reads: config.json and model.safetensors, each whole or not there."""
+    folder = Path(folder)
+    header = json.dumps(settings.written(config), indent=2)
+    named = foreign(config, tensors)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = {name: folder / f".{name}.{os.getpid()}.partial" for name in ("model.safetensors", "config.json")}
+        try:
+            save_file(named, beside["model.safetensors"], {"format": "pt"})
+            beside["config.json"].write_text(header + "\n", encoding="utf-8")
+            for path in beside.values():
+                with path.open("rb") as written:
+                    os.fsync(written.fileno())
+            for name, path in beside.items():
+                os.replace(path, folder / name)
+        finally:
+            for path in beside.values():
+                path.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
+
+
+def foreign(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as transformers names and turns them."""
+    left, found = {**tensors}, {}
+    for line in TRANSFORMERS.lines(config["layers"], config["tied"]):
+        for ours in line.ours:
+            came = tuple(left[ours].shape) if ours in left else "nothing"
+            if came != shape(ours, config):
+                raise WeightsError(f"{ours} must have the shape {shape(ours, config)}, got {came}.")
+        parts = [left.pop(ours).detach() for ours in line.ours]
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+        prefix = "" if line is TRANSFORMERS.head else "transformer."
+        found[prefix + line.theirs] = (joined.T if line.turned else joined).contiguous()
+    if left:
+        raise WeightsError(f"{next(iter(left))} is no part of a GPT-2 of {config['layers']} layers.")
+    return found

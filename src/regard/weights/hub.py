@@ -1,0 +1,77 @@
+"""Models by their name on the Hugging Face hub: from this machine's cache, or downloaded into it."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from regard.errors import WeightsError
+from regard.weights.archives import INDEX, SINGLE
+
+RELEASED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+OWNER = "openai-community"  # of the released sizes
+CONFIG, WORDS = "config.json", ("vocab.json", "merges.txt")
+
+
+def is_name(name: str) -> bool:
+    """Whether this is a released size, or owner/model."""
+    return name in RELEASED or re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+
+
+def fetch(name: str) -> Path:
+    """The folder that holds a model of the hub; WeightsError that says what to do where it cannot be had."""
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+    except ImportError:
+        raise WeightsError(f'{name} is no file here. {by_hand(name)}, or: pip install "regard[hub]".') from None
+    try:
+        return download(name if cached(hub, name) else full(name), hub, errors.EntryNotFoundError)
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        reason = f"{name} is no file here and not in the hub's cache, and the hub cannot be reached."
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, errors.HFValidationError, OSError) as error:
+        reason = f"{name} cannot be had from the hub: {(str(error) or type(error).__name__).splitlines()[0]}"
+    raise WeightsError(f"{reason} {by_hand(name)}.")
+
+
+def full(name: str) -> str:
+    """The name with its owner."""
+    return f"{OWNER}/{name}" if name in RELEASED else name
+
+
+def by_hand(name: str) -> str:
+    """What to do without the hub."""
+    files = f"{CONFIG}, {SINGLE[0]}, {' and '.join(WORDS)}"
+    return f"Download {files} from https://huggingface.co/{full(name)} into a folder, and load it by the folder's path"
+
+
+def cached(hub: Any, name: str) -> bool:
+    """Whether the cache holds a model under this very name, as it does where transformers fetched "gpt2"."""
+    return isinstance(hub.try_to_load_from_cache(name, CONFIG), str)
+
+
+def download(repository: str, hub: Any, absent: type[Exception]) -> Path:
+    """Brings the files of a model into the cache, those that are not there yet, and says where they are."""
+    folder = Path(hub.hf_hub_download(repository, CONFIG)).parent
+    for number, file in enumerate(SINGLE):
+        try:
+            found = Path(hub.hf_hub_download(repository, file))
+            break
+        except absent:
+            if number == len(SINGLE) - 1:
+                raise
+    for file in parts(found):
+        hub.hf_hub_download(repository, file)
+    for file in WORDS:
+        with suppress(absent):
+            hub.hf_hub_download(repository, file)
+    return folder
+
+
+def parts(file: Path) -> Iterator[str]:
+    """The files that an index names."""
+    if file.name.endswith(INDEX):
+        with suppress(ValueError, LookupError, AttributeError):  # a damaged one is refused where it is read
+            yield from sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))

@@ -1,0 +1,167 @@
+"""What a checkpoint says of itself, in whichever spelling, as the arguments of GPT2Config; computed as it says, or refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.errors import WeightsError
+from regard.weights.names import Dialect, Line, Shapes
+
+Said = Mapping[str, Any]
+SIZES = {  # ours, and how transformers, OpenAI, nanoGPT and the lectures spell it
+    "layers": ("n_layer", "num_hidden_layers", "n_layers"),
+    "heads": ("n_head", "num_attention_heads", "n_heads"),
+    "width": ("n_embd", "hidden_size", "emb_dim"),
+    "context": ("n_positions", "max_position_embeddings", "block_size", "context_length", "n_ctx"),
+    "vocabulary": ("vocab_size", "n_vocab"),
+    "inner": ("n_inner",),
+}
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "drop_rate")
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+ONLY = {  # settings of transformers that regard computes in one way
+    "model_type": "gpt2",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "quantization_config": None,
+    "auto_map": None,
+}
+HARMLESS = {"bias", "qkv_bias"}  # told by the tensors
+HEAD_WIDTH = 64  # in every released size
+
+
+def read(folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """What config.json or hparams.json of a folder says, and which of them; nothing where there is neither."""
+    path = next((folder / name for name in ("config.json", "hparams.json") if (folder / name).is_file()), None)
+    if path is None:
+        return {}, None
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} cannot be read as JSON: {error}.") from None
+    if not isinstance(said, dict):
+        raise WeightsError(f"{path} must be a JSON object of settings.")
+    return said, path
+
+
+def measured(dialect: Dialect, shapes: Shapes, source: object) -> dict[str, int]:
+    """The sizes that the shapes of the tensors tell."""
+
+    def shape_of(line: Line) -> tuple[int, ...]:
+        shape = shapes.get(line.theirs, ())
+        if len(shape) != 2:
+            came = f"has the shape {shape}" if shape else "is missing"
+            raise WeightsError(f"{source}: {line.theirs} must be a matrix; it {came}.")
+        return shape
+
+    by_ours = {line.ours[0]: line for line in (*dialect.once, *dialect.block)}
+    vocabulary, width = shape_of(by_ours["tokens.weight"])
+    up = by_ours["blocks.{}.up.weight"].of(0)
+    return {
+        "layers": len({number for name in shapes if (number := dialect.number(name))}),
+        "width": width,
+        "context": shape_of(by_ours["positions.weight"])[0],
+        "vocabulary": vocabulary,
+        "inner": shape_of(up)[up.turned],
+    }
+
+
+def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
+    """The arguments of GPT2Config but `tied`, from what is said, and where nothing is said from the tensors."""
+    for name, only in ONLY.items():
+        if (said.get(name) or None) != (only or None) and name in said:
+            raise WeightsError(f"{source} says {name}={said[name]!r}; regard computes only {name}={only!r}.")
+    found = {ours: number for ours, theirs in SIZES.items() if (number := size(said, theirs, source))}
+    width = found.get("width", sizes["width"])
+    inner = 4 * width if said.get("model_type") else sizes["inner"]  # transformers' default
+    merged = {**sizes, "inner": inner, **found}
+    merged["heads"] = found.get("heads") or heads(said, width, source)
+    if width % merged["heads"]:
+        raise WeightsError(f"{source}: the width {width} is no multiple of the {merged['heads']} heads.")
+    epsilon = said.get("layer_norm_epsilon", 1e-5)
+    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+        raise WeightsError(f"{source} says layer_norm_epsilon={epsilon!r}; it must be above 0 and below 1.")
+    return {**merged, "dropout": dropout(said, source), "activation": activated(said, activation, source), "epsilon": epsilon}
+
+
+def size(said: Said, theirs: tuple[str, ...], source: object) -> int | None:
+    """A size under any of its names, None where it is not said."""
+    given = {name: said[name] for name in theirs if said.get(name) is not None}
+    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
+        raise WeightsError(f"{source} says {spelled(given)}; it must be a whole number of at least 1.")
+    if len(set(given.values())) > 1:
+        raise WeightsError(f"{source} says {spelled(given)}, which are the same thing.")
+    return next(iter(given.values()), None)
+
+
+def heads(said: Said, width: int, source: object) -> int:
+    """The number of heads where it is not said, and no tensor tells it."""
+    if said.get("model_type") == "gpt2":
+        return 12  # transformers' default
+    if width % HEAD_WIDTH:
+        raise WeightsError(
+            f"{source} does not say how many heads there are, and the tensors do not tell: put a config.json beside it "
+            'that says {"n_head": ...}.'
+        )
+    return width // HEAD_WIDTH
+
+
+def dropout(said: Said, source: object) -> float:
+    """The probability of dropout, one for its three places."""
+    default = dict.fromkeys(DROPOUTS[:3], 0.1) if said.get("model_type") else {}  # transformers'
+    given = default | {name: said[name] for name in DROPOUTS if said.get(name) is not None}
+    if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
+        raise WeightsError(f"{source} says {spelled(given)}; a probability is from 0 to below 1.")
+    if len(set(given.values())) > 1:
+        raise WeightsError(f"{source} says {spelled(given)}; regard has one dropout for its three places: make them equal.")
+    return float(next(iter(given.values()), 0.0))
+
+
+def activated(said: Said, otherwise: str, source: object) -> str:
+    """The activation by our name."""
+    name = said.get("activation_function")
+    if name is not None and name not in ACTIVATIONS:
+        raise WeightsError(f"{source} says activation_function={name!r}; regard computes {', '.join(ACTIVATIONS)}.")
+    return otherwise if name is None else ACTIVATIONS[name]
+
+
+def refuse_unknown(said: Said, source: object) -> None:
+    """Raises where a checkpoint's own settings hold one that is unknown, and so might change what is computed."""
+    names = {*(name for theirs in SIZES.values() for name in theirs), *DROPOUTS, *HARMLESS}
+    strange = sorted(name for name in said if name not in names)
+    if strange:
+        raise WeightsError(
+            f"{source} says {strange[0]}={said[strange[0]]!r}, which is no setting of a GPT-2 that regard knows."
+        )
+
+
+def spelled(given: Said) -> str:
+    """Settings as they were said."""
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+def written(config: Said) -> dict[str, Any]:
+    """The config.json of transformers for GPT2Config's arguments."""
+    own = 50256 if config["vocabulary"] == 50257 else None  # the end of text, where the vocabulary is GPT-2's
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        **{SIZES[ours][0]: config[ours] for ours in SIZES},
+        **dict.fromkeys(DROPOUTS[:3], config["dropout"]),
+        "activation_function": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config["activation"]),
+        "layer_norm_epsilon": config["epsilon"],
+        "tie_word_embeddings": config["tied"],
+        "bos_token_id": own,
+        "eos_token_id": own,
+    }

@@ -1,0 +1,121 @@
+"""OpenAI's own checkpoints, read without TensorFlow: hparams.json, checkpoint, model.ckpt.index and model.ckpt.data-*.
+
+The index is a sorted table whose first entry says how many data files there are, and every other, under the name of a
+tensor, where its bytes lie and their checksum. Source: tensorflow/core/protobuf/tensor_bundle.proto.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from regard.errors import WeightsError
+from regard.weights import sorted_table
+from regard.weights.arrays import DAMAGED
+from regard.weights.sorted_table import unmasked, varint
+from regard.weights.stored import Stored, matrix, part_of
+
+DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
+INDEX = ".index"
+Fields = dict[int, list[int | bytes]]  # of a message, by their numbers
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds a TensorFlow checkpoint."""
+    return (folder / "checkpoint").is_file() or any(folder.glob(f"*{INDEX}"))
+
+
+def read(folder: Path) -> dict[str, Stored]:
+    """The tensors of a folder's checkpoint."""
+    index = latest(folder)
+    try:
+        entries = dict(sorted_table.read(index))
+        header = fields(entries.pop(b""))
+        files = shards(index, one(header, 1, 1))
+        if one(header, 2):
+            raise ValueError("its numbers are big-endian")
+        return {name.decode(): tensor(index, files, name.decode(), fields(entry)) for name, entry in entries.items()}
+    except DAMAGED as error:
+        raise WeightsError(f"{index} is damaged, or no index of a TensorFlow checkpoint: {error}.") from None
+
+
+def latest(folder: Path) -> Path:
+    """The index of the checkpoint that the file `checkpoint` names, or of the only one there is."""
+    note = folder / "checkpoint"
+    text = note.read_text("utf-8", "replace") if note.is_file() else ""
+    named = re.search(r'^model_checkpoint_path: "(?:.*[/\\])?([^/\\"\n]+)"', text, re.M)
+    found = [folder / (named[1] + INDEX)] if named else sorted(folder.glob(f"*{INDEX}"))
+    if len(found) != 1 or not found[0].is_file():
+        names = ", ".join(path.name for path in found)
+        raise WeightsError(f"{folder} must hold one TensorFlow checkpoint, or name it in a file `checkpoint`; found {names}.")
+    return found[0]
+
+
+def shards(index: Path, count: int) -> list[Path]:
+    """The data files."""
+    stem = index.name.removesuffix(INDEX)
+    files = [index.with_name(f"{stem}.data-{number:05}-of-{count:05}") for number in range(min(count, 1000))]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing:
+        raise WeightsError(f"{missing} is missing, which {index.name} speaks of.")
+    return files
+
+
+def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
+    """A tensor by its entry: 1 dtype, 2 shape, 3 data file, 4 offset, 5 bytes, 6 checksum, 7 slices."""
+    if 7 in entry:
+        raise WeightsError(f"{index}: {name} is stored in slices, which OpenAI's checkpoints are not.")
+    sizes = fields(blob(entry, 2)).get(2, [])
+    shape = tuple(one(fields(size), 1) for size in sizes if isinstance(size, bytes))
+    dtype = DTYPES.get(one(entry, 1), f"TensorFlow's type {one(entry, 1)}")
+    path, count = files[one(entry, 3)], torch.Size(shape).numel()
+    if isinstance(dtype, torch.dtype) and count * dtype.itemsize != one(entry, 5):
+        raise WeightsError(f"{index}: {name} has the shape {shape}, and {one(entry, 5)} bytes.")
+    return Stored(path, name, matrix(shape), dtype, part_of(path, one(entry, 4)), unmasked(one(entry, 6)))
+
+
+def fields(message: bytes) -> Fields:
+    """The fields of a protocol buffer's message."""
+    found: Fields = {}
+    for number, value in walk(message):
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def walk(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field: whole numbers, bytes, and four or eight bytes as a whole number."""
+    at = 0
+    while at < len(message):
+        key, at = varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = varint(message, at)
+            yield key >> 3, value
+        elif kind in (1, 5):
+            (value,) = struct.unpack_from("<Q" if kind == 1 else "<I", message, at)
+            at += 8 if kind == 1 else 4
+            yield key >> 3, value
+        elif kind == 2:
+            length, at = varint(message, at)
+            yield key >> 3, message[at : at + length]
+            at += length
+        else:
+            raise ValueError(f"a field of the wire type {kind}")
+
+
+def one(entry: Fields, number: int, default: int = 0) -> int:
+    """A whole number of a message; one that is not written is 0."""
+    value = entry.get(number, [default])[-1]
+    if not isinstance(value, int):
+        raise ValueError(f"field {number} is no number")
+    return value
+
+
+def blob(entry: Fields, number: int) -> bytes:
+    """The bytes of a message's field."""
+    value = entry.get(number, [b""])[-1]
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {number} is no message")
+    return value

@@ -1,0 +1,212 @@
+import io
+import itertools
+import re
+
+import pytest
+import torch
+
+import regard.cli.generate
+from generate.small import gpt2
+from regard import record
+from regard.cli import main
+from regard.cli.generate import Numbers
+from regard.generate import choices
+from regard.models import GPT2
+from regard.text import BytePair
+
+SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
+
+
+@pytest.fixture(autouse=True)
+def a_screen_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small random model with its vocabulary beside it."""
+    text = BytePair.train([SAMPLE], 277)
+    model = gpt2(vocabulary=text.vocabulary, width=32, heads=4, layers=4, context=47, loud=3.0, dtype=torch.float32)
+    model.text = text
+    path = tmp_path_factory.mktemp("model") / "small"
+    model.save(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """One without."""
+    path = tmp_path_factory.mktemp("model") / "bare"
+    gpt2(dtype=torch.float32).save(path)
+    return str(path)
+
+
+def said(capsys, *arguments):
+    code = main(["generate", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_what_is_written_is_what_the_model_completes(folder, capsys):
+    model = GPT2.load(folder)
+    asked = {"temperature": 0.7, "top_k": 50, "seed": 3}
+    expected = "".join(model.complete("the cat", 20, **asked))
+    flags = ["--temperature", "0.7", "--top-k", "50", "--seed", "3", "--tokens", "20"]
+    code, out, err = said(capsys, "the cat", "--model", folder, *flags)
+    assert (code, err) == (0, "")
+    printable = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in expected)
+    assert out == printable + "\n"
+
+
+def test_the_words_come_from_a_file_or_from_standard_input_too(folder, capsys, tmp_path, monkeypatch):
+    expected = said(capsys, "the cat", "--model", folder, "--seed", "3")
+    (tmp_path / "prompt.txt").write_text("the cat")
+    assert said(capsys, str(tmp_path / "prompt.txt"), "--model", folder, "--seed", "3") == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat"))
+    assert said(capsys, "-", "--model", folder, "--seed", "3") == expected
+
+
+def test_words_are_written_as_they_come(monkeypatch):
+    seen = []
+
+    class Screen(io.StringIO):
+        def flush(self):
+            seen.append(self.getvalue())
+
+    monkeypatch.setattr("sys.stdout", Screen())
+    words = iter(["the", " cat"])
+    regard.cli.generate.stream(word for word in words if not seen.append(None))
+    assert seen == [None, "the", None, "the cat"]
+
+
+def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
+    regard.cli.generate.stream(iter(["a\x1b[2Jb", "\n\tc\x07"]))
+    assert capsys.readouterr().out == "a\\x1b[2Jb\n\tc\\x07\n"
+
+
+@pytest.mark.parametrize("flags", [[], ["--look", "--top", "2"]])
+def test_ctrl_c_ends_it_with_the_line(folder, capsys, monkeypatch, flags):
+    def interrupted(*args, **settings):
+        yield from itertools.islice(write(*args, **settings), 2)
+        raise KeyboardInterrupt
+
+    name = "choices" if flags else "complete"
+    write = getattr(regard.cli.generate, name)
+    monkeypatch.setattr(regard.cli.generate, name, interrupted)
+    code, out, err = said(capsys, "the cat", "--model", folder, "--temperature", "0", *flags)
+    assert (code, err) == (130, "")
+    assert out.endswith("\n")
+    assert len(out) > 1
+
+
+def test_the_likeliest_tokens_stand_under_each(folder, capsys):
+    model = GPT2.load(folder)
+    steps = list(choices(model, model.text.encode("the cat"), 3, seed=3))
+    code, out, _ = said(capsys, "the cat", "--model", folder, "--seed", "3", "--tokens", "3", "--top", "4")
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) == 6
+    for line, under, step in zip(lines[::2], lines[1::2], steps, strict=True):
+        tokens, values = step.top(4)
+        assert line.endswith(f"  {float(step.log_probabilities.exp()):.2f}")
+        assert re.findall(r"\d\.\d\d(?= ')", under) == [f"{value:.2f}" for value in values[0].exp().tolist()]
+        for piece in model.text.pieces(tokens[0]):
+            assert f"'{piece}'" in under
+
+
+def test_what_each_token_looked_at_is_the_mean_over_the_heads_of_the_last_layers(folder, capsys):
+    model = GPT2.load(folder)
+    prompt = model.text.encode("the cat sat on the mat")
+    new = [int(token) for token in model.generate(prompt, 3, temperature=0)]
+    with record(model) as recording, torch.no_grad():
+        model(torch.tensor([prompt + new[:-1]]))
+    weights = recording.map(3).dense()[0].mean(0)  # of 4 layers the last
+    words = model.text.pieces(prompt + new)
+    flags = ["--temperature", "0", "--tokens", "3", "--look"]
+    code, out, _ = said(capsys, "the cat sat on the mat", "--model", folder, *flags)
+    first, *lines = out.splitlines()
+    assert code == 0
+    assert first == "looked at: the mean weight over 4 heads of layer 3"
+    for n, line in enumerate(lines[1::2]):
+        best = weights[len(prompt) - 1 + n].topk(4)
+        shown = [f"{value:.2f} '{words[at]}'" for value, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+        assert "".join(line.split()) == "".join(("looked at " + "  ".join(shown)).split())
+
+
+def test_beyond_the_context_it_looks_at_the_words_that_are_left(folder, capsys):
+    model = GPT2.load(folder)
+    prompt = SAMPLE + "a dog"
+    tokens = model.text.encode(prompt)[-model.config.context :]
+    with record(model) as recording, torch.no_grad():
+        model(torch.tensor([tokens]))
+    best = recording.map(3).dense()[0].mean(0)[-1].argmax()
+    (word,) = model.text.pieces([tokens[best]])
+    code, out, _ = said(capsys, prompt, "--model", folder, "--past", "slide", "--tokens", "1", "--look")
+    assert code == 0
+    assert re.search(r"looked at \d\.\d\d '(.*?)'", out)[1] == word
+
+
+def test_a_model_without_a_vocabulary_speaks_in_numbers(bare, capsys):
+    expected = [int(token) for token in GPT2.load(bare).generate([3, 1, 2], 5, seed=0)]
+    assert said(capsys, "3 1 2", "--model", bare, "--tokens", "5", "--seed", "0") == (
+        0,
+        "".join(f" {token}" for token in expected) + "\n",
+        "",
+    )
+    code, out, _ = said(capsys, "3 1 2", "--model", bare, "--tokens", "1", "--seed", "0", "--top", "2")
+    assert code == 0
+    assert out.startswith(f"'{expected[0]}'")
+    assert Numbers().bytes([3, 1]).decode() == " 3 1"
+
+
+def test_without_a_number_it_writes_what_the_context_has_room_for(bare, capsys):
+    code, out, _ = said(capsys, "3 1 2", "--model", bare)
+    assert code == 0
+    assert len(out.split()) == 31 - 3 + 1
+
+
+def test_a_stop_string_and_beams_are_those_of_the_library(folder, capsys):
+    model = GPT2.load(folder)
+    free = "".join(model.complete("the cat", 12, beams=3))
+    code, out, _ = said(capsys, "the cat", "--model", folder, "--tokens", "12", "--beams", "3")
+    assert (code, out) == (0, free + "\n")
+    stop = free[2:4]
+    _, out, _ = said(capsys, "the cat", "--model", folder, "--tokens", "12", "--temperature", "0", "--stop", stop)
+    assert stop not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["the cat", "--tokens", "99"], "the model reads at most 47"),
+        (["the cat", "--top-p", "2"], "top_p is a probability"),
+        (["the cat", "--top", "-1"], "--top must be at least 0"),
+        (["the cat", "--beams", "2", "--top", "3"], "a beam search chooses sequences"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_2(folder, capsys, arguments, says):
+    code, out, err = said(capsys, *arguments, "--model", folder)
+    assert code == 2
+    assert err.startswith("regard generate: ")
+    assert says in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_an_empty_prompt_begins_with_the_end_of_text_where_there_is_one(folder, bare, capsys):
+    model = GPT2.load(folder)
+    (first,) = (int(token) for token in model.generate([model.text.end], 1, temperature=0))
+    code, out, _ = said(capsys, "", "--model", folder, "--tokens", "1", "--temperature", "0", "--top", "1")
+    assert code == 0
+    assert out.startswith(f"'{model.text.pieces([first])[0]}'")
+    code, _, err = said(capsys, "", "--model", bare)
+    assert code == 2
+    assert "the prompt is empty" in err
+
+
+def test_words_to_a_model_that_has_none_are_refused(bare, capsys):
+    code, _, err = said(capsys, "the cat", "--model", bare)
+    assert code == 2
+    assert "no vocabulary beside it" in err

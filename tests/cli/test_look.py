@@ -1,0 +1,118 @@
+import re
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
+
+from regard.cli import main
+from regard.observe import load
+from regard.text.byte_pair import OWN
+
+TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model as transformers saves one, with random weights and GPT-2's own words."""
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("model")
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=64, initializer_range=0.3)).save_pretrained(place)
+    GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(place)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def screen(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def look(capsys, *arguments):
+    code = main(["look", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_a_text_through_a_folders_model_gives_the_kinds_of_its_heads_and_their_links(capsys, folder):
+    code, out, err = look(capsys, TEXT, "--model", folder, "--all")
+    assert code == 0
+    assert err == ""
+    assert re.search(r"2 layers, 8 heads\. 40 tokens in \d+\.\d s\.", out)
+    rows = re.findall(r"^[01]\.[0-3] +[a-z ]+ +[\d.-]+", out, re.MULTILINE)
+    assert len(rows) >= 8
+    assert "prev" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_narrow_screen_is_kept_to(capsys, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = look(capsys, TEXT, "--model", folder)
+    assert max(map(len, out.splitlines())) <= 40
+
+
+def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    saved = tmp_path / "cat.regard"
+    _, out, _ = look(capsys, file, "--model", folder, "--out", saved, "--all")
+    assert f"Saved to {saved}" in " ".join(out.split())
+    recording = load(saved)
+    assert recording.tokens[:5] == ["the", " cat", " saw", " the", " dog"]
+    assert recording.map(1).shape == (1, 4, 40, 40)
+    assert main(["heads", str(saved), "--all"]) == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[2:] == out.splitlines()[-len(again.splitlines()) + 2 :]
+
+
+def test_the_model_sees_no_more_than_its_context_and_says_so(capsys, folder):
+    _, out, _ = look(capsys, TEXT * 9, "--model", folder)
+    assert "64 of 352 tokens" in out
+    _, out, _ = look(capsys, TEXT, "--model", folder, "--tokens", 11)
+    assert "11 of 40 tokens" in out
+
+
+def test_rows_are_sorted_and_picked(capsys, folder):
+    _, out, _ = look(capsys, TEXT, "--model", folder, "--sort", "itself")
+    column = [float(found) for found in re.findall(r"^[01]\.[0-3] +[a-z ]+? +[\d.-]+ +([\d.-]+)", out, re.MULTILINE)][:8]
+    assert column == sorted(column, reverse=True)
+    kind = re.search(r"^[01]\.[0-3] +([a-z ]+?)  ", out, re.MULTILINE)[1]
+    _, out, _ = look(capsys, TEXT, "--model", folder, "--kind", kind)
+    assert {found.strip() for found in re.findall(r"^[01]\.[0-3]  +([a-z ]+?)  +\d", out, re.MULTILINE)} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("words", "--model", "{folder}", "--kind", "wizard"), "no head is of the kind 'wizard'; there is"),
+        (("words", "--model", "{folder}", "--sort", "wizardry"), "there is no score 'wizardry'"),
+        (("words", "--model", "{folder}", "--tokens", "0"), "--tokens must be at least 1, got 0"),
+        (("absent.txt", "--model", "{folder}"), "absent.txt is no file"),
+        (("words", "--model", "/no/such/folder"), "/no/such/folder is no folder"),
+        (("words", "--model", "{tmp}"), "could not be loaded"),
+        (("words", "--model", "{tmp}/absent.gguf"), "absent.gguf is no file"),
+        (("", "--model", "{folder}"), "the text has no tokens"),
+        (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, out, err = look(capsys, *(one.format(folder=folder, tmp=tmp_path) for one in arguments))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("regard look: ")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_of_an_encoder_decoder_the_encoder_is_looked_at(capsys, tmp_path):
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "vocab_size": 50257}
+    T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
+    GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(tmp_path)
+    code, out, _ = look(capsys, "the cat saw the dog", "--model", tmp_path)
+    assert code == 0
+    assert "2 layers, 8 heads. 5 tokens" in out
+
+
+def test_a_recording_that_is_none_is_refused(capsys, tmp_path):
+    (tmp_path / "x.regard").write_text("nothing")
+    assert main(["heads", str(tmp_path / "x.regard")]) == 2
+    assert "not a recording" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""Small models that the tests of this room continue: a GPT-2, the same as transformers has it, and one that is a table."""
+
+from types import SimpleNamespace
+
+import torch
+import transformers
+
+from regard.models import GPT2, GPT2Config
+
+SIZES = {"layers": 2, "heads": 3, "width": 33, "context": 31, "vocabulary": 53}
+
+
+def gpt2(seed=0, dtype=torch.float64, loud=8.0, **sizes) -> GPT2:
+    """Random, its weights so large that its logits are decided."""
+    torch.manual_seed(seed)
+    model = GPT2(GPT2Config(**{**SIZES, **sizes})).to(dtype).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.normal_(std=0.1) if name.endswith("bias") else weight.mul_(loud if weight.dim() == 2 else 1)
+    return model
+
+
+def hugging_face(model: GPT2) -> transformers.GPT2LMHeadModel:
+    """The same function as transformers computes it."""
+    config = model.config
+    sizes = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "n_positions": config.context}
+    other = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, vocab_size=config.vocabulary, bos_token_id=None, eos_token_id=None)
+    )
+    mine, theirs = model.state_dict(), {}
+    names = {"norm_attention": "ln_1", "norm_feed": "ln_2", "attention.out_proj": "attn.c_proj"}
+    names |= {"up": "mlp.c_fc", "down": "mlp.c_proj"}
+    for kind in ("weight", "bias"):
+        theirs[f"transformer.ln_f.{kind}"] = mine[f"norm.{kind}"]
+        for n in range(config.layers):
+            parts = [mine[f"blocks.{n}.attention.{part}.{kind}"] for part in ("W_query", "W_key", "W_value")]
+            theirs[f"transformer.h.{n}.attn.c_attn.{kind}"] = across(torch.cat(parts))
+            for ours, name in names.items():
+                theirs[f"transformer.h.{n}.{name}.{kind}"] = across(mine[f"blocks.{n}.{ours}.{kind}"])
+    theirs["transformer.wte.weight"] = theirs["lm_head.weight"] = mine["tokens.weight"]
+    theirs["transformer.wpe.weight"] = mine["positions.weight"]
+    other = other.to(next(model.parameters()).dtype).eval()
+    other.load_state_dict(theirs)
+    return other
+
+
+def across(x: torch.Tensor) -> torch.Tensor:
+    """A weight as (in, out); a bias as it is."""
+    return x.T if x.dim() == 2 else x
+
+
+class Table:
+    """A model whose logits are a row of a table, by the last token alone; it counts the tokens it has read."""
+
+    def __init__(self, logits: torch.Tensor, context: int = 1000) -> None:
+        self.logits, self.calls = logits, []
+        self.config = SimpleNamespace(layers=1, context=context, vocabulary=len(logits))
+
+    def __call__(self, tokens, cache=None):
+        self.calls.append(tuple(tokens.shape))
+        if cache is None:
+            return self.logits[tokens]
+        cache.extend(tokens)
+        return cache.asked(self.logits[tokens])
+
+
+def table(tokens: int, seed: int = 0, spread: float = 1.0) -> Table:
+    return Table(torch.randn(tokens, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * spread)
+
+
+def rows(*lengths: int, vocabulary: int = 53, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+
+
+def taken(steps) -> torch.Tensor:
+    """What was generated, (b, t)."""
+    found = list(steps)
+    return torch.stack(found, 1) if found else torch.zeros(0, 0)

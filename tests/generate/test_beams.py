@@ -1,0 +1,119 @@
+import itertools
+
+import pytest
+import torch
+
+from generate.small import Table, gpt2, hugging_face, rows, table, taken
+from regard.generate import generate
+from regard.generate.beams import search
+
+N, END = 11, 5
+SETTINGS = [{}, {"length_penalty": 0.0}, {"length_penalty": 2.0}, {"repetition_penalty": 1.5}]
+
+
+def theirs(model, prompts, beams, count, end=END, **asked):
+    """Sequences and scores of transformers."""
+    found = hugging_face(model).generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=count,
+        num_beams=beams,
+        do_sample=False,
+        eos_token_id=end,
+        pad_token_id=end,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **asked,
+    )
+    return found.sequences[:, prompts.shape[1] :], found.sequences_scores
+
+
+@pytest.mark.parametrize("beams", [2, 3, 5])
+def test_the_sequences_are_those_of_transformers(beams):
+    ended = []
+    for (seed, n), asked in itertools.product(((0, N), (3, 5), (10, N), (17, 5), (22, N)), SETTINGS):
+        model = gpt2(seed, vocabulary=n, loud=4.0)
+        prompts = torch.tensor(rows(7, 7, 7, vocabulary=n, seed=seed))
+        end = int(taken(model.generate(prompts, 4, temperature=0))[0, 3])  # one that is likely to come
+        expected, _ = theirs(model, prompts, beams, 19, end, **asked)
+        assert torch.equal(taken(model.generate(prompts, 19, beams=beams, end=end, **asked)), expected)
+        ended += (expected == end).any(1).tolist()
+    assert {*ended} == {True, False}  # and so both were compared
+
+
+def test_the_scores_are_those_of_transformers():
+    model = gpt2(1, vocabulary=N, loud=4.0)
+    prompts = torch.tensor(rows(7, 7, vocabulary=N))
+    _, expected = theirs(model, prompts, 3, 9)
+    texts = []
+
+    def step(parents, tokens):
+        texts[:] = [[*texts[parent], token] for parent, token in zip(parents.tolist(), tokens, strict=True)]
+        with torch.no_grad():
+            return model(torch.tensor(texts))[:, -1].log_softmax(-1)
+
+    texts[:] = prompts.tolist()
+    with torch.no_grad():
+        first = model(prompts)[:, -1].log_softmax(-1)
+    found = search(first, step, 3, 9, lambda tokens: tokens[-1] == END)
+    torch.testing.assert_close(torch.tensor([row[0].score for row in found]), expected, atol=1e-5, rtol=1e-5)
+    assert all([one.score for one in row] == sorted((one.score for one in row), reverse=True) for row in found)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_as_many_beams_as_there_are_sequences_find_the_best_of_all(length_penalty):
+    model = table(3, seed=4)
+    steps = model.logits.log_softmax(-1)
+    every = [s for length in range(1, 5) for s in itertools.product(range(3), repeat=length) if (s[-1] == 2) or length == 4]
+    every = [s for s in every if 2 not in s[:-1]]
+    scores = {s: sum(float(steps[a, b]) for a, b in zip((0, *s), s, strict=False)) / len(s) ** length_penalty for s in every}
+    found = taken(generate(model, [0], 4, beams=81, end=2, length_penalty=length_penalty))[0].tolist()
+    best = max(scores, key=scores.__getitem__)
+    assert tuple(found[: len(best)]) == best
+
+
+def test_each_of_a_ragged_batch_is_searched_as_it_would_be_alone():
+    model = gpt2(2, vocabulary=N, loud=4.0)
+    prompts = rows(3, 7, 5, vocabulary=N)
+    together = taken(model.generate(prompts, 9, beams=4, end=END))
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = taken(model.generate(prompt, 9, beams=4, end=END))[0]
+        assert torch.equal(found[: len(alone)], alone)
+        assert (found[len(alone) :] == END).all()
+
+
+def test_one_beam_is_greedy():
+    model = gpt2(3, vocabulary=N, loud=4.0)
+    (prompt,) = rows(5, vocabulary=N)
+    with torch.no_grad():
+        texts = [prompt]
+
+        def step(parents, tokens):
+            texts[:] = [[*texts[0], *tokens]]
+            return model(torch.tensor(texts))[:, -1].log_softmax(-1)
+
+        found = search(model(torch.tensor(texts))[:, -1].log_softmax(-1), step, 1, 9, lambda tokens: False)
+    assert found[0][0].tokens == taken(model.generate(prompt, 9, temperature=0))[0].tolist()
+
+
+def test_more_beams_than_tokens_are_no_error():
+    assert taken(generate(table(3), [0], 5, beams=7)).shape == (1, 5)
+
+
+def test_beams_slide_past_the_context():
+    model = gpt2(2, vocabulary=N, loud=4.0, context=9)
+    assert taken(model.generate(rows(7, vocabulary=N), 9, beams=3, past="slide")).shape == (1, 9)
+
+
+def test_a_string_ends_a_sequence_of_beams():
+    class Letters:
+        def bytes(self, ids):
+            return bytes(ord("a") + number for number in ids)
+
+    upwards = Table(torch.eye(N).roll(1, 1) * 5)
+    found = taken(generate(upwards, [[0], [2]], 9, beams=3, stop="de", text=Letters(), end=0))
+    assert [Letters().bytes(row).decode() for row in found.tolist()] == ["bcde", "deaa"]
+
+
+def test_no_tokens_are_none():
+    assert list(generate(table(3), [0], 0, beams=2)) == []

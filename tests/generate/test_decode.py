@@ -1,0 +1,248 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+from generate.small import SIZES, Table, gpt2, hugging_face, rows, taken
+from regard import ConfigError, DataError
+from regard.generate import choices
+from regard.text import BytePair
+
+MODEL = gpt2()
+CONTEXT, N = SIZES["context"], SIZES["vocabulary"]
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+def uncached(model, prompts, count, choose):
+    """Generation as the lectures write it: all of the text through the model for every token."""
+    texts = [torch.tensor(prompt) for prompt in prompts]
+    with torch.no_grad():
+        for _ in range(count):
+            logits = [model(text[-model.config.context :])[-1] for text in texts]
+            texts = [torch.cat([text, choose(one)]) for text, one in zip(texts, logits, strict=True)]
+    return torch.stack([text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)])
+
+
+def greedy(logits):
+    return logits.argmax()[None]
+
+
+@settings(max_examples=20)
+@given(LENGTHS, st.integers(1, 9))
+def test_with_the_cache_come_the_tokens_that_come_without(lengths, count):
+    prompts = rows(*lengths)
+    assert torch.equal(taken(MODEL.generate(prompts, count, temperature=0)), uncached(MODEL, prompts, count, greedy))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_is_that_of_transformers(seed):
+    model = gpt2(seed, layers=3, heads=5, width=35, vocabulary=47)
+    prompts = torch.tensor(rows(7, 7, vocabulary=47, seed=seed))
+    theirs = hugging_face(model).generate(prompts, max_new_tokens=13, do_sample=False, attention_mask=torch.ones_like(prompts))
+    assert torch.equal(taken(model.generate(prompts, 13, temperature=0)), theirs[:, 7:])
+
+
+@settings(max_examples=20)
+@given(LENGTHS, st.sampled_from([{}, {"top_k": 5}, {"top_p": 0.8, "temperature": 2.0}, {"repetition_penalty": 1.5}]))
+def test_each_of_a_batch_draws_what_it_would_draw_alone(lengths, asked):
+    prompts, seeds = rows(*lengths), list(range(5, 5 + len(lengths)))
+    together = taken(MODEL.generate(prompts, 7, seed=seeds, **asked))
+    for prompt, seed, found in zip(prompts, seeds, together, strict=True):
+        assert torch.equal(taken(MODEL.generate(prompt, 7, seed=[seed], **asked))[0], found)
+
+
+def test_one_seed_gives_every_row_of_a_batch_its_own_and_the_first_that_of_one_alone():
+    found = taken(MODEL.generate(rows(5) * 3, 11, seed=3, temperature=2.0))
+    assert len(found.unique(dim=0)) == 3
+    assert torch.equal(taken(MODEL.generate(rows(5), 11, seed=3, temperature=2.0)), found[:1])
+
+
+def test_torchs_global_generator_is_left_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    list(MODEL.generate([1, 2], 5))
+    list(MODEL.generate([1, 2], 5, seed=1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tokens_come_one_at_a_time_as_they_are_asked_for():
+    model = Table(torch.randn(N, N))
+    steps = regard.generate.generate(model, [[1, 2, 3], [4]], 5)
+    assert model.calls == []
+    assert next(steps).shape == (2,)
+    next(steps)
+    assert model.calls == [(2, 3), (2, 1)]
+
+
+def test_nothing_is_asked_of_the_model_after_the_last_token():
+    model = Table(torch.randn(N, N))
+    assert taken(regard.generate.generate(model, [1, 2, 3], 3)).shape == (1, 3)
+    assert model.calls == [(1, 3), (1, 1), (1, 1)]
+    assert list(regard.generate.generate(model, [1, 2, 3], 0)) == []
+
+
+def counting(end=None, **asked):
+    """A model that counts upwards from the last token."""
+    model = Table(torch.eye(N).roll(1, 1) * 50)
+    return lambda prompts, count: taken(
+        regard.generate.generate(model, prompts, count, temperature=0, end=end, **asked)
+    ).tolist()
+
+
+def test_a_sequence_that_met_its_end_yields_the_end_and_all_ended_is_the_end():
+    assert counting(end=7)([[3], [1], [5, 6]], 99) == [[4, 5, 6, 7, 7, 7], [2, 3, 4, 5, 6, 7], [7, 7, 7, 7, 7, 7]]
+    assert counting()([[3]], 5) == [[4, 5, 6, 7, 8]]
+
+
+def test_tokens_to_stop_at_end_a_sequence_as_its_end_does():
+    assert counting(end=0, stop=[6, 9])([[3], [7]], 99) == [[4, 5, 6], [8, 9, 0]]
+    assert counting(stop=6)([[3], [1]], 99) == [[4, 5, 6, 6, 6], [2, 3, 4, 5, 6]]
+
+
+class Letters:
+    """A text of one letter a token, from a on."""
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def bytes(self, ids):
+        return bytes(ord("a") + number for number in ids)
+
+
+def test_strings_end_a_sequence_with_the_token_that_completes_them():
+    letters = Letters()
+    found = counting(stop=["hi", "no"], text=letters, end=0)([letters.encode(letter) for letter in "eh"], 99)
+    assert found == [[*letters.encode("fghi"), 0, 0, 0], letters.encode("ijklmno")]  # of the prompt nothing counts
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 0}, {"seed": 5}, {"seed": 5, "top_k": 3, "repetition_penalty": 2.0}])
+def test_log_probabilities_are_the_models_own_before_any_setting(asked):
+    prompts = rows(3, 7)
+    found = list(choices(MODEL, prompts, 5, **asked))
+    tokens = torch.stack([one.tokens for one in found], 1)
+    with torch.no_grad():
+        for row, prompt in enumerate(prompts):
+            whole = MODEL(torch.tensor(prompt + tokens[row].tolist())).log_softmax(-1)[len(prompt) - 1 : -1]
+            expected = whole[torch.arange(5), tokens[row]]
+            torch.testing.assert_close(torch.stack([one.log_probabilities[row] for one in found]), expected)
+            best = whole.topk(3)
+            assert torch.equal(torch.stack([one.top(3)[0][row] for one in found]), best.indices)
+            torch.testing.assert_close(torch.stack([one.top(3)[1][row] for one in found]), best.values)
+
+
+def test_what_comes_after_the_end_is_certain():
+    model = Table(torch.eye(N).roll(1, 1) * 5)
+    found = list(choices(model, [[3], [5]], 9, temperature=0, end=7))
+    rows_found = torch.stack([one.log_probabilities for one in found], 1)
+    assert (rows_found[0] < 0).all()
+    assert (rows_found[1, :2] < 0).all()
+    assert (rows_found[1, 2:] == 0).all()
+
+
+def test_more_than_the_context_holds_is_refused_before_anything_is_computed():
+    model = Table(torch.randn(N, N), context=11)
+    with pytest.raises(
+        ConfigError, match=r"has 5 tokens, and 8 more are asked for; the model reads at most 11. Ask for at most 7"
+    ):
+        regard.generate.generate(model, [[1] * 5, [1]], 8)
+    with pytest.raises(ConfigError, match="Shorten it"):
+        regard.generate.generate(model, [1] * 12, 1)
+    assert model.calls == []
+    assert taken(regard.generate.generate(model, [1] * 5, 7)).shape == (1, 7)  # the last token is not read
+
+
+@pytest.mark.parametrize("length", [5, CONTEXT - 1, CONTEXT, CONTEXT + 7])
+def test_sliding_reads_the_last_tokens_afresh(length):
+    prompts = rows(length, 3)
+    found = taken(MODEL.generate(prompts, CONTEXT + 3, temperature=0, past="slide"))
+    assert torch.equal(found, uncached(MODEL, prompts, CONTEXT + 3, greedy))
+
+
+def test_a_generation_that_is_recorded_is_one_run_and_its_maps_are_those_of_the_whole():
+    (prompt,) = rows(5)
+    with regard.record(MODEL) as recording:
+        found = taken(MODEL.generate(prompt, 7, temperature=0))[0]
+    with regard.record(MODEL) as whole, torch.no_grad():
+        MODEL(torch.tensor([[*prompt, *found[:-1].tolist()]]))
+    assert len(recording.runs) == 1
+    for layer in range(SIZES["layers"]):
+        torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense())
+
+
+def test_what_was_generated_can_be_trained_on():
+    tokens = taken(MODEL.generate([1, 2], 5, seed=0))
+    MODEL(tokens).sum().backward()
+    MODEL.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def writer():
+    """A model that speaks bytes: its first 256 tokens are those of GPT-2's encoding, and one more is the end."""
+    model = gpt2(vocabulary=257, width=32, heads=2, loud=3.0)
+    model.text = BytePair.train([], 257)
+    return model
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_of_text_are_the_text_of_the_tokens(writer, seed):
+    prompt = "né"
+    tokens = taken(writer.generate(writer.text.encode(prompt), 20, seed=seed))[0].tolist()
+    shown = list(writer.complete(prompt, 20, seed=seed))
+    ends = [n for n, token in enumerate(tokens) if token == writer.text.end]
+    assert "".join(shown) == writer.text.decode(tokens[: ends[0]] if ends else tokens)
+    assert all(shown)
+
+
+def test_a_text_ends_before_its_stop_string_and_before_the_end_of_text():
+    model = Table(torch.eye(26).roll(1, 1) * 50)
+    write = partial(regard.generate.complete, text=Letters())
+    assert "".join(write(model, "e", 99, temperature=0, end=25)) == "fghijklmnopqrstuvwxy"
+    assert "".join(write(model, "e", 99, temperature=0, stop="jkl")) == "fghi"
+    assert "".join(write(model, "e", 99, temperature=0, stop=[9, "zzz"])) == "fghi"
+    assert list(write(model, "e", 4, temperature=0, stop="hix")) == ["f", "g", "hi"]
+    assert "".join(write(model, "y", 3, temperature=0, stop="jkl")) == "zab"
+
+
+def test_an_empty_prompt_begins_with_the_end_of_text():
+    model = Table(torch.eye(26).roll(1, 1) * 50)
+    assert "".join(regard.generate.complete(model, "", 3, temperature=0, end=4, text=Letters())) == "fgh"
+    with pytest.raises(DataError, match="the prompt is empty"):
+        regard.generate.complete(model, "", 3, text=Letters())
+
+
+def test_a_model_without_text_says_so():
+    with pytest.raises(DataError, match="has no text"):
+        gpt2().complete("a", 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"beams": 0}, "beams must be a whole number of at least 1"),
+        ({"guesses": 1.5}, "guesses"),
+        ({"past": "wrap"}, 'past must be "refuse" or "slide"'),
+        ({"beams": 2, "top_k": 5}, "beams draw nothing"),
+        ({"beams": 2, "temperature": 0.7}, "beams draw nothing"),
+        ({"stop": ""}, "must have a character"),
+        ({"stop": "x"}, "to stop at 'x' the model needs its text"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_at_once(asked, says):
+    with pytest.raises(ConfigError, match=says):
+        MODEL.generate([1], 3, **asked)
+
+
+def test_how_many_is_a_whole_number():
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        MODEL.generate([1], -1)
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        MODEL.generate([1], math.inf)
+
+
+def test_choices_are_of_tokens_and_not_of_beams():
+    with pytest.raises(ConfigError, match="a beam search chooses sequences"):
+        choices(MODEL, [1], 3, beams=2)

@@ -1,0 +1,289 @@
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+import regard
+from models import sorter
+from regard import MultiHeadAttention, ShapeError
+from regard.mechanism import heads
+from regard.models import GPT2, GPT2Config
+from regard.text import BytePair
+from weights import written
+
+SMALL = GPT2Config(layers=2, heads=3, width=15, context=17, vocabulary=53)
+OFTEN = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOWLY = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def configs(draw) -> dict:
+    """Settings of transformers, odd sizes among them."""
+    count = draw(st.sampled_from([1, 2, 3, 5]))
+    width = count * draw(st.sampled_from([1, 3, 7, 8]))
+    return {
+        "n_layer": draw(st.integers(1, 4)),
+        "n_head": count,
+        "n_embd": width,
+        "n_inner": draw(st.sampled_from([None, 1, 29])),
+        "vocab_size": draw(st.sampled_from([5, 53, 211])),
+        "n_positions": draw(st.sampled_from([13, 31])),
+        "activation_function": draw(st.sampled_from(["gelu_new", "gelu", "relu", "silu", "gelu_fast", "gelu_pytorch_tanh"])),
+        "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-2])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "reorder_and_upcast_attn": draw(st.booleans()),
+    }
+
+
+def tokens(*shape: int, below: int = written.WORDS) -> Tensor:
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GPT2:
+    return GPT2.load(written.folder(model, path), dtype)
+
+
+@OFTEN
+@given(config=configs(), t=st.integers(1, 13), seed=st.integers(0, 99))
+def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
+    theirs = written.small(seed, **config)
+    x = tokens(3, t, below=config["vocab_size"])
+    with torch.no_grad():
+        for dtype, most in ((torch.float32, 2e-5), (torch.float64, 1e-10)):
+            expected = theirs.to(dtype)(x).logits
+            torch.testing.assert_close(loaded(theirs, tmp_path, dtype)(x), expected, atol=most, rtol=most)
+
+
+@OFTEN
+@given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=4), left=st.booleans())
+def test_each_text_alone_is_what_transformers_computes_of_it_padded_on_either_side(tmp_path, lengths, left):
+    theirs = written.small().double()
+    model, most = loaded(theirs, tmp_path), max(lengths)
+    texts = [tokens(n + 1)[:n] for n in lengths]
+    padded, seen = torch.zeros(len(texts), most, dtype=torch.long), torch.zeros(len(texts), most, dtype=torch.long)
+    places = [slice(most - n, most) if left else slice(0, n) for n in lengths]
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        padded[row, place], seen[row, place] = text, 1
+    with torch.no_grad():
+        positions = (seen.cumsum(-1) - 1).clamp(min=0)
+        expected = theirs(padded, attention_mask=seen, position_ids=positions).logits
+        for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+            torch.testing.assert_close(model(text), expected[row, place], atol=1e-10, rtol=0)
+
+
+@SLOWLY
+@given(config=configs())
+def test_a_model_goes_to_transformers_and_back_to_the_bit(tmp_path, config):
+    model = loaded(written.small(**config), tmp_path / "theirs")
+    model.save(tmp_path / "ours")
+    theirs, missed = GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(missed.values())
+    theirs.save_pretrained(tmp_path / "again")
+    again = GPT2.load(tmp_path / "again")
+    assert again.config == model.config
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
+
+
+def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path):
+    model = loaded(written.small(), tmp_path)
+    assert not model.training
+    assert all(p.requires_grad and not p.is_meta for p in model.parameters())
+    model(tokens(2, 7)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_scales_and_dtypes_of_a_loaded_model_do_not_touch_the_random_numbers(tmp_path):
+    path = written.folder(written.small(), tmp_path)
+    torch.manual_seed(3)
+    GPT2.load(path)
+    found = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(found, torch.rand(1))
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
+)
+def test_the_released_sizes_have_their_parameters(size, parameters):
+    config = getattr(GPT2Config, size)()
+    with torch.device("meta"):
+        model = GPT2(config)
+    assert sum(p.numel() for p in model.parameters()) == config.parameters == parameters
+
+
+def test_the_tied_head_is_one_tensor_with_the_token_embedding():
+    model = GPT2(SMALL)
+    assert not any("head" in name for name in model.state_dict())
+    before = model(tokens(2, 7))
+    with torch.no_grad():
+        model.tokens.weight[5] += 1
+    after = model(torch.tensor([[1, 2, 3]]))
+    assert not torch.equal(after[..., 5], model(torch.tensor([[1, 2, 3]])).detach()[..., 6])
+    assert before.shape == (2, 7, 53)
+    untied = GPT2(GPT2Config(2, 3, 15, 17, 53, tied=False))
+    assert untied.state_dict()["head.weight"].shape == (53, 15)
+
+
+def test_weights_begin_as_openai_begins_them():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=8, heads=4, width=128, context=64, vocabulary=257))
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            expected = 0.02 / 4 if re.search(r"out_proj|down", name) else 0.02  # 4 is the root of twice the layers
+            assert weight.std().item() == pytest.approx(expected, rel=0.03), name
+            assert abs(weight.mean().item()) < 5 * expected / weight.numel() ** 0.5, name
+        else:
+            assert torch.equal(weight, (torch.ones if name.endswith("weight") else torch.zeros)(len(weight))), name
+
+
+def test_a_token_hears_nothing_of_those_after_it():
+    model, x = GPT2(SMALL).double().eval(), tokens(2, 11)
+    other = x.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % 53
+    assert torch.equal(model(x)[:, :7], model(other)[:, :7])
+    assert not torch.equal(model(x)[:, 7], model(other)[:, 7])
+
+
+def test_dropout_is_in_its_three_places_and_only_in_training():
+    torch.manual_seed(0)
+    model, x = GPT2(GPT2Config(2, 3, 15, 17, 53, dropout=0.4)), tokens(2, 7)
+    assert {type(one).__name__ for one in model.modules() if isinstance(one, torch.nn.Dropout)} == {"Dropout"}
+    places = {"dropout", *(f"blocks.{n}.{name}" for n in range(2) for name in ("dropout", "attention.dropout"))}
+    assert {name for name, one in model.named_modules() if isinstance(one, torch.nn.Dropout) and one.p == 0.4} == places
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (torch.zeros(2, 18, dtype=torch.long), "there are 18 tokens, and the model's context is 17"),
+        (torch.zeros(2, 3), "whole numbers"),
+        (torch.zeros(2, 3, dtype=torch.bool), "whole numbers"),
+        (torch.zeros(2, 3, 4, dtype=torch.long), "whole numbers"),
+    ],
+)
+def test_tokens_that_cannot_be_are_refused(x, sentence):
+    with pytest.raises(ShapeError, match=sentence):
+        GPT2(SMALL)(x)
+
+
+def test_recording_sees_every_layer_and_its_maps_are_its_weights(tmp_path):
+    model, x = loaded(written.small().double(), tmp_path), tokens(2, 11)
+    with regard.record(model) as recording:
+        model(x)
+    stream = model.tokens(x) + model.positions.weight[:11]
+    for number, block in enumerate(model.blocks):
+        steps = block.attention.steps(block.norm_attention(stream))
+        torch.testing.assert_close(recording.map(number).dense(), steps.weights.detach(), atol=1e-12, rtol=0)
+        stream = block(stream)
+
+
+def test_the_text_is_the_folders_or_gpt2s_where_the_size_says_so(tmp_path):
+    model = loaded(written.small(vocab_size=300), tmp_path / "plain")
+    assert model.text is None
+    own = BytePair.train(["a text of some words, and some words of a text"] * 9, 300)
+    model.text = own
+    model.save(tmp_path / "worded")
+    again = GPT2.load(tmp_path / "worded").text
+    assert again is not None
+    assert again.encode("some words") == own.encode("some words")
+    model = loaded(written.small(n_layer=1, n_head=1, n_embd=3, vocab_size=50257), tmp_path / "whole")
+    assert model.text is BytePair.gpt2()
+    for ours, name in (("vocab.bpe", "merges.txt"), ("encoder.json", "vocab.json")):
+        (tmp_path / "worded" / ours).rename(tmp_path / "plain" / name)
+    again = GPT2.load(tmp_path / "plain").text
+    assert again is not None
+    assert again.encode("some words") == own.encode("some words")
+
+
+@pytest.mark.parametrize(
+    ("write", "activation"), [(written.tensorflow, "gelu_new"), (written.lectures, "gelu_new"), (written.nanogpt, "gelu")]
+)
+def test_what_others_write_computes_what_they_compute(tmp_path, write, activation):
+    theirs, x = written.small(activation_function=activation), tokens(3, 11)
+    model = GPT2.load(write(theirs, tmp_path), torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), theirs.double()(x).logits, atol=1e-10, rtol=0)
+
+
+@pytest.fixture
+def sorted_letters(tmp_path) -> tuple[GPT2, dict[str, Tensor]]:
+    if not sorter.FOLDER.is_dir():
+        pytest.skip(sorter.MISSING)
+    model = GPT2.load(sorter.write(tmp_path))
+    return model, sorter.tensors("gpt-nano-sort-t0-partials.json")[1]
+
+
+@torch.no_grad()
+def test_each_step_of_the_sorters_run_is_reproduced(sorted_letters):
+    model, run = sorted_letters
+    block, seen = model.blocks[0], {}
+
+    def keep(name: str):
+        return lambda module, given, output: seen.setdefault(name, output)
+
+    modules = {
+        "tok_emb": model.tokens,
+        "x": model.dropout,
+        "ln1": block.norm_attention,
+        "yProj": block.attention.out_proj,
+        "ln2": block.norm_feed,
+        "fc": block.up,
+        "mlp": block.down,
+        **{f"block{n}": one for n, one in enumerate(model.blocks)},
+        "ln_f": model.norm,
+    }
+    hooks = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    hooks.append(block.down.register_forward_pre_hook(lambda module, given: seen.update(gelu=given[0])))
+    with regard.record(model) as recording:
+        seen["lm_head"] = model(run["idx"].long())
+    for hook in hooks:
+        hook.remove()
+
+    assert isinstance(block.attention, MultiHeadAttention)
+    q, k, v = block.attention.project(seen["ln1"])
+    steps = block.attention.steps(seen["ln1"])
+    seen |= {"q": q, "k": k, "v": v, "qkv": torch.cat([heads.join(part) for part in (q, k, v)], -1)}
+    seen |= {"pos_emb": model.positions.weight[None], "idx": run["idx"]}
+    seen |= {"att": steps.masked, "attSm": recording.map(0).dense(), "y": heads.join(steps.context)}
+    seen |= {"attnResid": seen["x"] + seen["yProj"], "mlpResid": seen["block0"], "probs": seen["lm_head"].softmax(-1)}
+    assert sorted(seen) == sorted(run)
+    for name, expected in run.items():
+        torch.testing.assert_close(seen[name], expected, atol=2e-6, rtol=2e-6, msg=lambda why, name=name: f"{name}: {why}")
+
+
+@torch.no_grad()
+def test_the_sorters_activation_is_the_tanh_form(sorted_letters):
+    model, run = sorted_letters
+    assert model.config.activation == "gelu_tanh"
+    torch.testing.assert_close(model.blocks[0].activation(run["fc"]), run["gelu"], atol=3e-7, rtol=0)
+    assert (torch.nn.functional.gelu(run["fc"]) - run["gelu"]).abs().max() > 1e-4
+
+
+@torch.no_grad()
+def test_the_sorter_sorts(sorted_letters):
+    model, _ = sorted_letters
+    for word in ("CBABBC", "AAAAAA", "CCBBAA", "ABCABC"):
+        row = ["ABC".index(letter) for letter in word]
+        for _ in word:
+            row.append(int(model(torch.tensor(row))[-1].argmax()))
+        assert "".join("ABC"[n] for n in row[6:]) == "".join(sorted(word))
+
+
+def test_transformers_config_has_not_grown_a_setting_that_changes_what_is_computed():
+    known = {
+        *("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "n_inner", "activation_function", "layer_norm_epsilon"),
+        *("resid_pdrop", "embd_pdrop", "attn_pdrop", "tie_word_embeddings", "scale_attn_weights", "add_cross_attention"),
+        *("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "initializer_range", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id"),
+        *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+    }
+    own = set(TheirConfig.__annotations__) - {"model_type", "keys_to_ignore_at_inference", "attribute_map"}
+    assert own == known

@@ -1,0 +1,80 @@
+"""A model run twice, without and with a recording, and what both must agree on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard import AttentionMap
+from regard.observe import Recording, record
+
+Run = Callable[[nn.Module], Any]
+
+
+def beheld(model: nn.Module, run: Run, missing: bool = False, **options: Any) -> tuple[Recording, Any]:
+    """The recording and the result of a run; its result and the random state are to the bit those of a run that nobody saw."""
+    torch.manual_seed(7)
+    plain = run(model)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(7)
+    if missing:
+        import warnings
+
+        with warnings.catch_warnings(record=True) as said, record(model, **options) as recording:
+            warnings.simplefilter("always")
+            seen = run(model)
+        told = [str(one.message) for one in said if "not recorded" in str(one.message)]
+        assert len(told) == 1, told
+        assert recording.missed
+    else:
+        with record(model, **options) as recording:
+            seen = run(model)
+        assert not recording.missed, recording.missed
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert same(seen, plain)
+    return recording, seen
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results are equal to the bit, a NaN to a NaN."""
+    ours, theirs = list(flat(one)), list(flat(other))
+    return len(ours) == len(theirs) and all(map(identical, ours, theirs))
+
+
+def identical(one: Tensor, other: Tensor) -> bool:
+    if one.is_nested:
+        return all(map(identical, one.unbind(), other.unbind()))
+    return (
+        one.dtype == other.dtype
+        and torch.equal(one.isnan(), other.isnan())
+        and torch.equal(one.nan_to_num(), other.nan_to_num())
+    )
+
+
+def flat(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        yield x.detach()
+    elif isinstance(x, dict):
+        for value in x.values():
+            yield from flat(value)
+    elif isinstance(x, list | tuple):
+        for value in x:
+            yield from flat(value)
+
+
+def distance(found: AttentionMap, weights: Tensor) -> float:
+    """How far a map is from the weights (b, h, q, k), or from what broadcasts to them."""
+    return float((found.dense().double() - weights.detach().double()).abs().max())
+
+
+def softmaxed(
+    q: Tensor, k: Tensor, visible: Tensor | None = None, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """softmax(q kᵀ scale + bias) over the visible keys, in float64; a query that sees nothing has weights 0."""
+    q, k = q.detach().double(), k.detach().double()
+    k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if q.dim() > 2 else k
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if bias is None else scores + bias
+    scores = scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1).nan_to_num()

@@ -1,0 +1,121 @@
+"""A family recorded, beside what the same model says of itself with attn_implementation="eager"."""
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from observe.family import Family
+from regard import AttentionMap
+from regard.observe import Recording, record
+
+PARTS = {"encoder_attentions": "encoder", "decoder_attentions": "decoder"}
+Handed = dict[tuple[str, str | None, int], Any]  # kind, part and layer to weights
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What came of a family whose sequences are padded on one side."""
+
+    implementation: str  # the one it runs by itself
+    unchanged: bool  # whether its outputs inside record are those outside to the bit
+    difference: float  # the largest of its maps from its own eager attention
+    eager: float  # the same, recorded while it runs eager attention
+    asked: float  # the same, of what it hands out inside record when it is asked for attentions
+    handed: int  # of those that were maps
+    maps: int  # that were compared
+    recorded: int  # one for each visit of a module
+    missed: tuple[Any, ...]
+
+
+@functools.cache
+def beside(family: Family, side: str) -> Beside:
+    """A family recorded as it runs by itself, and as it runs eager attention."""
+    model, other = family.build(), family.build(attn_implementation="eager")
+    inputs = family.feed(model, side)
+    plain, _ = run(model, inputs)
+    inside, recording = run(model, inputs, recorded=True)
+    handed, _ = run(model, inputs, recorded=True, output_attentions=True)
+    told, _ = run(other, inputs, output_attentions=True)
+    _, eager = run(other, inputs, recorded=True)
+    weights = handed_out(told)
+    maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
+    ours = {key: mapped(recording, key) for key in weights}
+    real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
+    return Beside(
+        model.config._attn_implementation,
+        unchanged=same(plain, inside),
+        difference=largest({key: (m, weights[key]) for key, m in ours.items()}, real),
+        eager=largest({key: (mapped(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
+        asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
+        handed=len(maps),
+        maps=len(weights),
+        recorded=len({key[:3] for key in recording.last.strands}),
+        missed=(*recording.missed, *eager.missed),
+    )
+
+
+def run(model: nn.Module, inputs: dict[str, Tensor], recorded: bool = False, **options: Any) -> tuple[Any, Recording]:
+    """What a model says, and a recording of it if asked for."""
+    torch.manual_seed(7)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        if not recorded:
+            return model(**inputs, **options), Recording()
+        with record(model) as recording:
+            output = model(**inputs, **options)
+    return output, recording
+
+
+def handed_out(output: Any, part: str | None = None) -> Handed:
+    """The attentions in a model's output, those of its towers too."""
+    found: Handed = {}
+    for name, value in output.items():
+        if name.endswith("attentions"):
+            kind = "cross" if "cross" in name else "self"
+            found |= {(kind, PARTS.get(name, part), n): one for n, one in enumerate(value or ())}
+        elif hasattr(value, "items"):
+            found |= handed_out(value, name.split("_")[0])
+    return found
+
+
+def mapped(recording: Recording, key: tuple[str, str | None, int]) -> AttentionMap:
+    """The map that is recorded of attentions a model hands out."""
+    kind, part, layer = key
+    return recording.map(layer, kind=kind, part=part)
+
+
+def has_blind_rows(m: AttentionMap) -> bool:
+    """Whether a query of it sees nothing."""
+    return not bool(AttentionMap.logsumexp(m).isfinite().all())
+
+
+def largest(pairs: dict[Any, tuple[AttentionMap, Tensor]], real: Tensor | None = None) -> float:
+    """The largest difference; of the rows of real tokens only, where padding sees nothing.
+
+    There eager attention, whose masks hold a finite minimum, is uniform, and a kernel gives zero: what follows from
+    these rows differs in the model itself, and never reaches a real token.
+    """
+    found = 0.0
+    for m, weights in pairs.values():
+        if m.shape != weights.shape:
+            return float("inf")
+        apart = (m.dense() - weights).abs()
+        if real is not None and real.shape[1] == m.shape[2]:
+            apart = apart[real.bool()[:, None, :].expand(m.shape[:3])]
+        found = max(found, float(apart.max()))
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two outputs are equal to the bit."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if hasattr(one, "items"):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(*both) for both in zip(one, other, strict=True))
+    return type(one) is type(other)

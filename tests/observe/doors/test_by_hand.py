@@ -1,0 +1,227 @@
+"""Attention written out by hand is reported with its module; softmaxes that are no attention are not."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.beheld import beheld
+from regard import AdditiveAttention
+
+B, H, T, D, C = 2, 3, 5, 4, 12
+
+
+def softmaxes() -> dict[str, object]:
+    return {
+        "Tensor.softmax": lambda x: x.softmax(-1),
+        "torch.softmax": lambda x: torch.softmax(x, -1),
+        "F.softmax": lambda x: F.softmax(x, dim=-1),
+        "in float32": lambda x: F.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype),
+        "nn.Softmax": nn.Softmax(-1),
+        "torch.special": lambda x: torch.special.softmax(x, -1),
+        "exponentials": lambda x: (e := (x - x.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True),
+        "logarithms": lambda x: x.log_softmax(-1).exp(),
+        "with dropout": lambda x: F.dropout(x.softmax(-1), 0.2),
+        "masked": lambda x: x.masked_fill(~torch.ones(T, T).tril().bool(), -1e9).softmax(-1),
+        "biased and capped": lambda x: (5 * torch.tanh(x / 5) + torch.randn(T, T)).softmax(-1),
+        "where": lambda x: torch.where(torch.ones(T, T).tril().bool(), x, torch.tensor(-torch.inf)).softmax(-1),
+    }
+
+
+def products() -> dict[str, object]:
+    return {
+        "@": (lambda q, k: q @ k.mT, lambda w, v: w @ v),
+        "matmul": (lambda q, k: torch.matmul(q, k.transpose(-1, -2)), torch.matmul),
+        "einsum": (
+            lambda q, k: torch.einsum("bhqd,bhkd->bhqk", q, k),
+            lambda w, v: torch.einsum("bhqk,bhkd->bhqd", w, v),
+        ),
+        "bmm": (
+            lambda q, k: torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT),
+            lambda w, v: torch.bmm(w, v.flatten(0, 1)).unflatten(0, (B, H)),
+        ),
+        "baddbmm": (
+            lambda q, k: torch.baddbmm(torch.zeros(B * H, T, T), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0),
+            lambda w, v: torch.bmm(w, v.flatten(0, 1)).unflatten(0, (B, H)),
+        ),
+        "sums": (
+            lambda q, k: (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1),
+            lambda w, v: w @ v,
+        ),
+    }
+
+
+class Hand(nn.Module):
+    def __init__(self, softmax: object, multiply: object) -> None:
+        super().__init__()
+        self.project, self.softmax, self.multiply = nn.Linear(C, 3 * C), softmax, multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        score, weigh = self.multiply
+        return weigh(self.softmax(score(q, k) / math.sqrt(D)), v)
+
+
+class Model(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Linear(C, C), nn.ModuleDict({"attn": part}), nn.Linear(C, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block["attn"](self.embed(x))
+
+
+@pytest.mark.parametrize("softmax", softmaxes())
+@pytest.mark.parametrize("product", products())
+def test_attention_by_hand_is_missed_with_its_module(softmax, product):
+    model, x = Model(Hand(softmaxes()[softmax], products()[product])), torch.randn(B, T, C)
+    recording, _ = beheld(model, lambda m: m(x), missing=True)
+    assert [one.module for one in recording.missed] == ["block.attn"]
+    assert "by hand" in recording.missed[0].reason
+    assert not recording.calls
+
+
+def test_every_recording_says_so_and_every_module_is_named():
+    model = nn.Sequential(*(Model(Hand(softmaxes()["nn.Softmax"], products()["@"])) for _ in range(2)))
+    model[0].head, model[1].head = nn.Identity(), nn.Identity()
+    x = torch.randn(B, T, C)
+    model[0].block["attn"].multiply = (products()["@"][0], lambda w, v: (w @ v).transpose(1, 2).flatten(2))
+    for _ in range(2):
+        recording, _ = beheld(model, lambda m: m(x), missing=True)
+        assert [one.module for one in recording.missed] == ["0.block.attn", "1.block.attn"]
+
+
+def test_additive_attention_is_missed():
+    queries, keys = torch.randn(B, T, C), torch.randn(B, T + 2, C)
+    for _ in range(2):
+        recording, _ = beheld(AdditiveAttention(C, C, D), lambda m: m(queries, keys), missing=True)
+        assert not recording.calls
+
+
+class Pairs(nn.Module):
+    """A network that scores pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.score = nn.Linear(2 * C, D), nn.Linear(D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.cat([x.unsqueeze(2).expand(-1, -1, T, -1), x.unsqueeze(1).expand(-1, T, -1, -1)], -1)
+        return self.score(torch.tanh(self.hidden(pairs))).squeeze(-1).softmax(-1) @ x
+
+
+def test_a_network_that_scores_pairs_is_missed():
+    model, x = Pairs(), torch.randn(B, T, C)
+    for _ in range(3):
+        recording, _ = beheld(model, lambda m: m(x), missing=True)
+        assert not recording.calls
+
+
+class Mixture(nn.Module):
+    """A router, and experts that are all asked."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.router = style, nn.Linear(C, D)
+        self.experts, self.weight = nn.ModuleList(nn.Linear(C, C) for _ in range(D)), nn.Parameter(torch.randn(C, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = x @ self.weight if self.style == "parameter" else self.router(x)
+        gates = logits.softmax(-1)
+        if self.style == "top":
+            values, chosen = gates.topk(2)
+            gates = torch.zeros_like(gates).scatter(-1, chosen, values / values.sum(-1, keepdim=True))
+        made = torch.stack([expert(x) for expert in self.experts], -2)
+        return torch.einsum("bte,btec->btc", gates, made)
+
+
+class Soft(nn.Module):
+    """A mixture whose slots are mixed of all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(C, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = torch.einsum("btc,cs->bts", x, self.slots)
+        slots = logits.softmax(1).mT @ x
+        return logits.softmax(-1) @ slots
+
+
+class Pool(nn.Module):
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.score = style, nn.Linear(C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.score(x).softmax(1)
+        return (weights * x).sum(1) if self.style == "sum" else (weights.transpose(1, 2) @ x).squeeze(1)
+
+
+class Classifier(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, torch.ones(7, C)).softmax(-1)
+
+
+class Sampler(nn.Module):
+    """Logits, of which the next token is drawn and embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = (x[:, -1:] @ self.embed.weight.mT).softmax(-1)
+        return probabilities @ self.embed.weight, torch.multinomial(probabilities[:, 0], 1)
+
+
+class Expected(nn.Module):
+    """The mean of a distribution over bins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bins = nn.Linear(C, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bins(x).softmax(-1) @ torch.arange(7.0)
+
+
+class Contrast(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -(x[:, 0] @ x[:, 1].mT).log_softmax(-1).diagonal().mean()
+
+
+class Gated(nn.Module):
+    """Products of what was computed, without a softmax."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x @ x.mT) @ x
+
+
+INNOCENT = [Mixture("all"), Mixture("top"), Mixture("parameter"), Soft(), Pool("sum"), Pool("product"), Classifier()]
+
+
+@pytest.mark.parametrize("part", [*INNOCENT, Sampler(), Expected(), Contrast(), Gated()], ids=lambda m: type(m).__name__)
+def test_what_is_no_attention_is_not_reported(part):
+    model, x = Model(part), torch.randn(B, T, C)
+    for _ in range(2):
+        recording, _ = beheld(model, lambda m: m(x))
+        assert not recording.calls
+
+
+def test_attention_by_hand_in_another_model_is_not_ours():
+    other, model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), nn.Linear(C, C), torch.randn(B, T, C)
+    recording, _ = beheld(model, lambda m: (m(x), other(x)))
+    assert not recording.calls
+
+
+class Tagged(Tensor):
+    """A subclass of tensors."""
+
+
+def test_attention_by_hand_of_a_subclass_of_tensor_is_missed():
+    model, x = Model(Hand(softmaxes()["F.softmax"], products()["@"])), torch.randn(B, T, C).as_subclass(Tagged)
+    recording, _ = beheld(model, lambda m: m(x), missing=True)
+    assert [one.module for one in recording.missed] == ["block.attn"]

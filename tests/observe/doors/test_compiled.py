@@ -1,0 +1,275 @@
+"""torch.compile, torch.jit and torch.export around a recording: refused, or told, and never changed."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.beheld import beheld
+from regard.errors import ConfigError
+from regard.observe import record
+
+B, T, C = 2, 5, 12
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(y[0], y[1], y[2]).transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attn, self.mlp = Attention(), nn.Sequential(nn.Linear(C, C), nn.GELU())
+        self.activation = F.gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(x)
+        return self.activation(x + self.mlp(x))
+
+
+X = torch.randn(B, T, C)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def told(recording, module: str = "") -> None:
+    assert [(one.kernel, one.module) for one in recording.missed] == [("torch.compile", module)]
+    assert "compiled code" in recording.missed[0].reason
+    assert not recording.calls
+
+
+@pytest.mark.parametrize("part", ["", "attn", "mlp"])
+def test_a_model_with_a_compiled_part_is_refused(part):
+    model = Model()
+    model.get_submodule(part).compile(backend="eager")
+    with pytest.raises(ConfigError, match=f"{part or 'the model'} is compiled"), record(model):
+        pass
+    with pytest.raises(ConfigError, match="compiled"), record(torch.compile(Model(), backend="eager")):
+        pass
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, X)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_part_is_refused(make):
+    model = nn.Sequential(nn.Linear(C, C), make(Attention()))
+    with pytest.raises(ConfigError, match="1 is"), record(model):
+        pass
+
+
+FORMS = {
+    "a function that calls the model": lambda m, backend: torch.compile(lambda x: m(x), backend=backend),
+    "a function that calls it deep inside": lambda m, backend: torch.compile(outer(m), backend=backend),
+    "the model's own forward": lambda m, backend: torch.compile(m.forward, backend=backend),
+    "the model": lambda m, backend: torch.compile(m, backend=backend),
+    "a function that is handed the model": lambda m, backend: handed(m, torch.compile(call, backend=backend)),
+}
+
+
+def outer(m):
+    class Holder:
+        def __init__(self) -> None:
+            self.inside = {"model": m}
+
+    holder = Holder()
+
+    def inner(x):
+        return holder.inside["model"](x)
+
+    return lambda x: inner(x) + 1
+
+
+def call(m, x):
+    return m(x)
+
+
+def handed(m, compiled):
+    return lambda x: compiled(m, x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("before", [True, False])
+def test_compiled_code_that_runs_the_model_is_told_and_not_compiled_anew(form, before):
+    model, counter = Model(), torch._dynamo.testing.CompileCounter()
+    function = FORMS[form](model, counter)
+    if before:
+        function(X)
+    frames = counter.frame_count
+    recording, _ = beheld(model, lambda m: function(X), missing=True)
+    told(recording)
+    assert not before or counter.frame_count == frames
+    frames = counter.frame_count
+    function(X)
+    assert counter.frame_count == frames  # what was compiled inside the block holds nothing of ours
+
+
+def test_a_model_compiled_in_place_inside_the_block():
+    model = Model()
+    expected = model(X)
+    recording, out = inside(model, model)
+    assert torch.equal(out, expected)
+    told(recording)
+    model = Model()
+    recording, _ = inside(model, model.attn)
+    told(recording, "attn")
+
+
+def inside(model, part):
+    with warnings.catch_warnings(), record(model) as recording:
+        warnings.simplefilter("ignore")
+        part.compile(backend="eager")
+        return recording, model(X)
+
+
+def test_compiled_functions_without_attention_change_nothing():
+    model, counter = Model().requires_grad_(False), torch._dynamo.testing.CompileCounter()
+    model.activation = torch.compile(lambda x: torch.tanh(x) * x, backend=counter)
+    loss = torch.compile(lambda y: y.square().mean(), backend=counter)
+    loss(model(X))
+    frames = counter.frame_count
+    recording, _ = beheld(model, lambda m: loss(m(X)))
+    assert [one.name for one in recording.calls] == ["attn"]
+    assert counter.frame_count == frames
+
+
+def test_a_compiled_function_that_computes_attention_is_told_with_its_module():
+    model = nn.Sequential(nn.Linear(C, C), Held()).requires_grad_(False)
+    recording, _ = beheld(model, lambda m: m(X), missing=True)
+    told(recording, "1")
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(x)
+
+
+def test_a_stance_that_compiles_nothing_is_recorded():
+    model = Model()
+    function = torch.compile(lambda x: model(x), backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        recording, _ = beheld(model, lambda m: function(X))
+    assert [one.name for one in recording.calls] == ["attn"]
+
+
+def test_an_error_in_compiled_code_leaves_the_rest_of_the_block_recorded():
+    model = Model()
+
+    def fails(x):
+        raise ValueError("no")
+
+    function = torch.compile(fails, backend="eager")
+    with record(model) as recording:
+        with pytest.raises(ValueError, match="no"):
+            function(X)
+        model(X)
+    assert [one.name for one in recording.calls] == ["attn"]
+
+
+def test_full_graphs_and_graph_breaks():
+    model = Model()
+
+    def breaks(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return model(x)
+
+    for function in (
+        torch.compile(breaks, backend="eager"),
+        torch.compile(lambda x: model(x), backend="eager", fullgraph=True),
+    ):
+        recording, _ = beheld(model, lambda m, f=function: f(X), missing=True)
+        told(recording)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_gives_the_same_bits():
+    model = Model().eval()
+    function = torch.compile(lambda x: model(x))
+    with torch.no_grad():
+        recording, _ = beheld(model, lambda m: function(X), missing=True)
+    told(recording)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_the_model_inside_the_block_is_no_run_of_it(strict):
+    model = Model().eval()
+    expected = torch.export.export(model, (X,), strict=strict)
+    with warnings.catch_warnings(), record(model) as recording:
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, (X,), strict=strict)
+    assert not recording.calls
+    assert strict or "traced" in recording.missed[0].reason
+    assert [str(node.target) for node in program.graph.nodes] == [str(node.target) for node in expected.graph.nodes]
+
+
+def test_an_exported_program_is_recorded():
+    program = torch.export.export(Model().eval(), (X,)).module()
+    recording, _ = beheld(program, lambda m: m(X))
+    assert len(recording.calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tracing_the_model_inside_the_block_adds_nothing_to_the_graph():
+    model = Model().eval()
+    expected = torch.jit.trace(model, X, check_trace=False)
+    with warnings.catch_warnings(), record(model) as recording:
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, X, check_trace=False)
+    assert [node.kind() for node in traced.inlined_graph.nodes()] == [node.kind() for node in expected.inlined_graph.nodes()]
+    assert not recording.calls
+    assert "traced" in recording.missed[0].reason
+
+
+def test_a_graph_module_of_fx_is_recorded():
+    model = torch.fx.symbolic_trace(nn.Sequential(Attention(), nn.GELU()))
+    recording, _ = beheld(model, lambda m: m(X))
+    assert len(recording.calls) == 1
+    with warnings.catch_warnings(), record(source := Attention()) as recording:
+        warnings.simplefilter("ignore")
+        torch.fx.symbolic_trace(source)
+    assert not recording.calls
+    assert "forward was called" in recording.missed[0].reason
+
+
+LAZY = """
+import sys, torch, warnings
+from torch import nn
+from regard.observe import record
+assert "torch._dynamo" not in sys.modules
+class Attention(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+model, x, compiler = Attention(), torch.randn(2, 3, 5, 7), torch.compile
+with warnings.catch_warnings(record=True), record(model) as recording:
+    torch.compile(lambda x: model(x), backend="eager")(x)
+assert [one.kernel for one in recording.missed] == ["torch.compile"], recording.missed
+assert torch.compile is compiler
+import torch._dynamo.eval_frame as found
+assert found._maybe_set_eval_frame.__module__.startswith("torch"), found._maybe_set_eval_frame
+model.function = __import__("torch.nn.attention.flex_attention", fromlist=["flex_attention"]).flex_attention
+"""
+
+
+def test_where_torch_compile_is_first_met_inside_the_block():
+    subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=300)

@@ -1,0 +1,176 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dense import both, close
+from regard import AttentionMap, Causal, Given, Padding, Window
+from regard.map import plane
+from regard.observe import detectors
+from regard.observe.look import Look
+from strategies import requests
+
+B, H, T, D = 2, 3, 23, 5
+ASKED = requests().filter(lambda asked: asked.k.shape[2] > 0)
+RULES = [
+    Causal(),
+    Window(4, 0),
+    Window(3, 2),
+    Causal() & Padding([T - 6, T]),
+    Padding([T, T - 6]),
+    Causal() & Given((torch.arange(T) >= torch.tensor([[5], [0]])).view(B, 1, 1, T)),  # left padding
+]
+
+
+def tensors(dtype=torch.float64):
+    torch.manual_seed(3)
+    return torch.randn(B, H, T, D, dtype=dtype) * 2, torch.randn(B, 1, T, D, dtype=dtype) * 2
+
+
+def maps(mask, dtype=torch.float64):
+    return AttentionMap(*tensors(dtype), mask)
+
+
+@settings(max_examples=60)
+@given(ASKED, st.integers(-2, 4))
+def test_the_weight_so_far_back_is_a_diagonal_of_the_matrix(asked, back):
+    m, dense = both(asked)
+
+    def at(b, i):
+        return dense.positions[b][i] - back
+
+    expected = dense.mean(lambda b, h, i: dense.weights[b, h, i, at(b, i)], lambda b, h, i: dense.sees(b, h, i, at(b, i)))
+    close(detectors.previous(m, back), expected)
+
+
+@settings(max_examples=60)
+@given(ASKED)
+def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
+    m, dense = both(asked)
+    look = Look(m)
+
+    def nats(b, h, i):
+        return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
+
+    def back(b, h, i):
+        return sum(w * (dense.positions[b][i] - j) for j, w in enumerate(dense.weights[b, h, i].tolist()))
+
+    close(detectors.first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)]))
+    close(detectors.sink(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)] > 0.3))
+    close(detectors.entropy(look), dense.mean(nats))
+    close(detectors.keys(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i))))
+    close(detectors.distance(look), dense.mean(back))
+    close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
+
+
+@settings(max_examples=60)
+@given(ASKED, st.integers(0, 3))
+def test_the_local_share_is_the_weight_within_a_window(asked, window):
+    m, dense = both(asked)
+    k = dense.shape[3]
+
+    def near(b, i):
+        return [j for j in range(k) if abs(dense.positions[b][i] - j) <= window]
+
+    close(detectors.local(m, window), dense.mean(lambda b, h, i: dense.weights[b, h, i, near(b, i)].sum()))
+    close(
+        detectors.uniform_local(m, window),
+        dense.mean(lambda b, h, i: dense.visible[b, h, i, near(b, i)].sum() / dense.visible[b, h, i].sum()),
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 60, 2**22])
+def test_the_band_is_the_same_in_blocks_of_any_size(blocks, monkeypatch):
+    m = maps(Causal())
+    expected = detectors.local(m, 4)
+    monkeypatch.setattr(detectors, "BLOCK_NUMBERS", blocks)
+    close(detectors.local(m, 4), expected)
+
+
+@settings(max_examples=60)
+@given(ASKED)
+def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
+    m, dense = both(asked)
+    b, h, _, k = dense.shape
+    expected = torch.full((b, h), math.nan, dtype=torch.float64)
+    for n in range(b):
+        for one in range(h):
+            queries = dense.queries(n, one)
+            padding = {dense.positions[n][i] for i in range(dense.shape[2]) if i not in queries}
+            received = sorted(
+                (float(dense.weights[n, one, queries, j].sum()) for j in range(k) if j not in padding), reverse=True
+            )
+            if sum(received):
+                expected[n, one] = sum(received[: max(1, math.ceil(0.3 * len(received)))]) / sum(received)
+    close(detectors.heavy(m, 0.3), expected)
+
+
+@settings(max_examples=60)
+@given(ASKED, st.data())
+def test_retrieval_is_the_weight_of_questions_on_the_needle(asked, data):
+    m, dense = both(asked)
+    _, _, q, k = dense.shape
+    start = data.draw(st.integers(0, k))
+    needle = range(start, data.draw(st.integers(start, k)))
+    questions = data.draw(st.lists(st.integers(0, q - 1), min_size=1, unique=True))
+    inside = slice(needle.start, needle.stop)
+    mass = dense.mean(lambda b, h, i: dense.weights[b, h, i, inside].sum(), lambda b, h, i: i in questions)
+    close(detectors.retrieval(m, inside, questions), mass)
+    most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
+    close(detectors.retrieved(m, inside, questions), most)
+
+
+@settings(max_examples=60)
+@given(ASKED, st.data())
+def test_weight_on_classes_of_keys_is_summed_for_several_at_once(asked, data):
+    m, dense = both(asked)
+    b, _, _, k = dense.shape
+    classes = torch.rand(b, 3, k) > data.draw(st.sampled_from([0.3, 0.9]))
+    expected = [dense.mean(lambda n, h, i, c=c: dense.weights[n, h, i, classes[n, c]].sum()) for c in range(3)]
+    close(detectors.on(m, classes), torch.stack(expected, -1))
+    assert detectors.on(m, classes[:, :0]).shape == (*dense.shape[:2], 0)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("detector", ["previous", "itself", "first", "sink", "entropy", "keys", "breadth", "distance", "local"])
+def test_padding_changes_no_score(rule, detector):
+    """A batch row has the scores that its real tokens have in a map of their own."""
+    score, (q, k) = getattr(detectors, detector), tensors()
+    found, table = score(maps(rule)), rule.table(T, T).expand(B, H, T, T)
+    for row in range(B):
+        real = table[row, 0].diagonal().nonzero().flatten()  # a token sees itself, padding does not
+        own = Given(table[row, 0][real][:, real])
+        close(found[row : row + 1], score(AttentionMap(q[row : row + 1, :, real], k[row : row + 1, :, real], own)))
+
+
+def test_a_map_of_half_precision_is_looked_at_in_float32():
+    m = maps(Causal(), torch.bfloat16)
+    same = AttentionMap(*(x.float() for x in tensors(torch.bfloat16)), Causal())
+    for detector in (detectors.previous, detectors.first, detectors.entropy, detectors.local, detectors.heavy):
+        close(detector(m), detector(same), atol=1e-5)
+
+
+def test_breadth_is_taken_of_some_queries_where_they_are_many(monkeypatch):
+    m = maps(Causal())
+    monkeypatch.setattr(detectors, "SAMPLE", 4)
+    monkeypatch.setattr(detectors, "BLOCK_NUMBERS", 2 * T)
+    chosen = torch.tensor([0, 5, 11, 17])  # of 23, evenly spaced
+    close(detectors.breadth(m), (m.entropy()[..., chosen].exp() / (chosen + 1)).mean(-1))
+
+
+def test_everything_is_found_in_one_traversal(monkeypatch):
+    walks = []
+    runs = plane.Plane.runs
+    monkeypatch.setattr(plane.Plane, "runs", lambda self, *args: walks.append(self) or runs(self, *args))
+    look = Look(maps(Causal()))
+    for detector in ("previous", "itself", "first", "sink", "entropy", "keys", "breadth", "distance", "local", "heavy"):
+        getattr(detectors, detector)(look)
+    assert len(walks) == B * H
+
+
+def test_a_head_in_which_no_query_counts_has_no_score():
+    m = maps(Given(torch.zeros(T, T, dtype=torch.bool)))
+    for detector in (detectors.previous, detectors.first, detectors.entropy, detectors.breadth, detectors.heavy):
+        assert detector(m).isnan().all()

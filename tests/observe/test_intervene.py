@@ -1,0 +1,179 @@
+import pytest
+import torch
+
+from observe.models import bart, gpt2, llama, words
+from regard import Causal, ConfigError, Given
+from regard.observe import record
+from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
+
+KEPT = {"atol": 2e-6, "rtol": 1e-5}
+
+
+def logits(model, tokens, **more):
+    with torch.no_grad():
+        return model(tokens, **more).logits
+
+
+def test_a_head_knocked_out_is_its_slice_of_the_output_projection_set_to_zero():
+    model, tokens = gpt2(), words(2, 17)
+    before = logits(model, tokens)
+    with intervene(model, KnockOut(1, 2)):
+        knocked = logits(model, tokens)
+    weight = model.transformer.h[1].attn.c_proj.weight
+    with torch.no_grad():
+        weight[16:24] = 0  # head 2 of width 8
+    torch.testing.assert_close(knocked, logits(model, tokens), **KEPT)
+    assert not torch.allclose(knocked, before, **KEPT)
+
+
+def test_heads_that_share_keys_are_knocked_out_one_by_one_and_together():
+    model, tokens = llama(), words(2, 13)
+    with intervene(model, KnockOut(0, [1, 5])):
+        knocked = logits(model, tokens)
+    with torch.no_grad():
+        for head in (1, 5):
+            model.model.layers[0].self_attn.o_proj.weight[:, head * 8 : head * 8 + 8] = 0
+    torch.testing.assert_close(knocked, logits(model, tokens), **KEPT)
+
+
+def test_cut_edges_are_an_explicit_mask():
+    model, tokens = gpt2(), words(2, 17)
+    table = Causal().table(17, 17).clone()
+    table[5:9, 2:4] = False
+    with intervene(model, CutEdges(slice(5, 9), [2, 3])), record(model) as recording:
+        cut = logits(model, tokens)
+    torch.testing.assert_close(cut, logits(model, tokens, attention_mask=table.expand(2, 1, 17, 17)), **KEPT)
+    for layer in range(3):
+        assert not recording.map(layer).dense()[:, :, 5:9, 2:4].any()
+
+
+def test_edges_cut_in_one_head_leave_the_others_as_they_were():
+    model, tokens = gpt2(), words(1, 11)
+    with record(model) as before:
+        logits(model, tokens)
+    with intervene(model, CutEdges(10, 4, layer=0, head=3)), record(model) as after:
+        logits(model, tokens)
+    assert torch.equal(before.map(0).dense()[:, :3], after.map(0).dense()[:, :3])
+    assert after.map(0)[0, 3, 10, 4] == 0
+    assert after.map(0)[0, 3, 10].sum() == pytest.approx(1)
+
+
+def test_edges_are_cut_by_position_while_a_cache_grows():
+    model, tokens = gpt2(), words(1, 11)
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    with intervene(model, CutEdges(slice(13, 15), slice(0, 4))), record(model) as recording:
+        model.generate(tokens, **settings)
+    weights = recording.map(1).dense()
+    assert not weights[:, :, 13:15, :4].any()
+    assert weights[:, :, 12, :4].all()
+
+
+def test_a_temperature_divides_the_scores_of_its_head_alone():
+    model, tokens = gpt2(), words(2, 13)
+    with record(model) as before:
+        logits(model, tokens)
+    with intervene(model, Temperature(0, 1, 2.5)), record(model) as after:
+        logits(model, tokens)
+    cooler = (before.map(0, 1).dense().log() / 2.5).softmax(-1)
+    torch.testing.assert_close(after.map(0, 1).dense(), cooler, atol=1e-6, rtol=1e-5)
+    assert torch.equal(after.map(0, 2).dense(), before.map(0, 2).dense())
+
+
+def test_weights_patched_in_from_a_recording_of_the_same_prompt_change_nothing():
+    model, tokens = llama().double(), words(2, 13)
+    with record(model) as recording:
+        before = logits(model, tokens)
+    with intervene(model, Patch(recording)):
+        torch.testing.assert_close(logits(model, tokens), before, atol=1e-12, rtol=1e-9)
+
+
+def test_weights_of_another_prompt_meet_this_prompts_values():
+    model, tokens = gpt2(), words(2, 13)
+    with record(model) as other:
+        logits(model, tokens.flip(1))
+    with record(model, keep="values") as own:
+        logits(model, tokens)
+    kept = {}
+    block = model.transformer.h[0].attn.c_proj.register_forward_pre_hook(lambda module, args: kept.update(x=args[0]))
+    with intervene(model, Patch(other, layer=0, head=2)):
+        logits(model, tokens)
+    block.remove()
+    expected = other.map(0, 2).dense() @ own.values(0)[:, 2:3]
+    torch.testing.assert_close(kept["x"].view(2, 13, 4, 8)[:, :, 2], expected[:, 0], **KEPT)
+
+
+def test_a_patch_of_another_length_is_refused():
+    model = gpt2()
+    with record(model) as recording:
+        logits(model, words(2, 11))
+    with (
+        intervene(model, Patch(recording)),
+        pytest.raises(ConfigError, match=r"recorded \(2, 4, 11, 11\), now \(2, 4, 13, 13\)"),
+    ):
+        logits(model, words(2, 13))
+
+
+def test_cross_attention_is_changed_by_its_kind():
+    model, source, target = bart(), words(2, 11), words(2, 5)
+    with intervene(model, CutEdges(keys=[3], kind="cross")), record(model) as recording:
+        model(source, decoder_input_ids=target)
+    assert not recording.map(2, kind="cross").dense()[..., 3].any()
+    assert recording.map(2, kind="self").dense()[:, :, 4, 3].all()
+    assert recording.map(1, part="encoder").dense()[..., 3].all()
+
+
+def test_gradients_flow_through_what_was_changed():
+    model, tokens = gpt2(), words(1, 7)
+    with intervene(model, Temperature(1, None, 3.0), KnockOut(0, 1)):
+        model(tokens).logits.sum().backward()
+    gradient = model.transformer.h[0].attn.c_proj.weight.grad
+    assert not gradient[8:16].any()
+    assert gradient[:8].any()
+    assert model.transformer.h[1].attn.c_attn.weight.grad.any()
+
+
+def test_nothing_is_left_behind_by_an_exception_either():
+    model, tokens = gpt2(), words(1, 7)
+    before = logits(model, tokens)
+    with pytest.raises(AttributeError), intervene(model, KnockOut()):
+        model(tokens, past_key_values="no cache")
+    assert torch.equal(logits(model, tokens), before)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_change_that_meets_no_call_is_warned_of():
+    model = gpt2()
+    with pytest.warns(UserWarning, match="KnockOut of layer 9 met no self attention"), intervene(model, KnockOut(9)):
+        logits(model, words(1, 5))
+
+
+def test_what_is_no_change_and_what_names_no_head_is_refused():
+    model = gpt2()
+    with pytest.raises(ConfigError, match="KnockOut, CutEdges"), intervene(model, "KnockOut"):
+        pass
+    with intervene(model, KnockOut(0, 4)), pytest.raises(ConfigError, match="names head 4, but there are 4 heads"):
+        logits(model, words(1, 5))
+    with pytest.raises(ConfigError, match="above 0"):
+        Temperature(0, 0, 0.0)
+
+
+def test_torchs_encoder_layers_are_changed_although_their_fast_path_has_no_door_for_it():
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval().requires_grad_(False)
+    model, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(2, 7, 16)
+    with intervene(model, CutEdges(keys=2)):
+        cut = model(x)
+    hidden = torch.zeros(7, 7, dtype=torch.bool)
+    hidden[:, 2] = True
+    torch.testing.assert_close(cut, model(x, mask=hidden), atol=1e-5, rtol=1e-5)
+
+
+def test_a_rule_given_by_the_model_is_kept_beside_the_cut():
+    model, tokens = gpt2(), words(2, 9)
+    seen = torch.ones_like(tokens)
+    seen[0, :3] = 0
+    with intervene(model, CutEdges(8, 5)), record(model) as recording:
+        model(tokens, attention_mask=seen)
+    expected = Causal().table(9, 9) & Given(seen.bool()[:, None, None]).table(9, 9)
+    expected = expected.clone()
+    expected[..., 8, 5] = False
+    assert torch.equal(recording.map(0).dense()[:, 0] > 0, expected[:, 0])

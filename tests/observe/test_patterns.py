@@ -1,0 +1,164 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dense import both, close
+from regard import AttentionMap, Causal, ConfigError, ShapeError
+from regard.observe import patterns
+from regard.observe.look import Look
+from regard.observe.patterns import Back, Duplicate, Induction
+from strategies import requests
+
+ASKED = requests().filter(lambda asked: asked.k.shape[2] > 0)
+H, T, D = 3, 41, 5
+
+
+def member(pattern, tokens, p, j):
+    """Whether a query at position p finds key j in a pattern, by its definition."""
+    if isinstance(pattern, Back):
+        return j == p - pattern.back
+    source = j - isinstance(pattern, Induction)
+    return 0 <= p < len(tokens) and 0 <= source < p and tokens[source] == tokens[p]
+
+
+@st.composite
+def looks(draw):
+    """A map with tokens of few kinds, the same as a dense matrix, and a pattern."""
+    m, dense = both(draw(ASKED))
+    tokens = torch.randint(0, draw(st.integers(1, 4)), (dense.shape[0], dense.shape[3]))
+    return Look(m, tokens), dense, draw(st.sampled_from([Back(1), Back(0), Back(3), Duplicate(), Induction()]))
+
+
+def table(dense, pattern, tokens):
+    """A pattern as a bool table (b, h, q, k) of the keys a query may see."""
+    b, h, q, k = dense.shape
+    found = torch.zeros(b, h, q, k, dtype=torch.bool)
+    for n in range(b):
+        for i in range(q):
+            for j in range(k):
+                found[n, :, i, j] = member(pattern, tokens[n].tolist(), dense.positions[n][i], j)
+    return found & dense.visible
+
+
+@settings(max_examples=80)
+@given(looks())
+def test_a_score_is_the_mean_weight_on_the_pattern_of_the_queries_that_may_see_it(given_look):
+    look, dense, pattern = given_look
+    there = table(dense, pattern, look.tokens)
+    expected = dense.mean(
+        lambda b, h, i: dense.weights[b, h, i, there[b, h, i]].sum(), lambda b, h, i: bool(there[b, h, i].any())
+    )
+    close(patterns.score(look, pattern), expected)
+    close(pattern.matched(look).count, there.sum(-1))
+
+
+@settings(max_examples=80)
+@given(looks(), st.sampled_from([(), ("first token",), ("itself",), ("first token", "itself"), ("itself", "first token")]))
+def test_share_and_closeness_are_those_of_the_dense_matrices(given_look, without):
+    look, dense, pattern = given_look
+    there = table(dense, pattern, look.tokens).double()
+    b, h, q, k = dense.shape
+    kept = torch.ones(b, h, q, k, dtype=torch.float64)
+    for n in range(b):
+        if "first token" in without:
+            kept[n, :, :, dense.first(n)] = 0
+        for i, p in enumerate(dense.positions[n]):
+            if "itself" in without and 0 <= p < k:
+                kept[n, :, i, p] = 0
+    share, closeness = torch.full((2, b, h), math.nan, dtype=torch.float64)
+    for n in range(b):
+        for m in range(h):
+            rows = dense.queries(n, m)
+            if rows:
+                weights, pattern_here = (x[n, m, rows] * kept[n, m, rows] for x in (dense.weights, there))
+                share[n, m] = (weights * pattern_here).sum() / weights.sum()
+                closeness[n, m] = 1 - (weights - pattern_here).abs().sum() / len(rows)
+    found = patterns.share(look, pattern, without)
+    some = share.isfinite() & (share.isnan() == found.isnan())
+    close(found[some], share[some], atol=1e-9)
+    close(patterns.closeness(look, pattern, without), closeness)
+
+
+def theirs(weights, pattern, measure, exclude_bos, exclude_current_token):
+    """The score of TransformerLens for one pattern of attention (t, t) and one detection pattern (t, t)."""
+    if measure == "mul":
+        weights = weights.clone()
+        if exclude_bos:
+            weights[:, 0] = 0
+        if exclude_current_token:
+            weights.fill_diagonal_(0)
+        return float((weights * pattern).sum() / weights.sum())
+    off = (weights - pattern).abs()
+    if exclude_bos:
+        off[:, 0] = 0
+    if exclude_current_token:
+        off.fill_diagonal_(0)
+    return 1 - round(float(off.mean() * len(off)), 3)
+
+
+def their_pattern(pattern, tokens):
+    """What it looks for, (t, t): duplicates are all equal tokens before a query, and induction those moved on by one."""
+    t = len(tokens)
+    if isinstance(pattern, Back):
+        return torch.diag(torch.ones(t - 1), -1)
+    equal = (tokens.unsqueeze(0) == tokens.unsqueeze(1)).float().tril(-1)
+    if isinstance(pattern, Duplicate):
+        return equal
+    return torch.cat([torch.zeros(t, 1), equal[:, :-1]], 1).tril()
+
+
+@pytest.mark.parametrize("pattern", [Back(1), Duplicate(), Induction()], ids=repr)
+@pytest.mark.parametrize("exclude_bos", [False, True])
+@pytest.mark.parametrize("exclude_current_token", [False, True])
+def test_share_and_closeness_are_the_scores_of_transformer_lens(pattern, exclude_bos, exclude_current_token):
+    torch.manual_seed(5)
+    tokens = torch.randint(0, 7, (1, T))
+    m = AttentionMap(torch.randn(1, H, T, D).double(), torch.randn(1, H, T, D).double(), Causal())
+    weights, look = m.dense(), Look(m, tokens)
+    without = ("first token",) * exclude_bos + ("itself",) * exclude_current_token
+    sought = their_pattern(pattern, tokens[0]).double()
+    options = {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
+    for head in range(H):
+        mul, absolute = (theirs(weights[0, head], sought, measure, **options) for measure in ("mul", "abs"))
+        assert float(patterns.share(look, pattern, without)[0, head]) == pytest.approx(mul, abs=1e-12)
+        assert round(float(patterns.closeness(look, pattern, without)[0, head]), 3) == pytest.approx(absolute, abs=1e-9)
+
+
+@pytest.mark.parametrize("few", [1, 2, 5, 100])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("pattern", [Duplicate(), Induction()], ids=repr)
+def test_groups_of_any_size_are_summed_alike(pattern, few, rows, monkeypatch):
+    torch.manual_seed(7)
+    tokens = torch.randint(0, 5, (2, T)) * torch.randint(0, 2, (2, T))  # one token is half of the text
+    q, k = torch.randn(2, 2, H, T, D, dtype=torch.float64)
+    m = AttentionMap(q, k, Causal())
+    monkeypatch.setattr(patterns, "FEW", few)
+    monkeypatch.setattr(patterns, "ROWS", rows)
+    monkeypatch.setattr(patterns, "PAIRS", 11)
+    monkeypatch.setattr("regard.observe.look.BLOCK_NUMBERS", 29)
+    found = pattern.matched(Look(m, tokens))
+    sought = torch.stack([their_pattern(pattern, one) for one in tokens]).double().unsqueeze(1)
+    close(found.weight, (m.dense() * sought).sum(-1))
+    close(found.count, sought.sum(-1).expand(2, H, T))
+
+
+def test_no_part_of_a_pattern_is_larger_than_a_block(monkeypatch):
+    tokens = torch.zeros(1, 3000, dtype=torch.int64)
+    groups = patterns.grouped(tokens[0], torch.arange(3000), 0)
+    parts = list(groups.parts())
+    assert sum(len(queries) for queries, _, among in parts if among is None) == sum(range(1, patterns.FEW + 1))
+    assert all(len(queries) <= patterns.PAIRS for queries, _, among in parts if among is None)
+    assert all(len(queries) <= patterns.ROWS for queries, _, among in parts if among is not None)
+
+
+def test_tokens_are_needed_and_are_one_for_each_key():
+    m = AttentionMap(torch.randn(1, 1, T, D), torch.randn(1, 1, T, D), Causal())
+    with pytest.raises(ConfigError, match="Look"):
+        patterns.score(m, Induction())
+    with pytest.raises(ShapeError, match=rf"\(1, {T}\)"):
+        Look(m, torch.zeros(1, T - 1))
+    with pytest.raises(ConfigError, match="without"):
+        patterns.share(m, Back(1), ("bos",))

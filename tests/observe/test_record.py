@@ -1,0 +1,381 @@
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from observe.beside import run, same
+from observe.families import FAMILIES
+from observe.family import T
+from regard import ConfigError
+from regard.models import GPT2, GPT2Config
+from regard.observe import record
+
+CLOSE = 1e-5
+
+
+def made(name, side="none", **settings):
+    family = next(family for family in FAMILIES if family.name == name)
+    model = family.build(**settings)
+    return model, family.feed(model, side)
+
+
+# what is kept
+
+
+def test_layers_are_chosen_by_number_and_by_path():
+    model, given = made("llama")
+    with record(model, layers=[0, "layers.2"]) as recording:
+        model(**given)
+    assert recording.names == ["layers.0.self_attn", "layers.2.self_attn"]
+    with record(model, layers=1) as recording:
+        model(**given)
+    assert recording.names == ["layers.1.self_attn"]
+
+
+def test_a_number_chooses_that_layer_of_the_encoder_of_the_decoder_and_of_its_cross_attention():
+    model, given = made("bart")
+    with record(model, layers=[1]) as recording:
+        model(**given)
+    chosen = ["encoder.layers.1.self_attn", "decoder.layers.1.self_attn", "decoder.layers.1.encoder_attn"]
+    assert recording.names == chosen
+
+
+def test_a_path_that_is_no_module_is_refused_with_those_near_it():
+    model, _ = made("llama")
+    with (
+        pytest.raises(ConfigError, match=r"layers\.9\.self_attn.*layers\.0\.self_attn"),
+        record(model, layers="layers.9.self_attn"),
+    ):
+        pass
+
+
+def test_attentions_that_are_asked_for_are_all_there_whatever_is_kept():
+    model, given = made("llama")
+    with torch.no_grad(), record(model, layers=[1]) as recording:
+        output = model(**given, output_attentions=True)
+    assert len(recording.calls) == 1
+    assert len(output.attentions) == 3
+    _, whole = run(model, given, recorded=True)
+    for layer in range(3):
+        assert torch.equal(output.attentions[layer].dense(), whole.map(layer).dense())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "gpt_oss"])
+@pytest.mark.parametrize("heads", [[3], [2, 0]])
+def test_chosen_heads_are_those_of_the_whole(name, heads):
+    model, given = made(name)
+    _, whole = run(model, given, recorded=True)
+    with torch.no_grad(), record(model, heads=heads) as recording:
+        model(**given)
+    for layer in range(len(whole.layers())):
+        torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense()[:, heads], rtol=0, atol=1e-6)
+
+
+def test_a_head_that_is_not_there_is_refused():
+    model, given = made("llama")
+    with pytest.raises(ConfigError, match="heads asks for 4, but there are 4 heads"), record(model, heads=[1, 4]):
+        model(**given)
+
+
+def test_half_of_the_bytes_are_kept_in_bfloat16_and_give_nearly_the_same():
+    model, given = made("llama")
+    _, whole = run(model, given, recorded=True)
+    with torch.no_grad(), record(model, keep="bfloat16") as recording:
+        model(**given)
+    assert recording.map(1)._request.q.dtype == torch.bfloat16
+    assert recording.map(1).nbytes * 2 == whole.map(1).nbytes
+    assert (recording.map(1).dense() - whole.map(1).dense()).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bart"])
+def test_values_that_are_kept_make_the_context(name):
+    model, given = made(name)
+    contexts = {}
+    for path, module in model.named_modules():
+        if hasattr(module, "o_proj") or hasattr(module, "out_proj"):
+            last = getattr(module, "o_proj", None) or module.out_proj
+            last.register_forward_pre_hook(lambda _, args, path=path: contexts.setdefault(path, args[0]))
+    with torch.no_grad(), record(model, keep="values") as recording:
+        model(**given)
+    for kind in ("self", "cross"):
+        for layer, path in enumerate(recording.layers(kind)):
+            values = recording.values(layer, kind)
+            context = (recording.map(layer, kind=kind) @ values).transpose(1, 2).flatten(2)
+            torch.testing.assert_close(context, contexts[path], rtol=1e-4, atol=1e-5)
+
+
+def test_values_of_a_generation_stand_beside_its_keys():
+    model, given = made("llama")
+    ids = given["input_ids"]
+    with torch.no_grad(), record(model, keep="values") as recording:
+        cache = model(ids[:, :5], use_cache=True).past_key_values
+        for token in range(5, T):
+            model(ids[:, token : token + 1], past_key_values=cache)
+    torch.testing.assert_close(recording.values(1), cache.layers[1].values)
+
+
+def test_no_values_are_kept_unless_asked_for():
+    model, given = made("llama")
+    assert run(model, given, recorded=True)[1].values(0) is None
+
+
+def test_what_is_kept_is_detached():
+    model, given = made("llama")
+    with record(model, keep="values") as recording:
+        model(**given)
+    kept = [x for one in recording.last.strands.values() for x in (*one.keys, one.pieces[0].q, one.pieces[0].values)]
+    assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
+
+
+def test_what_ran_is_let_go_when_the_forward_ends():
+    model, given = made("gpt2")
+    made_inside = []
+    model.h[1].attn.register_forward_pre_hook(lambda _, args: made_inside.append(weakref.ref(args[0])))
+    with torch.no_grad(), record(model):
+        model(**given)
+        gc.collect()
+        assert made_inside[0]() is None
+
+
+# training
+
+
+class Head(nn.Module):
+    """A loss over a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, given):
+        return self.model(**given).last_hidden_state.square().mean()
+
+
+def step(model, given, recorded):
+    """The loss and the gradients of a step of training, from the same random numbers."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    recording = None
+    if recorded:
+        with record(model) as recording:
+            loss = model(given)
+            loss.backward()
+    else:
+        loss = model(given)
+        loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], recording
+
+
+DROPOUT = {
+    "gpt2": {"attn_pdrop": 0.3, "resid_pdrop": 0.2, "embd_pdrop": 0.1},
+    "llama": {"attention_dropout": 0.3},
+    "bert": {"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.1},
+    "bart": {"attention_dropout": 0.3, "dropout": 0.1},
+    "t5": {"dropout_rate": 0.2},
+}
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "not reentrant"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", DROPOUT)
+def test_a_step_of_training_is_the_same_to_the_bit(name, implementation, reentrant):
+    inner, given = made(name, attn_implementation=implementation, **DROPOUT[name])
+    model = Head(inner).train()
+    if reentrant is not None:
+        inner.activation_checkpointing_enable({"use_reentrant": reentrant})
+    outside, _ = step(model, given, recorded=False)
+    inside, recording = step(model, given, recorded=True)
+    assert same(outside, inside)
+    assert len(outside) > 10
+    assert len(recording.runs) == 1
+    assert not recording.missed
+    assert len(recording.calls) == len({call.name for call in recording.calls})
+
+
+def test_dropout_is_not_in_the_map():
+    model, given = made("llama", attention_dropout=0.5)
+    _, expected = run(model.eval(), given, recorded=True)
+    _, recording = run(model.train(), given, recorded=True)
+    assert torch.equal(recording.map(0).dense(), expected.map(0).dense())
+
+
+# half precision, and modes of torch
+
+
+def test_under_autocast_the_map_is_of_what_the_kernel_saw():
+    model, given = made("llama")  # its positions turn q and k to float32 again
+    handed = []
+    former = F.scaled_dot_product_attention
+
+    class Noting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is former:
+                handed.append([x.to(torch.bfloat16) for x in args[:2]])
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outside = model(**given)
+        with Noting():
+            model(**given)
+        with record(model) as recording:
+            inside = model(**given)
+    assert same(outside, inside)
+    for layer, (q, k) in enumerate(handed):
+        assert torch.equal(recording.map(layer)._request.q, q)
+        assert torch.equal(recording.map(layer)._request.k, k)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5"])
+def test_a_model_of_any_dtype_is_recorded_in_it(name, dtype):
+    model, given = made(name)
+    model = model.to(dtype)
+    outside, _ = run(model, given)
+    inside, recording = run(model, given, recorded=True)
+    assert same(outside, inside)
+    assert recording.map(0)._request.q.dtype == dtype
+    assert recording.map(0).dense().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    other, _ = made(name, attn_implementation="eager")
+    told, _ = run(other.to(dtype), given, output_attentions=True)
+    weights = getattr(told, "decoder_attentions", None) or told.attentions
+    assert (recording.map(0).dense() - weights[0]).abs().max() < max(
+        8 * torch.finfo(dtype).eps, 1e-6
+    )  # eager attention takes its softmax in float32
+
+
+def test_inference_mode_is_no_matter():
+    model, given = made("mistral", "left")
+    with torch.inference_mode():
+        outside = model(**given)
+        with record(model) as recording:
+            inside = model(**given)
+    assert same(outside, inside)
+    _, expected = run(model, given, recorded=True)
+    kept = [x for one in recording.last.strands.values() for x in (*one.keys, one.pieces[0].q)]
+    assert not any(x.is_inference() for x in kept)
+    assert torch.equal(recording.map(1).dense(), expected.map(1).dense())
+
+
+# modules that run more than once
+
+
+def test_a_shared_layer_is_counted_by_its_visits():
+    model, given = made("albert")
+    other, _ = made("albert", attn_implementation="eager")
+    told, _ = run(other, given, output_attentions=True)
+    _, recording = run(model, given, recorded=True)
+    assert len(recording.names) == 1
+    assert len(recording.layers()) == 3
+    for layer in range(3):
+        assert (recording.map(layer).dense() - told.attentions[layer]).abs().max() < CLOSE
+    with pytest.raises(ConfigError, match="ran 3 times"):
+        recording.map(recording.names[0])
+
+
+def test_packed_pictures_are_one_map_of_blocks():
+    model, given = made("qwen2_vl")
+    sizes = given["image_grid_thw"].prod(1).tolist()
+    _, recording = run(model, given, recorded=True)
+    assert len(recording.layers(part="visual")) == 2
+    for layer, name in enumerate(recording.layers(part="visual")):
+        found = recording.map(layer, part="visual").dense()
+        assert len(recording[name]) == len(sizes)
+        assert torch.equal(recording.map(name).dense(), found)
+        blocks = [call.map.dense()[0] for call in recording[name]]
+        expected = torch.stack([torch.block_diag(*heads) for heads in zip(*blocks, strict=True)])
+        torch.testing.assert_close(found[0], expected)
+
+
+# several at once
+
+
+def test_recordings_nest():
+    model, given = made("bert")
+    with record(model) as outer, record(model.encoder) as inner:
+        model(**given)
+    assert [f"encoder.{name}" for name in inner.names] == outer.names
+    assert torch.equal(inner.map(1).dense(), outer.map(1).dense())
+
+
+def test_a_model_inside_another_is_recorded_alone():
+    model, given = made("clip")
+    with record(model.vision_model) as recording:
+        model(**given)
+    assert len(recording.layers()) == 3
+    assert all(name.startswith("encoder") for name in recording.names)
+
+
+def test_two_threads_do_not_mix():
+    found = {}
+
+    def work(name):
+        model, given = made(name)
+        for _ in range(5):
+            _, recording = run(model, given, recorded=True)
+        found[name] = recording
+
+    made("gpt2"), made("bert")
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("gpt2", "bert")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(name.startswith("h.") for name in found["gpt2"].names)
+    assert all(name.startswith("encoder.") for name in found["bert"].names)
+    assert all(len(recording.runs) == 1 and len(recording.calls) == 3 for recording in found.values())
+
+
+# what is asked of record itself
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ConfigError, match=r"torch\.nn\.Module, got function"), record(lambda x: x):
+        pass
+
+
+def test_an_unknown_keep_is_refused():
+    model, _ = made("gpt2")
+    with pytest.raises(ConfigError, match="float8"), record(model, keep="float8"):
+        pass
+
+
+def test_a_folder_holds_what_is_kept_and_is_read_from_there(tmp_path):
+    model, given = made("llama")
+    given = {"input_ids": given["input_ids"].repeat(1, 60)}
+    _, expected = run(model, given, recorded=True)
+    with torch.no_grad(), record(model, to=tmp_path / "kept") as recording:
+        model(**given)
+    assert len(list((tmp_path / "kept").iterdir())) == 6
+    assert torch.equal(recording.map(2)[0, 0, -1], expected.map(2)[0, 0, -1])
+
+
+class Hand(nn.Module):
+    """Attention written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return (q @ k.mT).softmax(-1) @ v
+
+
+def test_what_was_missed_is_warned_of_once():
+    both, x = nn.Sequential(Hand(), Hand()), torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match=r"softmax and matmul.*and 1 more") as told, record(both) as recording:
+        both(both(x))
+    assert len(told) == 1
+    assert [one.module for one in recording.missed] == ["0", "1"]
+
+
+def test_steps_of_rows_with_keys_at_places_of_their_own_are_missed_rather_than_joined_wrongly():
+    model = GPT2(GPT2Config(layers=1, heads=2, width=16, context=32, vocabulary=19)).eval()
+    with pytest.warns(UserWarning, match="record row by row"), record(model) as recording:
+        list(model.generate([[3, 1, 2], [5, 4, 3, 2, 1, 6]], 3, temperature=0))
+    assert recording.missed[0].module == "blocks.0.attention"
+    assert len(recording.calls) == 1

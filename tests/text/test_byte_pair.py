@@ -1,0 +1,142 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer
+
+from regard import ConfigError, DataError
+from regard.text import BytePair
+from regard.text.byte_pair import OWN
+
+END = "<|endoftext|>"
+DATA = Path(__file__).parents[3] / "shared" / "data"
+LINES = ["the cat sat on the mat", "the dog sat on the cat", "naïve café — 東京 🦊", "a  b\n\n c\t1234 5's we'll"] * 3
+
+
+def test_two_words_of_gpt2_have_the_numbers_everyone_gives_them():
+    words = BytePair.gpt2()
+    assert words.encode("Hello world") == [15496, 995]
+    assert (words.vocabulary, words.end) == (50257, 50256)
+
+
+@given(text=st.text())
+def test_any_text_comes_back(text):
+    words = BytePair.gpt2()
+    assert words.decode(words.encode(text)) == text
+    assert words.bytes(words.encode(text)) == text.encode()
+    assert len(words.pieces(words.encode(text))) == len(words.encode(text))
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
+def test_gpt2_cuts_texts_as_the_tokenizers_library_does(text):
+    theirs = ByteLevelBPETokenizer(str(OWN / "encoder.json"), str(OWN / "vocab.bpe"))
+    assert BytePair.gpt2().encode(text) == theirs.encode(text).ids
+
+
+def test_a_special_token_is_plain_text_unless_it_is_allowed():
+    words = BytePair.gpt2()
+    assert words.end not in words.encode(f"a{END}b")
+    assert words.encode(f"a{END}b", allowed=[END])[1] == words.end
+    assert words.decode(words.encode(f"a{END}b")) == f"a{END}b"
+    with pytest.raises(DataError, match="is no special token"):
+        words.encode("a", allowed=["<pad>"])
+
+
+def test_half_a_character_is_shown_as_what_it_is():
+    words = BytePair.gpt2()
+    ids = words.encode("🦊")
+    assert len(ids) > 1
+    assert words.decode(ids[:1]) == "\N{REPLACEMENT CHARACTER}"
+    assert all(piece.startswith("\\x") for piece in words.pieces(ids))
+    assert words.pieces(words.encode("a café")) == ["a", " café"] or "".join(words.pieces(words.encode("a café"))) == "a café"
+
+
+def test_numbers_may_be_a_tensor():
+    assert BytePair.gpt2().decode(torch.tensor([15496, 995])) == "Hello world"
+
+
+@pytest.mark.parametrize("wrong", [[50257], [-1], [0.5], ["a"], [None]])
+def test_a_number_that_stands_for_nothing_is_named(wrong):
+    with pytest.raises(DataError, match="is no token: they are numbered from 0 to 50256"):
+        BytePair.gpt2().decode(wrong)
+
+
+def test_half_of_a_surrogate_pair_is_refused():
+    with pytest.raises(DataError, match="half of a surrogate pair at 1"):
+        BytePair.gpt2().encode("a\ud83e")
+
+
+def test_an_encoding_of_ones_own_joins_what_occurs_often(tmp_path):
+    words = BytePair.train(LINES, 300)
+    assert words.special == {END: words.vocabulary - 1}
+    assert len(words.encode("the cat")) <= 2
+    for line in [*LINES, "something else: ½"]:
+        assert words.decode(words.encode(line)) == line
+    assert max(words.encode("the cat sat")) < words.vocabulary
+
+
+def test_an_encoding_comes_back_from_its_two_files_and_others_read_them(tmp_path):
+    words = BytePair.train(LINES, 290)
+    words.save(tmp_path)
+    again = BytePair.load(tmp_path)
+    theirs = ByteLevelBPETokenizer(str(tmp_path / "encoder.json"), str(tmp_path / "vocab.bpe"))
+    for line in LINES:
+        assert words.encode(line) == again.encode(line) == theirs.encode(line).ids
+    assert again.special == words.special
+
+
+def test_gpt2s_files_come_out_as_they_went_in(tmp_path):
+    BytePair.gpt2().save(tmp_path)
+    for name in ("vocab.bpe", "encoder.json"):
+        ours, theirs = ((place / name).read_text(encoding="utf-8") for place in (tmp_path, OWN))
+        assert (json.loads(ours) == json.loads(theirs)) if name.endswith("json") else ours == theirs
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="../shared/data, the published files, is not there")
+def test_the_files_in_the_package_are_the_published_ones():
+    for name in ("vocab.bpe", "encoder.json"):
+        assert (OWN / name).read_bytes() == (DATA / "bpe" / name).read_bytes()
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="at least 257, 256 bytes and 1 special tokens; got 256"):
+        BytePair.train(LINES, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("vocab.bpe", "#version: 0.2\na b c\n", "no list of pairs"),
+        ("vocab.bpe", "#version: 0.2\na \N{SNOWMAN}\n", "no list of pairs"),
+        ("vocab.bpe", b"\xff\xfe", "no list of pairs"),
+        ("vocab.bpe", "#version: 0.2\nq z\n", "has no number for 'qz'"),
+        ("encoder.json", "{", "no JSON object"),
+        ("encoder.json", "[1]", "no JSON object"),
+        ("encoder.json", '{"a": "b"}', "no JSON object"),
+        ("encoder.json", '{"a": 0}', "has no number for"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, content, says):
+    BytePair.train(LINES, 270).save(tmp_path)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=says):
+        BytePair.load(tmp_path)
+
+
+def test_files_whose_numbers_have_gaps_or_another_order_are_refused(tmp_path):
+    words = BytePair.train(LINES, 270)
+    words.save(tmp_path)
+    numbers = json.loads((tmp_path / "encoder.json").read_text())
+    joined = [word for word, number in numbers.items() if 256 <= number < words.vocabulary - 1]
+    numbers[joined[0]], numbers[joined[1]] = numbers[joined[1]], numbers[joined[0]]
+    (tmp_path / "encoder.json").write_text(json.dumps(numbers))
+    with pytest.raises(DataError, match="in the order they are joined"):
+        BytePair.load(tmp_path)
+
+
+def test_a_folder_without_the_files_is_named(tmp_path):
+    with pytest.raises(DataError, match="is missing: a byte-pair encoding is"):
+        BytePair.load(tmp_path)

@@ -1,0 +1,171 @@
+import json
+import re
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+from regard.errors import ConfigError, WeightsError
+from regard.weights import gpt2
+from weights import written
+from weights.written import CONTEXT, FORMATS, HEADS, LAYERS, WIDTH, WORDS
+
+TIED = {"layers": LAYERS, "heads": HEADS, "width": WIDTH, "context": CONTEXT, "vocabulary": WORDS, "inner": 4 * WIDTH}
+
+
+def ours(model: GPT2LMHeadModel) -> dict[str, Tensor]:
+    """The tensors of a model of transformers, by the names of regard, read off its modules."""
+    body, found = model.transformer, {}
+    found |= {"tokens.weight": body.wte.weight, "positions.weight": body.wpe.weight}
+    for n, block in enumerate(body.h):
+        weights, biases = block.attn.c_attn.weight.T, block.attn.c_attn.bias
+        for place, name in enumerate(("W_query", "W_key", "W_value")):
+            rows = slice(place * WIDTH, (place + 1) * WIDTH)
+            found[f"blocks.{n}.attention.{name}.weight"] = weights[rows]
+            found[f"blocks.{n}.attention.{name}.bias"] = biases[rows]
+        columns = {"attention.out_proj": block.attn.c_proj, "up": block.mlp.c_fc, "down": block.mlp.c_proj}
+        for name, module in columns.items():
+            found |= {f"blocks.{n}.{name}.weight": module.weight.T, f"blocks.{n}.{name}.bias": module.bias}
+        for name, module in {"norm_attention": block.ln_1, "norm_feed": block.ln_2}.items():
+            found |= {f"blocks.{n}.{name}.weight": module.weight, f"blocks.{n}.{name}.bias": module.bias}
+    found |= {"norm.weight": body.ln_f.weight, "norm.bias": body.ln_f.bias}
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor.to(found[name].dtype)), name
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_same_tensors(tmp_path, kind):
+    model = written.small()
+    found = gpt2.load(FORMATS[kind](model, tmp_path))
+    same(found.tensors, ours(model))
+    assert {name: found.config[name] for name in TIED} == TIED
+    assert found.config["tied"]
+    assert found.config["activation"] == "gelu_tanh"
+    assert found.folder == tmp_path
+    assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in found.tensors.values())
+
+
+def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):
+    model = written.small()
+    found = gpt2.load(written.nanogpt(model, tmp_path))
+    same(found.tensors, ours(model))
+    assert found.config["activation"] == "gelu"
+    assert found.config["tied"]
+    (tmp_path / "config.json").write_text('{"activation_function": "gelu_new"}')
+    assert gpt2.load(tmp_path / "ckpt.pt").config["activation"] == "gelu_tanh"
+
+
+def test_a_nanogpt_without_biases_has_biases_of_zero(tmp_path):
+    model = written.small()
+    path = written.nanogpt(model, tmp_path, bias=False)
+    saved = torch.load(path, weights_only=True)
+    saved["model"] = {name: x for name, x in saved["model"].items() if not name.endswith("bias")}
+    torch.save(saved, path)
+    found = gpt2.load(path).tensors
+    expected = {name: x.zero_() if name.endswith("bias") else x for name, x in ours(model).items()}
+    same(found, expected)
+    saved["model"]["_orig_mod.transformer.ln_f.bias"] = torch.ones(WIDTH)
+    torch.save(saved, path)
+    with pytest.raises(WeightsError, match=r"has no h\.0\.ln_1\.bias"):  # all of them, or none
+        gpt2.load(path)
+
+
+def test_a_state_dict_with_a_head_of_its_own_is_a_mingpt(tmp_path):
+    model = written.small(tie_word_embeddings=False)
+    torch.save(written.linear(model) | {"transformer.h.0.attn.bias": torch.ones(1, 1, CONTEXT, CONTEXT)}, tmp_path / "m.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": HEADS}))
+    found = gpt2.load(tmp_path)
+    same(found.tensors, ours(model) | {"head.weight": model.lm_head.weight.detach()})
+    assert (found.config["tied"], found.config["activation"]) == (False, "gelu_tanh")
+
+
+def test_the_lectures_queries_may_have_no_bias_and_their_head_may_be_its_own(tmp_path):
+    model = written.small(tie_word_embeddings=False)
+    path = written.lectures(model, tmp_path) / "model.pth"
+    state = {name: x for name, x in torch.load(path, weights_only=True).items() if not re.search(r"W_\w+\.bias", name)}
+    torch.save(state, path)
+    found = gpt2.load(tmp_path).tensors
+    assert torch.equal(found["head.weight"], model.lm_head.weight)
+    assert not found["blocks.1.attention.W_key.bias"].any()
+    del state["out_head.weight"]
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"has no out_head\.weight"):
+        gpt2.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["transformers", "pickle", "TensorFlow", "npz"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_tensors_come_in_the_dtype_that_is_asked_for(tmp_path, kind, dtype):
+    model = written.small()
+    found = gpt2.load(FORMATS[kind](model, tmp_path), dtype).tensors
+    assert {tensor.dtype for tensor in found.values()} == {dtype}
+    same(found, ours(model))
+
+
+def test_a_file_in_half_precision_stays_so_and_a_mixed_one_takes_what_holds_both(tmp_path):
+    model = written.small().bfloat16()
+    assert {x.dtype for x in gpt2.load(written.folder(model, tmp_path)).tensors.values()} == {torch.bfloat16}
+    state = written.tensors(model)
+    state["transformer.ln_f.bias"] = state["transformer.ln_f.bias"].half()
+    assert {x.dtype for x in gpt2.load(written.folder(model, tmp_path, state)).tensors.values()} == {torch.float32}
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        gpt2.load(tmp_path, torch.int8)
+
+
+def test_long_tensors_are_read_in_several_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.weights.stored.BUFFER", 7 * WIDTH * 4)
+    for kind in ("transformers", "TensorFlow", "packed npz"):
+        same(gpt2.load(FORMATS[kind](written.small(), tmp_path / kind)).tensors, ours(written.small()))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_saved_is_loaded_and_transformers_loads_it_too(tmp_path, tied):
+    model = written.small(tie_word_embeddings=tied, activation_function="relu", n_inner=31, layer_norm_epsilon=1e-3)
+    first = gpt2.load(written.folder(model, tmp_path / "theirs"))
+    gpt2.save(tmp_path / "ours", first.config, first.tensors)
+    again = gpt2.load(tmp_path / "ours")
+    same(again.tensors, first.tensors)
+    assert again.config == first.config
+    theirs, missed = GPT2LMHeadModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(missed.values())
+    tokens = torch.arange(13)[None]
+    assert torch.equal(theirs.eval()(tokens).logits, model(tokens).logits)
+    with safe_open(tmp_path / "ours" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}  # which earlier releases of transformers ask for
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
+    found = gpt2.load(written.folder(written.small(), tmp_path / "theirs"))
+    gpt2.save(tmp_path / "model", found.config, found.tensors)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    assert sorted(before) == ["config.json", "model.safetensors"]
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gpt2.os, "fsync", full)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in found.tensors.items()}
+    with pytest.raises(WeightsError, match="No space left"):
+        gpt2.save(tmp_path / "model", found.config, zeros)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+
+
+def test_tensors_that_are_no_gpt2_are_not_saved(tmp_path):
+    found = gpt2.load(written.folder(written.small(), tmp_path / "theirs"))
+    for change, sentence in (
+        ({"norm.bias": torch.ones(3)}, r"norm\.bias must have the shape \(15,\), got \(3,\)"),
+        ({"other": torch.ones(3)}, "other is no part"),
+    ):
+        with pytest.raises(WeightsError, match=sentence):
+            gpt2.save(tmp_path / "model", found.config, found.tensors | change)
+    with pytest.raises(WeightsError, match=r"norm\.bias must have the shape \(15,\), got nothing"):
+        gpt2.save(tmp_path / "model", found.config, {n: x for n, x in found.tensors.items() if n != "norm.bias"})
+    assert not (tmp_path / "model").exists()

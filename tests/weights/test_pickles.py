@@ -1,0 +1,29 @@
+import pickle
+
+import pytest
+import torch
+
+from regard.errors import WeightsError
+from regard.weights import gpt2
+
+
+class Trap:
+    def __reduce__(self):
+        return (pytest.fail, ("a file was executed",))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_a_pickle_of_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps({"wte.weight": Trap()}))
+    with pytest.raises(WeightsError, match="more than plain tensors"):
+        gpt2.load(tmp_path)
+    torch.save({"wte.weight": Trap()}, path)
+    with pytest.raises(WeightsError, match="more than plain tensors"):
+        gpt2.load(path)
+    torch.save(torch.nn.Linear(2, 3), path)
+    with pytest.raises(WeightsError, match="more than plain tensors"):
+        gpt2.load(path)
+    torch.save([torch.ones(3)], path)
+    with pytest.raises(WeightsError, match="must hold tensors by their names"):
+        gpt2.load(path)
