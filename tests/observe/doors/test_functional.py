@@ -216,8 +216,9 @@ def test_our_own_attention_takes_part_in_torchs_protocol():
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        assert torch.equal(regard.attention(q, q, q, Causal()), expected)
+        watched = regard.attention(q, q, q, Causal())
     assert seen == [regard.attention]
+    assert torch.equal(watched, expected)
     tagged = regard.attention(q.as_subclass(Tagged), q, q, Causal())
     assert type(tagged) is Tagged
     assert torch.equal(tagged.as_subclass(Tensor), expected)

@@ -14,28 +14,16 @@ from regard.observe.doors.lineage import Frame, owns, tensors
 MULTIPLIES = {"matmul", "bmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"}
 SOFTMAX = {"softmax", "special_softmax", "_softmax", "log_softmax", "exp", "_safe_softmax", "_masked_softmax"}
 KEEPS = {  # what scores and weights pass through
-    *(
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "__rsub__",
-        "mul",
-        "mul_",
-        "multiply",
-        "div",
-        "div_",
-        "true_divide",
-        "__rtruediv__",
-        "tanh",
-    ),
-    *("masked_fill", "masked_fill_", "where", "nan_to_num", "clamp", "clip", "maximum", "minimum", "dropout", "tril", "tanh"),
+    *("add", "add_", "__iadd__", "sub", "sub_", "__rsub__", "mul", "mul_", "__imul__", "multiply"),
+    *("div", "div_", "true_divide", "__rtruediv__", "__itruediv__", "max", "min", "maximum", "minimum", "clamp", "clip"),
+    *("masked_fill", "masked_fill_", "where", "nan_to_num", "dropout", "tril", "tanh", "pad", "as_strided"),
     *("to", "type_as", "float", "double", "half", "bfloat16", "type", "view", "reshape", "transpose", "permute", "contiguous"),
     *("unsqueeze", "squeeze", "expand", "flatten", "unflatten", "__getitem__", "cat", "clone", "narrow", "addcmul"),
 }
 SCORES = MULTIPLIES | {"linear", "sum"}
+WRITES = {"__setitem__", "copy_"}  # into a tensor that then holds scores or weights
 PASSES = SOFTMAX | KEEPS | {"__get__"}
-FOLLOWED = SCORES | PASSES
+FOLLOWED = SCORES | PASSES | WRITES
 
 
 class Followed:
@@ -55,6 +43,11 @@ class Followed:
 
     def note(self, frame: Frame, name: str, args: Any, kwargs: Any, result: Any) -> bool | None:
         """Follows a function: whether it multiplied weights with values; None where it made neither weights nor scores."""
+        if name in WRITES and self.scores:
+            written = {self.of(x) for x in tensors(args[1:], kwargs)} - {None}
+            if written and isinstance(args[0], Tensor):
+                self.scores[id(args[0])] = weakref.ref(args[0]), True in written
+            return None
         if not isinstance(result, Tensor) or not owns(result) or not (self.scores or name in SCORES):
             return None
         given = tensors(args, kwargs)

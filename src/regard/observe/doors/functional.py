@@ -45,9 +45,9 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         door = DOORS.get(func)
         result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
-        if isinstance(result, MADE) and SCENE.frames:
+        if SCENE.frames and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
-                self.note(func, args, kwargs, result)
+                self.note(func, args, kwargs, args[0] if result is None else result)
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
