@@ -96,8 +96,8 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
     """Prints what kinds of heads there are, their table and their strongest links."""
     console = open_console()
     names = recording.layers()
-    rows = list(each("typing heads", typed(recording, Wanted(recording.tokens)), heads_in(recording, names)))
-    heads = Heads(tuple(rows))
+    wanted, count = Wanted(recording.tokens), len(names) * recording.map(0).shape[1]
+    heads = Heads(tuple(each("typing heads", typed(recording, wanted), count)), wanted.notes())
     if options.kind is not None and not len(heads.of(options.kind)):
         kinds = ", ".join(dict.fromkeys(row.kind for row in heads))
         raise ConfigError(f"no head is of the kind {options.kind!r}; there is {kinds}.")
@@ -111,8 +111,3 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
     console.print()
     for one in links(recording, shown, console.width):
         console.print(one, no_wrap=True, overflow="crop")
-
-
-def heads_in(recording: Recording, names: list[str]) -> int:
-    """How many heads all layers have."""
-    return sum(recording.map(layer).shape[1] for layer in range(len(names)))

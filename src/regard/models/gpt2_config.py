@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from regard.errors import ConfigError
+from regard.layers import checks
 from regard.mechanism.heads import indivisible
 from regard.mechanism.request import probability
 
@@ -25,10 +26,7 @@ class GPT2Config:
     tied: bool = True  # whether the head is the token embedding
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "width", "context", "vocabulary"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        checks.positive(**{name: getattr(self, name) for name in ("layers", "heads", "width", "context", "vocabulary")})
         if self.width % self.heads:
             raise ConfigError(indivisible("width", self.width, "heads", self.heads))
         if not isinstance(self.inner, int) or self.inner < 0:

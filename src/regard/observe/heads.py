@@ -48,6 +48,12 @@ class Wanted:
         words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
         return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
 
+    def notes(self, kind: str = "self") -> tuple[str, ...]:
+        """What is asked and cannot be told, in a sentence."""
+        lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
+        lost += [name for name in self.classes if name not in self.answerable]
+        return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
+
 
 @dataclass(frozen=True)
 class Head:
@@ -104,12 +110,16 @@ class Heads:
         plain = ("layer", "name", "head", "kind")
         return pandas.DataFrame([{**{name: getattr(row, name) for name in plain}, **row.scores} for row in self.rows])
 
-    def __str__(self) -> str:
+    def lines(self, width: int = table.WIDTH) -> tuple[list[str], tuple[str, ...]]:
+        """A line of titles and one for each head, with the scores that fit a screen; and those that do not."""
         titles = ["head", "kind", *(SHORT.get(name, name) for name in self.detectors)]
         lines = [[f"{row.layer}.{row.head}", row.kind, *map(table.brief, row.scores.values())] for row in self.rows]
-        room = table.fitting(titles, lines)
+        room = table.fitting(titles, lines, width)
         text = table.aligned(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
-        hidden = self.detectors[room - 2 :]
+        return text, self.detectors[room - 2 :]
+
+    def __str__(self) -> str:
+        text, hidden = self.lines()
         kept = (f"not shown, but in every row's scores: {', '.join(hidden)}",) if hidden else ()
         return "\n".join([*text, *kept, *self.notes])
 
@@ -141,10 +151,7 @@ def heads(
     """
     tokens = recording.tokens if tokens is None else tokens
     wanted = Wanted(tokens, offsets, window, classes, needle, questions, projections)
-    rows = tuple(each(recording, wanted, kind=kind, part=part, layers=layers))
-    lost = [name for name in ("duplicate", "induction") if tokens is None and kind == "self"]
-    lost += [name for name in classes if name not in wanted.answerable]
-    return Heads(rows, (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ())
+    return Heads(tuple(each(recording, wanted, kind=kind, part=part, layers=layers)), wanted.notes(kind))
 
 
 def each(

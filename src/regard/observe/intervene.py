@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.mechanism import attention
 from regard.mechanism.masks import Given
-from regard.mechanism.rule import EVERYTHING
 from regard.observe import doors
 from regard.observe.counting import Counting
 from regard.observe.doors.passage import Crossing, Missed, Passage
@@ -79,8 +78,7 @@ class CutEdges(Change):
         q, k = passage.q.shape[2], passage.k.shape[2]
         past = 0
         if self.kind == "self" and passage.caches and k > q:
-            seen = k if passage.mask == EVERYTHING else last_seen(passage.mask, q, k, passage.offset)
-            past = max(seen - q, 0)
+            past = max(last_seen(passage.mask, q, k, passage.offset) - q, 0)
         rows = among(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
         columns = among(self.keys, k, "keys").view(1, 1, 1, -1)
         heads = torch.zeros(1, passage.q.shape[1], 1, 1, dtype=torch.bool)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.map import AttentionMap
+from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 
@@ -151,8 +151,7 @@ class Look:
     def pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
         """The weights of queries (n,), each on the key beside it in keys (n,)."""
         plane = self.plane(row, head)
-        below = self.map._below(plane)[queries]
-        return below.weigh(plane.paired(queries, keys).unsqueeze(-1)).squeeze(-1)
+        return passes.pairs(plane, self.map._below(plane), queries, keys)
 
     def blocks(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The weights of queries (n,) on keys (m,), by index, a part of the queries at a time."""

@@ -38,7 +38,6 @@ def record(
     recorder = Recorder(model, Chosen.of(model, layers, heads), Store.of(keep, to))
     with doors.watching(recorder, model):
         yield recorder.recording
-    recorder.store.finish(recorder.recording)
     tell(recorder.recording)
 
 

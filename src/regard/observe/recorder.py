@@ -10,7 +10,6 @@ from regard.errors import ConfigError
 from regard.mechanism import attend
 from regard.mechanism.masks import Given
 from regard.mechanism.request import autocast, autocasts
-from regard.mechanism.rule import EVERYTHING
 from regard.mechanism.scores import default_scale
 from regard.observe.chosen import Chosen
 from regard.observe.counting import Counting
@@ -138,7 +137,7 @@ class Recorder:
         """A strand of the call's keys, those that a cache has room for and not yet left out, and its piece."""
         new, seen = passage.q.shape[2], passage.k.shape[2]
         caches = kind == "self" and passage.caches and seen > new
-        if caches and passage.mask != EVERYTHING:
+        if caches:
             seen = max(last_seen(passage.mask, new, seen, passage.offset), new)
         strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0)
         strand.keys.append(self.store.kept(self.kept(passage, passage.k[:, :, :seen])))

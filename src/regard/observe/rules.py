@@ -148,6 +148,8 @@ def last_seen(mask: Mask, queries: int, keys: int, offset: Offset) -> int:
     A mask that holds a finite minimum leaves blind rows uniform on all that a cache has room for: joined to a rule by |,
     rows that see every key count only where there are no others.
     """
+    if mask == EVERYTHING:
+        return keys
     device = offset.device if isinstance(offset, Tensor) else None
     every = torch.arange(keys, device=device)
     most = 0

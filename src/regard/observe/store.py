@@ -47,6 +47,3 @@ class Store:
         self.count += 1
         path.write_bytes(copy.view(torch.uint8).numpy().data)
         return torch.from_file(str(path), shared=False, size=x.numel(), dtype=x.dtype).view(x.shape)
-
-    def finish(self, recording: object) -> None:
-        """Nothing is left to be written."""

@@ -1,5 +1,6 @@
 """What is kept of one attention module in one run: the queries of every step, the keys once, and the rules of who saw whom."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -154,13 +155,12 @@ class Strand:
             if found is not None:
                 return found
         tables = [table for _, table in self.rows(stop)]
-        size = [max(table.shape[axis] for table in tables) for axis in (0, 1)]
         rows = sum(table.shape[2] for table in tables)
-        if size[0] * size[1] * rows * stop > LIMIT:
+        if math.prod(widest(tables)) * rows * stop > LIMIT:
             raise TooLargeError(
                 f"the rule of {rows:,} queries of many calls on {stop:,} keys has no short form to write it in."
             )
-        return Given.sharing(torch.cat([table.expand(*size, -1, -1) for table in tables], 2))
+        return Given.sharing(stacked(tables))
 
     def plainer(self, stop: int) -> Iterator[Mask]:
         """Rules that all calls may follow, apart from keys that are hidden from all."""
@@ -199,8 +199,17 @@ class Strand:
             if piece.bias is not None:
                 whole[..., piece.first : piece.stop] = piece.bias
             rows.append(self.turned(whole, piece.step, self.pieces[-1].step) if len(whole) > 1 else whole)
-        size = [max(part.shape[axis] for part in rows) for axis in (0, 1)]
-        return torch.cat([part.expand(*size, -1, -1) for part in rows], 2)
+        return stacked(rows)
+
+
+def widest(parts: list[Tensor]) -> list[int]:
+    """The batch rows and heads of tables some of which are the same for all, (b or 1, h or 1, n, k)."""
+    return [max(part.shape[axis] for part in parts) for axis in (0, 1)]
+
+
+def stacked(parts: list[Tensor]) -> Tensor:
+    """The same tables below each other, (b, h, n, k)."""
+    return torch.cat([part.expand(*widest(parts), -1, -1) for part in parts], 2)
 
 
 def first_rows(piece: Piece, rows: int, known: int) -> Piece:

@@ -8,8 +8,7 @@ from rich.text import Text
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.heads import SHORT, Head, Heads
-from regard.observe.table import aligned, brief, fitting
+from regard.observe.heads import Head, Heads
 from regard.show.terminal import fitted
 
 MOST = 3  # heads of a kind in a short table
@@ -35,10 +34,7 @@ def clearest(heads: Heads) -> Heads:
 def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     """The table of all heads, or of the clearest of each kind, with as many scores as have room."""
     shown = heads if whole else clearest(heads)
-    titles = ["head", "kind", *(SHORT.get(name, name) for name in shown.detectors)]
-    lines = [[f"{row.layer}.{row.head}", row.kind, *map(brief, row.scores.values())] for row in shown]
-    room = fitting(titles, lines, width)
-    first, *rest = aligned(titles[:room], [line[:room] for line in lines], left=("head", "kind"))
+    (first, *rest), _ = shown.lines(width)
     yield Text(first, style="dim")
     yield from map(Text, rest)
     if len(shown) < len(heads):

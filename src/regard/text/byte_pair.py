@@ -32,6 +32,7 @@ class BytePair:
     def __init__(self, pieces: dict[bytes, int], special: dict[str, int]) -> None:
         self.special = special
         self._coding = tiktoken.Encoding("regard", pat_str=PATTERN, mergeable_ranks=pieces, special_tokens=special)
+        self._pieces = pieces
         self._bytes = {number: piece for piece, number in pieces.items()}
         self._bytes |= {number: word.encode() for word, number in special.items()}
 
@@ -54,7 +55,7 @@ class BytePair:
         """Writes the two files into a folder, which is made where there is none."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        spelled = {spell(piece): number for number, piece in self._bytes.items() if number not in self.special.values()}
+        spelled = {spell(piece): number for piece, number in self._pieces.items()}
         numbers = dict(sorted({**spelled, **self.special}.items(), key=lambda item: item[1]))
         lines = [f"{spell(left)} {spell(right)}" for left, right in self.pairs]
         (folder / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
@@ -97,9 +98,8 @@ class BytePair:
     @cached_property
     def pairs(self) -> list[tuple[bytes, bytes]]:
         """The pairs in the order they were joined."""
-        numbers = {piece: number for number, piece in self._bytes.items() if number not in self.special.values()}
-        joined = sorted((piece for piece in numbers if len(piece) > 1), key=lambda piece: numbers[piece])
-        return [halves(piece, numbers) for piece in joined]
+        joined = sorted((piece for piece in self._pieces if len(piece) > 1), key=lambda piece: self._pieces[piece])
+        return [halves(piece, self._pieces) for piece in joined]
 
     def encode(self, text: str, allowed: Collection[str] = ()) -> list[int]:
         """The numbers of a text. A special token in it is plain text, unless it is among those allowed.
