@@ -1,6 +1,6 @@
 """Which layers and heads of a model a recording keeps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -17,14 +17,13 @@ class Chosen:
     heads: list[int] | None
 
     @classmethod
-    def of(cls, model: nn.Module, layers: Iterable[int | str] | None, heads: Iterable[int] | None) -> "Chosen":
+    def of(cls, modules: Mapping[str, nn.Module], layers: Iterable[int | str] | None, heads: Iterable[int] | None) -> "Chosen":
         """The choice, or ConfigError for a path that is no module's."""
         given = None if layers is None else [layers] if isinstance(layers, int | str) else list(layers)
         paths = tuple(one for one in given or () if isinstance(one, str))
-        names = dict(model.named_modules())
         for path in paths:
-            if path not in names:
-                near = [name for name in names if name.endswith(path.rsplit(".", 1)[-1])][:3]
+            if path not in modules:
+                near = [name for name in modules if name.endswith(path.rsplit(".", 1)[-1])][:3]
                 raise ConfigError(
                     f"layers names {path!r}, which is no module of the model.{' Near: ' + ', '.join(near) if near else ''}"
                 )

@@ -1,7 +1,7 @@
 """intervene: what a model does when its attention is changed: a head knocked out, edges cut, weights from another run."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,12 +139,13 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     wrong = [change for change in changes if not isinstance(change, Change)]
     if wrong or not isinstance(model, nn.Module):
         raise ConfigError("intervene(model, *changes) takes a torch.nn.Module and KnockOut, CutEdges, Temperature or Patch.")
-    refuse_compiled(model)
-    intervention = Intervention(model, changes)
+    modules = dict(model.named_modules())
+    refuse_compiled(modules)
+    intervention = Intervention(modules, changes)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with doors.watching(intervention, model):
+        with doors.watching(intervention, modules):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -158,8 +159,8 @@ class Intervention:
 
     changes = True
 
-    def __init__(self, model: nn.Module, asked: Sequence[Change]) -> None:
-        self.names = {id(module): name for name, module in model.named_modules()}
+    def __init__(self, modules: Mapping[str, nn.Module], asked: Sequence[Change]) -> None:
+        self.names = {id(module): name for name, module in modules.items()}
         self.asked = asked
         self.met: list[Change] = []
         self.counting = Counting()

@@ -1,7 +1,7 @@
 """record: what any model attends to while it runs, without a bit of its output changing."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,16 +34,17 @@ def record(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"record takes a torch.nn.Module, got {type(model).__name__}.")
-    refuse_compiled(model)
-    recorder = Recorder(model, Chosen.of(model, layers, heads), Store.of(keep, to))
-    with doors.watching(recorder, model):
+    modules = dict(model.named_modules())
+    refuse_compiled(modules)
+    recorder = Recorder(modules, Chosen.of(modules, layers, heads), Store.of(keep, to))
+    with doors.watching(recorder, modules):
         yield recorder.recording
     tell(recorder.recording)
 
 
-def refuse_compiled(model: nn.Module) -> None:
+def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
     """Raises where torch.compile or torch.jit has made of the model what no door is in."""
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         what = f"its module {name}" if name else "the model"
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Recorder: meets the calls of one model, and keeps of each its q, k and rule where they belong in the recording."""
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,9 +36,9 @@ class Recorder:
 
     changes = False
 
-    def __init__(self, model: nn.Module, chosen: Chosen, store: Store) -> None:
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.recording = Recording(type(model).__name__)
+    def __init__(self, modules: Mapping[str, nn.Module], chosen: Chosen, store: Store) -> None:
+        self.names = {id(module): name for name, module in modules.items()}
+        self.recording = Recording(type(modules[""]).__name__)
         self.chosen, self.store = chosen, store
         self.counting = Counting()
         self.run = Run()

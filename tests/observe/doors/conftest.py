@@ -37,8 +37,8 @@ def snapshot() -> dict[str, object]:
     found["modes of dispatch"] = tuple(_get_current_dispatch_mode_stack())
     found["flags"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.backends.mha.get_fastpath_enabled()
     scene = vars(SCENE)
-    found["scene"] = tuple(scene[name] for name in ("quiet", "mode", "compiled", "stray", "fast", "crosses"))
-    found["empty"] = tuple(len(scene[name]) for name in ("masks", "leaves", "frames", "watchers")), len(OPEN)
+    found["scene"] = tuple(scene[name] for name in ("quiet", "mode", "compiled", "stray", "fast", "crosses", "passed"))
+    found["empty"] = tuple(len(scene[name]) for name in ("masks", "harmless", "frames", "watchers")), len(OPEN)
     return found
 
 

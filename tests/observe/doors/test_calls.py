@@ -1,7 +1,6 @@
 """Which module runs inside which: errors and interruptions, threads, methods called by themselves, modules of every kind."""
 
 import copy
-import gc
 import io
 import pickle
 import threading
@@ -16,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from observe.beheld import beheld, identical
 from regard.observe import record
-from regard.observe.doors.scene import SCENE, SILENT
+from regard.observe.doors.scene import SCENE
 
 B, H, T, C = 2, 3, 5, 12
 X = torch.randn(B, T, C)
@@ -230,17 +229,6 @@ def test_a_part_that_is_used_inside_and_outside_attention_is_followed():
     for _ in range(3):
         recording, _ = beheld(model, lambda m: m(X), missing=True)
         assert "by hand" in recording.missed[0].reason
-
-
-def test_parts_that_never_attend_are_remembered_no_longer_than_they_live():
-    model = Model()
-    with record(model):
-        model(X)
-    key = id(model.first.project)
-    assert key in SILENT
-    del model
-    gc.collect()
-    assert key not in SILENT
 
 
 class Recursive(nn.Module):

@@ -1,12 +1,13 @@
 """The doors through which calls of attention pass, and how they are opened and shut."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from regard.observe.doors import calls, compiled, flex, functional, registry
+from regard.observe.doors.harmless import harmless
 from regard.observe.doors.names import Names, Patch
 from regard.observe.doors.scene import SCENE, Watcher
 
@@ -22,15 +23,16 @@ ALL = Names(patches)
 
 
 @contextmanager
-def watching(watcher: Watcher, model: nn.Module) -> Iterator[None]:
-    """A context in which a watcher of this thread meets every call of attention in its modules."""
+def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """A context in which a watcher of this thread meets every call of attention in these modules of a model."""
     watchers, entry = SCENE.watchers, (watcher, SCENE.frames)
     with ALL, flex.NAMES:
         if watcher.changes:
-            flex.NAMES.add(flex.patches(model))
+            flex.NAMES.add(flex.patches(modules[""]))
         if SCENE.mode is None:
             SCENE.mode = functional.Functions()
             torch.overrides._push_mode(SCENE.mode)
+        SCENE.harmless |= harmless(modules.values())
         watchers.append(watcher)
         calls.OPEN.append(entry)
         try:
@@ -53,5 +55,6 @@ def shut() -> None:
     for one in reversed(above):
         torch.overrides._push_mode(one)
     SCENE.mode = None
+    SCENE.harmless.clear()
     SCENE.frames.clear()
     SCENE.masks.clear()

@@ -20,9 +20,10 @@ KEEPS = {  # what scores and weights pass through
     *("to", "type_as", "float", "double", "half", "bfloat16", "type", "view", "reshape", "transpose", "permute", "contiguous"),
     *("unsqueeze", "squeeze", "expand", "flatten", "unflatten", "__getitem__", "cat", "clone", "narrow", "addcmul"),
 }
-SCORES = MULTIPLIES | {"linear", "sum"}
+HARMLESS = "a module that cannot attend"  # such as dropout, or a network that scores pairs
+SCORES = MULTIPLIES | {"linear", "sum", HARMLESS}
 WRITES = {"__setitem__", "copy_"}  # into a tensor that then holds scores or weights
-PASSES = SOFTMAX | KEEPS | {"__get__"}
+PASSES = SOFTMAX | KEEPS | {"__get__", HARMLESS}
 FOLLOWED = SCORES | PASSES | WRITES
 
 
@@ -70,6 +71,6 @@ def scores(frame: Frame, name: str, given: list[Tensor], result: Tensor) -> bool
     if name in MULTIPLIES:
         computed = [x for x in given if (made := frame.known(x)) is not None and made.sources]
         return len(computed) > 1 or (given[0].dim() > 3 and given[-1].dim() == 1)
-    pairs = given[0].dim() > 3 if given else False
-    summed = (name == "sum" and result.dim() == given[0].dim() - 1) or (name == "linear" and result.shape[-1] == 1)
-    return pairs and summed
+    if not given or given[0].dim() < 4:
+        return False
+    return (name != "linear" and result.dim() == given[0].dim() - 1) or (name != "sum" and result.shape[-1] == 1)

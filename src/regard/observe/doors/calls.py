@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.observe.doors.by_hand import HARMLESS
 from regard.observe.doors.names import Patch
 from regard.observe.doors.passage import Missed
-from regard.observe.doors.scene import SCENE, TRACED, Watcher, begin, end, silent, take_mode_away
+from regard.observe.doors.scene import SCENE, TRACED, Watcher, begin, end, take_mode_away
 from regard.observe.doors.torch_modules import BY_NAME
 
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -26,21 +27,32 @@ def patches() -> list[Patch]:
     call = vars(nn.Module)["__call__"]
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if SCENE.passed:
+            return call(self, *args, **kwargs)
         if not SCENE.live:
             return aside(call, self, *args, **kwargs)
-        if silent(self) and take_mode_away():
-            try:
-                output = call(self, *args, **kwargs)
-            finally:
-                torch.overrides._push_mode(SCENE.mode)
-        else:
-            output = framed(call, self, *args, **kwargs)
+        passes = id(self) in SCENE.harmless and not kwargs and len(args) == 1  # of two, it might make pairs
+        output = (passed if passes else framed)(call, self, *args, **kwargs)
         if SCENE.frames:
             with torch._C.DisableTorchFunction():
                 SCENE.frames[-1].note(args, kwargs, output, child=True)
+                if passes:
+                    SCENE.mode.followed.note(SCENE.frames[-1], HARMLESS, args, kwargs, output)
         return output
 
     return [(nn.Module, "__call__", called)]
+
+
+def passed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A module that cannot attend runs, and nobody looks."""
+    if module._forward_hooks or module._forward_pre_hooks or not take_mode_away():
+        return framed(call, module, *args, **kwargs)
+    SCENE.passed = True
+    try:
+        return call(module, *args, **kwargs)
+    finally:
+        SCENE.passed = False
+        torch.overrides._push_mode(SCENE.mode)
 
 
 def framed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

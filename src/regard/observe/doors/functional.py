@@ -56,12 +56,9 @@ class Functions(TorchFunctionMode):
         frame = SCENE.frames[-1]
         frame.note(args, kwargs, result, name)
         if name in FOLLOWED:
-            found = self.followed.note(frame, name, args, kwargs, result)
-            frame.loud = frame.loud or found is not None
-            if found:
+            if self.followed.note(frame, name, args, kwargs, result):
                 missed("softmax and matmul", BY_HAND)
         elif kernel:
-            frame.loud = True
             missed(name, BY_ITSELF)
 
 

@@ -23,12 +23,11 @@ class Made(NamedTuple):
 class Frame:
     """A module that is running, the watchers it has been announced to, and what was made in it from what."""
 
-    __slots__ = ("__weakref__", "args", "kwargs", "loud", "made", "module", "watchers")
+    __slots__ = ("__weakref__", "args", "kwargs", "made", "module", "watchers")
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.made: dict[int, Made] = {}
-        self.loud = False  # whether it did anything that attention is made of
 
     @property
     def given(self) -> list[Tensor]:

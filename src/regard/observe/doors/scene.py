@@ -6,7 +6,6 @@ checkpointing runs again has been seen before.
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,7 +47,8 @@ class Scene(threading.local):
         self.frames: list[Frame] = []
         self.quiet = 0  # inside a door
         self.mode: Any = None  # of functions, while there are watchers
-        self.leaves: dict[nn.Module, bool] = {}  # modules without parts that ran in this forward, and whether they were loud
+        self.harmless: dict[int, nn.Module] = {}  # modules of the watched models that cannot attend
+        self.passed = False  # inside one of them
         self.compiled: tuple[int, Any] | None = None  # the compiled function that runs, by its frame, and what ends with it
         self.stray = False  # inside a module that was looked at, in a thread without watchers
         self.fast = False  # inside a module of torch's that a mode of functions makes slow, and without it
@@ -65,7 +65,6 @@ class Scene(threading.local):
 
 SCENE = Scene()
 TRACED = "the model is traced here, and what it computes with are no numbers: record it when it runs"
-SILENT: "weakref.WeakValueDictionary[int, nn.Module]" = weakref.WeakValueDictionary()  # what needs no looking at, by id
 
 
 def begin(module: nn.Module, args: Any, kwargs: Any) -> Frame:
@@ -89,17 +88,8 @@ def end(frame: Frame) -> None:
     frames = SCENE.frames
     if frame in frames:
         del frames[frames.index(frame) :]
-    if not frame.module._modules:
-        SCENE.leaves[frame.module] = frame.loud or SCENE.leaves.get(frame.module, False)
     if not frames:
         SCENE.masks.clear()
-        SILENT.update({id(leaf): leaf for leaf, loud in SCENE.leaves.items() if not loud})
-        SCENE.leaves.clear()
-
-
-def silent(module: nn.Module) -> bool:
-    """Whether a module without parts has run before, all through a forward, and did nothing of what attention is made of."""
-    return SILENT.get(id(module)) is module and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def take_mode_away() -> bool:
@@ -128,7 +118,6 @@ def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Pas
     """What the caller of a kernel gets: it passes where the call is understood, else runs as it was made and is missed."""
     if not SCENE.live or not watched(kernel):
         return run()
-    SCENE.frames[-1].loud = True
     try:
         with unseen():
             passage, crossing = understood()

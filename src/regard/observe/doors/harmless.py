@@ -1,0 +1,94 @@
+"""Modules that cannot attend, told by their code: they and all their parts need no looking at while they run.
+
+Attention takes a kernel, or products and a softmax. Where the forward of a module, and every function that it calls,
+can be read and names none of them, no call of attention is in it.
+"""
+
+import builtins
+import dis
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from regard.observe.doors.by_hand import MULTIPLIES, SOFTMAX
+
+ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
+STEPS = MULTIPLIES | SOFTMAX | {"sum", "@", "@="}  # of attention written out by hand
+GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
+
+
+def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+    """Those of a model's modules that cannot attend, by id; the modules come from the outermost inwards."""
+    found: dict[int, nn.Module] = {}
+    for module in reversed(list(modules)):
+        kind: Any = type(module)
+        names, own = used(kind), vars(module)
+        if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        parts = [part for part in module._modules.values() if part is not None]
+        functions = [own[name] for name in names & own.keys() if callable(own[name])]
+        if all(id(part) in found for part in parts) and all(torchs(function) for function in functions):
+            found[id(module)] = module
+    return found
+
+
+@cache
+def used(kind: Any) -> frozenset[str] | None:
+    """The attributes that the forward of a class of modules uses; None where it attends, or calls what cannot be read."""
+    if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
+        return None
+    attributes: set[str] = set()
+    waiting, read = [kind.forward], set[Any]()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function.__closure__:
+            return None
+        read.add(function)
+        for operation, name in names(function.__code__):
+            if not innocent(name) or operation in IMPORTS:
+                return None
+            if operation == "BINARY_OP":
+                continue
+            if operation in GLOBAL:
+                called = function.__globals__.get(name, getattr(builtins, name, None))
+            else:
+                attributes.add(name)
+                called = inspect.getattr_static(kind, name, None)
+                called = called.fget if isinstance(called, property) else called
+                if called is None or called is vars(nn.Module).get(name):
+                    continue
+            if isinstance(called, FunctionType) and not torchs(called):
+                waiting += [called] if called not in read else []
+            elif not torchs(called):
+                return None
+    return frozenset(attributes)
+
+
+def names(code: CodeType) -> Iterator[tuple[str, str]]:
+    """What code loads by name, and how; that of the functions made in it too."""
+    for step in dis.get_instructions(code):
+        if step.opname in GLOBAL | ATTRIBUTE | IMPORTS:
+            yield step.opname, str(step.argval)
+        elif step.opname == "BINARY_OP":
+            yield step.opname, step.argrepr
+        elif isinstance(step.argval, CodeType):
+            yield from names(step.argval)
+
+
+def innocent(name: str) -> bool:
+    """Whether a name is none of what attention is made of."""
+    return name not in STEPS and not ATTENDS.search(name)
+
+
+def torchs(value: Any) -> bool:
+    """Whether a value is of Python or of torch, and has no name of attention; or is no function at all."""
+    if isinstance(value, ModuleType):
+        return value.__name__.split(".")[0] in ("torch", "math")
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return str(value.__module__).split(".")[0] in ("torch", "math", "builtins") and innocent(value.__name__)
+    return isinstance(value, int | float | str | tuple | None)
