@@ -14,6 +14,12 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 demo: .venv/ready
 	@$(BIN)/regard walk
 	@echo
+	@echo "A trained model, three layers of three heads, sorts letters: regard generate CBABBC --model sorter"
+	@$(BIN)/regard generate CBABBC --model sorter
+	@echo
+	@echo "and every weight of every head while it does: regard look CBABBCABBBC --model sorter --all"
+	@$(BIN)/regard look CBABBCABBBC --model sorter --all
+	@echo
 	@echo "The command lies in .venv: run $(BIN)/regard, or '. $(BIN)/activate' first. 'make test' runs the tests."
 
 test: .venv/ready-for-work

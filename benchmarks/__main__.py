@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import families, kernels, layers, long_text, machine, maps, recording, rules, tried
+from benchmarks import families, generation, kernels, layers, long_text, machine, maps, recording, rules, tried
 from benchmarks.tables import Table
 
 BENCHMARKS = {
@@ -19,6 +19,7 @@ BENCHMARKS = {
     "recording": recording,
     "long": long_text,
     "families": families,
+    "generation": generation,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"

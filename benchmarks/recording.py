@@ -4,15 +4,17 @@ Plain is the forward by F.scaled_dot_product_attention; eager writes its weights
 over; TransformerLens keeps its cache of patterns, nnsight traces the eager model. Those two only where they are installed.
 """
 
+import copy
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
 from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes, timed
@@ -110,46 +112,44 @@ def others(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
     """What else keeps the patterns of all heads, on the same weights."""
     found: dict[str, Callable[[], Tensor]] = {}
     if importlib.util.find_spec("transformer_lens"):
-        found["lens"] = partial(cached, hooked(model, ids.shape[1]), ids, model.ln_f)
+        found["lens"] = partial(cached, bridged(model), ids)
     if importlib.util.find_spec("nnsight"):
         found["nnsight"] = partial(traced, model, ids)
     return found
 
 
-def hooked(model: GPT2Model, t: int) -> torch.nn.Module:
-    """The same weights in a HookedTransformer."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
-    from transformers import GPT2LMHeadModel
+def bridged(model: GPT2Model) -> torch.nn.Module:
+    """The same weights in TransformerLens, with a head of one word: the others compute none."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformer_lens.model_bridge import TransformerBridge
 
-    config = HookedTransformerConfig(
-        n_layers=LAYERS, d_model=768, n_ctx=max(LENGTHS), d_head=64, n_heads=HEADS, d_vocab=VOCABULARY, act_fn="gelu_new",
-        normalization_type="LN", d_mlp=3072, device="cpu",
-    )  # fmt: skip
-    head = GPT2LMHeadModel(model.config)
-    head.transformer = model
-    theirs = HookedTransformer(config)
-    theirs.load_state_dict(convert_gpt2_weights(head, config), strict=False)
-    return theirs.eval()
+    head = GPT2LMHeadModel(GPT2Config(**{**model.config.to_dict(), "n_layer": 1, "tie_word_embeddings": False}))
+    head.transformer, head.lm_head = copy.deepcopy(model), torch.nn.Linear(model.config.n_embd, 1, bias=False)
+    head.config = model.config.__class__(**{**model.config.to_dict(), "tie_word_embeddings": False})
+    with tempfile.TemporaryDirectory() as folder:  # it asks for one, and finds it by its folder
+        PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")), bos_token="a", eos_token="a", pad_token="a"
+        ).save_pretrained(folder)
+        words = PreTrainedTokenizerFast.from_pretrained(folder)
+        return TransformerBridge.boot_transformers("gpt2", hf_model=head.eval(), tokenizer=words, device="cpu")
 
 
-def cached(theirs: torch.nn.Module, ids: Tensor, norm: torch.nn.Module) -> Tensor:
+def cached(theirs: torch.nn.Module, ids: Tensor) -> Tensor:
     with torch.no_grad():
-        residual, cache = theirs.run_with_cache(
-            ids, stop_at_layer=LAYERS, names_filter=lambda name: name.endswith("hook_pattern")
-        )
-        assert len(cache) == LAYERS, "patterns of all layers"
-        return norm(residual)
+        _, cache = theirs.run_with_cache(ids, names_filter=lambda name: name.endswith(("hook_pattern", "ln_final.hook_out")))
+        assert len(cache) == LAYERS + 1, "patterns of all layers"
+        return cache["ln_final.hook_out"]
 
 
 def traced(model: GPT2Model, ids: Tensor) -> Tensor:
-    from nnsight import NNsight
+    from nnsight import NNsight, save
 
     model.set_attn_implementation("eager")
     try:
         wrapped = NNsight(model)
         with torch.no_grad(), wrapped.trace(ids, use_cache=False):
-            patterns = [wrapped.h[layer].attn.output[1].save() for layer in range(LAYERS)]
+            patterns = save([wrapped.h[layer].attn.output[1] for layer in range(LAYERS)])
             last = wrapped.output.last_hidden_state.save()
         assert len(patterns) == LAYERS
         return last

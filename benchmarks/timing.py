@@ -37,7 +37,7 @@ def timed(contenders: Contenders, tolerance: float, beside: Contenders = Mapping
     del results, first
     contenders = {**contenders, **beside}
     once = sum(seconds(run) for run in contenders.values())
-    rounds = max(9, min(2000, round(SECONDS / once)))
+    rounds = max(5 if once > 20 else 9, min(2000, round(SECONDS / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):

@@ -28,6 +28,8 @@ from regard.mechanism import (
 )
 
 if TYPE_CHECKING:
+    from regard.generate import quantise
+    from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
     from regard.observe.heads import heads
     from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from regard.show.head_figure import figure
 
 WHEN_ASKED = {  # rooms that need more than torch, or more time than importing may take
+    "regard.generate": ("quantise",),
+    "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.compare": ("compare",),
     "regard.observe.unpacking": ("load",),
     "regard.observe.heads": ("heads",),
@@ -51,6 +55,7 @@ WHEN_ASKED = {  # rooms that need more than torch, or more time than importing m
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPT2",
     "AdditiveAttention",
     "AttentionMap",
     "BareSelfAttention",
@@ -61,6 +66,7 @@ __all__ = [
     "DataError",
     "Documents",
     "Everything",
+    "GPT2Config",
     "Given",
     "KnockOut",
     "MultiHeadAttention",
@@ -85,6 +91,7 @@ __all__ = [
     "heads",
     "intervene",
     "load",
+    "quantise",
     "record",
     "rollout",
 ]

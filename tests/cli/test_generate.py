@@ -9,7 +9,7 @@ import regard.cli.generate
 from generate.small import gpt2
 from regard import record
 from regard.cli import main
-from regard.cli.generate import Numbers
+from regard.cli.numbers import Numbers
 from regard.generate import choices
 from regard.models import GPT2
 from regard.text import BytePair
@@ -210,3 +210,10 @@ def test_words_to_a_model_that_has_none_are_refused(bare, capsys):
     code, _, err = said(capsys, "the cat", "--model", bare)
     assert code == 2
     assert "no vocabulary beside it" in err
+
+
+def test_the_model_in_the_box_sorts(capsys):
+    assert main(["generate", "CBABBC", "--model", "sorter"]) == 0
+    assert capsys.readouterr().out == "ABBBCC\n"
+    assert main(["generate", "CAT", "--model", "sorter"]) == 2
+    assert "'T' is no letter of this model" in capsys.readouterr().err

@@ -2,9 +2,11 @@ import re
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
 
 from regard.cli import main
+from regard.models import GPT2, GPT2Config
 from regard.observe import load
 from regard.text.byte_pair import OWN
 
@@ -16,7 +18,7 @@ def folder(tmp_path_factory):
     """A model as transformers saves one, with random weights and GPT-2's own words."""
     torch.manual_seed(0)
     place = tmp_path_factory.mktemp("model")
-    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=64, initializer_range=0.3)).save_pretrained(place)
+    GPT2LMHeadModel(TheirConfig(n_layer=2, n_head=4, n_embd=32, n_positions=64, initializer_range=0.3)).save_pretrained(place)
     GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(place)
     return place
 
@@ -87,7 +89,7 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("words", "--model", "{folder}", "--tokens", "0"), "--tokens must be at least 1, got 0"),
         (("absent.txt", "--model", "{folder}"), "absent.txt is no file"),
         (("words", "--model", "/no/such/folder"), "/no/such/folder is no folder"),
-        (("words", "--model", "{tmp}"), "could not be loaded"),
+        (("words", "--model", "{tmp}"), "it holds none of these"),
         (("words", "--model", "{tmp}/absent.gguf"), "absent.gguf is no file"),
         (("", "--model", "{folder}"), "the text has no tokens"),
         (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
@@ -101,6 +103,20 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monke
     assert err.startswith("regard look: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(capsys):
+    code, out, err = look(capsys, "CBABBCABBBCC", "--model", "sorter", "--all")
+    assert (code, err) == (0, "")
+    assert "sorter: 3 layers, 9 heads. 11 of 12 tokens in" in out
+    assert len(re.findall(r"^[012]\.[012]  ", out, re.MULTILINE)) >= 9
+
+
+def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tmp_path):
+    GPT2(GPT2Config(layers=2, heads=2, width=8, context=16, vocabulary=10)).save(tmp_path)
+    code, out, _ = look(capsys, "3 1 4 1 5 9 2 6", "--model", tmp_path)
+    assert code == 0
+    assert "2 layers, 4 heads. 8 tokens" in out
 
 
 def test_of_an_encoder_decoder_the_encoder_is_looked_at(capsys, tmp_path):

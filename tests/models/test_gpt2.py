@@ -277,6 +277,18 @@ def test_the_sorter_sorts(sorted_letters):
         assert "".join("ABC"[n] for n in row[6:]) == "".join(sorted(word))
 
 
+def test_the_sorter_that_is_carried_is_the_trained_one(sorted_letters):
+    carried, (trained, _) = GPT2.load("sorter"), sorted_letters
+    assert carried.config == trained.config
+    assert all(torch.equal(one, other) for one, other in zip(carried.parameters(), trained.parameters(), strict=True))
+    assert carried.text.decode([0, 2, 1]) == "ACB"
+
+
+def test_letters_are_saved_beside_their_model(tmp_path):
+    GPT2.load("sorter").save(tmp_path)
+    assert GPT2.load(tmp_path).text.alphabet == "ABC"
+
+
 def test_transformers_config_has_not_grown_a_setting_that_changes_what_is_computed():
     known = {
         *("n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "n_inner", "activation_function", "layer_norm_epsilon"),

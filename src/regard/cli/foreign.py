@@ -7,18 +7,82 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from regard.cli.numbers import Numbers
 from regard.errors import ConfigError, DataError
+from regard.models import GPT2
+from regard.text import Letters
+from regard.weights.gpt2 import CARRIED
 
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
+
+
+class Opened(Protocol):
+    """A model in evaluation mode, and what turns a text into its tokens."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is recorded."""
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it was made for, where it says so."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, 0 where it does not say."""
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
+
+    def run(self, ids: Tensor) -> object:
+        """The model on tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """A GPT-2 of regard's own, from anyone's weights."""
+
+    name: str
+    model: GPT2
+
+    @property
+    def context(self) -> int:
+        """How many tokens it reads."""
+        return self.model.config.context
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return self.model.config.layers
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """The first tokens of a text, as many as the model reads."""
+        words = self.model.text or Numbers()
+        found = words.encode(text.strip() if isinstance(words, Letters) else text)
+        if not found:
+            raise DataError("the text has no tokens.")
+        ids = found[: min(self.context, len(found) if most is None else most)]
+        return torch.tensor([ids]), words.pieces(ids), len(found)
+
+    def run(self, ids: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.model(ids)
+        return logits
 
 
 @dataclass(frozen=True, eq=False)
 class Foreign:
-    """A model in evaluation mode and its tokenizer."""
+    """A model of transformers and its tokenizer."""
 
     name: str
     model: nn.Module
@@ -54,8 +118,21 @@ class Foreign:
         ids = found[:, :limit]
         return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
 
+    def run(self, ids: Tensor) -> object:
+        """What the model says."""
+        return self.model(input_ids=ids)
 
-def opened(name: str) -> Foreign:
+
+def opened(name: str) -> Opened:
+    """The model of a name: regard's own where the folder has no tokenizer that transformers knows, else by transformers."""
+    path = Path(name).expanduser()
+    known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
+    if (path.exists() and not known and path.suffix != ".gguf") or (name in CARRIED and not path.exists()):
+        return Own(path.name, GPT2.load(name))
+    return foreign(name)
+
+
+def foreign(name: str) -> Foreign:
     """The model that a folder, a .gguf file or the hub has under a name, of a text alone; an encoder-decoder's encoder.
 
     Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed.

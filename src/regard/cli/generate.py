@@ -5,7 +5,7 @@ Exit code 2 where the model, the text or the settings cannot be used, 130 after 
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.look import read
-from regard.errors import ConfigError, DataError
+from regard.cli.numbers import Numbers
+from regard.errors import ConfigError
 from regard.generate import Chosen, Settings, choices, complete
 from regard.generate.decode import encoded
 from regard.models import GPT2
@@ -43,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
-    parser.add_argument("--model", metavar="NAME", required=True, help="a folder or file of weights, or gpt2, gpt2-medium, ...")
+    parser.add_argument(
+        "--model", metavar="NAME", required=True, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ..."
+    )
     parser.add_argument("--tokens", metavar="N", type=int, help=f"how many more ({TOKENS}, or what the context has room for)")
     for name, says in FLAGS.items():
         default = getattr(Settings, name)
@@ -72,27 +75,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         stream(complete(model, prompt, count, **settings))
     return 0
-
-
-class Numbers:
-    """The text of a model that has none: the numbers of its tokens."""
-
-    def encode(self, text: str) -> list[int]:
-        """Numbers with space between them."""
-        try:
-            return [int(word) for word in text.split()]
-        except ValueError:
-            raise DataError(
-                "the model has no vocabulary beside it: write the numbers of tokens as the text, '3 1 2' say."
-            ) from None
-
-    def bytes(self, ids: Sequence[int]) -> bytes:
-        """The way back."""
-        return "".join(f" {number}" for number in ids).encode()
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each by itself."""
-        return [str(number) for number in ids]
 
 
 def stream(pieces: Iterator[str]) -> None:

@@ -11,14 +11,15 @@ from pathlib import Path
 import torch
 from rich.text import Text
 
-from regard.cli.foreign import Foreign, opened
+from regard.cli.foreign import Opened, opened
 from regard.cli.progress import each, watched
 from regard.errors import ConfigError, DataError
 from regard.observe import Recording, record
 from regard.observe.heads import Heads, Wanted
 from regard.observe.heads import each as typed
-from regard.show.observed import links, summary, table
-from regard.show.terminal import open_console, write
+from regard.show.grids import grids
+from regard.show.observed import clearest, links, summary, table
+from regard.show.terminal import open_console, palette, write
 
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
@@ -32,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
-    parser.add_argument("--model", metavar="NAME", required=True, help="a Hugging Face model: folder, .gguf file or hub name")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        required=True,
+        help="a Hugging Face model: folder, .gguf file or hub name; a GPT-2 from anyone's weights; or sorter",
+    )
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
     parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
     parser.add_argument("--out", metavar="FILE", help="save the recording")
@@ -76,13 +82,13 @@ def read(text: str) -> str:
     return found
 
 
-def recorded(foreign: Foreign, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
+def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
     """The recording of a model on the first tokens of a text, and a sentence on it."""
     ids, words, whole = foreign.tokens(text, options.tokens)
     start = time.perf_counter()
     recorder = record(foreign.model, keep=options.keep)
     with torch.inference_mode(), recorder as recording, watched("running", lambda: len(recording.calls), foreign.layers):
-        foreign.model(input_ids=ids)
+        foreign.run(ids)
     seconds = time.perf_counter() - start
     recording.model = foreign.name
     recording.tokens = words
@@ -110,4 +116,7 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
         console.print(one, no_wrap=True, overflow="crop")
     console.print()
     for one in links(recording, shown, console.width):
+        console.print(one, no_wrap=True, overflow="crop")
+    drawn = shown if options.all or options.kind or options.sort else clearest(shown)
+    for one in grids(recording, drawn, console.width, palette(console)):
         console.print(one, no_wrap=True, overflow="crop")

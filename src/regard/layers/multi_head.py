@@ -10,6 +10,7 @@ from regard.errors import ConfigError
 from regard.layers import checks
 from regard.layers.causal import CausalAttention, dropped
 from regard.layers.conversion import blank, copy_rows
+from regard.layers.linear import Linear
 from regard.mechanism import Causal, Steps, attend, attention, heads
 from regard.mechanism.request import probability
 from regard.mechanism.rule import Offset
@@ -59,10 +60,10 @@ class MultiHeadAttention(nn.Module):
         if d_out % num_heads:
             raise ConfigError(heads.indivisible("d_out", d_out, "num_heads", num_heads))
         self.d_in, self.context_length, self.num_heads = d_in, context_length, num_heads
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.out_proj = nn.Linear(d_out, d_out)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out)
         self.dropout = nn.Dropout(probability(dropout))
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 

@@ -79,7 +79,7 @@ def attention(
         }
         watched: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
         return watched
-    request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
+    request = simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
     kernel = select(request).kernel
     context = KERNELS[kernel](request)
     hides = request.mask != EVERYTHING or request.bias is not None
@@ -108,7 +108,14 @@ def choose(
     dropout: float = 0.0,
 ) -> Choice:
     """The kernel that `attention` takes for these arguments, and why."""
-    return select(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
+    return select(simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)))
+
+
+def simplest(request: Request) -> Request:
+    """The request without a causal mask that hides nothing, as when the last token alone is a query."""
+    offset, last = request.offset, request.k.shape[2] - 1
+    hides_nothing = isinstance(offset, int) and offset >= last and request.mask == Causal()
+    return request._replace(mask=EVERYTHING) if hides_nothing else request
 
 
 def select(request: Request) -> Choice:

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 from regard.errors import ShapeError
 from regard.generate import decode
+from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention, Past
 from regard.models.gpt2_config import GPT2Config
-from regard.text import BytePair
+from regard.products import linear
+from regard.text import BytePair, Letters
+from regard.text.letters import FILE as LETTERS
 from regard.weights import gpt2 as files
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -59,8 +62,8 @@ class GPT2(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.epsilon)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
-        self.text: BytePair | None = None
+        self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
+        self.text: BytePair | Letters | None = None
         self.initialise()
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -71,7 +74,7 @@ class GPT2(nn.Module):
         for number, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache.layer(number))
         x = self.norm(x if cache is None else cache.asked(x))
-        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
+        return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
     def initialise(self) -> None:
         """Normal numbers of deviation 0.02; those that add to the stream smaller, so that it does not grow with depth."""
@@ -92,7 +95,7 @@ class GPT2(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path, dtype: torch.dtype | None = None) -> "GPT2":
-        """The model of a folder or file, or of a released size by its name ("gpt2", "gpt2-medium", ...), in evaluation mode.
+        """The model of a folder or file, or of a name ("sorter", "gpt2", "gpt2-medium", ...), in evaluation mode.
 
         Reads what transformers, OpenAI's TensorFlow code, nanoGPT and the lectures write; regard.weights.gpt2 says how.
         Its text is the vocabulary in the folder, or GPT-2's where the size is GPT-2's. Raises WeightsError, naming the file
@@ -133,8 +136,8 @@ class Block(nn.Module):
         self.norm_attention = nn.LayerNorm(width, eps=config.epsilon)
         self.attention = MultiHeadAttention(width, width, config.context, config.dropout, config.heads, qkv_bias=True)
         self.norm_feed = nn.LayerNorm(width, eps=config.epsilon)
-        self.up = nn.Linear(width, inner)
-        self.down = nn.Linear(inner, width)
+        self.up = Linear(width, inner)
+        self.down = Linear(inner, width)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
 
@@ -145,8 +148,10 @@ class Block(nn.Module):
         return stream
 
 
-def text_of(folder: Path, vocabulary: int) -> BytePair | None:
-    """The encoding whose two files lie in a folder; else GPT-2's own for a vocabulary of its size; else none."""
+def text_of(folder: Path, vocabulary: int) -> BytePair | Letters | None:
+    """The letters or the encoding that lie in a folder; else GPT-2's own for a vocabulary of its size; else none."""
+    if (folder / LETTERS).is_file():
+        return Letters.load(folder)
     if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in VOCABULARIES):
         return BytePair.load(folder)
     return BytePair.gpt2() if vocabulary == BytePair.gpt2().vocabulary else None

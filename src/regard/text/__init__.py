@@ -1,5 +1,6 @@
 """Words to numbers and back."""
 
 from regard.text.byte_pair import BytePair
+from regard.text.letters import Letters
 
-__all__ = ["BytePair"]
+__all__ = ["BytePair", "Letters"]

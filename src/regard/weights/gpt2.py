@@ -3,8 +3,9 @@
 Read are, by their folder or their file:
 transformers' folders, safetensors or pickles, whole or in several files; OpenAI's TensorFlow checkpoints, and .npz files of
 the same names; nanoGPT's and minGPT's checkpoints and state dicts, and those of the lectures' GPT; models of the Hugging Face
-hub by their name. A config.json beside the file, in transformers' spelling, has the last word. nanoGPT's activation is the
-exact GELU, as it has been since June 2023. A pickle is opened by torch's reader of plain tensors alone.
+hub by their name; and the sorter, which is carried here. A config.json beside the file, in transformers' spelling, has the
+last word. nanoGPT's activation is the exact GELU, as it has been since June 2023. A pickle is opened by torch's reader of
+plain tensors alone.
 """
 
 import json
@@ -24,6 +25,8 @@ from regard.weights import archives, hub, settings
 from regard.weights.archives import Archive, Tensors
 from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialect, Line, plain, recognise, shape, whole_shape
 from regard.weights.stored import REAL, Stored
+
+CARRIED = {"sorter": Path(__file__).parent / "sorter"}  # models in this package, with their licence
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +69,12 @@ def place(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
+    if name in CARRIED:
+        return CARRIED[str(name)]
     if isinstance(name, str) and hub.is_name(name):
         return hub.fetch(name)
     raise WeightsError(
-        f"{path} is no file or folder, and no model's name: those are {', '.join(hub.RELEASED)} and owner/model."
+        f"{path} is no file or folder, and no model's name: those are {', '.join((*CARRIED, *hub.RELEASED))} and owner/model."
     )
 
 

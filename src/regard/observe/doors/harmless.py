@@ -19,6 +19,7 @@ from regard.observe.doors.by_hand import MULTIPLIES, SOFTMAX
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | SOFTMAX | {"sum", "@", "@="}  # of attention written out by hand
+PRODUCTS = "regard.products."
 GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
 
 
@@ -32,7 +33,7 @@ def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
             continue
         parts = [part for part in module._modules.values() if part is not None]
         functions = [own[name] for name in names & own.keys() if callable(own[name])]
-        if all(id(part) in found for part in parts) and all(torchs(function) for function in functions):
+        if all(id(part) in found for part in parts) and all(trusted(function) for function in functions):
             found[id(module)] = module
     return found
 
@@ -62,9 +63,9 @@ def used(kind: Any) -> frozenset[str] | None:
                 called = called.fget if isinstance(called, property) else called
                 if called is None or called is vars(nn.Module).get(name):
                     continue
-            if isinstance(called, FunctionType) and not torchs(called):
+            if isinstance(called, FunctionType) and not trusted(called):
                 waiting += [called] if called not in read else []
-            elif not torchs(called):
+            elif not trusted(called):
                 return None
     return frozenset(attributes)
 
@@ -85,10 +86,11 @@ def innocent(name: str) -> bool:
     return name not in STEPS and not ATTENDS.search(name)
 
 
-def torchs(value: Any) -> bool:
-    """Whether a value is of Python or of torch, and has no name of attention; or is no function at all."""
+def trusted(value: Any) -> bool:
+    """Whether a value is of Python, torch or the house's products, and has no name of attention; or is no function at all."""
     if isinstance(value, ModuleType):
         return value.__name__.split(".")[0] in ("torch", "math")
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
-        return str(value.__module__).split(".")[0] in ("torch", "math", "builtins") and innocent(value.__name__)
+        place = str(value.__module__)
+        return (place.split(".")[0] in ("torch", "math", "builtins") or place.startswith(PRODUCTS)) and innocent(value.__name__)
     return isinstance(value, int | float | str | tuple | None)

@@ -1,0 +1,87 @@
+"""x Wᵀ + b where W is large: by the faster of the products there are for so many vectors, which none of them is for all.
+
+Of few vectors the memory is what takes the time: each thread reads a part of W. Of more it is the sums, and oneDNN, which
+torch carries, is faster at them than the library that torch hands float32 to. docs/benchmarks.md has the figures.
+"""
+
+import ctypes
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.products.threads import started
+
+MOST = 4  # vectors that the compiled product is for
+RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
+LEAST = 2**16  # numbers of a matrix; of fewer, torch's own product is as fast
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weightᵀ + bias; x (..., n), weight (rows, n), bias (rows,); the output (..., rows).
+
+    float32 on a CPU, without gradients, goes through a product compiled by numba where it is installed and the vectors are
+    few, else through oneDNN: the sums are added in another order than by F.linear. All else is F.linear.
+    """
+    if not suits(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if x.numel() <= MOST * weight.shape[1] and compiled() is not None:
+        output = torch.empty(*x.shape[:-1], len(weight))
+        multiply("FLOATS", weight, None, x, bias, output)
+        return output
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether x weightᵀ + bias is one of these products."""
+    if weight.numel() < LEAST or not x.numel() or not (ours(x) and ours(weight) and (bias is None or ours(bias))):
+        return False
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
+    shapes = weight.dim() == 2 and x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    return shapes and not learns and weight.is_contiguous() and unwatched() and onednn()
+
+
+def ours(x: Tensor) -> bool:
+    """Whether x is float32 numbers in memory, and nothing else."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.dtype == torch.float32 and not x.is_neg()
+
+
+def unwatched() -> bool:
+    """Whether nobody waits for torch's own operations: compilers, transforms, modes of dispatch, tracing and autocast."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+        or torch.is_autocast_enabled("cpu")
+    )
+
+
+@cache
+def onednn() -> bool:
+    """Whether torch carries oneDNN, and the product that is asked of it."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def compiled() -> Any:
+    """The module of compiled products; None where numba is not installed, or torch's threads cannot be had."""
+    if started() is None or importlib.util.find_spec("numba") is None:
+        return None
+    from regard.products import compiled
+
+    return compiled
+
+
+def multiply(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: Tensor | None, output: Tensor) -> None:
+    """output = x matrixᵀ, times the scale of each row, plus bias: all contiguous but x."""
+    x = x.contiguous()
+    places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
+    threads, (rows, columns) = torch.get_num_threads(), matrix.shape
+    run = max(RUN, rows // (RUNS * threads))
+    said = (ctypes.c_int64 * 10)(0, *places, rows, columns, x.numel() // columns, run)
+    started()(getattr(compiled(), kind).address, ctypes.addressof(said), threads, 0)

@@ -1,0 +1,48 @@
+"""Every weight of every head of a short text, as small squares of tenths: 7 is 0.7 and more, a dot less than 0.1."""
+
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.text import Text
+from torch import Tensor
+
+from regard.observe import Recording
+from regard.observe.heads import Heads
+from regard.show.terminal import abreast, fitted, literal, packed, tint
+
+MOST = 16  # tokens of a text whose heads are drawn
+WORD = 6  # the widest label of a row
+
+
+def grids(recording: Recording, heads: Heads, width: int, colours: str | None) -> Iterator[Text]:
+    """The lines of all squares, side by side where they fit; none of a longer text."""
+    words = [fitted(literal(str(word)), WORD) for word in recording.tokens or ()]
+    if not 0 < len(words) <= MOST:
+        return
+    yield Text("tenths: a row a query, a column a key", style="dim")
+    blocks = [
+        square(f"{row.layer}.{row.head} {row.kind}", words, recording.map(row.layer, row.head).dense()[0, 0], colours)
+        for row in heads
+    ]
+    for number, row in enumerate(packed(blocks, width)):
+        if number:
+            yield Text()
+        yield from abreast(row)
+
+
+def square(title: str, words: list[str], weights: Tensor, colours: str | None) -> list[Text]:
+    """A head's weights; keys that a query may not see are left empty."""
+    side = max(map(cell_len, words)) + 1
+    lines = [Text(title, style="bold")]
+    for query, word in enumerate(words):
+        line = Text(word + " " * (side - cell_len(word)))
+        for weight in weights[query, : query + 1 if causal(weights) else None].tolist():
+            tenth = min(int(10 * weight + 1e-6), 9)
+            line.append(f" {tenth}" if tenth else " ·", style=tint(weight, colours))
+        lines.append(line)
+    return lines
+
+
+def causal(weights: Tensor) -> bool:
+    """Whether no query looks at a later key."""
+    return not bool(weights.triu(1).any())

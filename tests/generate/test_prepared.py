@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+import regard
+from generate.small import gpt2, rows, taken
+from regard import ConfigError
+from regard.generate import quantise
+from regard.models import GPT2
+from regard.products import Quantised
+
+MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
+SMALL = quantise(MODEL)
+
+
+def restored(model):
+    """The model that holds the numbers of a quantised one in float32."""
+    other = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            owner = modules[name.removesuffix(".weight").removesuffix(".bias")]
+            owner = getattr(owner, "matrix", owner)
+            whole = isinstance(owner, Quantised) and name.endswith("weight")
+            parameter.copy_(owner.rows(torch.arange(len(owner.values))) if whole else getattr(owner, name.rsplit(".", 1)[1]))
+    return other
+
+
+@torch.no_grad()
+def test_it_computes_what_the_model_of_its_numbers_computes():
+    tokens = torch.tensor(rows(17, 17, vocabulary=101))
+    torch.testing.assert_close(SMALL(tokens), restored(SMALL)(tokens), atol=2e-5, rtol=0)
+    assert 0 < (SMALL(tokens) - MODEL(tokens)).abs().max() < 0.1 * MODEL(tokens).std()
+
+
+def test_it_generates_with_a_cache_in_batches_and_by_beams():
+    exact = restored(SMALL)
+    for settings in ({"temperature": 0}, {"seed": 3}, {"beams": 3}):
+        for prompts in (rows(5, vocabulary=101), rows(3, 9, 4, vocabulary=101)):
+            asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
+            assert torch.equal(taken(SMALL.generate(prompts, 8, **asked)), taken(exact.generate(prompts, 8, **asked)))
+
+
+def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is():
+    before = {name: x.clone() for name, x in MODEL.state_dict().items()}
+    small = quantise(MODEL.train())
+    assert not small.training
+    assert MODEL.training
+    MODEL.eval()
+    assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items())
+    assert small.positions.weight is MODEL.positions.weight
+    assert small.head is small.tokens.matrix
+    held = {x.data_ptr(): x.nbytes for x in (*small.parameters(), *small.buffers())}
+    own = {x.data_ptr(): x.nbytes for x in MODEL.parameters()}
+    assert sum(size for place, size in held.items() if place not in own) < 0.3 * sum(own.values())
+
+
+def test_it_is_recorded_and_changed_like_the_model():
+    tokens = torch.tensor(rows(11, vocabulary=101))
+    with torch.no_grad(), regard.record(SMALL) as recording:
+        inside = SMALL(tokens)
+    assert torch.equal(inside, SMALL(tokens))
+    assert not recording.missed
+    assert [call.name for call in recording.calls] == [f"blocks.{n}.attention" for n in range(3)]
+    with torch.no_grad(), regard.intervene(SMALL, regard.KnockOut(1, 0)):
+        assert not torch.equal(SMALL(tokens), inside)
+
+
+def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
+    sorter = GPT2.load("sorter")
+    small = quantise(sorter)
+    assert small.text is sorter.text
+    assert isinstance(small.head, Quantised)
+    assert "".join(small.complete("CBABBC", 6, temperature=0)) == "ABBBCC"
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"), [(lambda: quantise(MODEL, "int3"), "'int8', got 'int3'"), (lambda: quantise(SMALL), "quantised already")]
+)
+def test_what_cannot_be_rounded_is_said(ask, says):
+    with pytest.raises(ConfigError, match=says):
+        ask()

@@ -1,0 +1,60 @@
+"""A matrix in bytes: how far each number is off, and that both routes compute with the same numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.products import Quantised
+from regard.products.dense import compiled
+from regard.products.quantised import MOST, ROWS
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def restored(matrix):
+    return matrix.rows(torch.arange(len(matrix.values)))
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.floats(-6, 6), st.integers(0, 99))
+def test_no_number_is_off_by_more_than_half_a_step(rows, n, size, seed):
+    weight = numbers(rows, n, seed=seed) * 10**size
+    weight[0] = 0
+    matrix = Quantised.of(weight)
+    assert matrix.values.dtype == torch.int8
+    assert matrix.values.abs().max() <= 127
+    assert ((restored(matrix) - weight).abs() <= 0.5001 * matrix.scales.unsqueeze(-1)).all()
+    assert torch.equal(matrix.scales, weight.abs().amax(-1) / 127)
+
+
+@pytest.mark.parametrize("rows", [7, ROWS + 13])
+@pytest.mark.parametrize("count", [1, MOST, MOST + 1, 9])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_product_is_that_of_the_restored_matrix(rows, count, biased):
+    bias = numbers(rows) if biased else None
+    matrix, x = Quantised.of(numbers(rows, 131), bias), numbers(count, 1, 131, seed=3)
+    expected = F.linear(x.double(), restored(matrix).double(), None if bias is None else bias.double())
+    assert (matrix(x) - expected).abs().max() < 1e-4
+    assert (matrix(x.double()) - expected).abs().max() < 1e-5
+    assert matrix(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(compiled() is None, reason="this torch has no OpenMP to call, or numba is not installed")
+def test_what_it_is_given_is_not_written_to():
+    weight, bias = numbers(5, 3), numbers(5)
+    before = weight.clone()
+    matrix = Quantised.of(weight, bias)
+    bias.zero_()
+    matrix(numbers(1, 3))
+    assert torch.equal(weight, before)
+    assert matrix.bias.abs().min() > 0
+
+
+def test_it_is_saved_and_moved_with_its_model():
+    matrix = Quantised.of(numbers(5, 3), numbers(5))
+    other = Quantised.of(numbers(5, 3, seed=1), numbers(5, seed=2))
+    other.load_state_dict(matrix.state_dict())
+    assert torch.equal(other(numbers(2, 3)), matrix(numbers(2, 3)))
