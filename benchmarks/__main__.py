@@ -7,7 +7,20 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import families, generation, kernels, layers, long_text, machine, maps, recording, rules, tried
+from benchmarks import (
+    families,
+    generation,
+    kernels,
+    layers,
+    long_text,
+    machine,
+    maps,
+    products,
+    recording,
+    rounding,
+    rules,
+    tried,
+)
 from benchmarks.tables import Table
 
 BENCHMARKS = {
@@ -19,7 +32,9 @@ BENCHMARKS = {
     "recording": recording,
     "long": long_text,
     "families": families,
+    "products": products,
     "generation": generation,
+    "rounding": rounding,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"

@@ -18,9 +18,7 @@ def fresh(code: str) -> str:
 
 def test_every_public_name_is_there():
     assert [name for name in regard.__all__ if not hasattr(regard, name)] == []
-    assert (
-        sorted(regard.__all__, key=lambda name: (name != "GPT2", name)) == regard.__all__
-    )
+    assert sorted(regard.__all__, key=lambda name: (name != "GPT2", name)) == regard.__all__
 
 
 WATCH = """

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -79,3 +83,32 @@ def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
 def test_what_cannot_be_rounded_is_said(ask, says):
     with pytest.raises(ConfigError, match=says):
         ask()
+
+
+PEAK = """
+import sys, torch
+from benchmarks.timing import peak_megabytes
+from regard.generate import quantise
+from regard.models import GPT2, GPT2Config
+torch.manual_seed(0)
+sizes = GPT2Config.small()
+model = GPT2(sizes).eval()
+model = quantise(model) if sys.argv[1] == "int8" else model
+weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}.values())
+cache = 2 * 4 * sizes.layers * sizes.width * 144
+run = lambda length: list(model.generate(list(range(length)), 128, temperature=0))
+run(3)  # what is set up at a first call
+peak = peak_megabytes(lambda: run(16))
+print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_generating_takes_the_memory_of_the_weights_and_the_cache(weights):
+    command = [sys.executable, "-c", PEAK, weights]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    peak = float(ran.stdout)
+    if peak < 0:
+        pytest.skip("this system does not tell the peak of a process's memory")
+    assert peak <= 1.2

@@ -41,9 +41,11 @@ class Quantised(nn.Module):
             output = torch.empty(*x.shape[:-1], len(self.values))
             multiply("BYTES", self.values, self.scales, x, self.bias, output)
             return output
-        parts = zip(self.values.split(ROWS), self.scales.split(ROWS), strict=True)
-        found = torch.cat([linear(x, values.to(x.dtype)) * scales.to(x.dtype) for values, scales in parts], -1)
-        return found if self.bias is None else found + self.bias.to(x.dtype)
+        found = x.new_empty(*x.shape[:-1], len(self.values))
+        for start in range(0, len(self.values), ROWS):
+            part = slice(start, start + ROWS)
+            found[..., part] = linear(x, self.values[part].to(x.dtype)).mul_(self.scales[part].to(x.dtype))
+        return found if self.bias is None else found.add_(self.bias.to(x.dtype))
 
     def rows(self, index: Tensor) -> Tensor:
         """W[index], in float32."""

