@@ -217,6 +217,8 @@ def test_dropout_draws_what_attend_draws():
         ({"bias": torch.zeros(1)}, "sdpa", "additive mask"),
         ({"mask": Causal()}, "sdpa causal", "causal from the first key"),
         ({"mask": Causal(), "offset": 2}, "sdpa in blocks", "only the keys it may see"),
+        ({"mask": Causal(), "offset": K - 2}, "sdpa in blocks", "only the keys it may see"),
+        ({"mask": Causal(), "offset": K - 1}, "sdpa", "every query sees every key"),
         ({"mask": Window(2)}, "sdpa in blocks", "only the keys it may see"),
         ({"mask": Causal(), "softcap": 30.0}, "written out in blocks", "softcap"),
         ({"sinks": torch.zeros(H)}, "sdpa", "sinks, which .* as one more key"),
@@ -229,6 +231,12 @@ def test_choose_says_which_kernel_and_why(options, kernel, why):
     choice = choose(*tensors(), **options)
     assert choice.kernel == kernel
     assert re.search(why, choice.reason)
+
+
+@pytest.mark.parametrize("offset", [K - 2, K - 1, K, K + 5])
+def test_the_last_queries_see_what_their_offset_says(offset):
+    q, k, v = tensors()
+    close(attention(q, k, v, Causal(), offset=offset), attend(q, k, v, Causal(), offset=offset).context)
 
 
 def test_no_keys_are_nothing_to_be_fast_about():
