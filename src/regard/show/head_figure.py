@@ -116,6 +116,7 @@ def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> 
     else:
         axes.set_xlim(*span)
         axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(bottom=0)
         axes.set_xticks([])
     axes.tick_params(labelsize=TEXT - 2, length=2, color=FAINT)
     axes.set_facecolor(PAPER)
