@@ -112,11 +112,11 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
     write(console, Text(f"{recording.model}: {len(names)} layers, {len(heads)} heads. {line}".strip(), style="bold"))
     write(console, Text(summary(heads)))
     console.print()
-    for one in table(shown, console.width, whole=options.all or bool(options.kind or options.sort)):
+    whole = options.all or bool(options.kind or options.sort)
+    for one in table(shown, console.width, whole):
         console.print(one, no_wrap=True, overflow="crop")
     console.print()
     for one in links(recording, shown, console.width):
         console.print(one, no_wrap=True, overflow="crop")
-    drawn = shown if options.all or options.kind or options.sort else clearest(shown)
-    for one in grids(recording, drawn, console.width, palette(console)):
+    for one in grids(recording, shown if whole else clearest(shown), console.width, palette(console)):
         console.print(one, no_wrap=True, overflow="crop")

@@ -22,8 +22,7 @@ from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention, Past
 from regard.models.gpt2_config import GPT2Config
 from regard.products import linear
-from regard.text import BytePair, Letters
-from regard.text.letters import FILE as LETTERS
+from regard.text import BytePair, Letters, byte_pair, letters
 from regard.weights import gpt2 as files
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -32,7 +31,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-VOCABULARIES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # OpenAI's names, and transformers'
 
 
 class Cache(Protocol):
@@ -150,8 +148,8 @@ class Block(nn.Module):
 
 def text_of(folder: Path, vocabulary: int) -> BytePair | Letters | None:
     """The letters or the encoding that lie in a folder; else GPT-2's own for a vocabulary of its size; else none."""
-    if (folder / LETTERS).is_file():
+    if (folder / letters.FILE).is_file():
         return Letters.load(folder)
-    if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in VOCABULARIES):
+    if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in byte_pair.FILES):
         return BytePair.load(folder)
     return BytePair.gpt2() if vocabulary == BytePair.gpt2().vocabulary else None

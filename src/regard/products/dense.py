@@ -38,11 +38,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether x weightᵀ + bias is one of these products."""
-    if weight.numel() < LEAST or not x.numel() or not (ours(x) and ours(weight) and (bias is None or ours(bias))):
+    if weight.numel() < LEAST or not x.numel() or weight.dim() != 2 or not weight.is_contiguous():
         return False
-    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
-    shapes = weight.dim() == 2 and x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
-    return shapes and not learns and weight.is_contiguous() and unwatched() and onednn()
+    fits = x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    return fits and (free(x, weight) if bias is None else free(x, weight, bias)) and onednn()
+
+
+def free(*tensors: Tensor) -> bool:
+    """Whether these are float32 numbers in memory, of which nobody asks for gradients or for torch's own operations."""
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return all(map(ours, tensors)) and not learns and unwatched()
 
 
 def ours(x: Tensor) -> bool:

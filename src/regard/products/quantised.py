@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from regard.products.dense import compiled, linear, multiply, ours, unwatched
+from regard.products.dense import compiled, free, linear, multiply
 
 MOST = 8  # vectors that the compiled product is for
 ROWS = 1024  # that are turned back into numbers at a time, for more of them
@@ -37,7 +37,7 @@ class Quantised(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., n) to (..., rows)."""
         few = x.numel() <= MOST * self.values.shape[1] and x.shape[-1] == self.values.shape[1]
-        if few and ours(x) and not x.requires_grad and unwatched() and compiled() is not None:
+        if few and free(x) and compiled() is not None:
             output = torch.empty(*x.shape[:-1], len(self.values))
             multiply("BYTES", self.values, self.scales, x, self.bias, output)
             return output

@@ -34,15 +34,11 @@ def square(title: str, words: list[str], weights: Tensor, colours: str | None) -
     """A head's weights; keys that a query may not see are left empty."""
     side = max(map(cell_len, words)) + 1
     lines = [Text(title, style="bold")]
+    causal = not bool(weights.triu(1).any())  # no query looks at a later key
     for query, word in enumerate(words):
         line = Text(word + " " * (side - cell_len(word)))
-        for weight in weights[query, : query + 1 if causal(weights) else None].tolist():
+        for weight in weights[query, : query + 1 if causal else None].tolist():
             tenth = min(int(10 * weight + 1e-6), 9)
             line.append(f" {tenth}" if tenth else " ·", style=tint(weight, colours))
         lines.append(line)
     return lines
-
-
-def causal(weights: Tensor) -> bool:
-    """Whether no query looks at a later key."""
-    return not bool(weights.triu(1).any())

@@ -17,7 +17,8 @@ from torch import Tensor
 from regard.errors import ConfigError, DataError
 
 OWN = Path(__file__).parent / "gpt2"
-PAIRS, NUMBERS = "vocab.bpe", "encoder.json"
+FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # pairs and numbers: OpenAI's names, and transformers'
+PAIRS, NUMBERS = FILES[0]
 END = "<|endoftext|>"
 # how GPT-2 cuts a text before pairs are joined (Radford et al. 2019): contractions, words, numbers, signs, spaces
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -48,8 +49,8 @@ class BytePair:
         Raises DataError where they are missing, damaged, or do not belong together.
         """
         folder = Path(folder)
-        names = (PAIRS, NUMBERS) if (folder / PAIRS).exists() else ("merges.txt", "vocab.json")
-        return cls(*read(folder / names[0], folder / names[1]))
+        pairs, numbers = FILES[0] if (folder / PAIRS).exists() else FILES[1]
+        return cls(*read(folder / pairs, folder / numbers))
 
     def save(self, folder: str | Path) -> None:
         """Writes the two files into a folder, which is made where there is none."""

@@ -97,18 +97,24 @@ def test_a_model_inside_a_model_is_recorded_by_both():
     assert [call.name for call in b.calls] == ["block.attn"] * 2
 
 
+def beside_a_mode(model, call, around):
+    """What a call recorded with a mode around the block, or inside it, gives; and the mode."""
+    mode = Watching()
+    if around:
+        with mode, record(model) as recording:
+            out = call(model)
+    else:
+        with record(model) as recording, mode:
+            out = call(model)
+    return recording, out, mode
+
+
 @pytest.mark.parametrize("around", [True, False])
 def test_a_mode_around_or_inside_sees_what_it_saw(around):
     model = Model()
     with Watching() as before:
         expected = model(X)
-    mode = Watching()
-    if around:
-        with mode, record(model) as recording:
-            out = model(X)
-    else:
-        with record(model) as recording, mode:
-            out = model(X)
+    recording, out, mode = beside_a_mode(model, lambda m: m(X), around)
     assert mode.seen == before.seen
     assert identical(out, expected)
     assert distance(recording.map(0), softmaxed(*model.block["attn"].split(X)[:2])) < 2e-6
@@ -123,13 +129,7 @@ def test_a_mode_beside_modules_of_torch(module, around):
     call = (lambda m: m(X, X, X)[0]) if isinstance(module, nn.MultiheadAttention) else (lambda m: m(X))
     with Watching() as before:
         expected = call(module)
-    mode = Watching()
-    if around:
-        with mode, record(module) as recording:
-            out = call(module)
-    else:
-        with record(module) as recording, mode:
-            out = call(module)
+    recording, out, mode = beside_a_mode(module, call, around)
     assert identical(out, expected)
     assert mode.seen == before.seen
     assert len(recording.calls) == 1

@@ -9,7 +9,7 @@ import dis
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ from regard.observe.doors.by_hand import MULTIPLIES, SOFTMAX
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
 STEPS = MULTIPLIES | SOFTMAX | {"sum", "@", "@="}  # of attention written out by hand
 PRODUCTS = "regard.products."
+KINDS = 1024  # classes that are remembered: those made while a program runs must not be held for ever
 GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
 
 
@@ -38,7 +39,7 @@ def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
     return found
 
 
-@cache
+@lru_cache(KINDS)
 def used(kind: Any) -> frozenset[str] | None:
     """The attributes that the forward of a class of modules uses; None where it attends, or calls what cannot be read."""
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
