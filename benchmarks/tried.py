@@ -70,7 +70,7 @@ class Tiled:
     def __init__(self, q: Tensor, k: Tensor) -> None:
         from numba import njit
 
-        from regard.map.compiled.registers import COLUMNS, ROWS, tile
+        from regard.compiled.registers import COLUMNS, ROWS, tile
 
         @njit(nogil=True)
         def product(q, panels, out, first, last):

@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = [
-    {"errors"},
+    {"errors", "compiled"},
     {"mechanism", "products"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},
@@ -29,8 +29,8 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
     "torch.distributed": {"train.engine", "train.checkpoints"},
     "transformers": {"cli.foreign"},  # elsewhere it is met where the program has imported it
     "rich": {"show", "cli"},
-    "numba": {"map.compiled", "products.compiled"},
-    "llvmlite": {"map.compiled", "products.compiled"},
+    "numba": {"compiled", "map.compiled", "mechanism.compiled", "products.compiled"},
+    "llvmlite": {"compiled"},
 }
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard import Causal, ConfigError, Documents, Given, Padding, Prefix, ShapeError, Window
+from regard import Causal, ConfigError, Documents, Everything, Given, Padding, Prefix, ShapeError, Window
 
 Q, K = 5, 7
 
@@ -119,3 +119,40 @@ def test_bounds_may_be_whole_numbers_of_any_kind():
 def test_a_rule_that_cannot_be_says_what_was_expected_and_what_came(make, error, says):
     with pytest.raises(error, match=says):
         make()
+
+
+@pytest.mark.parametrize("offset", [0, 3, -4])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Everything(),
+        Causal(),
+        Window(2, 1),
+        Window(None, 2),
+        Prefix(3),
+        Padding([0, 4, K + 1]),
+        Causal() & Window(2) & Padding([5]),
+        Causal() | Prefix(3),
+        Documents([0, 0, 1, 1, 1, 2, 0]) & Causal(),
+        Documents([[0, 0, 1, 1, 1, 2, 2], [5] * 7, [3, 2, 1, 0, 4, 5, 6]]),
+        Window(1) | Prefix(1),
+        ~Causal(),
+        Given(torch.ones(1, 1) > 0),
+    ],
+)
+def test_the_stretches_of_a_rule_are_its_table(rule, offset):
+    found, j = rule.stretches(Q, K, offset), torch.arange(K)
+    several = (rule.table(Q, K, offset).int().diff(dim=-1) == 1).sum(-1) + rule.table(Q, K, offset)[..., 0].int() > 1
+    assert found is None or not several.any()
+    if found is None:  # nobody promises to find them for rules that are not simple, or beyond the ids of documents
+        assert not isinstance(rule, Causal | Window | Prefix | Padding | Everything)
+        return
+    lows, highs = (x[:, None, :, None] for x in found)
+    assert lows.dtype == highs.dtype == torch.int32
+    table = rule.table(Q, K, offset)
+    assert torch.equal((lows <= j) & (j < highs), table[(None,) * (4 - table.dim())].expand(len(lows), 1, Q, K))
+
+
+def test_documents_that_follow_each_other_are_stretches_and_those_that_come_back_are_not():
+    assert Documents([4, 4, 4, 2, 2, 9, 9]).stretches(K, K, 0) is not None
+    assert Documents([4, 4, 2, 2, 4, 9, 9]).stretches(K, K, 0) is None

@@ -82,7 +82,7 @@ class Draft:
 
     def add(self, rows: Rows) -> Spans:
         """A run of rows and the keys they meet; those that not all of them see, of which tables must be shown."""
-        from regard.map.compiled.registers import COLUMNS
+        from regard.compiled.registers import COLUMNS
 
         may = spans.intersection(spans.coalesce(self.mask.may(rows, self.k), GAP), (self.keys,))
         met = spans.aligned(may, COLUMNS, self.k)
@@ -143,8 +143,8 @@ def blocks(plan: "Plan", edges: "Integers") -> "Integers":
 
 def scores(plane: Plane) -> "Scores":
     """What the scores of a plane are made of, without the bias."""
+    from regard.compiled.registers import ROWS
     from regard.map.compiled import blocks
-    from regard.map.compiled.registers import ROWS
 
     q = plane.q
     if len(q) % ROWS or q.stride(1) != 1:
@@ -157,7 +157,8 @@ def scores(plane: Plane) -> "Scores":
 
 def panels(x: "Floats", scale: float = 1.0) -> "Floats":
     """Columns (d, n), scaled, in panels (n / COLUMNS, d, COLUMNS), the last of which is filled up by zeros."""
-    from regard.map.compiled import blocks, registers
+    from regard.compiled import registers
+    from regard.map.compiled import blocks
 
     found = np.zeros((-(-x.shape[1] // registers.COLUMNS), x.shape[0], registers.COLUMNS), np.float32)
     blocks.pack(x, scale, found)
@@ -166,7 +167,7 @@ def panels(x: "Floats", scale: float = 1.0) -> "Floats":
 
 def columns() -> int:
     """The columns of a panel."""
-    from regard.map.compiled.registers import COLUMNS
+    from regard.compiled.registers import COLUMNS
 
     return COLUMNS
 

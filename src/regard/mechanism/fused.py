@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from regard.mechanism import flex, kernels
+from regard.mechanism import cpu, flex, kernels
 from regard.mechanism.masks import Causal
 from regard.mechanism.request import Request, ask
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
@@ -26,6 +26,7 @@ class Choice:
 WHOLE = Choice("sdpa", "every query sees every key, which F.scaled_dot_product_attention computes as it is")
 BIASED = Choice("sdpa", "the bias is handed to F.scaled_dot_product_attention as an additive mask")
 CAUSAL = Choice("sdpa causal", "the rule is causal from the first key on, which F.scaled_dot_product_attention knows by name")
+LOOPS = Choice("compiled", "each query sees one stretch of keys, for which the loops compiled for this processor are faster")
 BLOCKS = Choice("sdpa in blocks", "each run of queries goes to F.scaled_dot_product_attention with only the keys it may see")
 FLEX = Choice("flex", "compiled flex_attention skips the blocks that the rule leaves empty, on this device in one launch")
 DROPOUT = Choice("written out", "dropout is one draw over all the weights, which no fused kernel repeats")
@@ -39,6 +40,7 @@ UNSCALED = Choice(
 )
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
+    "compiled": cpu.run,
     "sdpa": kernels.whole,
     "sdpa causal": kernels.causal,
     "sdpa in blocks": kernels.blocks,
@@ -83,7 +85,12 @@ def attention(
     kernel = select(request).kernel
     context = KERNELS[kernel](request)
     hides = request.mask != EVERYTHING or request.bias is not None
-    if hides and kernel.startswith("sdpa") and q.device.type == "cpu" and has_nan(telling(context, kernel, request)):
+    if (
+        hides
+        and kernel.startswith(("sdpa", "compiled"))
+        and q.device.type == "cpu"
+        and has_nan(telling(context, kernel, request))
+    ):
         context = kernels.written_in_blocks(request)  # torch's kernel spreads the NaN of a hidden key to every row
     return request.restore(context)
 
@@ -124,6 +131,8 @@ def select(request: Request) -> Choice:
         return EMPTY
     if request.dropout:
         return DROPOUT
+    if cpu.suits(request):
+        return LOOPS
     sinks, bias = request.sinks is not None, request.bias is not None
     written = request.softcap is not None or (sinks and not holds(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:

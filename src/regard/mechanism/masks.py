@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism import spans
-from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, pick, position, wider
+from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, Stretches, pick, position, stretch, wider
 from regard.mechanism.spans import Spans, span
 
 __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "Padding", "Prefix", "Window"]
@@ -19,6 +19,9 @@ __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "
 @dataclass(frozen=True)
 class Causal(Mask):
     """A query sees the keys up to its own position."""
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        return stretch(torch.zeros(q), torch.arange(q) + offset + 1, k)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j <= position(b, i, offset)
@@ -41,6 +44,11 @@ class Window(Mask):
         for name, bound in (("left", self.left), ("right", self.right)):
             if bound is not None:
                 object.__setattr__(self, name, count(f"Window({name})", bound, " or None for no bound"))
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        p = torch.arange(q) + offset
+        first = torch.zeros_like(p) if self.left is None else p - self.left
+        return stretch(first, torch.full_like(p, k) if self.right is None else p + self.right + 1, k)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         ahead = j - position(b, i, offset)
@@ -68,6 +76,9 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", count("Prefix(n)", self.n))
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        return stretch(torch.zeros(q), torch.full((q,), self.n), k)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j < self.n
@@ -99,6 +110,10 @@ class Padding(Mask):
     @property
     def batch(self) -> int:
         return len(self.lengths)
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        stop = torch.tensor(self.lengths).view(-1, 1).expand(-1, q)
+        return stretch(torch.zeros_like(stop), stop, k)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j < torch.tensor(self.lengths, device=j.device)[pick(b, self.batch)]
@@ -136,6 +151,20 @@ class Documents(Mask):
             raise ShapeError(f"Documents has ids for {self.keys.shape[-1]} keys, but there are {k}.")
         if not self.once and self.queries.shape[-1] != q:
             raise ShapeError(f"Documents has ids for {self.queries.shape[-1]} queries, but there are {q}.")
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        if not self.once or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.device.type != "cpu":
+            return None
+        ids, place = self.keys, torch.arange(k)  # (b, k)
+        begins = torch.ones_like(ids, dtype=torch.bool)
+        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        run = begins.cumsum(1) - 1
+        if any(len(row.unique()) <= int(runs[-1]) for row, runs in zip(ids, run, strict=True)):
+            return None  # an id comes back
+        first = torch.where(begins, place, 0).cummax(1).values
+        sizes = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run)).gather(1, run)
+        rows = slice(offset, offset + q)
+        return stretch(first[:, rows], (first + sizes)[:, rows], k)
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         queries, keys = self.queries.to(j.device), self.keys.to(j.device)

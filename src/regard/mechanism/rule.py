@@ -15,6 +15,7 @@ from regard.mechanism import spans
 from regard.mechanism.spans import Spans, span
 
 Offset = int | Tensor  # one for all, or (b,)
+Stretches = tuple[Tensor, Tensor]  # the first key and the one after the last, (b or 1, q), int32, on a CPU
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ class Rows:
         return self.stop - 1 + self.greatest
 
 
+def stretch(first: Tensor, stop: Tensor, k: int) -> Stretches:
+    """Stretches of k keys from where each begins and ends, (q,) or (b, q), which may lie outside."""
+    lows, highs = (torch.atleast_2d(x.clamp(0, k).int()).contiguous() for x in (first, stop))
+    return lows, highs
+
+
 class Mask(ABC):
     """A rule of who may see whom. `&` asks for both, `|` for either, `~` for the opposite."""
 
@@ -56,6 +63,10 @@ class Mask(ABC):
     @abstractmethod
     def must(self, rows: Rows, keys: int) -> Spans:
         """Ranges of keys that every query of these rows, in every batch row and head, sees."""
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        """The one stretch of keys that each query sees; None where one may see several, or heads differ."""
+        return None
 
     @property
     def batch(self) -> int:
@@ -117,6 +128,9 @@ class Everything(Mask):
     def by_row(self) -> bool:
         return False
 
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        return stretch(torch.zeros(q), torch.full((q,), k), k)
+
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return torch.ones_like(j, dtype=torch.bool)
 
@@ -155,6 +169,10 @@ class Pair(Mask):
 class And(Pair):
     """A query sees what both rules let it see."""
 
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        one, other = self.one.stretches(q, k, offset), self.other.stretches(q, k, offset)
+        return None if one is None or other is None else (torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1]))
+
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return self.one.sees(b, h, i, j, offset) & self.other.sees(b, h, i, j, offset)
 
@@ -171,6 +189,12 @@ class And(Pair):
 @dataclass(frozen=True)
 class Or(Pair):
     """A query sees what either rule lets it see."""
+
+    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+        one, other = self.one.stretches(q, k, offset), self.other.stretches(q, k, offset)
+        if one is None or other is None or not torch.equal(*torch.broadcast_tensors(one[0], other[0])):
+            return None
+        return torch.broadcast_tensors(one[0], other[0])[0].contiguous(), torch.maximum(one[1], other[1])
 
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return self.one.sees(b, h, i, j, offset) | self.other.sees(b, h, i, j, offset)

@@ -7,32 +7,11 @@ columns and vectors there are, and how many rows a run has. A vector is a row: e
 """
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit, types
 
-REASSOCIATED = {"reassoc", "nsz", "arcp", "contract"}  # sums in any order; infinities and NaN keep their meaning
-
-
-@intrinsic
-def take(context, place):
-    """The next run that no thread has taken: the number at this address, which is one more from then on."""
-
-    def generate(context, builder, signature, arguments):
-        at = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", at, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-    return types.int64(types.voidptr), generate
-
-
-@intrinsic
-def at(context, address):
-    """What lies at an address."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
+from regard.compiled.kept import callback
+from regard.compiled.pointers import at, take
+from regard.compiled.vectors import REASSOCIATED
 
 
 @njit(fastmath=REASSOCIATED)
@@ -62,7 +41,7 @@ def share(place, run, matrix, scales, vectors, bias, output):
 def shared(dtype):
     """The same for a matrix of this dtype, of addresses."""
 
-    @cfunc(types.void(types.voidptr), cache=True)
+    @callback(types.void(types.voidptr))
     def work(place):
         said = carray(place, 10, np.int64)
         rows, columns, count = said[6], said[7], said[8]

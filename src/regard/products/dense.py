@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.products.threads import started
+from regard.compiled.threads import started
+from regard.compiled.watched import plain, unwatched
 
 MOST = 4  # vectors that the compiled product is for
 RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
@@ -47,23 +48,8 @@ def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def free(*tensors: Tensor) -> bool:
     """Whether these are float32 numbers in memory, of which nobody asks for gradients or for torch's own operations."""
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return all(map(ours, tensors)) and not learns and unwatched()
-
-
-def ours(x: Tensor) -> bool:
-    """Whether x is float32 numbers in memory, and nothing else."""
-    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.dtype == torch.float32 and not x.is_neg()
-
-
-def unwatched() -> bool:
-    """Whether nobody waits for torch's own operations: compilers, transforms, modes of dispatch, tracing and autocast."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state()
-        or torch.is_autocast_enabled("cpu")
-    )
+    ours = all(plain(x) and x.dtype == torch.float32 for x in tensors)
+    return ours and not learns and unwatched() and not torch.is_autocast_enabled("cpu")
 
 
 @cache

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from regard.map.compiled.kept import kept
-from regard.map.compiled.registers import COLUMNS, ROWS, highest, tile
-from regard.map.compiled.vectors import LEAST, ZERO, add, cap, exponentiate, hide, merge
+from regard.compiled.kept import kept
+from regard.compiled.registers import COLUMNS, ROWS, highest, tile
+from regard.compiled.vectors import LEAST, ZERO, add, cap, exponentiate, hide, merge
 
 CHUNK = 1024  # keys of a stretch, a multiple of COLUMNS
 STRIDE = CHUNK + COLUMNS  # numbers between its rows: those of a power of two would share a place in the cache

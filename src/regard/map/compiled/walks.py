@@ -4,10 +4,10 @@
 import numpy as np
 from numba import njit
 
+from regard.compiled.kept import kept
+from regard.compiled.registers import COLUMNS, ROWS, highest, tile
+from regard.compiled.vectors import ONE, ZERO, exponentiate, fold, fold_four, fold_into
 from regard.map.compiled.blocks import CHUNK, STRIDE, cut, room_for, score, softmax, weight_on
-from regard.map.compiled.kept import kept
-from regard.map.compiled.registers import COLUMNS, ROWS, highest, tile
-from regard.map.compiled.vectors import ONE, ZERO, exponentiate, fold, fold_four, fold_into
 
 
 @njit(nogil=True)

@@ -26,6 +26,17 @@ def tile(context, a, at, row, step, b, start, depth, out, place, stride):
 
     a[r, p] is at + r row + p step; b[p, c] is start + p COLUMNS + c; out[r, c] is place + r stride + c; p is below depth.
     """
+    return product(a, b, out, onto=False)
+
+
+@intrinsic
+def tile_onto(context, a, at, row, step, b, start, depth, out, place, stride):
+    """out += a b, as `tile` has them."""
+    return product(a, b, out, onto=True)
+
+
+def product(a, b, out, onto):
+    """What numba asks of an intrinsic, for a tile that is added to what is there, or put in its place."""
     signature = types.void(a, types.intp, types.intp, types.intp, b, types.intp, types.intp, out, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
@@ -33,7 +44,10 @@ def tile(context, a, at, row, step, b, start, depth, out, place, stride):
         kinds = (signature.args[0], signature.args[4], signature.args[7])
         a, b, out = (context.make_array(kind)(context, builder, x).data for kind, x in zip(kinds, (a, b, out), strict=True))
         vectors = [(r, c) for r in range(ROWS) for c in range(VECTORS)]
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(VECTOR, [0.0] * LANES)) for _ in vectors]
+        places = [vector(builder, out, builder.add(place, builder.mul(stride, SIZE(r))), c) for r, c in vectors]
+        sums = [cgutils.alloca_once(builder, VECTOR) for _ in vectors]
+        for total, here in zip(sums, places, strict=True):
+            builder.store(builder.load(here, align=4) if onto else ir.Constant(VECTOR, [0.0] * LANES), total)
         with cgutils.for_range(builder, depth) as loop:
             panel = builder.add(start, builder.mul(loop.index, SIZE(COLUMNS)))
             right = [builder.load(vector(builder, b, panel, c), align=4) for c in range(VECTORS)]
@@ -42,9 +56,8 @@ def tile(context, a, at, row, step, b, start, depth, out, place, stride):
             for total, (r, c) in zip(sums, vectors, strict=True):
                 product = builder.fmul(left[r], right[c], flags=["contract"])
                 builder.store(builder.fadd(builder.load(total), product, flags=["contract"]), total)
-        for total, (r, c) in zip(sums, vectors, strict=True):
-            here = builder.add(place, builder.mul(stride, SIZE(r)))
-            builder.store(builder.load(total), vector(builder, out, here, c), align=4)
+        for total, here in zip(sums, places, strict=True):
+            builder.store(builder.load(total), here, align=4)
         return context.get_dummy_value()
 
     return signature, generate

@@ -1,0 +1,27 @@
+# mypy: ignore-errors
+"""What a function that torch's threads run is handed, and what it takes from the others: one address, and numbers there."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def take(context, place):
+    """The next run that no thread has taken: the number at this address, which is one more from then on."""
+
+    def generate(context, builder, signature, arguments):
+        at = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", at, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.voidptr), generate
+
+
+@intrinsic
+def at(context, address):
+    """What lies at an address."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate

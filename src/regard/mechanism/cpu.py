@@ -1,0 +1,99 @@
+"""attention on a CPU by loops of our own, ahead and back: for float32 and bfloat16, where each query sees one stretch of keys.
+
+torch's own kernel is what they are held against, and what all else goes through.
+"""
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.compiled.threads import started
+from regard.compiled.watched import plain, unwatched
+from regard.mechanism.request import Request
+from regard.mechanism.rule import Stretches
+
+KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # how numba knows what lies in memory
+MOST = 4096  # keys: of more, the block of scores leaves the cache
+LEAST = 2**19  # weights, of all heads together; for fewer it is not worth to compile the loops, some seconds the first time
+
+
+def suits(request: Request) -> bool:
+    """Whether a request can go through these loops."""
+    q, k, v = request.q, request.k, request.v
+    if not unwatched() or q.dtype not in KINDS or not (plain(q) and plain(k) and plain(v)):
+        return False
+    more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
+    if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= LEAST or k.shape[2] > MOST:
+        return False
+    return compiled() is not None and request.mask.stretches(q.shape[2], k.shape[2], request.offset) is not None
+
+
+@cache
+def compiled() -> Any:
+    """The module of the loops; None where numba is not installed, or torch's threads cannot be had."""
+    if started() is None or importlib.util.find_spec("numba") is None:
+        return None
+    from regard.mechanism import compiled
+
+    return compiled
+
+
+def run(request: Request) -> Tensor:
+    """The context of a request that suits."""
+    assert isinstance(request.offset, int)
+    stretches = request.mask.stretches(request.q.shape[2], request.k.shape[2], request.offset)
+    context: Tensor = Compiled.apply(request.q, request.k, request.v, stretches, request.scale)  # type: ignore[no-untyped-call]
+    return context
+
+
+class Compiled(torch.autograd.Function):
+    """softmax(scale q kᵀ) v of queries that see one stretch of keys each, its weights computed again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float) -> Tensor:
+        """The context (b, h, q, e), which lies in memory as (b, q, h, e)."""
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        (b, h, t, _), e = q.shape, v.shape[3]
+        out, lse = q.new_empty(b, t, h, e), q.new_empty(b, h, t, dtype=torch.float32)
+        call("ahead", q, k, v, stretches, scale, (q, k, v), out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *stretches)
+        ctx.scale = scale
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k and v."""
+        q, k, v, out, lse, *ends = ctx.saved_tensors
+        stretches = ends[0], ends[1]
+        grad = grad.to(q.dtype)
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        like = [x.transpose(1, 2) for x in (q, k, v)]
+        grads = [x.new_empty(x.shape) for x in like]
+        call("back", q, k, v, stretches, ctx.scale, (q, k, v, grad), out, lse, grad, *grads)
+        return *(x.transpose(1, 2) for x in grads), None, None
+
+
+def call(
+    name: str, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float, strided: Sequence[Tensor], *others: Tensor
+) -> None:
+    """Runs one of the two functions on torch's threads.
+
+    What it finds: a counter; b, h, g, q, k, d, e; how many batch rows have stretches of their own; the strides of batch,
+    heads and tokens of q, k, v and the gradient; the addresses of the scale, the stretches, q, k, v and the others.
+    """
+    (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
+    strides = [x.stride(axis) for x in strided for axis in (0, 1, 2)]
+    strides += [0] * (12 - len(strides))
+    held = ctypes.c_float(scale)
+    places = [x.data_ptr() for x in (*stretches, q, k, v, *others)]
+    said = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
+    numbers = (ctypes.c_int64 * compiled().SAID)(*said)
+    work = getattr(compiled(), name)(KINDS[q.dtype])
+    started()(work.address, ctypes.addressof(numbers), min(torch.get_num_threads(), b * g), 0)

@@ -1,0 +1,156 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
+from regard.mechanism import cpu
+from regard.mechanism.fused import choose
+from regard.mechanism.request import ask
+from strategies import requests
+
+pytest.importorskip("numba", reason="the loops need numba, which is not installed")
+
+B, H, G, Q, K, D, E = 2, 6, 2, 131, 197, 37, 53
+RULES = {
+    "causal": Causal(),
+    "window": Window(29, 7),
+    "padding": Padding([0, 151]),
+    "causal padding": Causal() & Padding([111, K]),
+    "prefix": Causal() | Prefix(61),
+    "documents": Documents(torch.arange(K) // 43) & Causal(),
+}
+
+
+def tensors(dtype=torch.float32, q=Q, k=K, groups=G):
+    torch.manual_seed(3)
+    shapes = (B, H, q, D), (B, groups, k, D), (B, groups, k, E)
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def found_and_expected(q, k, v, mask, **options):
+    """Context and gradients of the loops, and of the formula in float64."""
+    request = ask(q, k, v, mask, **options)
+    context = cpu.run(request)
+    seed = torch.randn_like(context)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = attend(*exact, mask, **options).context
+    grads = torch.autograd.grad(expected, exact, seed.double(), materialize_grads=True)
+    return (context, *torch.autograd.grad(context, (q, k, v), seed)), (expected, *grads)
+
+
+def within(found, expected, budget=3e-6):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        size = max(other.abs().max().item(), 1.0) if other.numel() else 1.0
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=budget * size)
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests(dtype=torch.float32, longest=23, kinds=("scale", "offset")))
+def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
+    leaves = asked.leaves()[:3]
+    q, k = leaves[0].shape[2], leaves[1].shape[2]
+    offset = asked.options.get("offset", 0)
+    if not isinstance(offset, int) or not k or asked.mask.stretches(q, k, offset) is None:
+        return
+    within(*found_and_expected(*leaves, asked.mask, **asked.options))
+
+
+@pytest.mark.parametrize(
+    ("rule", "offset"), [(rule, n) for rule in RULES for n in (0, K - Q)] + [("window", -9), ("causal", -9)]
+)
+def test_over_many_blocks_of_queries_and_grouped_keys(rule, offset):
+    within(*found_and_expected(*tensors(), RULES[rule], offset=offset))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_of_bfloat16_the_context_is_that_of_float32_rounded_once(rule):
+    q, k, v = tensors(torch.bfloat16)
+    rounded = cpu.run(ask(q, k, v, RULES[rule]))
+    assert torch.equal(rounded, cpu.run(ask(q.float(), k.float(), v.float(), RULES[rule])).bfloat16())
+
+
+def test_of_bfloat16_a_nan_stays_one():
+    q, k, v = (x.detach() for x in tensors(torch.bfloat16))
+    v[0, 0, 5, 7] = torch.nan
+    assert cpu.run(ask(q, k, v, Causal()))[0, 0, 5:, 7].isnan().all()
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=20, deadline=None)
+def test_how_tensors_lie_in_memory_changes_no_bit(one, other, dtype):
+    q, k, v = (x.detach() for x in tensors(dtype))
+    orders = [one, other, one]
+    laid = [
+        x.permute(o).contiguous().permute(torch.tensor(o).argsort().tolist()) for x, o in zip((q, k, v), orders, strict=True)
+    ]
+    leaves = [x.requires_grad_() for x in laid]
+    plain = [x.requires_grad_() for x in (q, k, v)]
+    context, expected = cpu.run(ask(*leaves, Causal())), cpu.run(ask(*plain, Causal()))
+    assert torch.equal(context, expected)
+    seed = torch.randn_like(expected)
+    for found, wanted in zip(
+        torch.autograd.grad(context, leaves, seed.mT.contiguous().mT), torch.autograd.grad(expected, plain, seed), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+def test_the_number_of_threads_changes_no_bit():
+    q, k, v = tensors()
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            context = cpu.run(ask(q, k, v, Causal()))
+            results.append((context, *torch.autograd.grad(context.square().sum(), (q, k, v))))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+def test_attention_takes_the_loops_where_they_are_worth_it_and_only_for_what_they_know():
+    q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
+    assert choose(q, k, v, Causal()).kernel == "compiled"
+    assert choose(q.bfloat16(), k.bfloat16(), v.bfloat16(), Causal() & Window(9)).kernel == "compiled"
+    for others in (
+        {"softcap": 9.0},
+        {"bias": torch.zeros(1)},
+        {"sinks": torch.zeros(H)},
+        {"dropout": 0.1},
+        {"mask": ~Window(3)},
+    ):
+        assert choose(q, k, v, **{"mask": Causal(), **others}).kernel != "compiled"
+    assert choose(q.double(), k.double(), v.double(), Causal()).kernel == "sdpa causal"
+    assert choose(q[:, :, :20], k[:, :, :20], v[:, :, :20], Causal()).kernel == "sdpa causal"
+
+
+def test_a_nan_in_a_hidden_key_or_value_stays_out_of_the_rows_that_do_not_see_it():
+    q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
+    k[:, :, 200], v[:, :, 210] = torch.nan, torch.nan
+    context = attention(q, k, v, Causal())
+    assert context[:, :, :200].isfinite().all()
+    assert context[:, :, 200:].isnan().all()
+
+
+def test_transforms_of_torch_meet_a_kernel_that_they_know():
+    q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
+    found = torch.func.grad(lambda q: attention(q, k, v, Causal()).square().sum())(q)
+    (expected,) = torch.autograd.grad(attention(q.requires_grad_(), k, v, Causal()).square().sum(), q)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def test_a_gradient_of_the_gradient_is_refused_rather_than_wrong():
+    q, k, v = tensors(q=300, k=300, groups=H)
+    (grad,) = torch.autograd.grad(attention(q, k, v, Causal()).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_memory_for_the_gradient_grows_with_the_tokens_and_not_with_their_square():
+    q, k, v = tensors(q=1024, k=1024, groups=H)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        attention(q, k, v, Causal())
+    assert max(kept) <= B * H * 1024 * max(D, E)
