@@ -19,6 +19,7 @@ from benchmarks import (
     recording,
     rounding,
     rules,
+    training,
     tried,
 )
 from benchmarks.tables import Table
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "products": products,
     "generation": generation,
     "rounding": rounding,
+    "training": training,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"

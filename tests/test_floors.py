@@ -20,7 +20,7 @@ DOOR = {"__init__", "__main__"}  # they hand names on, and nobody below imports 
 EDGES = {  # a heavy dependency, and the only modules that may import it
     "starlette": {"show.page.server"},
     "uvicorn": {"show.page.server"},
-    "matplotlib": {"show.figure", "show.head_figure"},
+    "matplotlib": {"show.figure", "show.head_figure", "show.curves"},
     "safetensors": {"weights", "observe.files"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},
@@ -29,7 +29,7 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
     "torch.distributed": {"train.engine", "train.checkpoints"},
     "transformers": {"cli.foreign"},  # elsewhere it is met where the program has imported it
     "rich": {"show", "cli"},
-    "numba": {"compiled", "map.compiled", "mechanism.compiled", "products.compiled"},
+    "numba": {"compiled", "map.compiled", "mechanism.compiled", "products.compiled", "train.compiled"},
     "llvmlite": {"compiled"},
 }
 

@@ -52,6 +52,8 @@ WHEN_ASKED = {  # rooms that need more than torch, or more time than importing m
     "regard.show.head_figure": ("figure",),
 }
 
+ROOMS = ("train",)  # that are used by their own name: regard.train.run
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -102,6 +104,8 @@ def __getattr__(name: str) -> Any:
     for room, names in WHEN_ASKED.items():
         if name in names:
             return getattr(import_module(room), name)
+    if name in ROOMS:
+        return import_module(f"regard.{name}")
     raise AttributeError(f"regard has no {name!r}.")
 
 

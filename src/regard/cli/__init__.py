@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import generate, heads, look, verify, walk
+from regard.cli import evaluate, generate, heads, look, train, verify, walk
 from regard.errors import RegardError
 
-COMMANDS = {"walk": walk, "look": look, "heads": heads, "generate": generate, "verify": verify}
+COMMANDS = {
+    "walk": walk,
+    "look": look,
+    "heads": heads,
+    "generate": generate,
+    "train": train,
+    "evaluate": evaluate,
+    "verify": verify,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from regard.cli.numbers import Numbers
 from regard.errors import ConfigError, DataError
 from regard.models import GPT2
-from regard.text import Letters
+from regard.text import BytePair, Letters
 from regard.weights.gpt2 import CARRIED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+STATES, WRITER = "AutoModel", "AutoModelForCausalLM"
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
 
 
@@ -44,6 +45,15 @@ class Opened(Protocol):
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
         """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
 
+    def encode(self, text: str) -> list[int]:
+        """All tokens of a text and nothing else."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+
+    def pieces(self) -> list[str]:
+        """The text of every token that there is."""
+
     def run(self, ids: Tensor) -> object:
         """The model on tokens."""
 
@@ -65,14 +75,30 @@ class Own:
         """How many layers it has."""
         return self.model.config.layers
 
+    @property
+    def words(self) -> BytePair | Letters | Numbers:
+        """Its vocabulary; where it has none, tokens are written as numbers."""
+        return self.model.text or Numbers()
+
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
         """The first tokens of a text, as many as the model reads."""
-        words = self.model.text or Numbers()
-        found = words.encode(text.strip() if isinstance(words, Letters) else text)
+        found = self.encode(text)
         if not found:
             raise DataError("the text has no tokens.")
         ids = found[: min(self.context, len(found) if most is None else most)]
-        return torch.tensor([ids]), words.pieces(ids), len(found)
+        return torch.tensor([ids]), self.words.pieces(ids), len(found)
+
+    def encode(self, text: str) -> list[int]:
+        """All tokens of a text."""
+        return self.words.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.words.bytes(ids).decode(errors="replace")
+
+    def pieces(self) -> list[str]:
+        """The text of every token that there is."""
+        return self.words.pieces(range(self.model.config.vocabulary if self.model.text is None else self.model.text.vocabulary))
 
     def run(self, ids: Tensor) -> Tensor:
         """The logits."""
@@ -118,31 +144,46 @@ class Foreign:
         ids = found[:, :limit]
         return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
 
+    def encode(self, text: str) -> list[int]:
+        """All tokens of a text, without those that the tokenizer puts around it."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def pieces(self) -> list[str]:
+        """The text of every token that there is."""
+        return list(self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))]))
+
     def run(self, ids: Tensor) -> object:
         """What the model says."""
         return self.model(input_ids=ids)
 
 
-def opened(name: str) -> Opened:
-    """The model of a name: regard's own where the folder has no tokenizer that transformers knows, else by transformers."""
+def opened(name: str, kind: str = STATES) -> Opened:
+    """The model of a name: regard's own where the folder has no tokenizer that transformers knows, else by transformers.
+
+    kind is the class of transformers that it is read by: STATES has no head, WRITER foretells the next token.
+    """
     path = Path(name).expanduser()
     known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
     if (path.exists() and not known and path.suffix != ".gguf") or (name in CARRIED and not path.exists()):
         return Own(path.name, GPT2.load(name))
-    return foreign(name)
+    return foreign(name, kind)
 
 
-def foreign(name: str) -> Foreign:
+def foreign(name: str, kind: str) -> Foreign:
     """The model that a folder, a .gguf file or the hub has under a name, of a text alone; an encoder-decoder's encoder.
 
     Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed.
     """
     try:
-        from transformers import AutoModel, AutoTokenizer
+        import transformers
     except ImportError:
         raise ConfigError("to load a model this needs transformers: pip install transformers.") from None
-    path = Path(name)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": name}
+    path = Path(name).expanduser()
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(path) if path.exists() else name}
     if path.suffix == ".gguf":
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if not path.is_file():
@@ -151,8 +192,8 @@ def foreign(name: str) -> Foreign:
         raise DataError(f"{name} is no folder, and no name on the hub, which is like gpt2 or owner/model.")
     try:
         with silence():
-            tokenizer = AutoTokenizer.from_pretrained(**where)
-            model = AutoModel.from_pretrained(**where, dtype="auto").eval()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+            model = getattr(transformers, kind).from_pretrained(**where, dtype="auto").eval()
     except ImportError as error:
         raise ConfigError(f"{name} needs more to be read: {first_sentence(error)}") from None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -160,7 +201,7 @@ def foreign(name: str) -> Foreign:
             f"{name} could not be loaded: {first_sentence(error)} A model is a folder with config.json, weights and "
             "a tokenizer, a .gguf file, or a name on the hub, which must have been downloaded where there is no network."
         ) from None
-    if getattr(model.config, "is_encoder_decoder", False):
+    if kind == STATES and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return Foreign(path.name if path.exists() else name, model, tokenizer)
 

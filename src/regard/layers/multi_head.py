@@ -11,7 +11,7 @@ from regard.layers import checks
 from regard.layers.causal import CausalAttention, dropped
 from regard.layers.conversion import blank, copy_rows
 from regard.layers.linear import Linear
-from regard.mechanism import Causal, Steps, attend, attention, heads
+from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, attention, heads
 from regard.mechanism.request import probability
 from regard.mechanism.rule import Offset
 
@@ -67,11 +67,14 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(probability(dropout))
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
-    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
-        """The output of each token; `past` puts keys and values of earlier calls before these, and says how many."""
+    def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
+        """The output of each token, which sees those before it that the mask lets it see.
+
+        `past` puts keys and values of earlier calls before these, and says how many.
+        """
         q, k, v = self.project(x)  # (b, h, t, d)
         k, v, offset = (k, v, 0) if past is None else past(k, v)
-        context = attention(q, k, v, Causal(), offset=offset, dropout=dropped(self.dropout))
+        context = attention(q, k, v, Causal() & mask, offset=offset, dropout=dropped(self.dropout))
         output: Tensor = self.out_proj(heads.join(context))
         return output
 

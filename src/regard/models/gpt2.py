@@ -20,6 +20,7 @@ from regard.errors import ShapeError
 from regard.generate import decode
 from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention, Past
+from regard.mechanism import EVERYTHING, Mask
 from regard.models.gpt2_config import GPT2Config
 from regard.products import linear
 from regard.text import BytePair, Letters, byte_pair, letters
@@ -64,13 +65,13 @@ class GPT2(nn.Module):
         self.text: BytePair | Letters | None = None
         self.initialise()
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """The logits of the next token after each token."""
+    def forward(self, tokens: Tensor, cache: Cache | None = None, mask: Mask = EVERYTHING) -> Tensor:
+        """The logits of the next token after each token, which sees those before it that the mask lets it see."""
         t = self.checked(tokens).shape[-1]
         places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)
         x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
         for number, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache.layer(number))
+            x = block(x, None if cache is None else cache.layer(number), mask)
         x = self.norm(x if cache is None else cache.asked(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
@@ -139,9 +140,9 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
         """The stream (b, t, c) with this block's part added."""
-        x = x + self.dropout(self.attention(self.norm_attention(x), past))
+        x = x + self.dropout(self.attention(self.norm_attention(x), past, mask))
         stream: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_feed(x)))))
         return stream
 

@@ -1,6 +1,6 @@
 """Letters: a vocabulary of single letters, for models that read nothing else."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.errors import DataError
 
 FILE = "letters.txt"
+SHOWN = 40  # letters of an alphabet that an error spells out
 
 
 class Letters:
@@ -16,18 +17,39 @@ class Letters:
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) < len(alphabet):
             raise DataError(f"an alphabet is some letters, each of them once; got {alphabet!r}.")
+        if any("\ud800" <= letter <= "\udfff" for letter in alphabet):
+            raise DataError("an alphabet is of whole characters; it has half of a surrogate pair, which no file of text holds.")
         self.alphabet = alphabet
         self.special: dict[str, int] = {}
+        self._numbers = {letter: number for number, letter in enumerate(alphabet)}
+
+    @classmethod
+    def of(cls, texts: str | Iterable[str]) -> "Letters":
+        """Every letter that occurs in a text, or in several, in the order of their code points."""
+        found: set[str] = set()
+        for text in [texts] if isinstance(texts, str) else texts:
+            found.update(text)
+        if not found:
+            raise DataError("there is no letter in these texts, and an alphabet has one at least.")
+        return cls("".join(sorted(found)))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Letters":
         """The alphabet in a folder's letters.txt."""
-        return cls((Path(folder) / FILE).read_text(encoding="utf-8").rstrip("\n"))
+        path = Path(folder) / FILE
+        try:
+            held = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+        return cls(held.removesuffix("\r\n") if held.endswith("\r\n") else held.removesuffix("\n"))
 
     def save(self, folder: str | Path) -> None:
-        """Writes letters.txt into a folder, which is made where there is none."""
+        """Writes letters.txt into a folder, which is made where there is none: the letters, and the end of their line."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / FILE).write_text(self.alphabet + "\n", encoding="utf-8")
+        line_end = "" if self.alphabet.endswith("\r") else "\n"  # after \r it would be read as a line's end of two letters
+        (Path(folder) / FILE).write_bytes((self.alphabet + line_end).encode("utf-8"))
 
     @property
     def vocabulary(self) -> int:
@@ -35,13 +57,19 @@ class Letters:
         return len(self.alphabet)
 
     def encode(self, text: str, allowed: Collection[str] = ()) -> list[int]:
-        """The numbers of a text; DataError for a letter that is none of the alphabet's."""
-        wrong = [letter for letter in [*allowed, *text] if letter not in self.alphabet]
-        if wrong:
-            raise DataError(
-                f"{wrong[0]!r} is no letter of this model, which reads {', '.join(self.alphabet)} and nothing else."
-            )
-        return [self.alphabet.index(letter) for letter in text]
+        """The numbers of a text; DataError for a letter that is none of the alphabet's.
+
+        The line's end with which files of text end is left out where the alphabet has none.
+        """
+        if text.endswith("\n") and "\n" not in self._numbers:
+            text = text.removesuffix("\n").removesuffix("\r" * ("\r" not in self._numbers))
+        try:
+            if allowed:
+                raise KeyError(next(iter(allowed)))  # there are no special tokens
+            return list(map(self._numbers.__getitem__, text))
+        except KeyError as error:
+            letters = ", ".join(self.alphabet[:SHOWN]) + (", ..." if self.vocabulary > SHOWN else "")
+            raise DataError(f"{error.args[0]!r} is no letter of this model, which reads {letters} and nothing else.") from None
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of numbers; DataError for a number that stands for no letter."""

@@ -1,0 +1,140 @@
+"""Training GPT-2's shape, random weights, beside Hugging Face's GPT-2 with torch's fused AdamW, on the same weights and tokens.
+
+Equal are the losses of all that compute in float32, step after step; of those that round, the largest difference from
+float32's is told. Each takes a few steps at its turn, of which the first, that warms the caches, is not counted.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config as TheirConfig
+from transformers import GPT2LMHeadModel
+
+from benchmarks.tables import Table
+from regard.models import GPT2, GPT2Config
+from regard.text.corpus import Batch
+from regard.train import memory
+from regard.train.alone import Alone
+from regard.train.loss import loss_of
+from regard.weights import gpt2 as files
+
+TITLE = "Training GPT-2's shape: tokens a second, AdamW, no dropout"
+COLUMNS = ["layers", "width", "vocabulary", "batch", "by", "products in", "step ms", "tokens a second", "of peak", "loss off"]
+SHAPES = (  # layers, heads, width, context, vocabulary, batch
+    (6, 6, 384, 256, 4096, 8),
+    (6, 6, 192, 512, 2048, 8),
+    (12, 12, 768, 512, 50257, 2),
+)
+STEPS, TURNS = 4, 3  # at each turn, the first of them not counted
+LEARNED = 3  # steps whose losses are compared
+RATE = 3e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """Who trains, and in what products; a step that returns its loss; whether the memory it frees is kept."""
+
+    by: str
+    products: str
+    step: Callable[[], float]
+    kept: bool
+
+
+def run(peak: dict[torch.dtype, float]) -> Table:
+    """A row a contender and shape."""
+    table = Table(TITLE, COLUMNS)
+    for shape in SHAPES:
+        layers, _, width, t, n, b = shape
+        found = contenders(shape)
+        losses = [[one.step() for _ in range(LEARNED)] for one in found]
+        off = [max(abs(x - y) for x, y in zip(each, losses[0], strict=True)) for each in losses]
+        exact = [o for one, o in zip(found, off, strict=True) if one.products == "float32"]
+        assert max(exact) < 1e-4 * losses[0][0], f"the losses of float32 differ: {losses}"
+        medians = taken(found)
+        work = 6 * (layers * 12 * width**2 + width * n) + 6 * layers * width * t  # half of a causal square
+        for one, seconds, difference in zip(found, medians, off, strict=True):
+            share = work * b * t / seconds / 1e9 / peak[torch.float32 if one.products == "float32" else torch.bfloat16]
+            table.add(layers, width, n, b, one.by, one.products, seconds * 1e3, b * t / seconds, share, difference)
+    return table
+
+
+def taken(found: list[Contender]) -> list[float]:
+    """The median seconds of each one's steps."""
+    times: list[list[float]] = [[] for _ in found]
+    order = list(range(len(found)))
+    for _ in range(TURNS):
+        random.Random(0).shuffle(order)
+        for place in order:
+            (memory.keep if found[place].kept else memory.as_usual)()
+            for step in range(STEPS):
+                start = time.perf_counter()
+                found[place].step()
+                if step:
+                    times[place].append(time.perf_counter() - start)
+    return [statistics.median(each) for each in times]
+
+
+def contenders(shape: tuple[int, ...]) -> list[Contender]:
+    """The same weights in everybody's hands."""
+    layers, heads, width, t, n, b = shape
+    torch.manual_seed(0)
+    ours = GPT2(GPT2Config(layers=layers, heads=heads, width=width, context=t, vocabulary=n))
+    tokens = torch.randint(0, n, (b, t + 1))
+    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(b, t, dtype=torch.long))
+    made = []
+    for products in ("float32", "bfloat16"):
+        made.append(Contender("Hugging Face", products, theirs(ours, batch, products, compiled=False), kept=False))
+    made.append(Contender("Hugging Face, memory kept", "bfloat16", theirs(ours, batch, "bfloat16", compiled=False), kept=True))
+    made.append(Contender("Hugging Face, compiled", "bfloat16", theirs(ours, batch, "bfloat16", compiled=True), kept=False))
+    for products in ("float32", "bfloat16"):
+        made.append(Contender("regard", products, regards(ours, batch, products), kept=True))
+    return made
+
+
+def theirs(ours: GPT2, batch: Batch, products: str, *, compiled: bool) -> Callable[[], float]:
+    """A step of Hugging Face's GPT-2, the loss by torch's own function."""
+    config = ours.config
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    sizes = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "n_positions": config.context}
+    model = GPT2LMHeadModel(TheirConfig(vocab_size=config.vocabulary, **sizes, **dropout)).train()
+    model.load_state_dict(files.foreign(asdict(config), ours.state_dict()), strict=False)
+    model.tie_weights()
+    called = torch.compile(model) if compiled else model
+
+    def loss() -> Tensor:
+        logits = called(batch.tokens).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
+
+    return stepper(model, loss, products)
+
+
+def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
+    """A step as the trainer takes it."""
+    model = GPT2(ours.config)
+    model.load_state_dict(ours.state_dict())
+    called = Alone().prepared(model.train())
+    return stepper(model, lambda: loss_of(called, batch), products)
+
+
+def stepper(model: nn.Module, loss: Callable[[], Tensor], products: str) -> Callable[[], float]:
+    """Loss, gradient, clipping and update."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+
+    def step() -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
+            found = loss()
+        found.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        value = float(found.detach())
+        assert math.isfinite(value)
+        return value
+
+    return step

@@ -1,0 +1,39 @@
+"""The corpus: stories that the narrator tells, in files of JSON lines, a chunk at a time; a chunk that is there is left."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+from recipes.pocket.narrator import Narrator, words
+
+CHUNK, ROWS = 8192, 256  # stories a file, and how many are told side by side
+SEED = 20_000  # of the first chunk; each has a seed of its own
+
+
+def write(data: Path, folder: Path, chunks: int) -> None:
+    """So many files of stories in a folder, told by the narrator whose two files lie in `data`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [n for n in range(chunks) if not place(folder, n).exists()]
+    if not missing:
+        return
+    narrator, pieces = Narrator.load(data / "stories15M.bin"), words(data / "tokenizer.bin")
+    for n in missing:
+        began = time.monotonic()
+        told = narrator.stories(CHUNK, rows=ROWS, seed=SEED + n)
+        texts = [finished(b"".join(pieces[token] for token in story).decode(errors="ignore")) for story in told]
+        aside = place(folder, n).with_suffix(".part")
+        aside.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text), encoding="utf-8")
+        aside.rename(place(folder, n))
+        print(f"stories {n + 1} of {chunks}: {sum(map(len, texts)):,} letters, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def place(folder: Path, n: int) -> Path:
+    """The file of a chunk."""
+    return folder / f"{n:03}.jsonl"
+
+
+def finished(story: str) -> str:
+    """A story up to its last whole sentence: the context cuts the long ones in the middle of one."""
+    whole = re.match(r"""(?s).*[.!?]"?(?=\s|$)""", story.strip())
+    return whole.group() if whole else ""

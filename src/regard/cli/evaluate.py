@@ -1,0 +1,185 @@
+"""regard evaluate: how well a model foretells a text: its perplexity by token, word and byte; LAMBADA's last words.
+
+Exit code 2 where the model, the text or the settings cannot be used.
+"""
+
+import argparse
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from regard.cli.foreign import WRITER, Opened, first_sentence, opened
+from regard.cli.look import read
+from regard.cli.progress import watched
+from regard.errors import ConfigError, DataError
+from regard.evaluate import lambada, perplexity, published, stop_tokens, wikitext
+from regard.evaluate.published import FILES
+from regard.evaluate.sizes import sizes
+from regard.observe.table import aligned
+from regard.show.terminal import literal, open_console, write
+from regard.text.corpus import Corpus, documents
+
+EPILOG = """\
+FILE is a text; a .jsonl file of passages {"text": ...} whose last words are
+foretold, as LAMBADA is; or a folder that regard.text.corpus.prepare wrote.
+Of the model, a window of --context tokens is read at a time, the next one
+--stride tokens later; every token but the first is scored once. A small stride
+gives each token more before it, and takes longer."""
+
+WHOLE = 1024  # tokens of a window where the model does not say what it was made for
+Rows = list[tuple[str, str, str | None]]  # a label, what was measured, and of what a figure was published
+HUGE = 1e7  # from which on a number is written as a power of ten
+SAMPLE = 512  # tokens of a corpus that must be the same text to the model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard evaluate`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        required=True,
+        help="a GPT-2 from anyone's weights, gpt2, sorter; or a Hugging Face model: folder, .gguf file or hub name",
+    )
+    parser.add_argument("--on", metavar="FILE", required=True, help="a text, a .jsonl of passages, or a corpus")
+    parser.add_argument("--context", metavar="N", type=int, help="tokens read at a time (what the model was made for)")
+    parser.add_argument("--stride", metavar="N", type=int, help="tokens from one window to the next (half of the context)")
+    parser.add_argument("--batch", metavar="N", type=int, default=4, help="windows or passages at a time (4)")
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="where it runs, cuda say (cpu)")
+    parser.add_argument("--held-out", metavar="SHARE", type=float, help="of a corpus, only the last share, 0.05 say")
+    parser.add_argument("--wikitext", action="store_true", help="the text is WikiText: take its spacing out, count its words")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Opens model and text, scores and prints."""
+    path = Path(options.on).expanduser()
+    if not path.exists():
+        raise DataError(f"{options.on} is no file and no folder.")
+    asked = placed(options.model, options.device)
+    context = options.context or asked.context or WHOLE
+    if asked.context is not None and context > asked.context:
+        raise ConfigError(f"--context must be at most {asked.context}, what the model was made for; got {context}.")
+    known = known_as(path)
+    start = time.perf_counter()
+    if path.suffix == ".jsonl":
+        rows, line, notes = last_words(asked, path, context, options.batch)
+    else:
+        rows, line, notes = scored(asked, path, context, options, bool(known) or options.wikitext)
+    seconds = time.perf_counter() - start
+    console = open_console()
+    write(console, Text(literal(f"{asked.name} on {path.name}"), style="bold"))
+    write(console, Text(f"{line} {seconds:.1f} s."))
+    console.print()
+    titles, *cells = laid(rows, asked.name, known)
+    for number, one in enumerate(aligned(titles, cells, left=titles[:1])):
+        console.print(Text(one, style="" if number else "dim"), no_wrap=True, overflow="crop")
+    for note in notes:
+        write(console, Text(note, style="dim"))
+    return 0
+
+
+def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace, wiki: bool) -> tuple[Rows, str, list[str]]:
+    """The perplexities of a text or a corpus, a sentence on them, and what is to be known of them."""
+    tokens: Any
+    if path.is_dir():
+        tokens = corpus_of(asked, path, options.held_out)
+        words, size = sizes(tokens)
+    elif options.held_out is not None:
+        raise ConfigError("--held-out is of a corpus, a folder that regard.text.corpus.prepare wrote.")
+    else:
+        text = read(str(path))
+        words, size = (wikitext.words(text) if wiki else len(text.split())), len(text.encode())
+        tokens = asked.encode(wikitext.detokenised(text) if wiki else text)
+    stride = options.stride or max(context // 2, 1)
+    settings = {"context": context, "stride": stride, "batch": options.batch, "words": words, "bytes": size}
+    with counted("scoring", len(tokens)) as watch:
+        found = perplexity(asked.model, tokens, **settings, watch=watch)
+    rows = [
+        ("perplexity", "", None),
+        ("by token", decimal(found.by_token), None),
+        ("by word", decimal(found.by_word), "perplexity"),
+        ("by byte", decimal(found.by_byte), None),
+        ("bits per byte", decimal(found.bits_per_byte, 3), None),
+        ("nats per token", decimal(found.loss_nats, 3), None),
+    ]
+    line = f"{found.tokens:,} tokens, {words:,} words, {size:,} bytes; windows of {context:,} tokens moved by {stride:,}."
+    spacing = "Read without WikiText's spacing; words, with an end for each line, and bytes are those of the file."
+    return rows, line, [spacing] if wiki else []
+
+
+def last_words(asked: Opened, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
+    """The same of the last words of passages."""
+    passages = list(documents(path))
+    stop = stop_tokens(asked.pieces())
+    with counted("passages", len(passages)) as watch:
+        found = lambada(asked.model, passages, asked.encode, context=context, stop=stop, batch=batch, watch=watch)
+    rows = [
+        ("last words", "", None),
+        ("perplexity", decimal(found.by_word), "perplexity"),
+        ("by token", decimal(found.by_token), None),
+        ("right, %", decimal(100 * found.accuracy), None),
+        ("filtered, %", decimal(None if found.accuracy_filtered is None else 100 * found.accuracy_filtered), "accuracy, %"),
+    ]
+    note = "Filtered: no stop word may begin the last word, which is how the paper counts, with a list that it does not give."
+    return rows, f"{found.passages:,} passages, {found.tokens:,} tokens of last words.", [note] if stop else []
+
+
+def laid(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The rows as cells, a column of published figures among them where there are any, each with the name of its text."""
+    (title, _, _), *measured = rows
+    cells = [(title, "measured", "published")]
+    for label, value, measure in measured:
+        cells.append((label, value, ""))
+        found = [one for text in known for one in published(model, text) if one.measure == measure]
+        cells += [(f"  {one.on}", "", f"{one.figure:.2f}") for one in found]
+    return cells if any(cell[2] for cell in cells[1:]) else [(label, value, "") for label, value, _ in cells]
+
+
+def known_as(path: Path) -> Sequence[str]:
+    """The names under which a text was published, where it is one of those."""
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        return FILES.get(hashlib.file_digest(file, "sha256").hexdigest(), ())
+
+
+def corpus_of(asked: Opened, path: Path, held_out: float | None) -> Corpus:
+    """A corpus whose tokens are the model's."""
+    corpus = Corpus.load(path)
+    sample = corpus[:SAMPLE].tolist()
+    if asked.decode(sample) != corpus.text.decode(sample):
+        raise ConfigError(f"{path} was prepared with {corpus.text!r}, whose tokens are not those of {asked.name}.")
+    return corpus if held_out is None else corpus.split(held_out)[1]
+
+
+def placed(name: str, device: str) -> Opened:
+    """The model of a name, one that foretells the next token, on a device."""
+    asked = opened(name, WRITER)
+    try:
+        asked.model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {device} cannot be used: {first_sentence(error)}") from None
+    return asked
+
+
+@contextmanager
+def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A context with a bar, and what tells it how many are done."""
+    done = [0]
+
+    def watch(count: int) -> None:
+        done[0] = count
+
+    with watched(label, lambda: done[0], total):
+        yield watch
+
+
+def decimal(number: float | None, digits: int = 2) -> str:
+    """A number with so many digits after its point, a power of ten where it is huge, nothing where there is none."""
+    return "" if number is None else f"{number:,.{digits}f}" if number < HUGE else f"{number:.2e}"

@@ -1,0 +1,219 @@
+"""regard train: a GPT-2 from its first weight, on a text of your own; the same command goes on where a run was left.
+
+Exit code 2 where the config cannot be used, the run diverges or the disk is full; 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+import argparse
+import importlib.util
+import shutil
+import signal
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from regard.cli.progress import watched
+from regard.errors import ConfigError
+from regard.models import GPT2Config
+from regard.text.corpus import Corpus
+from regard.text.corpus.sources import total
+from regard.train import Listener, TrainConfig, Training, begin, follow, plan, texts
+from regard.train.alone import Engine
+from regard.train.config import ENGINES, MODEL
+from regard.train.engine import started
+from regard.train.listeners import board, lines
+from regard.train.listeners.observation import Observation
+from regard.train.listeners.progress import Progress
+from regard.train.listeners.signals import Signals
+from regard.train.peak import measured
+
+EPILOG = """\
+A run lies in one folder, --out: checkpoints, log.jsonl with a line a step,
+model, which GPT2.load and --model read, and pictures of it at the end. The same
+command again goes on from the last checkpoint. A config file is TOML, each
+setting under the name that its flag has here, the sizes under [model]."""
+
+RELEASED = {
+    "gpt2": GPT2Config.small,
+    "gpt2-medium": GPT2Config.medium,
+    "gpt2-large": GPT2Config.large,
+    "gpt2-xl": GPT2Config.xl,
+}
+
+SIZES = {
+    "layers": "of the model",
+    "heads": "of a layer",
+    "width": "of the model's vectors",
+    "context": "tokens that it reads at most, and those of a row of training",
+    "dropout": "the share of numbers that are left out in training",
+    "inner": "width of the feed-forward layers; 0 for four times the width",
+    "activation": "of the feed-forward layers",
+    "epsilon": "of the norms",
+    "tied": "the head is the token embedding",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard train`: a flag for each field of the config, and of its model."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags go before it")
+    parser.add_argument("--observe", metavar="every=N", help="write what kind each head is, every N steps, into heads.jsonl")
+    parser.add_argument(
+        "--plan",
+        nargs="?",
+        const="config",
+        choices=["config", *RELEASED],
+        metavar="NAME",
+        help="only say what it takes, of memory, links and time: of these settings, or with the sizes of gpt2, gpt2-medium, "
+        "gpt2-large, gpt2-xl",
+    )
+    parser.add_argument("--accelerators", nargs="+", type=int, default=[1], metavar="N", help="of a plan (1)")
+    parser.add_argument("--link", type=float, default=0.0, metavar="X", help="of a plan: GB a second that each can send")
+    hints = get_type_hints(TrainConfig)
+    for one in fields(TrainConfig):
+        if one.name not in ("model", "observe_every"):
+            add_flag(parser, one.name, hints[one.name], one.default, one.metadata["says"])
+    hints = get_type_hints(GPT2Config)
+    for one in fields(GPT2Config):
+        if one.name in SIZES:
+            default = MODEL.get(one.name, one.default)
+            add_flag(parser, one.name, hints[one.name], None if default is MISSING else default, SIZES[one.name])
+
+
+def add_flag(parser: argparse.ArgumentParser, name: str, kind: Any, default: Any, says: str) -> None:
+    """A flag of a field; what is not said is not among the options."""
+    flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
+    told = f"{says} ({default})" if default not in ("", None) else says
+    told = told.replace("%", "%%")
+    if kind is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=says, **known)  # type: ignore[arg-type]
+    elif kind == tuple[float, float]:
+        parser.add_argument(flag, nargs=2, type=float, metavar="X", help=told, **known)  # type: ignore[arg-type]
+    else:
+        metavar = {int: "N", float: "X"}.get(kind, "WORDS" if name in ("prompt", "observe_text") else "NAME")
+        parser.add_argument(flag, type=kind, metavar=metavar, help=told, **known)  # type: ignore[arg-type]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, and says how it goes."""
+    if options.plan is not None:
+        say(table_of(configured(options), options))
+        return 0
+    config, signals = configured(options), Signals()
+    with started(config) as engine:
+        training = begun(config, engine)
+        if training.first:
+            tell(training)
+        if training.step < config.steps:
+            with signals.caught():
+                follow(training, listeners(training, signals))
+    return ended(training, signals)
+
+
+def begun(config: TrainConfig, engine: Engine) -> Training:
+    """The run, with a bar where its text takes long to prepare."""
+    read = [0]
+
+    def heard(done: int, whole: int | None) -> None:
+        read[0] = done
+
+    prepares = config.text and Path(config.text).exists() and engine.rank == 0
+    with watched("reading the text", lambda: read[0], (total(config.text) or 0) if prepares else 0):
+        return begin(config, engine, heard)
+
+
+def table_of(config: TrainConfig, options: argparse.Namespace) -> str:
+    """What a run would take, or one of a released model with the same settings."""
+    if options.plan in RELEASED:
+        config = replace(config, model=RELEASED[options.plan]())
+    elif config.corpus:
+        config = texts.fitted(config, Corpus.load(config.corpus))
+    elif config.vocabulary.isdecimal():
+        config = replace(config, model=replace(config.model, vocabulary=int(config.vocabulary)))
+    engines = {number: ENGINES if number > 1 else ENGINES[:1] for number in options.accelerators}
+    plans = [plan.planned(config, number, engine) for number, known in engines.items() for engine in known]
+    return plan.table(config, plans, columns=shutil.get_terminal_size().columns, link=options.link)
+
+
+def configured(options: argparse.Namespace) -> TrainConfig:
+    """The config of the file and of the flags over it."""
+    given = vars(options)
+    flags = {one.name: given[one.name] for one in fields(TrainConfig) if one.name in given}
+    flags["model"] = {name: given[name] for name in SIZES if name in given}
+    if options.observe is not None:
+        flags["observe_every"] = observed(options.observe)
+    return TrainConfig.of({}, **flags) if options.config is None else TrainConfig.read(options.config, **flags)
+
+
+def observed(word: str) -> int:
+    """The number of `every=N`."""
+    number = word.removeprefix("every=")
+    if not number.isdecimal():
+        raise ConfigError(f"--observe is every=N, every=200 say; got {word!r}.")
+    return int(number)
+
+
+def tell(training: Training) -> None:
+    """The config; what is trained, on what, by whom, and from where it goes on."""
+    config, corpus, engine = training.config, training.corpus, training.engine
+    say(f"{config}\n")
+    if engine.world > 1:
+        say(f"{engine.world} processes, {config.engine}")
+    say(f"{config.model.parameters:,} parameters")
+    say(f"{corpus.tokens:,} tokens, {training.reader.windows:,} rows an epoch")
+    if training.step == config.steps:
+        say(f"all {config.steps:,} steps are done; --steps asks for more")
+    elif training.resumed:
+        say(f"goes on after step {training.resumed:,}")
+
+
+def listeners(training: Training, signals: Signals) -> list[Listener]:
+    """Who hears of every step."""
+    config, folder = training.config, training.folder
+    peak = training.engine.total(config.peak_tflops * 1e12 or measured(config.precision, training.engine.device))
+    found: list[Listener] = [signals, lines.Log(folder / lines.LOG)]
+    if config.observe_every:
+        found.append(Observation(folder / lines.HEADS, config.observe_every, config.observe_text))
+    if board.installed():
+        found.append(board.Board(folder / "tensorboard"))
+    return [*found, Progress(peak)]
+
+
+def ended(training: Training, signals: Signals) -> int:
+    """The pictures, where the model is, and the exit code."""
+    if not training.first:
+        return code_of(signals)
+    say("")
+    draw(training)
+    folder, step = training.folder, training.step
+    if (folder / "model").is_dir():
+        which = "" if training.best is None else f", the best: {training.best:.4f} nats a token held out"
+        say(f"model: {folder / 'model'}{which}")
+    if signals.came is not None and training.stopped:
+        say(f"{signals.came.name}: stopped after step {step:,}, which is kept; the same command goes on from there")
+    return code_of(signals)
+
+
+def code_of(signals: Signals) -> int:
+    """What a shell says of a process that a signal ended."""
+    return 0 if signals.came is None else 128 + signal.Signals(signals.came)
+
+
+def draw(training: Training) -> None:
+    """The pictures of what was written, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        say("pip install matplotlib pillow, and the same command draws the curves")
+        return
+    from regard.show import curves
+
+    for file, draws, picture in (("log.jsonl", curves.curves, "curves.png"), ("heads.jsonl", curves.formation, "heads.png")):
+        path = training.folder / file
+        rows = lines.read(path) if path.is_file() else []
+        if rows:
+            curves.save(draws(rows), training.folder / picture)
+            say(f"picture: {training.folder / picture}")
+
+
+def say(text: str) -> None:
+    """A line, at once."""
+    print(text, flush=True)

@@ -1,0 +1,7 @@
+"""How well a model foretells text: perplexity, LAMBADA, and the figures that were published for GPT-2."""
+
+from regard.evaluate.lambada import Lambada, lambada, stop_tokens
+from regard.evaluate.perplexity import Perplexity, perplexity
+from regard.evaluate.published import Published, published
+
+__all__ = ["Lambada", "Perplexity", "Published", "lambada", "perplexity", "published", "stop_tokens"]

@@ -1,0 +1,52 @@
+"""What any model says comes next: its logits, and from them the loss of given tokens, a block at a time."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ShapeError
+from regard.generate.sampling import wide
+
+Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
+BLOCK = 1 << 24  # logits that are widened and summed at a time
+
+
+@contextmanager
+def asked(model: Model) -> Iterator[torch.device]:
+    """A context in which a model is asked and not trained, and the device it lies on; its mode is left as it was."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    before = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.training = False
+        with torch.no_grad():
+            yield torch.device("cpu") if first is None else first.device
+    finally:
+        for part, training in zip(parts, before, strict=True):
+            part.training = training
+
+
+def logits_of(model: Model, tokens: Tensor) -> Tensor:
+    """The logits (b, t, n) of tokens (b, t)."""
+    said = model(tokens)
+    logits = getattr(said, "logits", said)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
+        came = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ShapeError(
+            f"of tokens {tuple(tokens.shape)} a model must give logits (b, t, n), or have them as .logits; got {came}."
+        )
+    return logits
+
+
+def losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log softmax(logits) at the targets, in nats, float64: logits (r, n), targets (r,), the loss (r,)."""
+    rows = max(1, BLOCK // logits.shape[-1])
+    found = []
+    for block, right in zip(logits.split(rows), targets.split(rows), strict=True):
+        block = wide(block)
+        found.append((block.logsumexp(-1) - block.gather(-1, right[:, None])[:, 0]).double())
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.float64)

@@ -1,0 +1,112 @@
+"""Perplexity: how many equally likely tokens, words or bytes a model hesitates between, on average, at each of a text."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError
+from regard.evaluate.logits import Model, asked, logits_of, losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """The loss of a text and what it is counted in. What is by word or by byte is None where these were not counted."""
+
+    nats: float  # -log of the text's probability: the sum over the tokens that were scored
+    tokens: int  # how many were: all but the first, which nothing precedes
+    context: int  # the most tokens that one was foretold from
+    stride: int  # by how many tokens the windows were moved
+    words: int | None = None
+    bytes: int | None = None
+
+    @property
+    def loss_nats(self) -> float:
+        """The mean loss of a token."""
+        return self.nats / self.tokens
+
+    @property
+    def by_token(self) -> float:
+        """exp(nats / tokens)."""
+        return raised(self.nats / self.tokens)
+
+    @property
+    def by_word(self) -> float | None:
+        """exp(nats / words)."""
+        return raised(self.nats / self.words) if self.words else None
+
+    @property
+    def by_byte(self) -> float | None:
+        """exp(nats / bytes)."""
+        return raised(self.nats / self.bytes) if self.bytes else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """nats / (bytes log 2)."""
+        return self.nats / (self.bytes * math.log(2)) if self.bytes else None
+
+
+def perplexity(
+    model: Model,
+    tokens: Tensor | Sequence[int] | Any,
+    *,
+    context: int,
+    stride: int | None = None,
+    batch: int = 1,
+    words: int | None = None,
+    bytes: int | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Perplexity:
+    """exp(-mean log p(token | those before it)): every token scored once, but the first, which nothing precedes.
+
+    model gives logits (b, t, n) of tokens (b, t), or an object with .logits. tokens is one row: a tensor (t,), a list, or a
+    Corpus. A window has `context` tokens and foretells what follows each; the next one begins `stride` later, and of it only
+    tokens that were not scored before count. So all but the first window's are foretold from at least context - stride + 1
+    tokens; with the stride of the context, the default, each is read once and least is known. words and bytes are how many
+    the text has. batch windows are read at once. watch is told how many tokens have been scored.
+    Raises ConfigError for a stride that leaves tokens out, DataError for fewer than two tokens.
+    """
+    stride = context if stride is None else stride
+    check(context, stride, batch)
+    count = len(tokens)
+    if count < 2:
+        raise DataError(f"perplexity needs two tokens at least, the second foretold from the first; got {count}.")
+    nats, scored = 0.0, 0
+    with asked(model) as device:
+        for starts, width in batches(count, context, stride, batch):
+            rows = torch.stack([torch.as_tensor(tokens[at : at + width + 1], dtype=torch.int64) for at in starts]).to(device)
+            logits = logits_of(model, rows[:, :-1])
+            for row, (at, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
+                new = scored - at  # of this window's tokens, the first that was not scored before
+                nats += float(losses(logits[row, new:], right[new:]).sum())
+                scored = at + width
+            if watch is not None:
+                watch(scored)
+    return Perplexity(nats=nats, tokens=scored, context=context, stride=stride, words=words, bytes=bytes)
+
+
+def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
+    """Where windows of one width start, so many at a time, and their width: how many tokens are read in each."""
+    last = max(count - 1 - context, 0)  # where a whole window ends with the text
+    whole = -(-last // stride)  # windows that end before it
+    width = min(context, count - 1)
+    for first in range(0, whole, batch):
+        yield [n * stride for n in range(first, min(first + batch, whole))], width
+    yield [whole * stride], count - 1 - whole * stride
+
+
+def check(context: int, stride: int, batch: int) -> None:
+    """ConfigError for what would leave tokens out or score none."""
+    for name, value in (("context", context), ("stride", stride), ("batch", batch)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    if stride > context:
+        raise ConfigError(f"stride must be at most context, or tokens are left out; got stride={stride}, context={context}.")
+
+
+def raised(nats: float) -> float:
+    """exp, infinite where it is beyond what a number holds."""
+    return math.exp(nats) if nats < 709 else math.inf

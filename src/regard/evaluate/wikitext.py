@@ -1,0 +1,31 @@
+"""WikiText as its articles were written: the spaces and marks that its makers put around words taken out again."""
+
+import re
+
+MARKED = re.compile(r" @([-,.])@ ")  # 1 @,@ 000, first @-@ class
+BEFORE = re.compile(r" (?=[,.;:!?)\]%°]|n't\b|'(?:s|d|m|t|ll|re|ve)\b)")  # no space before these
+AFTER = re.compile(r"(?<=[(\[$£€]) ")  # and none after these
+OWNERS = re.compile(r"(?<=s) '(?= \w)")  # the players ' own
+QUOTED = re.compile(r'(?<!\S)" ([^"\n]*?) "(?!\w)')
+SINGLE = re.compile(r"(?<!\S)' ([^'\n]*?) '(?!\w)")
+HEADING = re.compile(r"^ ((?:= )+)(.*?)((?: =)+) *$", re.MULTILINE)
+EDGES = re.compile(r"^ +| +$", re.MULTILINE)
+
+
+def detokenised(text: str) -> str:
+    """The text with ` @-@ ` as `-`, `( 1990 )` as `(1990)`, ` = Title = ` as `= Title =`, and so on.
+
+    Nothing but spaces and the marks @,@ @.@ and @-@ is changed, and lines stay lines. GPT-2's figures for WikiText are of
+    texts treated like this ("invertible de-tokenizers", section 3.1 of its paper), by rules that were not published; the words
+    that a perplexity by word is counted in are those of the text before: see `words`.
+    """
+    text = MARKED.sub(r"\1", text)
+    text = HEADING.sub(lambda found: found[1].replace(" ", "") + " " + found[2] + " " + found[3].replace(" ", ""), text)
+    text = EDGES.sub("", text)
+    text = AFTER.sub("", BEFORE.sub("", text))
+    return SINGLE.sub(r"'\1'", QUOTED.sub(r'"\1"', OWNERS.sub("'", text)))
+
+
+def words(text: str) -> int:
+    """The words of WikiText: what stands between white space, and each line's end, which its makers count as <eos>."""
+    return len(text.split()) + text.count("\n")

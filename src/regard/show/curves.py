@@ -1,0 +1,135 @@
+"""Pictures of a training run as matplotlib figures: its losses, and how its heads became what they are."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from regard.errors import DataError
+from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT, Array, Picture, beside, frame
+
+Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl
+FORMED = (("previous token", "text"), ("induction", "repeated"), ("first token", "text"))  # detectors, and the text of each
+NAMED = 3  # heads of a detector that have a colour and a name
+
+
+def curves(rows: Sequence[Row], title: str = "") -> Picture:
+    """Loss, rate and gradient norm against the step, of the rows of a log: each step's loss pale, its mean and the held-out one
+    dark; a batch that was skipped is crossed.
+    """
+    if not rows:
+        raise DataError("there is no step to draw.")
+    figure = Picture(figsize=(6.4, 6.0), layout="constrained")
+    loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
+    steps = np.array([row["step"] for row in rows])
+    losses = numbers(rows, "loss_nats")
+    frame(loss, title, ("", "loss, nats a token"))
+    loss.plot(steps, losses, color=FAINT, linewidth=0.6)
+    ends = {"trained on": (steps, smooth(losses))}
+    looked = [row for row in rows if row.get("held_out_nats") is not None]
+    if looked:
+        ends["held out"] = (np.array([row["step"] for row in looked]), numbers(looked, "held_out_nats"))
+    for n, (x, y) in enumerate(ends.values()):
+        few = len(x) <= 40 and n
+        loss.plot(x, y, color=INKS[n + 1], linestyle=DASHES[n], marker=MARKERS[n] if few else "", markersize=4)
+    named(loss, ends)
+    skipped = [row for row in rows if row.get("skipped")]
+    if skipped:
+        bottom = np.full(len(skipped), 0.03)
+        loss.plot([row["step"] for row in skipped], bottom, "x", color=INKS[0], transform=loss.get_xaxis_transform())
+    frame(rate, "", ("", "rate"))
+    rate.plot(steps, numbers(rows, "rate"), color=INKS[0], linewidth=1)
+    rate.set_ylim(bottom=0)
+    frame(norm, "", ("step", "gradient norm"))
+    norm.plot(steps, numbers(rows, "gradient_norm"), color=INKS[0], linewidth=0.6)
+    norm.set_yscale("log")
+    norm.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    norm.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    norm.yaxis.set_minor_formatter(NullFormatter())
+    along(norm)
+    return figure
+
+
+def formation(rows: Sequence[Row], title: str = "", detectors: Sequence[tuple[str, str]] = FORMED) -> Picture:
+    """The scores of every head against the step, a panel a detector and a line a head, of the rows of a run's heads.jsonl.
+
+    The heads that end highest have a colour, a dash and their name, layer.head; the others are pale.
+    """
+    if not rows:
+        raise DataError("there is no head to draw.")
+    figure = Picture(figsize=(6.4, 0.4 + 2.1 * len(detectors)), layout="constrained")
+    panels = figure.subplots(len(detectors), 1, sharex=True, squeeze=False)[:, 0]
+    for n, (axes, (detector, on)) in enumerate(zip(panels, detectors, strict=True)):
+        frame(axes, title if n == 0 else "", ("step" if n == len(detectors) - 1 else "", detector))
+        axes.set_ylim(0, 1.02)
+        lines = by_head([row for row in rows if row["on"] == on and row.get(detector) is not None], detector)
+        best = sorted(lines, key=lambda head: -lines[head][1][-1])[:NAMED]
+        for head, (x, y) in lines.items():
+            if head not in best:
+                axes.plot(x, y, color=FAINT, linewidth=0.8)
+        for rank, head in enumerate(best):
+            axes.plot(*lines[head], color=INKS[rank], linestyle=DASHES[rank], linewidth=1.6, label=head)
+        if best:
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=TEXT, title="head")
+    along(panels[-1])
+    return figure
+
+
+def by_head(rows: Sequence[Row], detector: str) -> dict[str, tuple[Array, Array]]:
+    """Steps and scores of each head, under its name layer.head."""
+    heads = sorted({(row["layer"], row["head"]) for row in rows})
+    found = {}
+    for layer, head in heads:
+        its = [row for row in rows if (row["layer"], row["head"]) == (layer, head)]
+        found[f"{layer}.{head}"] = np.array([float(row["step"]) for row in its]), numbers(its, detector)
+    return found
+
+
+def named(axes: Axes, ends: Mapping[str, tuple[Array, Array]]) -> None:
+    """The name of each curve at its end."""
+    drawn = {name: (x, y) for name, (x, y) in ends.items() if len(x) and np.isfinite(y[-1])}
+    if drawn:
+        axes.get_figure().draw_without_rendering()  # type: ignore[union-attr]  # limits are known from then on
+        points = np.array([(x[-1], y[-1]) for x, y in drawn.values()])
+        inks = [INKS[list(ends).index(name) + 1] for name in drawn]
+        beside(axes, points, list(drawn), inks)
+
+
+def along(axes: Axes) -> None:
+    """Steps along the lower edge."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(labelsize=TEXT - 1)
+
+
+def numbers(rows: Sequence[Row], name: str) -> Array:
+    """A field of every row; what is no number is left open in a curve."""
+    values = np.array([float(row.get(name, np.nan)) for row in rows])
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def smooth(values: Array) -> Array:
+    """The mean over the last fiftieth of all steps before each, itself among them."""
+    width = max(len(values) // 50, 1)
+    known = np.isfinite(values)
+    sums, counts = (np.cumsum(np.concatenate([np.zeros(width), x])) for x in (np.where(known, values, 0), known))
+    with np.errstate(invalid="ignore"):
+        mean: Array = (sums[width:] - sums[:-width]) / (counts[width:] - counts[:-width])
+    return mean
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Writes a picture as PNG, whole or not at all."""
+    held = io.BytesIO()
+    picture.savefig(held, format="png", dpi=144, bbox_inches="tight")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        beside.write_bytes(held.getvalue())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+"""Columns: long rows of numbers on disk, .npy files that are written as the numbers come and checked when first read."""
+
+import io
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from regard.errors import DataError
+
+Numbers = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of a file of numbers: its name, how many of which kind, how many bytes, and their checksum."""
+
+    name: str
+    dtype: str
+    count: int
+    size: int
+    crc32: int  # of the numbers, and then of what stands before them
+
+    def weighed(self, folder: Path) -> None:
+        """DataError where the file is not there or not as long as it was written."""
+        path = folder / self.name
+        if not path.is_file():
+            raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
+        if path.stat().st_size != self.size:
+            raise DataError(
+                f"{path} has {path.stat().st_size:,} bytes, and was written with {self.size:,}: it is cut short or altered. "
+                "Prepare the corpus again."
+            )
+
+    def opened(self, folder: Path) -> Numbers:
+        """The numbers, left on disk; DataError where they are not those that were written."""
+        path = folder / self.name
+        self.weighed(folder)
+        start = self.size - self.count * np.dtype(self.dtype).itemsize
+        try:
+            numbers: Numbers = np.memmap(path, self.dtype, "r", start, (self.count,)).view(np.ndarray)  # slices faster
+            with path.open("rb") as file:
+                found = zlib.crc32(file.read(start), zlib.crc32(numbers.data))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+        if found != self.crc32:
+            raise DataError(
+                f"{path} is damaged or altered: its checksum is {found:08x}, and was {self.crc32:08x} when it was written. "
+                "Prepare the corpus again."
+            )
+        return numbers
+
+
+class Growing:
+    """A column that is being written."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self.dtype, self.count, self.crc32 = path, dtype, 0, 0
+        self._file = path.open("xb")
+        self._file.write(header(dtype, 0))
+
+    def add(self, numbers: Numbers) -> None:
+        """Writes more numbers."""
+        data = np.ascontiguousarray(numbers, np.dtype(self.dtype))
+        self._file.write(data.data)
+        self.crc32 = zlib.crc32(data.data, self.crc32)
+        self.count += len(data)
+
+    def close(self) -> Column:
+        """Says at the file's beginning how many there are, and sees that all of it is on disk."""
+        size, beginning = self._file.tell(), header(self.dtype, self.count)
+        self._file.seek(0)
+        self._file.write(beginning)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Column(self.path.name, self.dtype, self.count, size, zlib.crc32(beginning, self.crc32))
+
+    def abandon(self) -> None:
+        """Closes the file, which is then of no use."""
+        self._file.close()
+
+
+def header(dtype: str, count: int) -> bytes:
+    """The beginning of a .npy file; numpy leaves room in it, so that it is as long for any count."""
+    out = io.BytesIO()
+    npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": (count,)})
+    return out.getvalue()

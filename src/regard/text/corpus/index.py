@@ -1,0 +1,96 @@
+"""The index of a corpus: corpus.json, which says what lies in the folder, and its own checksum."""
+
+import json
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.errors import DataError
+from regard.text import BytePair, Letters
+from regard.text.byte_pair import FILES
+from regard.text.corpus.columns import Column
+from regard.text.letters import FILE as LETTERS
+
+Text = BytePair | Letters
+NAME, FORMAT, VERSION = "corpus.json", "regard corpus", 1
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a corpus is made of."""
+
+    tokens: int
+    documents: int
+    vocabulary: int
+    shards: tuple[Column, ...]  # the tokens, as many in each but the last
+    starts: Column  # the place of each document's first token
+    text: dict[str, int]  # the files of the encoding, and the checksum of each
+
+    @property
+    def names(self) -> set[str]:
+        """Every file of the folder."""
+        return {NAME, self.starts.name, *(shard.name for shard in self.shards), *self.text}
+
+    @property
+    def checksum(self) -> int:
+        """One number for all of it: two corpora that share it are the same."""
+        return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
+
+    def write(self, folder: Path) -> None:
+        """Writes corpus.json."""
+        said = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
+        (folder / NAME).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> Index:
+    """The index of a folder; DataError where there is none, or none that this regard reads."""
+    path = folder / NAME
+    if not path.is_file():
+        raise DataError(f"{folder} is no corpus: it has no {NAME}. regard.text.corpus.prepare makes one of texts.")
+    try:
+        said = json.loads(path.read_bytes())
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            raise DataError(f"{path} is no index of a corpus that regard prepared.")
+        if not isinstance(said["version"], int) or said["version"] > VERSION:
+            raise DataError(f"{path} is of version {said['version']}, and this regard reads up to {VERSION}: update regard.")
+        index = parsed(said)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+    if index.checksum != said.get("checksum"):
+        raise damaged(path, "what it says is not what was written")
+    return index
+
+
+def parsed(said: dict[str, Any]) -> Index:
+    """The index that is said; KeyError and TypeError where it is none."""
+    return Index(
+        said["tokens"],
+        said["documents"],
+        said["vocabulary"],
+        tuple(Column(**shard) for shard in said["shards"]),
+        Column(**said["starts"]),
+        dict(said["text"]),
+    )
+
+
+def damaged(path: Path, why: str) -> DataError:
+    """The error for an index that is not as it was written."""
+    return DataError(f"{path} is damaged or altered: {why}. Prepare the corpus again.")
+
+
+def text_checksums(folder: Path) -> dict[str, int]:
+    """The files of an encoding in a folder, and the checksum of each."""
+    found = [folder / name for name in (LETTERS, *FILES[0]) if (folder / name).is_file()]
+    return {path.name: zlib.crc32(path.read_bytes()) for path in found}
+
+
+def text_of(folder: Path, index: Index) -> Text:
+    """The encoding that lies in a corpus; DataError where it is not the one it was prepared with."""
+    for name, checksum in index.text.items():
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
+        if zlib.crc32(path.read_bytes()) != checksum:
+            raise damaged(path, "it is not the file that was written")
+    return Letters.load(folder) if LETTERS in index.text else BytePair.load(folder)

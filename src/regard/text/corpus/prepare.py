@@ -1,0 +1,223 @@
+"""Texts to tokens on disk: encoded by several processes, and written as they come into a folder that is whole or not there."""
+
+import os
+import shutil
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from regard.errors import ConfigError, DataError
+from regard.text.byte_pair import END
+from regard.text.corpus import index as indices
+from regard.text.corpus.columns import Column, Growing, Numbers
+from regard.text.corpus.index import Index, Text
+from regard.text.corpus.shards import Corpus
+from regard.text.corpus.sources import BLOCK, Part, Source, parts, total
+
+FEW = 64  # chunks that one process has encoded before others have started
+STARTS = "documents.npy"
+
+Chunk = list[Part]
+Encoded = tuple[Numbers, list[int]]  # the tokens of a chunk, and how many each of its parts has
+Progress = Callable[[int, int | None], None]
+
+
+def prepare(
+    source: Source,
+    text: Text,
+    folder: str | Path,
+    *,
+    field: str = "text",
+    workers: int | None = None,
+    shard: int = 2**25,
+    progress: Progress | None = None,
+) -> Corpus:
+    """The corpus of a source's documents, each followed by the end of text where the encoding has one.
+
+    source is a file or folder, or gives strings or rows: regard.text.corpus.sources says which. The encoding is saved in the
+    folder too. A former corpus there is replaced; any other folder with something in it is refused. workers is how many
+    processes encode, by default as many as there are cores where the source is large; what is written is the same for any
+    number. shard is how many tokens a file has. progress is told the bytes that have been read and, of files, of how many.
+    """
+    if shard < 1 or (workers is not None and workers < 1):
+        raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
+    folder = Path(folder)
+    replaceable(folder)
+    whole = total(source)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        text.save(beside)
+        chunks = encoded(gathered(parts(source, field)), text, workers)
+        index = written(beside, chunks, text, shard, progress, whole)
+        index.write(beside)
+        settle(beside)
+        put(beside, folder)
+    except OSError as error:
+        raise DataError(f"the corpus could not be written to {folder}: {error}. What was there is as it was.") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Corpus(folder, text, index, 0, index.tokens)
+
+
+def gathered(pieces: Iterable[Part]) -> Iterator[Chunk]:
+    """Parts in chunks of about one block of text."""
+    chunk: Chunk = []
+    size = 0
+    for part in pieces:
+        chunk.append(part)
+        size += len(part.text)
+        if size >= BLOCK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterator[tuple[Chunk, Encoded]]:
+    """Each chunk in order, with its tokens; by several processes where that is asked, or where there are many chunks."""
+    if workers is None:
+        few = list(islice(chunks, FEW))
+        more = list(islice(chunks, 1))
+        chunks, workers = chain(few, more, chunks), cores() if more else 1
+    if workers == 1:
+        for chunk in chunks:
+            yield chunk, numbers_of(chunk, text)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), begin, (text,))
+    waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append((chunk, pool.submit(numbers, chunk)))
+            if len(waiting) > 2 * workers:  # no more in memory than keeps all of them busy
+                yield waiting[0][0], waiting.popleft()[1].result()
+        while waiting:
+            yield waiting[0][0], waiting.popleft()[1].result()
+    except BrokenProcessPool:
+        raise ConfigError(
+            "a process that encodes ended at once. A script that prepares a corpus needs its work under "
+            '`if __name__ == "__main__":`, because each process reads the script again; or say workers=1.'
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def begin(text: Text) -> None:
+    """What a process does first: it keeps the encoding, and leaves Ctrl-C to the process that started it."""
+    global own
+    own = text
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+own: Text | None = None  # in a process that encodes, its encoding
+
+
+def numbers(chunk: Chunk) -> Encoded:
+    """The tokens of a chunk, in a process that has begun."""
+    assert own is not None
+    return numbers_of(chunk, own)
+
+
+def numbers_of(chunk: Chunk, text: Text) -> Encoded:
+    """The tokens of a chunk's parts, one after the other, and how many each part has."""
+    end = [text.special[END]] if END in text.special else []
+    found = []
+    for part in chunk:
+        try:
+            ids = text.encode(part.text)
+        except DataError as error:
+            raise DataError(f"{part.place}: {error}") from None
+        found.append(np.array(ids + end if part.ends else ids, kind(text)))
+    return np.concatenate(found), [len(ids) for ids in found]
+
+
+def kind(text: Text) -> str:
+    """The smallest numbers that hold a vocabulary."""
+    return "<u2" if text.vocabulary <= 1 << 16 else "<u4"
+
+
+def written(
+    folder: Path,
+    chunks: Iterator[tuple[Chunk, Encoded]],
+    text: Text,
+    shard: int,
+    progress: Progress | None,
+    whole: int | None,
+) -> Index:
+    """Writes the tokens into shards as they come, and where documents start."""
+    shards: list[Column] = []
+    starts, open_shard = Growing(folder / STARTS, "<i8"), Growing(folder / name(0), kind(text))
+    tokens, done, fresh = 0, 0, True  # fresh: whether the next part begins a document
+    try:
+        for chunk, (ids, sizes) in chunks:
+            before = np.cumsum([tokens, *sizes])[:-1]
+            starts.add(before[np.array([fresh, *(part.ends for part in chunk[:-1])])])
+            fresh = chunk[-1].ends
+            while len(ids):
+                if open_shard.count == shard:
+                    shards.append(open_shard.close())
+                    open_shard = Growing(folder / name(len(shards)), kind(text))
+                part = ids[: shard - open_shard.count]
+                open_shard.add(part)
+                tokens, ids = tokens + len(part), ids[len(part) :]
+            done += sum(part.size for part in chunk)
+            if progress is not None:
+                progress(done, whole)
+        if not tokens:
+            raise DataError("the source has no text: every document of it is empty, or white space.")
+        columns = (*shards, open_shard.close())
+        return Index(tokens, starts.count, text.vocabulary, columns, starts.close(), indices.text_checksums(folder))
+    finally:
+        starts.abandon()
+        open_shard.abandon()
+
+
+def name(number: int) -> str:
+    """The file of a shard."""
+    return f"tokens-{number:05d}.npy"
+
+
+def replaceable(folder: Path) -> None:
+    """DataError where a folder holds anything but a corpus."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        ours = indices.read(folder).names if indices.NAME in names else set()
+        if not names or names - ours:
+            other = next(iter(sorted(names - ours)), folder.name)
+            raise DataError(f"{folder} holds what is no part of a corpus, {other}: nothing was changed. Name another folder.")
+
+
+def settle(folder: Path) -> None:
+    """Sees that every file of a folder is on disk."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def put(beside: Path, folder: Path) -> None:
+    """Renames the new folder to its name; a former one goes when the new one stands there."""
+    former = beside.with_suffix(".former")
+    if folder.exists():
+        os.replace(folder, former)
+    try:
+        os.replace(beside, folder)
+    except OSError:
+        if former.exists():
+            os.replace(former, folder)
+        raise
+    shutil.rmtree(former, ignore_errors=True)

@@ -1,0 +1,191 @@
+"""Documents, from wherever texts come: files, folders, JSON lines, strings, rows of a table.
+
+A text file is one document, unless it has lines of <|endoftext|> alone: these part documents, and belong with the line breaks
+around them to none. A .jsonl file has a document a line, under "text" or another field. A folder is all its .txt, .md and
+.jsonl files, those of the folders in it too, in the order of their paths. Anything else that can be gone through gives a
+document an item: a string, or a row {"text": ...} as a datasets.Dataset has them. A document of white space alone is none.
+"""
+
+import codecs
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regard.errors import ConfigError, DataError
+from regard.text.byte_pair import END
+
+Source = str | Path | Iterable[Any]
+KINDS = (".txt", ".md", ".jsonl")
+BLOCK = 1 << 20  # bytes read at a time, and characters of a part
+BORDER = re.compile(re.escape(END) + r"(?:\r?\n|\Z)")
+# where a text can be cut and the tokens stay the same: no piece goes on from another character into white space
+SAFE = re.compile(r"\S(?=[ \r\n])")
+MARGIN = 32  # characters at the end of a block in which a line of <|endoftext|> may yet begin
+NEAR = 1 << 12  # characters before the limit in which a place to cut is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A document, or a part of one that is long."""
+
+    text: str
+    ends: bool  # whether its document ends here
+    size: int  # bytes that were read for it
+    place: str  # where it comes from, for errors
+
+
+def documents(source: Source, field: str = "text") -> Iterator[str]:
+    """The documents of a source, each as one text."""
+    held: list[str] = []
+    for part in parts(source, field):
+        held.append(part.text)
+        if part.ends:
+            yield "".join(held)
+            held = []
+
+
+def parts(source: Source, field: str = "text") -> Iterator[Part]:
+    """The documents of a source in order, the long ones in parts, so that no more than a part of one is in memory."""
+    if isinstance(source, str | Path):
+        for path in files(Path(source)):
+            yield from of_lines(path, field) if path.suffix == ".jsonl" else of_text(path)
+    elif isinstance(source, Mapping):
+        raise ConfigError(f"source is several corpora: {', '.join(map(str, source))}. Give one of them: source[name].")
+    else:
+        for number, item in enumerate(source):
+            place = f"document {number}"
+            text = item if isinstance(item, str) else taken(item, field, place)
+            yield from whole(text, len(text.encode(errors="replace")), place)
+
+
+def total(source: Source) -> int | None:
+    """The bytes of a source, where it is of files."""
+    return sum(path.stat().st_size for path in files(Path(source))) if isinstance(source, str | Path) else None
+
+
+def files(path: Path) -> list[Path]:
+    """The file itself, or those of a folder, in the order of their paths."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} is no file and no folder of texts.")
+    found = [file for file in path.rglob("*") if file.suffix in KINDS and file.is_file()]
+    if not found:
+        raise DataError(f"{path} has no file that ends in {', '.join(KINDS)}.")
+    return sorted(found, key=lambda file: file.relative_to(path).parts)
+
+
+def of_text(path: Path) -> Iterator[Part]:
+    """The documents of a text file, a block of it in memory at a time."""
+    held, size, begun = (
+        "",
+        0,
+        False,
+    )  # what has been read and not given, its bytes, whether its document's beginning has been given
+    for block, read, last in blocks(path):
+        held, size, at = held + block, size + read, 0
+        for border in BORDER.finditer(held):
+            start = border.start()
+            alone = start == at or held[start - 1] == "\n"
+            if not alone or (border.end() == start + len(END) and not last):
+                continue
+            text = held[at:start].removesuffix("\n").removesuffix("\r")
+            if begun or text.strip():
+                yield Part(text, True, size, str(path))
+                size = 0
+            at, begun = border.end(), False
+        held = held[at:]
+        if not last and len(held) > BLOCK:
+            cut = place_to_cut(held, 0, len(held) - MARGIN)
+            if cut <= len(held) - MARGIN:
+                yield Part(held[:cut], False, size, str(path))
+                held, size, begun = held[cut:], 0, True
+    if begun or held.strip():
+        yield Part(held, True, size, str(path))
+
+
+def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """A file of text in blocks: characters, how many bytes were read for them, whether it is the last."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            left = os.fstat(file.fileno()).st_size
+            offset, last = 0, False
+            while not last:
+                data = file.read(BLOCK)
+                last = len(data) < BLOCK or offset + len(data) == left
+                waiting = len(decoder.getstate()[0])  # bytes of half a character
+                try:
+                    text = decoder.decode(data, last)
+                except UnicodeDecodeError as error:
+                    at = offset - waiting + error.start
+                    raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {at}.") from None
+                yield text if offset else text.removeprefix("\ufeff"), len(data), last  # some editors' mark of UTF-8
+                offset += len(data)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def of_lines(path: Path, field: str) -> Iterator[Part]:
+    """The documents of a file of JSON lines."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    place = f"{path}:{number}"
+                    yield from whole(taken(parsed(line, place), field, place), len(line), place)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def parsed(line: bytes, place: str) -> Any:
+    """What a line of JSON says."""
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start} of the line.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is no JSON: {error}.") from None
+
+
+def taken(row: Any, field: str, place: str) -> str:
+    """The text of a row."""
+    if not isinstance(row, Mapping):
+        raise DataError(f'{place} must be a row {{"{field}": a text}}; it is of type {type(row).__name__}.')
+    if field not in row:
+        raise DataError(f'{place} has no field "{field}"; it has {", ".join(map(str, row)) or "none"}.')
+    if not isinstance(row[field], str):
+        raise DataError(f'{place}: the field "{field}" must be a text; it is of type {type(row[field]).__name__}.')
+    return str(row[field])
+
+
+def whole(text: str, size: int, place: str) -> Iterator[Part]:
+    """A document that is in memory, in parts where it is long."""
+    if text.strip():
+        *before, last = portions(text)
+        yield from (Part(one, False, 0, place) for one in before)
+        yield Part(last, True, size, place)
+
+
+def portions(text: str, limit: int = BLOCK) -> Iterator[str]:
+    """A text in portions of about so many characters, whose tokens are those of the whole, one portion after the other."""
+    start = 0
+    while len(text) - start > limit:
+        stop = place_to_cut(text, start, start + limit)
+        yield text[start:stop]
+        start = stop
+    if start < len(text) or not text:
+        yield text[start:]
+
+
+def place_to_cut(text: str, start: int, limit: int) -> int:
+    """The last place shortly before the limit where a text can be cut; else the first after it, or the text's end."""
+    near = [found.end() for found in SAFE.finditer(text, max(start, limit - NEAR), limit)]
+    if near:
+        return near[-1]
+    found = SAFE.search(text, max(start, limit - 1))
+    return found.end() if found else len(text)

@@ -1,0 +1,264 @@
+"""Checkpoints: tensors by torch.distributed.checkpoint, and what a run knows beside them; each whole or not there.
+
+    folder/step-00000200/   .metadata, *.distcp: the tensors          run.json: step, config, ..., and a checksum of each file
+
+One is written into a hidden folder beside, in a thread, from a copy that is made at once; it gets its name when all of it is on
+the disk. `run.json` comes last, so that a folder without it is no checkpoint.
+"""
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from regard.errors import DataError
+from regard.train import metadata
+
+FORMAT, VERSION = "regard training", 1
+HEADER = "run.json"
+
+State = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One on the disk: its folder, and what its run.json says."""
+
+    folder: Path
+    says: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """How many steps were done."""
+        return int(self.says["step"])
+
+
+class Checkpoints:
+    """The checkpoints of a run: the last `keep` of them and the best stay."""
+
+    def __init__(self, folder: Path, keep: int, *, first: bool = True) -> None:
+        self.folder, self.keep, self.first = folder, keep, first
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._apart = None if alone() else distributed.new_group(backend="gloo")  # the thread's words must not meet training's
+        if first and folder.is_dir():
+            for half in [*folder.glob(".step-*"), *folder.glob(".old-*")]:  # what a process that was killed left
+                shutil.rmtree(half)
+
+    def save(self, model: nn.Module, optimiser: torch.optim.Optimizer, says: Mapping[str, Any]) -> None:
+        """Begins to write one; when this returns the weights may change. Waits for the one before it."""
+        self.wait()
+        aside = self.folder / f".{name(says['step'])}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        writing = writer(tensors_of(state_of(model, optimiser)), aside, self._apart)
+        self._writing = self._thread.submit(self.finish, writing, aside, dict(says))
+
+    def finish(self, writing: "Future[Any]", aside: Path, says: dict[str, Any]) -> None:
+        """Gives a checkpoint its name when it is on the disk, and removes those that need not stay."""
+        try:
+            result_of(writing)
+            if not self.first:
+                return
+            said = {"format": FORMAT, "version": VERSION, **says, "files": {path.name: sums(path) for path in aside.iterdir()}}
+            with (aside / HEADER).open("w", encoding="utf-8") as file:
+                json.dump(said, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            on_disk(aside)
+            os.replace(aside, self.folder / aside.name.removeprefix("."))
+            on_disk(self.folder)
+            self.prune()
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)  # its room may be what is wanting
+            raise DataError(
+                f"the checkpoint of step {says['step']} could not be written: {told(error)}. {self.left()}"
+            ) from error
+
+    def prune(self) -> None:
+        """Removes all but the last ones and the best."""
+        found = self.all()
+        looked = [one for one in found if one.says.get("held_out_nats") is not None]
+        best = min(looked, key=lambda one: float(one.says["held_out_nats"]), default=None)
+        for one in found[: -self.keep]:
+            if one is not best:
+                hidden = one.folder.with_name(f".old-{one.folder.name}")
+                os.replace(one.folder, hidden)  # half of it, were we killed now, would be no checkpoint
+                shutil.rmtree(hidden)
+
+    def left(self) -> str:
+        """What there is to go on from, in a sentence."""
+        last = max(self.folder.glob("step-*"), default=None)
+        return "There is none yet." if last is None else f"The last one, {last}, is whole."
+
+    def check(self) -> None:
+        """Raises DataError where the last one could not be written; does not wait."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the last one is on the disk, or DataError."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def close(self) -> None:
+        """Waits, whatever came of it."""
+        with suppress(DataError):
+            self.wait()
+        self._thread.shutdown()
+
+    def all(self) -> list[Checkpoint]:
+        """Those on the disk, the oldest first."""
+        folders = sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+        return [Checkpoint(path, header(path)) for path in folders]
+
+    def latest(self) -> Checkpoint | None:
+        """The newest one; DataError where it is not what was written."""
+        folders = sorted(path for path in self.folder.glob("step-*") if path.is_dir())
+        if not folders:
+            return None
+        checkpoint = Checkpoint(folders[-1], header(folders[-1]))
+        verify(checkpoint, folders[-2] if len(folders) > 1 else None)
+        return checkpoint
+
+
+def writer(tensors: State, aside: Path, apart: "distributed.ProcessGroup | None") -> "Future[Any]":
+    """Begins to write tensors into a folder, from a copy that is made before this returns."""
+    from torch.distributed.checkpoint.state_dict_saver import (
+        async_save,
+    )  # half a second, which other commands need not wait for
+
+    writing = async_save(tensors, checkpoint_id=aside, process_group=apart, no_dist=apart is None)
+    assert isinstance(writing, Future)
+    return writing
+
+
+def result_of(writing: "Future[Any]") -> None:
+    """Waits for what is being written, or OSError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        writing.result()
+    except CheckpointException as error:  # of each process that failed, what it met
+        cause = next(iter(error.failures.values()))[0]
+        raise OSError(told(cause)) from cause
+
+
+def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Puts a checkpoint's weights and moments in the place of those there are."""
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    metadata.check(checkpoint.folder / ".metadata")
+    state = state_of(model, optimiser)
+    tensors = tensors_of(state)
+    try:
+        state_dict_loader.load(tensors, checkpoint_id=checkpoint.folder, no_dist=alone())
+    except (CheckpointException, OSError, ValueError, RuntimeError, KeyError, EOFError) as error:
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise DataError(f"{checkpoint.folder} is no checkpoint of this model: {told(cause)}.") from None
+    for part, found in tensors.items():
+        state[part] |= found
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_state_dict(model, optimiser, model_state_dict=state["model"], optim_state_dict=state["optimiser"], options=options)
+
+
+def state_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> State:
+    """The weights and the optimiser's moments, by the name of their parameter, whatever group or process that is in.
+
+    The tensors are the very ones that training changes.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    weights, moments = get_state_dict(model, optimiser, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    return {"model": dict(weights), "optimiser": dict(moments)}
+
+
+def tensors_of(state: State) -> State:
+    """The tensors alone: what else an optimiser holds is in the config, and would be pickled."""
+    return {part: {key: x for key, x in entries.items() if isinstance(x, Tensor)} for part, entries in state.items()}
+
+
+def begun(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Gives an optimiser its moments, all 0, as its first step would: before it nothing could be stored or loaded."""
+    state_of(model, optimiser)  # takes a step without a rate
+    for moments in optimiser.state.values():
+        for x in moments.values():
+            x.zero_()
+
+
+def alone() -> bool:
+    """Whether this is the only process; torch is kept from saying so at every checkpoint, in whatever thread."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+    return not distributed.is_initialized()
+
+
+def name(step: int) -> str:
+    """The folder of a step."""
+    return f"step-{step:08d}"
+
+
+def header(folder: Path) -> dict[str, Any]:
+    """What run.json says; DataError where it is none of ours."""
+    path = folder / HEADER
+    try:
+        says = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{folder} is no checkpoint: it has no {HEADER}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}.") from None
+    if not isinstance(says, dict) or says.get("format") != FORMAT or not isinstance(says.get("step"), int):
+        raise DataError(f"{path} is not what regard writes into a checkpoint.")
+    if says.get("version") != VERSION:
+        raise DataError(f"{path} is of version {says.get('version')}, and this regard reads {VERSION}: update regard.")
+    return says
+
+
+def verify(checkpoint: Checkpoint, former: Path | None) -> None:
+    """Raises DataError where a file is missing or is not what was written."""
+    for file, expected in checkpoint.says["files"].items():
+        path = checkpoint.folder / file
+        came = sums(path) if path.is_file() else None
+        if came != expected:
+            what = "is missing" if came is None else f"is damaged: it has {came[0]:,} bytes of {expected[0]:,}, or others"
+            instead = "the run begins anew" if former is None else f"the run goes on from {former.name}"
+            raise DataError(f"{path} {what}. Without the folder {checkpoint.folder}, {instead}.")
+
+
+def sums(path: Path) -> list[int]:
+    """The length of a file and its CRC-32."""
+    length = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            length, crc = length + len(block), zlib.crc32(block, crc)
+    return [length, crc]
+
+
+def on_disk(folder: Path) -> None:
+    """Has the names in a folder written to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def told(error: BaseException) -> str:
+    """What an error says, in one line; the system's own words where it was behind it, as when a disk is full."""
+    behind: BaseException | None = error
+    while behind is not None and not (isinstance(behind, OSError) and behind.errno):
+        behind = behind.__cause__ or behind.__context__
+    if isinstance(behind, OSError) and behind.strerror:
+        return behind.strerror
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,170 @@
+# mypy: ignore-errors
+"""The loops of training between the products, compiled by numba: cross entropy and GELU, ahead and back, in one pass each.
+
+Each function is what one of torch's threads does, given the address of numbers: how many runs have been taken, how many rows
+and columns there are, and where the arrays lie. Sums are float32, whatever the numbers in memory are.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+from numba import carray, njit, types
+
+from regard.compiled.halves import put, read
+from regard.compiled.kept import callback
+from regard.compiled.pointers import at, take
+from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
+
+SAID = 8  # numbers that a thread is handed
+RUN = 16  # rows, or thousands of numbers, that it takes at a time
+SLOPE, CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # of GELU
+THREE = np.float32(3)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def largest(x, first, n):
+    """The largest of n numbers."""
+    top = LEAST
+    for j in range(n):
+        top = max(top, read(x[first + j]))
+    return top
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def total(x, first, n, shift):
+    """Σ exp(x - shift) of n numbers."""
+    found = ZERO
+    for j in range(n):
+        z = read(x[first + j]) - shift
+        found += exponential(LOWEST if z <= LOWEST else z)
+    return found
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def slope(x, first, n, lse, factor, out):
+    """factor exp(x - lse) of n numbers."""
+    for j in range(n):
+        z = min(read(x[first + j]) - lse, ZERO)
+        weight = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)  # inside put's call it would go astray
+        put(out, first + j, weight * factor)
+
+
+@njit(nogil=True)
+def blank(out, first, n):
+    """0 in the place of n numbers."""
+    for j in range(n):
+        put(out, first + j, ZERO)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def gelu(x, first, n, out):
+    """x sigmoid(2 √(2/π) (x + 0.044715 x³)) of n numbers."""
+    for j in range(first, first + n):
+        a = read(x[j])
+        z = SLOPE * (a + CUBE * a * a * a)
+        e = exponential(max(-abs(z), LOWEST))
+        s = (ONE if z > ZERO else e) / (ONE + e)
+        put(out, j, a * s)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def gelu_slope(x, grad, first, n, out):
+    """grad times the derivative of GELU at x, of n numbers."""
+    for j in range(first, first + n):
+        a = read(x[j])
+        z = SLOPE * (a + CUBE * a * a * a)
+        e = exponential(max(-abs(z), LOWEST))
+        s = (ONE if z > ZERO else e) / (ONE + e)
+        bend = e / ((ONE + e) * (ONE + e))  # s (1 - s), without its cancellation
+        put(out, j, read(grad[j]) * (s + a * bend * SLOPE * (ONE + THREE * CUBE * a * a)))
+
+
+@cache
+def entropy(kind):
+    """Of each row of logits the log of the sum of their exponentials: said are rows, columns, the logits, and where to."""
+    dtype = np.dtype(kind).type
+
+    @callback(types.void(types.voidptr))
+    def work(place):
+        said = carray(place, SAID, np.int64)
+        rows, n = said[1], said[2]
+        x, lse = carray(at(said[3]), (rows * n,), dtype), carray(at(said[4]), (rows,), np.float32)
+        while True:
+            first = take(place) * RUN
+            if first >= rows:
+                return
+            for row in range(first, min(first + RUN, rows)):
+                top = largest(x, row * n, n)
+                shift = top if top > LEAST else ZERO
+                lse[row] = shift + np.float32(math.log(total(x, row * n, n, shift)))
+
+    return work
+
+
+@cache
+def entropy_slope(kind):
+    """factor (softmax - 1 at the target) of each row, 0 where that is: said as well are lse, targets, factors, where to."""
+    dtype = np.dtype(kind).type
+
+    @callback(types.void(types.voidptr))
+    def work(place):
+        said = carray(place, SAID, np.int64)
+        rows, n = said[1], said[2]
+        x, lse = carray(at(said[3]), (rows * n,), dtype), carray(at(said[4]), (rows,), np.float32)
+        targets, factors = carray(at(said[5]), (rows,), np.int64), carray(at(said[6]), (rows,), np.float32)
+        out = carray(at(said[7]), (rows * n,), dtype)
+        while True:
+            first = take(place) * RUN
+            if first >= rows:
+                return
+            for row in range(first, min(first + RUN, rows)):
+                factor = factors[row]
+                if factor == ZERO:  # whatever stands there, infinities too
+                    blank(out, row * n, n)
+                else:
+                    slope(x, row * n, n, lse[row], factor, out)
+                    here = row * n + targets[row]
+                    weight = np.float32(math.exp(read(x[here]) - lse[row]))
+                    put(out, here, (weight - ONE) * factor)
+
+    return work
+
+
+@cache
+def activation(kind):
+    """GELU: said are the numbers in thousands, how many there are, where they lie, and where to."""
+    dtype = np.dtype(kind).type
+
+    @callback(types.void(types.voidptr))
+    def work(place):
+        said = carray(place, SAID, np.int64)
+        count = said[2]
+        x, out = carray(at(said[3]), (count,), dtype), carray(at(said[4]), (count,), dtype)
+        while True:
+            first = take(place) * RUN * 1024
+            if first >= count:
+                return
+            gelu(x, first, min(count - first, RUN * 1024), out)
+
+    return work
+
+
+@cache
+def activation_slope(kind):
+    """The gradient of GELU: said as well are where the gradient lies, and where to."""
+    dtype = np.dtype(kind).type
+
+    @callback(types.void(types.voidptr))
+    def work(place):
+        said = carray(place, SAID, np.int64)
+        count = said[2]
+        x, grad = carray(at(said[3]), (count,), dtype), carray(at(said[4]), (count,), dtype)
+        out = carray(at(said[5]), (count,), dtype)
+        while True:
+            first = take(place) * RUN * 1024
+            if first >= count:
+                return
+            gelu_slope(x, grad, first, min(count - first, RUN * 1024), out)
+
+    return work

@@ -1,0 +1,183 @@
+"""TrainConfig: everything that may be said of a training run, checked when it is made; as a TOML file, and as flags."""
+
+import difflib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from regard.errors import ConfigError
+from regard.models import GPT2Config
+
+MODEL: dict[str, Any] = {
+    "layers": 4,
+    "heads": 4,
+    "width": 128,
+    "context": 64,
+}  # where nothing is said: small enough for two cores
+PRECISIONS = ("float32", "bfloat16")
+ENGINES = ("ddp", "fsdp")
+SCHEDULES = ("cosine", "constant then decay")
+COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience")  # at least 1
+NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed")  # at least 0
+SHARES = ("held_out", "final_rate", "decay_share")  # from 0 to 1
+
+
+def said(default: Any, says: str) -> Any:
+    """A field, and what it is in a few words."""
+    return field(default=default, metadata={"says": says})
+
+
+def free(default: Any, says: str) -> Any:
+    """One that may be another when a run goes on: the weights do not hear of it."""
+    return field(default=default, metadata={"says": says, "free": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run: its text, its model, how it learns, and what is told and kept on the way."""
+
+    corpus: str = free("", "a folder that regard.text.corpus.prepare wrote")
+    text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
+    vocabulary: str = said("letters", "of that text: letters, gpt2, or how many pieces to learn from it")
+    held_out: float = said(0.1, "the share of the tokens, the last ones, that is not trained on")
+    out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it goes on")
+    model: GPT2Config = field(default=GPT2Config(**MODEL))
+    steps: int = free(2000, "updates of the weights")
+    batch: int = said(12, "rows of the model's context at a time")
+    accumulate: int = said(1, "batches for one update")
+    learning_rate: float = said(1e-3, "at its highest")
+    warmup: int = said(100, "steps in which the rate rises to it")
+    schedule: str = said("cosine", "how it falls: cosine, or constant then decay")
+    decay_share: float = said(0.2, "of all steps, those of the decay after constant")
+    final_rate: float = said(0.1, "the rate at the end, as a share of the highest")
+    weight_decay: float = said(0.1, "of matrices; biases and norms have none")
+    betas: tuple[float, float] = said((0.9, 0.99), "of AdamW")
+    clip: float = said(1.0, "the longest gradient; 0 for any")
+    seed: int = said(0, "of the first weights, the order of the text and dropout")
+    precision: str = said("float32", "of the products: float32, or bfloat16 (weights stay float32)")
+    engine: str = free("ddp", "of several processes, which torchrun starts: ddp, or fsdp (weights in parts too)")
+    activation_checkpointing: bool = free(False, "keep a block's input alone, and compute the rest again: less memory")
+    compile: bool = free(False, "the blocks, by torch.compile")
+    mask_documents: bool = said(False, "a token sees none of an earlier document")
+    spike: float = said(8.0, "deviations above the running loss from which a batch is skipped; 0 for never")
+    patience: int = said(10, "batches skipped in a row until the run stops")
+    evaluate_every: int = free(250, "steps between two looks at the held-out text; 0 for never")
+    evaluate_batches: int = free(20, "of the held-out text, each time the same")
+    sample_every: int = free(0, "steps between two samples; 0 for never")
+    sample_tokens: int = free(60, "of a sample")
+    prompt: str = free("", "what a sample begins with; nothing said, the end of text, or the held-out text's first token")
+    checkpoint_every: int = free(250, "steps between two checkpoints; 0 for one at the end")
+    keep: int = free(2, "checkpoints that stay, beside the best")
+    observe_every: int = free(0, "steps between two looks at what kind each head is; 0 for never")
+    observe_text: str = free("", "the text of these looks; nothing said, the held-out text's first tokens")
+    peak_tflops: float = free(0.0, "of one process's machine; 0 to measure it at the start")
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(TrainConfig).items():
+            object.__setattr__(self, name, typed(name, kind, getattr(self, name)))
+        for name in COUNTS:
+            check(name, getattr(self, name) >= 1, "a whole number of at least 1", getattr(self, name))
+        for name in NEVER:
+            check(name, getattr(self, name) >= 0, "a whole number of at least 0", getattr(self, name))
+        for name in SHARES:
+            check(name, 0 <= getattr(self, name) <= 1, "a share, from 0 to 1", getattr(self, name))
+        for name in ("weight_decay", "clip", "spike", "peak_tflops"):
+            check(name, 0 <= getattr(self, name) < math.inf, "at least 0", getattr(self, name))
+        check("held_out", self.held_out < 1, "below 1: something must be trained on", self.held_out)
+        check("learning_rate", 0 < self.learning_rate < math.inf, "above 0", self.learning_rate)
+        check("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1", self.betas)
+        check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}", self.schedule)
+        check("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", self.precision)
+        check("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}", self.engine)
+        check("out", self.out != "", "a folder", self.out)
+        numbered = self.vocabulary.isdecimal() and int(self.vocabulary) > 0
+        check("vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary)
+
+    @classmethod
+    def read(cls, path: str | Path, **flags: Any) -> "TrainConfig":
+        """The config of a TOML file, whose [model] table is GPT2Config's fields; flags, where there are any, over it."""
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"there is no {path}. A config is a TOML file: steps = 2000, say.") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is no TOML file: {error}.") from None
+        return cls.of(table, **flags)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], **flags: Any) -> "TrainConfig":
+        """The config of a table and flags over it; "model" in either is a table of GPT2Config's fields, or some of them."""
+        sizes = table.get("model", {})
+        if not isinstance(sizes, Mapping):
+            raise ConfigError(f"[model] is a table of sizes, layers = 4 say; got {sizes!r}.")
+        asked = {**table, **flags, "model": {**MODEL, **sizes, **flags.get("model", {})}}
+        known(asked, [one.name for one in fields(cls)], "")
+        known(asked["model"], [one.name for one in fields(GPT2Config)], "model.")
+        try:
+            return cls(**{**asked, "model": GPT2Config(**asked["model"])})
+        except TypeError as error:  # a word where a size's range is checked
+            raise ConfigError(f"a size in [model] is no number: {error}.") from None
+
+    def table(self) -> dict[str, Any]:
+        """The config as `of` takes it, in what JSON and TOML know."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+    def __str__(self) -> str:
+        """The whole config as a TOML file has it."""
+        table = self.table()
+        sizes = table.pop("model")
+        lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items()]
+        return "\n".join([*lines, "", "[model]", *(f"{name} = {json.dumps(value)}" for name, value in sizes.items())])
+
+
+def typed(name: str, kind: Any, value: Any) -> Any:
+    """A value of a field's kind, a whole number as a float where one is wanted; ConfigError for another."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind == tuple[float, float]:
+        if isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value):
+            return float(value[0]), float(value[1])
+        raise ConfigError(f"{name} must be two numbers, got {value!r}.")
+    if kind is str and isinstance(value, Path | int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{name} must be {WORDS.get(kind, kind.__name__)}, got {value!r}.")
+    return value
+
+
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def check(name: str, holds: bool, expected: str, came: Any) -> None:
+    """Raises ConfigError where a field is outside what is possible."""
+    if not holds:
+        raise ConfigError(f"{name} must be {expected}; got {came!r}.")
+
+
+def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
+    """Raises ConfigError for a name that is no field's, with the nearest that is."""
+    for name in table:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            meant = f" Did you mean {before}{near[0]}?" if near else f" There is {', '.join(names)}."
+            raise ConfigError(f"{before}{name} is no setting of training.{meant}")
+
+
+def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
+    """Raises ConfigError, naming the field, where a config would make another run of the one in a folder."""
+    pairs: list[tuple[str, object, object]] = [
+        (one.name, former, config) for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")
+    ]
+    pairs += [(f"model.{one.name}", former.model, config.model) for one in fields(GPT2Config)]
+    for name, before, now in pairs:
+        was, came = (getattr(one, name.removeprefix("model.")) for one in (before, now))
+        if was != came:
+            raise ConfigError(
+                f"{name} is {came!r}, but the run in {folder} has {was!r}, and would be another with it. "
+                f"Say {was!r} to go on, or name another folder as out."
+            )

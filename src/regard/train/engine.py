@@ -1,0 +1,235 @@
+"""Many processes, as torchrun starts them, by torch's own engines: DDP, or FSDP2.
+
+    torchrun --nproc-per-node=2 -m regard train --engine fsdp ...
+
+Each has its share of the rows of every batch. With ddp each has the whole model, and gradients are averaged; with fsdp each
+has a part of every weight, gradient and moment, and gathers the weights of a block when it needs them.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from itertools import count
+from typing import cast
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.errors import ConfigError, RegardError
+from regard.train.alone import Alone, Engine
+from regard.train.config import TrainConfig
+
+SAID = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun puts into the environment
+TIMEOUT_SECONDS = 600.0  # that an exchange may take: a process that stands still ends the others after it
+PATIENCE_SECONDS = 86400.0  # that the others wait while the first prepares a text
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")  # torch has no class for it with gloo
+ONES = count()  # engines so far: each has its own place in torchrun's store
+
+
+@contextmanager
+def started(config: TrainConfig, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Engine]:
+    """The engine of this process: the config's among those that torchrun started, else alone; ended with the context.
+
+    An error of one process ends them all, and is said once: by the process that met it. Raises ConfigError for an
+    environment that is not torchrun's, RegardError where another process ended or stood still.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        yield Alone(device_of(0))
+        return
+    rank, world, local = places()
+    device = device_of(local)
+    store = joined(rank, world, device, timeout_seconds)
+    engine = ENGINES[config.engine](rank, world, device, config.precision)
+    try:
+        yield engine
+    except Exception as error:
+        told = the_lost(error, engine, timeout_seconds)
+        if isinstance(told, RegardError) and said_before(store, f"{rank} {told}"):
+            raise SystemExit(2) from None
+        if told is error:
+            raise
+        raise told from None
+    finally:
+        distributed.destroy_process_group()
+
+
+def places() -> tuple[int, int, int]:
+    """Which process this is, of how many, and which of this machine."""
+    missing = [name for name in SAID if name not in os.environ]
+    if missing:
+        raise ConfigError(f"RANK and WORLD_SIZE are set, and {', '.join(missing)} not: torchrun sets them all. Unset them?")
+    try:
+        rank, world, local = (int(os.environ[name]) for name in SAID[:3])
+    except ValueError:
+        came = ", ".join(f"{name}={os.environ[name]!r}" for name in SAID[:3])
+        raise ConfigError(f"RANK, WORLD_SIZE and LOCAL_RANK are numbers, which torchrun sets; got {came}.") from None
+    return rank, world, local
+
+
+def device_of(local: int) -> torch.device:
+    """The accelerator of a process, one each, or the CPU where the machine has none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {local} of this machine has no accelerator: there are {torch.cuda.device_count()}. "
+            f"Say --nproc-per-node={torch.cuda.device_count()}."
+        )
+    return torch.device("cuda", local)
+
+
+def joined(rank: int, world: int, device: torch.device, timeout_seconds: float) -> Store:
+    """Makes torch's process group, gloo between CPUs and nccl between accelerators; what the processes may write into."""
+    from torch.distributed.rendezvous import rendezvous
+
+    name, backend, timeout = f"regard/{next(ONES)}", "gloo", timedelta(seconds=timeout_seconds)
+    try:
+        store = PrefixStore(name, next(iter(rendezvous("env://", timeout=timeout)))[0])
+        only = None
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            backend, only = "cpu:gloo,cuda:nccl", device  # checkpoints are written from the CPU's memory
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout, device_id=only)
+    except (distributed.DistError, RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ConfigError(f"process {rank} of {world} met no other at {where}: {first_line(error)}") from None
+    return store
+
+
+def the_lost(error: Exception, engine: Engine, timeout_seconds: float) -> Exception:
+    """What an exchange without a partner means, as a sentence; any other error as it is."""
+    if not isinstance(error, RuntimeError) or isinstance(error, RegardError):
+        return error
+    if not isinstance(error, distributed.DistError) and not any(word in str(error) for word in LOST):
+        return error
+    return RegardError(
+        f"process {engine.rank} of {engine.world} lost the others: one of them ended, or stood still for "
+        f"{timeout_seconds:,.0f} seconds. The same command goes on from the last checkpoint."
+    )
+
+
+def said_before(store: Store, error: str) -> bool:
+    """Whether another process has said already why all of them end; from now on one has."""
+    try:
+        return bool(store.compare_set("error", "", error).decode() != error)
+    except RuntimeError:  # who kept the store has ended
+        return False
+
+
+def first_line(error: BaseException) -> str:
+    """An error's own words, without the places in torch's sources that follow them."""
+    return str(error).partition("\n")[0]
+
+
+class Several(ABC):
+    """What is the same for both engines."""
+
+    def __init__(self, rank: int, world: int, device: torch.device, precision: str) -> None:
+        self.rank, self.world, self.device, self.precision = rank, world, device, precision
+        self._patient = distributed.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """A context that the first process has left before another enters it."""
+        if self.rank:
+            distributed.barrier(self._patient)
+        yield
+        if not self.rank:
+            distributed.barrier(self._patient)
+
+    @abstractmethod
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model as it is called in training."""
+
+    @abstractmethod
+    def products(self, precision: str) -> AbstractContextManager[object]:
+        """A context in which products are rounded to bfloat16, where that is the precision."""
+
+    @abstractmethod
+    def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
+        """A context of one backward."""
+
+    @abstractmethod
+    def gradient_norm(self, model: nn.Module) -> Tensor:
+        """The norm of all gradients as one vector."""
+
+    def total(self, number: float) -> float:
+        """The sum of a number over all processes."""
+        x = torch.tensor(number, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(x)
+        return float(x)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The whole state dict in the first process's memory; empty in the others."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        found = get_model_state_dict(model, options=options)
+        return {} if self.rank else cast(dict[str, Tensor], found)
+
+
+class Replicas(Several):
+    """DDP: the whole model in each process, the gradients averaged while the backward still runs."""
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model, its gradients lying in the very buffers that are exchanged."""
+        devices = None if self.device.type == "cpu" else [self.device]
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def products(self, precision: str) -> AbstractContextManager[object]:
+        """A context in which products are rounded to bfloat16, where that is the precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+    def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
+        """A context of one backward; gradients add up here, and are exchanged in the last."""
+        return nullcontext() if last else cast(DistributedDataParallel, model).no_sync()
+
+    def gradient_norm(self, model: nn.Module) -> Tensor:
+        """The norm of all gradients, which are whole and the same in all processes."""
+        return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+
+
+class Shards(Several):
+    """FSDP2: a part of every weight, gradient and moment in each process.
+
+    With bfloat16, weights are gathered and multiplied in it, and gradients are summed in float32: no autocast is needed.
+    """
+
+    def prepared(self, model: nn.Module) -> nn.Module:
+        """The model, its blocks sharded, and then what is left: the embeddings, one of which is the head too."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        half = self.precision == "bfloat16"
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+        for block in cast(nn.ModuleList, model.blocks):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        whole = fully_shard(model, mesh=mesh, mp_policy=policy)
+        assert isinstance(whole, FSDPModule)
+        return cast(nn.Module, whole)
+
+    def products(self, precision: str) -> AbstractContextManager[object]:
+        """Nothing: the weights are gathered in bfloat16 already, where that is the precision."""
+        return nullcontext()
+
+    def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
+        """A context of one backward; gradients add up here, unsharded, and are exchanged in the last."""
+        from torch.distributed.fsdp import FSDPModule
+
+        cast(FSDPModule, model).set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def gradient_norm(self, model: nn.Module) -> Tensor:
+        """The norm of all gradients, of which each process has its parts."""
+        from torch.distributed.tensor import DTensor
+
+        norm = nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+ENGINES: dict[str, type[Several]] = {"ddp": Replicas, "fsdp": Shards}

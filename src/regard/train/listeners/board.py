@@ -1,0 +1,44 @@
+"""TensorBoard, where it is installed: the curves of a run in the browser."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from regard.errors import ConfigError
+from regard.train.loop import due
+from regard.train.report import Report
+from regard.train.training import Training
+
+CURVES = {"loss_nats": "loss/trained on", "held_out_nats": "loss/held out", "rate": "rate", "gradient_norm": "gradient norm"}
+FLUSH = 100  # steps
+
+
+def installed() -> bool:
+    """Whether there is a TensorBoard to write for."""
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+class Board:
+    """A listener that writes every report into a folder that `tensorboard --logdir` reads; steps done again replace the old."""
+
+    def __init__(self, folder: Path) -> None:
+        if not installed():
+            raise ConfigError("TensorBoard is not installed: pip install tensorboard.")
+        self.folder = folder
+        self._writer: Any = None
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if not training.first:
+            return
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(self.folder, purge_step=report.step)
+        for field, curve in CURVES.items():
+            value = getattr(report, field)
+            if value is not None:
+                self._writer.add_scalar(curve, value, report.step)
+        if report.sample is not None:
+            self._writer.add_text("sample", report.sample, report.step)
+        if due(FLUSH, report.step) or training.stopped or report.step == training.config.steps:
+            self._writer.flush()

@@ -1,0 +1,78 @@
+"""JSON lines: a file with a line for each step, which a run that goes on continues where it stands."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.errors import DataError
+from regard.train.report import Report
+from regard.train.training import Training
+
+LOG, HEADS = "log.jsonl", "heads.jsonl"  # in the folder of a run
+
+
+class Lines:
+    """A file of JSON lines, each of a step. Before the first is written, those of that step and after it are cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._cut = False
+
+    def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds a line for each row."""
+        if not self._cut:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            cut(self.path, step)
+            self._cut = True
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+class Log:
+    """A listener that writes every report into log.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = Lines(path)
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if training.first:
+            self._lines.write(report.step, [report.row()])
+
+
+def cut(path: Path, step: int) -> None:
+    """Leaves the lines of the steps before this one; one that was half written when its process ended is left out."""
+    if not path.is_file():
+        return
+    kept = [line for line, row in rows_of(path) if row["step"] < step]
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of lines."""
+    if not path.is_file():
+        raise DataError(f"there is no {path}, which training writes.")
+    return [row for _, row in rows_of(path)]
+
+
+def rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line and what it says; DataError for one that is none of ours, but for the last, which may be half written."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    found = []
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            row["step"] += 0
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines) - 1:
+                break
+            raise DataError(f"{path}: line {number + 1} is not what training writes.") from None
+        if number < len(lines) - 1:  # a whole line ends with the end of a line
+            found.append((line, row))
+    return found

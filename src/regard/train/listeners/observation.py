@@ -1,0 +1,68 @@
+"""Observation: what kind each head is, every so many steps, so that one sees heads form.
+
+Two texts are recorded, each time the same: the words that were given, and a row of random tokens that is said twice, in which
+only a head that looks at what came after the earlier occurrence can know what comes: an induction head.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import ConfigError
+from regard.observe.heads import heads
+from regard.observe.record import record
+from regard.train.listeners.lines import Lines
+from regard.train.loop import due, evaluating
+from regard.train.report import Report
+from regard.train.seeds import seed_of
+from regard.train.training import Training
+
+MOST = 128  # tokens of a text, where the context has room
+
+
+class Observation:
+    """A listener that writes heads.jsonl: the step, the layer, the head, which text it was on, its kind and every score."""
+
+    def __init__(self, path: Path, every: int, text: str = "") -> None:
+        if every < 1:
+            raise ConfigError(f"heads are observed every 1 step or more, got {every}.")
+        self.every, self.text = every, text
+        self._lines = Lines(path)
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if report.step == 1 or due(self.every, report.step) or report.step == training.config.steps:
+            rows = list(self.rows(training, report.step))
+            if training.first:
+                self._lines.write(report.step, rows)
+
+    def rows(self, training: Training, step: int) -> Iterator[dict[str, Any]]:
+        """A row for each head on each text; the model's mode and torch's random numbers are left as they are."""
+        texts = {"text": self.words(training), "repeated": repeated(training)}
+        for on, tokens in texts.items():
+            with evaluating(training.model), record(training.model) as recording:
+                training.model(tokens)
+            for head in heads(recording, tokens=tokens.cpu(), classes={}):
+                scores = {name: round(score, 4) for name, score in head.scores.items() if score == score}
+                yield {"step": step, "layer": head.layer, "head": head.head, "on": on, "kind": head.kind, **scores}
+
+    def words(self, training: Training) -> torch.Tensor:
+        """The tokens (1, t) of the text that was given, or of the first that is not trained on."""
+        if self.text:
+            found: Sequence[int] = training.corpus.text.encode(self.text)
+        else:
+            found = (training.held_out or training.reader).read(0).tokens[0].tolist()
+        if len(found) < 2:
+            raise ConfigError(f"a text in which heads are observed has two tokens or more, got {len(found)}.")
+        return torch.tensor([found[: min(training.config.model.context, MOST)]], device=training.engine.device)
+
+
+def repeated(training: Training) -> torch.Tensor:
+    """Random tokens (1, t), the second half the first once more; the same in every run of these sizes."""
+    config = training.config.model
+    half = max(min(config.context, MOST) // 2, 1)
+    dice = torch.Generator().manual_seed(seed_of(0, 0))
+    size = training.corpus.text.vocabulary
+    tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few twice
+    return torch.cat([tokens, tokens], 1).to(training.engine.device)

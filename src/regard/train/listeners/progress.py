@@ -1,0 +1,96 @@
+"""Progress: a line now and then, in columns as wide as the screen has room for."""
+
+import math
+import shutil
+import sys
+import time
+from typing import TextIO
+
+from regard.train.peak import flops_of
+from regard.train.report import Report
+from regard.train.training import Training
+
+PATIENCE_SECONDS, SHARE = 5.0, 0.02  # between two lines, and of the time so far, but for those that have more to say
+COLUMNS = {"step": 7, "loss": 7, "left": 7, "held out": 8, "tokens/s": 9, "of peak": 7}  # the first ones matter most
+ORDER = ("step", "loss", "held out", "tokens/s", "of peak", "left")  # as they stand
+
+
+class Progress:
+    """A listener that prints: loss, tokens a second, share of the machine's peak, time left; samples and skipped batches.
+
+    peak is in floating-point operations a second; 0 leaves its column out.
+    """
+
+    def __init__(self, peak: float = 0.0, out: TextIO | None = None) -> None:
+        self.peak, self.out = peak, sys.stdout if out is None else out
+        self._printed = -math.inf
+        self._began = 0.0  # when the first step was heard of: it alone takes longer than others
+        self._steps = 0  # since then
+        self._tokens = self._seconds = 0.0  # since the last line
+        self._names: tuple[str, ...] = ()
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if not training.first:
+            return
+        last = report.step == training.config.steps or bool(training.stopped)
+        now = time.monotonic()
+        self._began, self._steps = self._began or now, self._steps + bool(self._began)
+        self._tokens, self._seconds = self._tokens + report.tokens, self._seconds + report.seconds
+        patience = max(PATIENCE_SECONDS, SHARE * (now - self._began))
+        if last or report.held_out_nats is not None or now - self._printed >= patience:
+            self.print(training, report)
+            self._printed, self._tokens, self._seconds = now, 0.0, 0.0
+        if report.skipped:
+            self.say(f"step {report.step}, batch {report.batch}, is skipped: {report.skipped}")
+        if report.sample is not None:
+            self.say(harmless(report.sample))
+
+    def print(self, training: Training, report: Report) -> None:
+        """A line of columns, under a line of titles where it is the first."""
+        if not self._names:
+            self._names = fitting(shutil.get_terminal_size().columns, bool(self.peak), training.held_out is not None)
+            self.write("  ".join(name.rjust(COLUMNS[name]) for name in self._names))
+        pace = self._tokens / max(self._seconds, 1e-9)
+        steps = training.config.steps - report.step
+        left = clock((time.monotonic() - self._began) / self._steps * steps) if self._steps else ""
+        cells = {
+            "step": f"{report.step:,}",
+            "loss": f"{report.loss_nats:.4f}",
+            "held out": "" if report.held_out_nats is None else f"{report.held_out_nats:.4f}",
+            "tokens/s": f"{pace:,.0f}",
+            "of peak": f"{pace * flops_of(training.config.model) / self.peak:.0%}" if self.peak else "",
+            "left": left,
+        }
+        self.write("  ".join(cells[name].rjust(COLUMNS[name]) for name in self._names))
+
+    def say(self, text: str) -> None:
+        """A text of several words, set in, in as many lines as it needs."""
+        width = max(shutil.get_terminal_size().columns - 2, 8)
+        for line in text.split("\n"):
+            for start in range(0, max(len(line), 1), width):
+                self.write(f"  {line[start : start + width]}".rstrip())
+
+    def write(self, line: str) -> None:
+        """One line, at once: whoever reads a pipe waits for it."""
+        print(line, file=self.out, flush=True)
+
+
+def fitting(width: int, peak: bool, held_out: bool) -> tuple[str, ...]:
+    """The columns that a screen has room for, in their order."""
+    known = [name for name in COLUMNS if (peak or name != "of peak") and (held_out or name != "held out")]
+    while len(known) > 1 and sum(COLUMNS[name] + 2 for name in known) - 2 > width:
+        known.pop()
+    return tuple(name for name in ORDER if name in known)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, or hours and minutes, or days and hours."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}d {hour}h" if days else f"{hours}h {minute:02}m" if hours else f"{minutes}:{second:02}"
+
+
+def harmless(text: str) -> str:
+    """A text that steers no terminal."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

@@ -1,0 +1,186 @@
+"""The loop: a generator that yields a report a step. What prints, plots, records or stops stands outside, and listens."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from regard.errors import DataError
+from regard.text.corpus import Batch, Reader
+from regard.train import optimiser, schedule
+from regard.train.alone import Engine
+from regard.train.config import TrainConfig
+from regard.train.divergence import fault
+from regard.train.engine import started
+from regard.train.loss import loss_of, targets_of
+from regard.train.report import Report
+from regard.train.seeds import seed_of, seeded
+from regard.train.training import Training, begin
+
+Listener = Callable[[Training, Report], object]
+
+
+def run(config: TrainConfig, listeners: Iterable[Listener] = (), engine: Engine | None = None) -> Training:
+    """Trains as a config says, or goes on with the run that is in its folder; every listener hears of every step."""
+    with nullcontext(engine) if engine is not None else started(config) as present:
+        training = begin(config, present)
+        follow(training, listeners)
+        return training
+
+
+def follow(training: Training, listeners: Iterable[Listener]) -> None:
+    """The rest of a run, with listeners: each is called with the training and the report of each step."""
+    listeners = tuple(listeners)
+    for report in loop(training):
+        for listener in listeners:
+            listener(training, report)
+
+
+def loop(training: Training) -> Iterator[Report]:
+    """Step after step, each with its report, to the last one or until the training is stopped.
+
+    A checkpoint is written after its report was heard, so that what listeners write is never behind one. Raises DataError
+    where a checkpoint cannot be written, and where too many batches in a row had to be skipped.
+    """
+    config = training.config
+    try:
+        while training.step < config.steps and not training.stopped:
+            report = looked_at(training, stepped(training))
+            yield report
+            agree(training)
+            training.checkpoints.check()
+            if report.best or (report.step == config.steps and training.held_out is None):
+                training.save_model("model")
+            elif report.step == config.steps:
+                training.save_model("last")
+            refuse_divergence(training, report)
+            if report.best or due(config.checkpoint_every, report.step) or report.step == config.steps or training.stopped:
+                training.save()
+        training.checkpoints.wait()
+    finally:
+        training.checkpoints.close()
+
+
+def stepped(training: Training) -> Report:
+    """One step: the gradient of the mean loss over all its batches, and the update."""
+    config, engine, model, began = training.config, training.engine, training.called, time.perf_counter()
+    number, first = training.step + 1, training.step * config.accumulate
+    rate = schedule.rate(number, config)
+    batches = [placed(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
+    loss = backward(training, number, batches)
+    norm = float(engine.gradient_norm(model))
+    wrong = fault(loss, norm, training.running, config.spike)
+    if wrong is None:
+        if config.clip:
+            nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, torch.tensor(norm))
+        optimiser.set_rate(training.optimiser, rate)
+        training.optimiser.step()
+    training.optimiser.zero_grad(set_to_none=True)
+    training.running = training.running.taken(loss) if wrong is None else training.running.left()
+    training.step, training.looked = number, None
+    tokens = sum(batch.tokens.numel() for batch in batches) * engine.world
+    seconds = time.perf_counter() - began
+    return Report(
+        step=number, loss_nats=loss, rate=rate, gradient_norm=norm, tokens=tokens, seconds=seconds, batch=first, skipped=wrong
+    )
+
+
+def backward(training: Training, step: int, batches: list[Batch]) -> float:
+    """The mean loss over all targets of all batches in all processes, its gradient left in the parameters."""
+    config, engine = training.config, training.engine
+    count = engine.total(sum(map(targets_of, batches)))
+    parts = []
+    with seeded(config.seed, step, engine.rank, engine.device):
+        for n, batch in enumerate(batches):
+            with engine.exchanging(training.called, n == len(batches) - 1):
+                with engine.products(config.precision):  # gradients are exchanged as means: hence a share of the count
+                    loss = loss_of(training.called, batch, count=count / engine.world, mask_documents=config.mask_documents)
+                loss.backward()
+            parts.append(loss.detach())
+    return engine.total(float(torch.stack(parts).sum())) / engine.world
+
+
+def looked_at(training: Training, report: Report) -> Report:
+    """The report with a look at the held-out text, and a sample, where they are due."""
+    config, last = training.config, report.step == training.config.steps
+    if training.held_out is not None and (due(config.evaluate_every, report.step) or last):
+        loss = held_out_loss(training, training.held_out)
+        best = math.isfinite(loss) and (training.best is None or loss < training.best)
+        training.looked, training.best = loss, loss if best else training.best
+        report = replace(report, held_out_nats=loss, best=best)
+    if due(config.sample_every, report.step):
+        report = replace(report, sample=sampled(training))
+    return report
+
+
+def held_out_loss(training: Training, reader: Reader) -> float:
+    """The mean loss over the first held-out batches, the same ones at every look."""
+    config, engine = training.config, training.engine
+    count = min(config.evaluate_batches, max(reader.windows // reader.batch, 1))
+    total = targets = 0.0
+    with evaluating(training.called), engine.products(config.precision):
+        for n in range(count):
+            batch = placed(reader.read(n), engine.device)
+            here = targets_of(batch)
+            total += float(loss_of(training.called, batch, count=1, mask_documents=config.mask_documents))
+            targets += here
+    return engine.total(total) / max(engine.total(targets), 1)
+
+
+def sampled(training: Training) -> str:
+    """What the model writes after the prompt, the same dice at the same step."""
+    config, model, text = training.config, training.model, training.corpus.text
+    prompt = text.encode(config.prompt) or opening(training)
+    room = config.model.context - len(prompt)
+    settings = {**model.ending(), "seed": seed_of(config.seed, training.step)}
+    with evaluating(model):
+        tokens = [int(one) for one in model.generate(prompt, min(config.sample_tokens, room), **settings)]
+    return config.prompt + text.decode(tokens)
+
+
+def opening(training: Training) -> list[int]:
+    """What a sample begins with where nothing is said."""
+    end = training.corpus.text.special.get("<|endoftext|>")
+    reader = training.held_out or training.reader
+    return [int(reader.read(0).tokens[0, 0])] if end is None else [end]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A context of evaluation mode, without gradients; the mode is put back."""
+    mode = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(mode)
+
+
+def agree(training: Training) -> None:
+    """Stops a run in all processes where one was told to stop."""
+    if training.engine.total(bool(training.stopped)) and not training.stopped:
+        training.stop("another process")
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """A batch on a device."""
+    return batch if device.type == "cpu" else Batch(*(x.to(device) for x in (batch.tokens, batch.targets, batch.documents)))
+
+
+def due(every: int, step: int) -> bool:
+    """Whether something that is done every so many steps is to be done at this one."""
+    return bool(every) and step % every == 0
+
+
+def refuse_divergence(training: Training, report: Report) -> None:
+    """Raises DataError where too many batches in a row were skipped."""
+    if training.running.skipped >= training.config.patience:
+        raise DataError(
+            f"the run diverges: {training.running.skipped} steps in a row were skipped, the last of them step {report.step}, "
+            f"batch {report.batch}, where {report.skipped}. The last checkpoint is from before; try a lower learning_rate."
+        )

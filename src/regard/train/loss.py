@@ -1,0 +1,23 @@
+"""How surprised a model is by the next tokens, in nats: the number that training makes small."""
+
+from torch import Tensor, nn
+
+from regard.mechanism import EVERYTHING, Documents
+from regard.text.corpus import Batch
+from regard.train.quick import NONE, cross_entropy
+
+
+def loss_of(model: nn.Module, batch: Batch, *, count: float | None = None, mask_documents: bool = False) -> Tensor:
+    """-Σ log p(target) / count, over the real targets; count is how many there are, or are in all the batches of a step.
+
+    p is the softmax of the logits, in float32 or better. With mask_documents a token sees none of an earlier document.
+    """
+    mask = Documents(batch.documents) if mask_documents else EVERYTHING
+    logits = model(batch.tokens, mask=mask)  # (b, t, n)
+    nats = cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
+    return nats / max(targets_of(batch) if count is None else count, 1)
+
+
+def targets_of(batch: Batch) -> int:
+    """How many real targets a batch has."""
+    return int((batch.targets != NONE).sum())

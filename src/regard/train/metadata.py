@@ -1,0 +1,34 @@
+"""The .metadata of a checkpoint: a pickle, which could run any code, and so is read only where it names what it is made of."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import DataError
+
+PLACES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+PARTS = {"Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata"}
+PARTS |= {"BytesStorageMetadata", "StorageMeta", "_StorageInfo", "_MEM_FORMAT_ENCODING"}
+OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
+
+
+class Plain(pickle.Unpickler):
+    """A reader of pickles that hold nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a pickle names, where it may."""
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not (dtype or (module, name) in OTHERS or (module in PLACES and name in PARTS)):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def check(path: Path) -> None:
+    """Raises DataError for a file that is not the .metadata of a checkpoint."""
+    try:
+        with path.open("rb") as file:
+            Plain(file).load()
+    except Exception as error:  # a damaged pickle may raise whatever its parts do
+        raise DataError(f"{path} is not what training writes: {str(error) or type(error).__name__}.") from None

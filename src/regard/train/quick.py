@@ -1,0 +1,116 @@
+"""What training on a CPU does between its products, in one pass each over the numbers: cross entropy and GELU.
+
+torch's own functions are the definition, and what all else goes through: other devices, other dtypes, compilers.
+"""
+
+import ctypes
+import importlib.util
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.compiled.threads import started
+from regard.compiled.watched import plain, unwatched
+from regard.models.gpt2 import ACTIVATIONS, GPT2, Block
+
+NONE = -100  # the target of a token after which nothing comes
+KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # how numba knows what lies in memory
+LEAST = 2**16  # numbers that it is worth compiling for
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """-Σ log softmax(logits)[target] over the rows whose target is not NONE, in nats; logits (m, n), targets (m,)."""
+    if suits(logits):
+        total: Tensor = Entropy.apply(logits.contiguous(), targets)  # type: ignore[no-untyped-call]
+        return total
+    wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(wide, targets, ignore_index=NONE, reduction="sum")
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, GPT-2's activation."""
+    if suits(x):
+        output: Tensor = Gelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
+        return output
+    return ACTIVATIONS["gelu_tanh"](x)
+
+
+def fit(model: GPT2) -> GPT2:
+    """The model, with the loops in the place of torch's GELU."""
+    for block in cast(Iterable[Block], model.blocks):
+        if block.activation is ACTIVATIONS["gelu_tanh"]:
+            block.activation = gelu
+    return model
+
+
+def suits(x: Tensor) -> bool:
+    """Whether the loops are for numbers like these."""
+    return unwatched() and plain(x) and x.dtype in KINDS and x.numel() >= LEAST and compiled() is not None
+
+
+@cache
+def compiled() -> Any:
+    """The module of the loops; None where numba is not installed, or torch's threads cannot be had."""
+    if started() is None or importlib.util.find_spec("numba") is None:
+        return None
+    from regard.train import compiled
+
+    return compiled
+
+
+class Entropy(torch.autograd.Function):
+    """The sum of the cross entropies of rows of logits; nothing of their size is kept but themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        """One number."""
+        rows, n = logits.shape
+        lse = logits.new_empty(rows, dtype=torch.float32)
+        call("entropy", logits.dtype, rows, n, logits, lse)
+        real = targets != NONE
+        ctx.save_for_backward(logits, lse, targets, real)
+        there = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0].float()
+        return torch.where(real, lse - there, 0).sum(dtype=torch.float64).float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """softmax - 1 at the target, (m, n)."""
+        logits, lse, targets, real = ctx.saved_tensors
+        out, factors = torch.empty_like(logits), real * grad.float()
+        call("entropy_slope", logits.dtype, *logits.shape, logits, lse, targets.contiguous(), factors, out)
+        return out, None
+
+
+class Gelu(torch.autograd.Function):
+    """GELU by the hyperbolic tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Of the same shape."""
+        ctx.save_for_backward(x)
+        out = torch.empty_like(x)
+        call("activation", x.dtype, 0, x.numel(), x, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Times the derivative."""
+        (x,) = ctx.saved_tensors
+        out = torch.empty_like(x)
+        call("activation_slope", x.dtype, 0, x.numel(), x, grad.to(x.dtype).contiguous(), out)
+        return out
+
+
+def call(name: str, dtype: torch.dtype, rows: int, columns: int, *arrays: Tensor) -> None:
+    """Runs a loop on torch's threads."""
+    said = [0, rows, columns, *(x.data_ptr() for x in arrays)]
+    numbers = (ctypes.c_int64 * compiled().SAID)(*said)
+    work = getattr(compiled(), name)(KINDS[dtype])
+    started()(work.address, ctypes.addressof(numbers), torch.get_num_threads(), 0)

@@ -1,0 +1,29 @@
+"""The learning rate of a step: a rise, then a cosine, or a constant and a straight fall."""
+
+import math
+
+from regard.train.config import TrainConfig
+
+
+def rate(step: int, config: TrainConfig) -> float:
+    """The rate of step 1 to steps: learning_rate * min(step / warmup, fall(step)).
+
+    It reaches learning_rate in the last step of the warm-up, and final_rate of it in the last step of all.
+    """
+    if step <= config.warmup:
+        return config.learning_rate * step / config.warmup
+    fall = cosine(step, config) if config.schedule == "cosine" else straight(step, config)
+    return config.learning_rate * (config.final_rate + (1 - config.final_rate) * fall)
+
+
+def cosine(step: int, config: TrainConfig) -> float:
+    """(1 + cos(π p)) / 2, p the share of the steps after the warm-up that are done (Loshchilov and Hutter 2017)."""
+    done = (step - config.warmup) / max(config.steps - config.warmup, 1)
+    return (1 + math.cos(math.pi * min(done, 1))) / 2
+
+
+def straight(step: int, config: TrainConfig) -> float:
+    """1, and in the last decay_share of all steps down to 0 in a straight line."""
+    length = min(config.decay_share * config.steps, config.steps - config.warmup)
+    left = config.steps - step
+    return min(left / length, 1.0) if length else 1.0

@@ -1,0 +1,162 @@
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard import ConfigError, DataError
+from regard.text import Letters
+from regard.text.corpus import Corpus, Reader, prepare
+from text.corpus.small import corpus
+
+ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
+
+
+def numbered(folder, sizes, shard=11):
+    """A corpus in which token n is n, of documents of these sizes."""
+    borders = np.cumsum([0, *sizes]).tolist()
+    texts = [ALPHABET[start:stop] for start, stop in pairwise(borders)]
+    return prepare(texts, Letters(ALPHABET), folder / "corpus", shard=shard)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return numbered(tmp_path_factory.mktemp("made"), [31, 1, 97, 2, 60])
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.integers(0, 2**40),
+)
+def test_every_token_but_the_first_is_a_target_once_an_epoch(tmp_path_factory, sizes, context, batch, epoch, seed):
+    made = numbered(tmp_path_factory.mktemp("made"), sizes)
+    reader = Reader(made, batch=batch, context=context, seed=seed)
+    first, last = epoch * reader.windows, (epoch + 1) * reader.windows  # rows of the stream
+    batches = range(first // batch, -(-last // batch))
+    rows = torch.cat([reader.read(n).targets for n in batches])[first - batches[0] * batch :][: reader.windows]
+    assert Counter(rows[rows != -100].tolist()) == Counter(range(1, made.tokens))
+
+
+@given(st.integers(0, 99), st.integers(1, 40), st.integers(1, 9))
+def test_targets_are_the_tokens_that_come_next_and_documents_are_those_of_the_tokens(made, n, context, batch):
+    read = Reader(made, batch=batch, context=context, seed=3).read(n)
+    document = [number for number, size in enumerate([31, 1, 97, 2, 60]) for _ in range(size)]
+    assert read.tokens.shape == read.targets.shape == read.documents.shape == (batch, context)
+    assert {read.tokens.dtype, read.targets.dtype, read.documents.dtype} == {torch.int64}
+    for tokens, targets, documents in zip(read.tokens.tolist(), read.targets.tolist(), read.documents.tolist(), strict=True):
+        there = [n for n, target in enumerate(targets) if target != -100]
+        assert there == list(range(len(there)))
+        for at, (token, target, of) in enumerate(zip(tokens, targets, documents, strict=True)):
+            if at < len(there):
+                assert (target, of) == (token + 1, document[token])
+                assert token == tokens[0] + at
+            else:  # the corpus has ended: its last token, and then nothing
+                assert (token, of) == ((made.tokens - 1, document[-1]) if at == len(there) else (0, -1))
+
+
+def test_documents_change_exactly_where_documents_start(made):
+    read = Reader(made, batch=1, context=made.tokens - 1).read(0)
+    changes = (read.documents[0].diff() != 0).nonzero()[:, 0] + 1
+    assert changes.tolist() == [31, 32, 129, 131]
+    assert changes.tolist() == made.starts[1:].tolist()
+
+
+@given(st.permutations(range(12)))
+def test_a_batch_is_the_same_whatever_was_read_before(made, order):
+    reader, again = (Reader(made, batch=6, context=13, seed=5) for _ in range(2))
+    straight = [reader.read(n) for n in range(12)]
+    for n in order:
+        assert torch.equal(again.read(n).tokens, straight[n].tokens)
+        assert torch.equal(again.read(n).targets, straight[n].targets)
+
+
+OTHER = """
+import json, sys
+from regard.text.corpus import Corpus, Reader
+reader = Reader(Corpus.load(sys.argv[1]), batch=6, context=13, seed=5)
+print(json.dumps([reader.read(n).tokens.tolist() for n in (1000, 3)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_is_the_same_in_another_process(made):
+    ran = subprocess.run([sys.executable, "-c", OTHER, str(made.folder)], capture_output=True, text=True, check=True)
+    reader = Reader(made, batch=6, context=13, seed=5)
+    assert json.loads(ran.stdout) == [reader.read(n).tokens.tolist() for n in (1000, 3)]
+
+
+@given(st.integers(0, 50), st.sampled_from([1, 2, 3, 6]), st.integers(1, 70))
+def test_the_rows_of_all_ranks_are_those_of_one(made, n, world, context):
+    whole = Reader(made, batch=6, context=context, seed=1).read(n)
+    parts = [Reader(made, batch=6, context=context, seed=1, rank=rank, world=world).read(n) for rank in range(world)]
+    for name in ("tokens", "targets", "documents"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+
+
+def test_epochs_and_seeds_differ_in_their_order(made):
+    def epoch(number, seed):
+        reader = Reader(made, batch=1, context=7, seed=seed)
+        return tuple(int(reader.read(number * reader.windows + n).tokens[0, 0]) for n in range(reader.windows))
+
+    orders = [epoch(number, seed) for seed in (0, 1) for number in (0, 1, 2)]
+    assert len(set(orders)) == 6
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+
+
+def test_a_part_that_is_held_out_is_never_read(made):
+    kept, held_out = made.split(0.4)
+    readers = [Reader(part, batch=5, context=9) for part in (kept, held_out)]
+    seen = [set(torch.cat([reader.read(n).targets for n in range(40)]).flatten().tolist()) - {-100} for reader in readers]
+    assert seen == [set(range(1, kept.tokens)), set(range(kept.tokens + 1, made.tokens))]
+    assert int(Reader(held_out, batch=1, context=held_out.tokens).read(0).documents[0, 0]) == kept.documents
+
+
+def test_reading_takes_no_loop_over_tokens(tmp_path):
+    made = prepare(["ab" * 500_000] * 2, Letters("ab"), tmp_path / "corpus", shard=2**18)
+    reader = Reader(made, batch=64, context=1024)
+    reader.read(0)
+    start = time.perf_counter()
+    for n in range(10):
+        reader.read(n)
+    assert (time.perf_counter() - start) / 10 < 0.05  # 0.002 s where nothing else runs: 65,536 tokens
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch": 0}, "batch must be a whole number of at least 1, got 0"),
+        ({"context": 1.5}, "context must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"rank": 2, "world": 2}, "below world, got rank=2, world=2"),
+        ({"world": 4}, "batch must be a multiple of world, got batch=6, world=4"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(made, wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        Reader(made, **{"batch": 6, "context": 5, **wrong})
+
+
+def test_there_is_no_batch_before_the_first_and_none_of_one_token(made, tmp_path):
+    with pytest.raises(ConfigError, match="counted from 0, got -1"):
+        Reader(made, batch=6, context=5).read(-1)
+    with pytest.raises(DataError, match="nothing to learn from"):
+        Reader(corpus(tmp_path, ["a"]), batch=1, context=1)
+
+
+def test_a_damaged_shard_is_met_while_reading(tmp_path):
+    made = numbered(tmp_path, [50])
+    path = tmp_path / "corpus" / "tokens-00001.npy"
+    path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
+    with pytest.raises(DataError, match=r"tokens-00001\.npy is damaged"):
+        Reader(Corpus.load(made.folder), batch=5, context=10).read(0)

@@ -1,0 +1,33 @@
+import importlib.util
+
+import pytest
+
+from regard import ConfigError
+from regard.train import begin, follow
+from regard.train.listeners import board
+from train import small
+
+there = importlib.util.find_spec("tensorboard") is not None
+
+
+@pytest.mark.skipif(there, reason="TensorBoard is installed")
+def test_without_tensorboard_it_says_what_to_install(tmp_path):
+    assert not board.installed()
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
+        board.Board(tmp_path)
+
+
+@pytest.mark.skipif(not there, reason="needs TensorBoard, which is not installed")
+@pytest.mark.filterwarnings("default")  # TensorBoard's own
+def test_tensorboard_reads_every_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    small.corpus(tmp_path)
+    training, reports = begin(small.config(tmp_path, sample_every=7)), []
+    follow(training, [board.Board(tmp_path / "board"), lambda _, report: reports.append(report)])
+    found = EventAccumulator(str(tmp_path / "board"))
+    found.Reload()
+    for field, curve in board.CURVES.items():
+        expected = [(report.step, getattr(report, field)) for report in reports if getattr(report, field) is not None]
+        assert [one.step for one in found.Scalars(curve)] == [step for step, _ in expected]
+        assert [one.value for one in found.Scalars(curve)] == pytest.approx([value for _, value in expected], rel=1e-6)

@@ -1,0 +1,216 @@
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from regard import ConfigError, DataError
+from regard.text.corpus import Corpus, Reader
+from regard.train import begin, loop, optimiser, run, schedule
+from regard.train.loop import backward, held_out_loss
+from regard.train.loss import loss_of, targets_of
+from regard.train.seeds import seeded
+from train import small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus")
+    small.corpus(path)
+    return path
+
+
+def begun(folder, tmp_path, **settings):
+    return begin(small.config(folder, **{"out": str(tmp_path / "run"), **settings}))
+
+
+def weights(training) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in training.model.state_dict().items()}
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(x, other[name]) for name, x in one.items())
+
+
+def test_a_tiny_text_is_learned_by_heart(tmp_path):
+    text = "abcdefghijklmnop" * 2
+    small.corpus(tmp_path, text)
+    settings = {"steps": 120, "batch": 2, "learning_rate": 0.01, "held_out": 0.0, "warmup": 5, "width": 24}
+    *_, last = loop(begin(small.config(tmp_path, **settings)))
+    assert last.loss_nats < 0.02
+    assert last.skipped is None
+
+
+def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
+    training = begun(folder, tmp_path, clip=0.05, dropout=0.3)
+    model = copy.deepcopy(training.model)
+    adam = optimiser.made(model, training.config)
+    for number, report in zip((1, 2, 3), loop(training), strict=False):
+        batch = training.reader.read(number - 1)
+        with seeded(training.config.seed, number, 0, torch.device("cpu")):
+            loss = loss_of(model, batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimiser.set_rate(adam, schedule.rate(number, training.config))
+        adam.step()
+        adam.zero_grad()
+        assert report.loss_nats == pytest.approx(float(loss.detach()), rel=1e-6)
+        assert report.gradient_norm == pytest.approx(float(norm), rel=1e-6)
+        assert report.gradient_norm > 0.05
+        assert (report.step, report.batch, report.tokens) == (number, number - 1, 3 * 11)
+        assert report.rate == schedule.rate(number, training.config)
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(training.model.state_dict()[name], weight, rtol=0, atol=1e-7)
+
+
+def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder, tmp_path):
+    found = []
+    for batch, accumulate in ((9, 1), (3, 3)):
+        training = begun(folder, tmp_path, batch=batch, accumulate=accumulate)
+        training.model.double()
+        batches = [training.reader.read(5 * accumulate + n) for n in range(accumulate)]
+        batches[0].targets[0, 3:] = -100  # micro-batches of unequal weight
+        loss = backward(training, 1, batches)
+        found.append((loss, [x.grad for x in training.model.parameters()]))
+    (one, gradients), (other, others) = found
+    assert one == pytest.approx(other, rel=1e-12)
+    for a, b in zip(gradients, others, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_the_batches_of_a_step_follow_those_of_the_one_before(folder, tmp_path):
+    reports = list(loop(begun(folder, tmp_path, accumulate=3, steps=4)))
+    assert [report.batch for report in reports] == [0, 3, 6, 9]
+    assert {report.tokens for report in reports} == {3 * 3 * 11}
+
+
+def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp_path):
+    training = begun(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
+    _, kept = Corpus.load(folder / "corpus").split(0.1)
+    reader, nats, targets = Reader(kept, batch=1, context=11), 0.0, 0
+    training.model.eval()
+    with torch.no_grad():
+        for n in range(reader.windows):
+            batch = reader.read(n)
+            nats += float(loss_of(training.model, batch)) * targets_of(batch)
+            targets += targets_of(batch)
+    training.model.train()
+    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-6)
+    assert training.model.training
+    assert targets == kept.tokens - 1
+
+
+def test_it_is_looked_at_when_it_is_due_and_at_the_end_and_the_best_is_marked(folder, tmp_path):
+    training = begun(folder, tmp_path, steps=7, evaluate_every=3)
+    reports = list(loop(training))
+    looked = [report for report in reports if report.held_out_nats is not None]
+    assert [report.step for report in looked] == [3, 6, 7]
+    best = math.inf
+    for report in looked:
+        assert report.best == (report.held_out_nats < best)
+        best = min(best, report.held_out_nats)
+    assert training.best == best
+
+
+def test_without_a_held_out_text_nothing_is_looked_at_and_the_last_model_is_kept(folder, tmp_path):
+    training = begun(folder, tmp_path, held_out=0.0)
+    assert [report.held_out_nats for report in loop(training)] == [None] * 7
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_batch_whose_loss_is_no_number_leaves_the_weights_as_they_are(folder, tmp_path):
+    training = begun(folder, tmp_path)
+    reports = loop(training)
+    next(reports)
+    kept = training.model.norm.bias.detach().clone()
+    with torch.no_grad():
+        training.model.norm.bias[0] = torch.nan
+    before = weights(training)
+    report = next(reports)
+    assert (report.step, report.batch) == (2, 1)
+    assert "the loss is nan" in report.skipped
+    after = weights(training)
+    assert all(torch.equal(x.nan_to_num(9), after[name].nan_to_num(9)) for name, x in before.items())
+    with torch.no_grad():
+        training.model.norm.bias.copy_(kept)
+    assert next(reports).skipped is None
+    assert training.running.skipped == 0
+    assert not same(before, weights(training))
+
+
+def test_too_many_in_a_row_end_the_run_and_say_which(folder, tmp_path):
+    training = begun(folder, tmp_path, patience=3, checkpoint_every=1, steps=9)
+    reports = loop(training)
+    next(reports)
+    next(reports)
+    with torch.no_grad():
+        training.model.norm.bias[0] = torch.inf
+    with pytest.raises(DataError, match=r"3 steps in a row were skipped, the last of them step 5, batch 4, where the loss is"):
+        list(reports)
+
+
+def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
+    heard = []
+
+    def listener(training, report):
+        heard.append(report.step)
+        if report.step == 3:
+            training.stop("enough")
+
+    training = run(small.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
+    assert (training.step, heard) == (3, [1, 2, 3])
+    assert training.checkpoints.latest().step == 3
+
+
+def test_the_random_numbers_of_the_program_are_left_alone(folder, tmp_path):
+    torch.manual_seed(3)
+    expected = torch.get_rng_state()
+    list(loop(begun(folder, tmp_path, dropout=0.5, sample_every=2)))
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_the_seed_decides_everything_and_other_random_numbers_nothing(folder, tmp_path):
+    found = []
+    for n, seed in enumerate((5, 5, 6)):
+        torch.manual_seed(n)
+        training = begun(folder, tmp_path / str(n), dropout=0.3, seed=seed)
+        found.append(([report.loss_nats for report in loop(training)], weights(training)))
+    assert found[0][0] == found[1][0] != found[2][0]
+    assert same(found[0][1], found[1][1])
+
+
+def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
+    training = begun(folder, tmp_path, sample_every=2, prompt="the ", sample_tokens=5, steps=4)
+    samples = [report.sample for report in loop(training)]
+    assert [sample is None for sample in samples] == [True, False, True, False]
+    assert all(sample.startswith("the ") and len(sample) == 9 for sample in samples if sample)
+
+
+def test_a_prompt_that_cannot_be_read_is_refused_before_the_first_step(folder, tmp_path):
+    with pytest.raises(DataError, match="'X' is no letter"):
+        begun(folder, tmp_path, prompt="X")
+    with pytest.raises(ConfigError, match="the prompt is 11 tokens, and must be shorter than the model's context, 11"):
+        begun(folder, tmp_path, prompt="the cat sat")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_products_are_rounded_where_it_is_asked_and_weights_never(folder, tmp_path, precision):
+    training = begun(folder, tmp_path, precision=precision)
+    seen = []
+    training.model.blocks[0].up.register_forward_hook(lambda module, given, output: seen.append(output.dtype))
+    next(loop(training))
+    assert set(seen) == {getattr(torch, precision)}
+    assert {x.dtype for x in training.model.parameters()} == {torch.float32}
+
+
+def test_documents_are_hidden_where_the_config_says_so(tmp_path):
+    small.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
+    losses = []
+    for hidden in (False, True):
+        training = begin(small.config(tmp_path, mask_documents=hidden))
+        batch = training.reader.read(0)
+        assert len(batch.documents.unique()) > 1
+        losses.append(backward(training, 1, [batch]))
+        assert losses[-1] == pytest.approx(float(loss_of(training.model, batch, mask_documents=hidden).detach()), rel=1e-6)
+    assert losses[0] != losses[1]

@@ -1,0 +1,100 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard import Documents, Everything, record
+from regard.mechanism import Causal
+from regard.models import GPT2, GPT2Config
+from regard.text.corpus import Batch
+from regard.train.loss import NONE, loss_of, targets_of
+
+B, T, N = 3, 11, 17
+
+
+def gpt2(dropout=0.0, dtype=torch.float64) -> GPT2:
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=2, heads=2, width=10, context=13, vocabulary=N, dropout=dropout)).to(dtype)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.3)
+    return model
+
+
+def batch(seed=0, none=()) -> Batch:
+    dice = torch.Generator().manual_seed(seed)
+    tokens, targets = torch.randint(N, (2, B, T), generator=dice)
+    documents = torch.randint(2, (B, T), generator=dice).cumsum(-1)
+    for place in none:
+        targets[place] = NONE
+    return Batch(tokens, targets, documents)
+
+
+@given(st.integers(0, 9), st.sets(st.tuples(st.integers(0, B - 1), st.integers(0, T - 1)), max_size=B * T - 1))
+def test_the_loss_is_the_mean_of_the_surprise_at_each_real_target(seed, none):
+    model, read = gpt2().eval(), batch(seed, none)
+    with torch.no_grad():
+        found, logits = loss_of(model, read), model(read.tokens)
+    surprises = []
+    for b in range(B):
+        for t in range(T):
+            if read.targets[b, t] != NONE:
+                row = logits[b, t].tolist()
+                whole = math.log(math.fsum(math.exp(x) for x in row))
+                surprises.append(whole - row[read.targets[b, t]])
+    assert targets_of(read) == len(surprises)
+    assert float(found) == pytest.approx(math.fsum(surprises) / len(surprises), rel=1e-12)
+
+
+def test_a_batch_without_a_target_has_a_loss_of_0():
+    none = [(b, t) for b in range(B) for t in range(T)]
+    assert float(loss_of(gpt2(), batch(none=none)).detach()) == 0
+
+
+def test_half_precision_logits_are_raised_before_the_loss():
+    model = gpt2(dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        found = loss_of(model, batch())
+        expected = torch.nn.functional.cross_entropy(model(batch().tokens).float().flatten(0, 1), batch().targets.flatten())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_a_change_in_an_earlier_document_changes_no_logits_of_a_later_one():
+    model, read = gpt2().eval(), batch()
+    read.documents[:, :] = torch.tensor([0] * 5 + [1] * 6)
+    other = read.tokens.clone()
+    other[:, :5] = (other[:, :5] + 1) % N
+    with torch.no_grad():
+        one, two = (model(tokens, mask=Documents(read.documents)) for tokens in (read.tokens, other))
+        assert torch.equal(one[:, 5:], two[:, 5:])
+        assert not torch.equal(model(read.tokens)[:, 5:], model(other)[:, 5:])
+
+
+def test_the_loss_hides_earlier_documents_where_it_is_asked_to():
+    model, read = gpt2().eval(), batch()
+    with torch.no_grad():
+        logits = model(read.tokens, mask=Documents(read.documents))
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), read.targets.flatten())
+        assert float(loss_of(model, read, mask_documents=True)) == pytest.approx(float(expected), rel=1e-12)
+        assert float(loss_of(model, read)) != pytest.approx(float(expected), rel=1e-3)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_without_a_mask_the_model_computes_the_very_same_bits(dropout):
+    model, tokens = gpt2(dropout, torch.float32), batch().tokens
+    torch.manual_seed(1)
+    plain = model(tokens)
+    torch.manual_seed(1)
+    assert torch.equal(plain, model(tokens, mask=Everything()))
+
+
+def test_a_recording_knows_the_rule_of_the_documents():
+    model, read = gpt2().eval(), batch()
+    with record(model) as recording, torch.no_grad():
+        model(read.tokens, mask=Documents(read.documents))
+    assert recording.missed == []
+    weights, seen = recording.map(1).dense(), (Causal() & Documents(read.documents)).table(T, T)
+    assert torch.equal(weights > 0, seen.unsqueeze(1).expand_as(weights) if seen.dim() == 3 else seen.expand_as(weights))

@@ -1,0 +1,133 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+import regard
+from regard import GPT2, ConfigError
+from regard.train import begin, loop, run
+from regard.train.listeners import lines
+from regard.train.listeners.lines import Log
+from train import small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus")
+    small.corpus(path)
+    return path
+
+
+def settings(folder, out, **more):
+    return small.config(folder, **{"out": str(out), "dropout": 0.3, "accumulate": 2, "steps": 11, **more})
+
+
+def stopped_after(step):
+    def listener(training, report):
+        if report.step == step:
+            training.stop("a test")
+
+    return listener
+
+
+def log(out) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in lines.read(out / "log.jsonl")]
+
+
+def bits(training) -> list[bytes]:
+    moments = [x for state in training.optimiser.state.values() for x in state.values()]
+    return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    training = run(settings(folder, out), [Log(out / "log.jsonl")])
+    return training, out
+
+
+@pytest.mark.parametrize("places", [(1,), (4,), (3, 5, 6), (10,)])
+def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, whole, tmp_path, places):
+    for place in places:
+        run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl"), stopped_after(place)])
+    again = run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl")])
+    assert again.resumed == places[-1]
+    assert bits(again) == bits(whole[0])
+    assert (again.running, again.best) == (whole[0].running, whole[0].best)
+    assert log(tmp_path) == log(whole[1])
+    for name in ("model", "last"):
+        files = [out / name / "model.safetensors" for out in (tmp_path, whole[1])]
+        assert [file.is_file() for file in files] in ([True, True], [False, False])
+        assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder, whole, tmp_path):
+    training = begin(settings(folder, tmp_path))
+    log_of = Log(tmp_path / "log.jsonl")
+    for report in loop(training):
+        log_of(training, report)
+        if report.step == 8:
+            break  # the checkpoint of step 8 would come after this
+    again = run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl")])
+    assert again.resumed == 6
+    assert bits(again) == bits(whole[0])
+    assert log(tmp_path) == log(whole[1])
+
+
+def test_steps_may_be_raised_and_other_things_looked_at(folder, tmp_path):
+    run(settings(folder, tmp_path, steps=3))
+    again = run(settings(folder, tmp_path, steps=5, evaluate_every=1, sample_every=1))
+    assert (again.resumed, again.step) == (3, 5)
+    with pytest.raises(ConfigError, match=r"steps is 4, and the run in .* has done 5"):
+        begin(settings(folder, tmp_path, steps=4))
+
+
+def test_a_run_that_is_done_has_nothing_left_to_do(folder, tmp_path):
+    run(settings(folder, tmp_path, steps=3))
+    assert list(loop(begin(settings(folder, tmp_path, steps=3)))) == []
+
+
+def test_what_would_make_it_another_run_is_refused(folder, tmp_path):
+    run(settings(folder, tmp_path, steps=3))
+    with pytest.raises(ConfigError, match=r"learning_rate is 0\.5, but the run in .* has 0\.001"):
+        begin(settings(folder, tmp_path, learning_rate=0.5))
+    with pytest.raises(ConfigError, match=r"model\.width is 24, but the run in .* has 12"):
+        begin(settings(folder, tmp_path, width=24))
+
+
+def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp_path):
+    run(settings(folder, tmp_path / "run", steps=3))
+    shutil.copytree(folder / "corpus", tmp_path / "moved" / "corpus")
+    assert run(settings(tmp_path / "moved", tmp_path / "run", steps=4)).resumed == 3
+    small.corpus(tmp_path, small.TEXT.replace("dog", "cat"))
+    with pytest.raises(ConfigError, match="the corpus is another"):
+        begin(settings(tmp_path, tmp_path / "run", steps=5))
+
+
+def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
+    training, out = whole
+    model = GPT2.load(out / "model")
+    assert model.text.encode("the cat") == training.corpus.text.encode("the cat")
+    best = min((row for row in log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
+    last = log(out)[-1]
+    name = "model" if best == last else "last"
+    assert torch.equal(GPT2.load(out / name).tokens.weight, training.model.tokens.weight)
+    assert (out / "last").exists() == (best != last)
+
+
+def test_a_checkpoint_says_what_it_is_of(whole):
+    says = json.loads(next((whole[1] / "checkpoints").glob("step-00000011")).joinpath("run.json").read_text())
+    assert says["config"] == whole[0].config.table()
+    assert says["versions"]["torch"] == torch.__version__
+    assert says["step"] == 11
+
+
+def test_the_room_is_there_by_its_own_name():
+    assert regard.train.run is run
+
+
+def test_the_vocabulary_is_that_of_the_corpus(folder, tmp_path):
+    config = begin(settings(folder, tmp_path)).config
+    assert config.model.vocabulary == len(set(small.TEXT))
+    assert begin(settings(folder, tmp_path / "more", vocabulary="9")).config.vocabulary == "9"

@@ -1,0 +1,101 @@
+"""Runs of several processes: torchrun starts this file, which trains a list of configs one after the other.
+
+    torchrun --nproc-per-node=2 tests/train/together.py CONFIGS.json
+
+CONFIGS.json is a list of [config, {"timeout": seconds, "last": the step to stop after, "fault": what befalls the second process
+in step 3: "error", SIGKILL or SIGSTOP}]. The first process writes log.jsonl into each run's folder, and beside
+it what the tests ask of a run, states.json: the bytes of its weights, gradients and moments, and those it exchanged.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.errors import DataError, RegardError
+from regard.train import Report, TrainConfig, Training, begin, follow
+from regard.train.engine import started
+from regard.train.listeners.lines import LOG, Log
+from regard.train.loop import backward
+
+
+class Exchanges(TorchDispatchMode):
+    """Counts what is handed to the process group, by operation: how often, and the bytes that one process holds whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.times, self.bytes = Counter(), Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        if name.startswith("c10d."):
+            self.times[name.split(".")[1]] += 1
+            self.bytes[name.split(".")[1]] += max(x.nbytes for x in flat(args))
+        return function(*args, **(kwargs or {}))
+
+
+def flat(parts):
+    """All tensors in nested lists."""
+    for one in parts:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from flat(one)
+
+
+def nbytes(tensors) -> int:
+    """The bytes of memory under tensors, a part of it under two of them counted once."""
+    local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in local if x.numel()}.values())
+
+
+def states(training: Training) -> dict:
+    """The bytes of a run's weights, gradients and moments in this process, and what one step exchanges."""
+    config = training.config
+    batches = [training.reader.read(n) for n in range(config.accumulate)]
+    with Exchanges() as exchanges:
+        backward(training, 1, batches)
+    parameters = list(training.called.parameters())
+    found = {"weights": nbytes(parameters), "gradients": nbytes(x.grad for x in parameters)}
+    found["moments"] = nbytes(x for moments in training.optimiser.state.values() for x in moments.values())
+    training.optimiser.zero_grad()
+    return {**found, "times": exchanges.times, "bytes": exchanges.bytes}
+
+
+class Fate:
+    """A listener that stops a run, or has something befall the second process."""
+
+    def __init__(self, last: int = 0, fault: str = "", timeout: int = 0) -> None:
+        self.last, self.fault = last, fault
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if report.step == self.last and not training.first:
+            training.stop("the test")  # one process is told, and all stop
+        if report.step == 3 and not training.first and self.fault == "error":
+            raise DataError("the story is damaged.")
+        if report.step == 3 and not training.first and self.fault:
+            os.kill(os.getpid(), signal.Signals[self.fault])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for table, asked in json.loads(Path(sys.argv[1]).read_text()):
+        with started(TrainConfig.of(table), asked.get("timeout", 60)) as engine:
+            training = begin(TrainConfig.of(table), engine)
+            follow(training, [Log(training.folder / LOG), Fate(**asked)])
+            found = states(training)
+            if training.first:
+                (training.folder / "states.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RegardError as error:
+        raise SystemExit(str(error)) from None
