@@ -7,6 +7,8 @@ float32's is told. Each takes a few steps at its turn, of which the first, that 
 import math
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,15 +19,28 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 from benchmarks.tables import Table
+from benchmarks.timing import peak_megabytes
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train import memory
+from regard.train import memory, quick
 from regard.train.alone import Alone
 from regard.train.loss import loss_of
 from regard.weights import gpt2 as files
 
 TITLE = "Training GPT-2's shape: tokens a second, AdamW, no dropout"
-COLUMNS = ["layers", "width", "vocabulary", "batch", "by", "products in", "step ms", "tokens a second", "of peak", "loss off"]
+COLUMNS = [
+    "layers",
+    "width",
+    "vocabulary",
+    "batch",
+    "by",
+    "products in",
+    "step ms",
+    "tokens a second",
+    "of peak",
+    "loss off",
+    "MB",
+]
 SHAPES = (  # layers, heads, width, context, vocabulary, batch
     (6, 6, 384, 256, 4096, 8),
     (6, 6, 192, 512, 2048, 8),
@@ -36,68 +51,95 @@ LEARNED = 3  # steps whose losses are compared
 RATE = 3e-4
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Contender:
-    """Who trains, and in what products; a step that returns its loss; whether the memory it frees is kept."""
+    """Who trains, in what products; whether the model is compiled, and whether the memory that a step frees is kept."""
 
     by: str
     products: str
-    step: Callable[[], float]
-    kept: bool
+    compiled: bool = False
+    kept: bool = False
+
+    def stepper(self, shape: tuple[int, ...]) -> Callable[[], float]:
+        """A function that takes a step and returns its loss; the weights and tokens are the same in everybody's hands."""
+        layers, heads, width, t, n, b = shape
+        torch.manual_seed(0)
+        ours = GPT2(GPT2Config(layers=layers, heads=heads, width=width, context=t, vocabulary=n))
+        tokens = torch.randint(0, n, (b, t + 1))
+        batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(b, t, dtype=torch.long))
+        return regards(ours, batch, self.products) if self.by == "regard" else theirs(ours, batch, self)
+
+
+CONTENDERS = (
+    Contender("Hugging Face", "float32"),
+    Contender("Hugging Face", "bfloat16"),
+    Contender("Hugging Face, memory kept", "bfloat16", kept=True),
+    Contender("Hugging Face, compiled", "bfloat16", compiled=True),
+    Contender("regard", "float32", kept=True),
+    Contender("regard", "bfloat16", kept=True),
+)
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """A row a contender and shape."""
     table = Table(TITLE, COLUMNS)
-    for shape in SHAPES:
+    for place, shape in enumerate(SHAPES):
         layers, _, width, t, n, b = shape
-        found = contenders(shape)
-        losses = [[one.step() for _ in range(LEARNED)] for one in found]
+        steps = [one.stepper(shape) for one in CONTENDERS]
+        losses = [[step() for _ in range(LEARNED)] for step in steps]
         off = [max(abs(x - y) for x, y in zip(each, losses[0], strict=True)) for each in losses]
-        exact = [o for one, o in zip(found, off, strict=True) if one.products == "float32"]
+        exact = [o for one, o in zip(CONTENDERS, off, strict=True) if one.products == "float32"]
         assert max(exact) < 1e-4 * losses[0][0], f"the losses of float32 differ: {losses}"
-        medians = taken(found)
+        medians = taken(steps)
+        del steps
         work = 6 * (layers * 12 * width**2 + width * n) + 6 * layers * width * t  # half of a causal square
-        for one, seconds, difference in zip(found, medians, off, strict=True):
+        for number, (one, seconds, difference) in enumerate(zip(CONTENDERS, medians, off, strict=True)):
             share = work * b * t / seconds / 1e9 / peak[torch.float32 if one.products == "float32" else torch.bfloat16]
-            table.add(layers, width, n, b, one.by, one.products, seconds * 1e3, b * t / seconds, share, difference)
+            speed, megabytes = b * t / seconds, in_a_fresh_process(number, place)
+            table.add(layers, width, n, b, one.by, one.products, seconds * 1e3, speed, share, difference, megabytes)
     return table
 
 
-def taken(found: list[Contender]) -> list[float]:
+def taken(steps: list[Callable[[], float]]) -> list[float]:
     """The median seconds of each one's steps."""
-    times: list[list[float]] = [[] for _ in found]
-    order = list(range(len(found)))
-    for _ in range(TURNS):
-        random.Random(0).shuffle(order)
+    times: list[list[float]] = [[] for _ in steps]
+    order = list(range(len(steps)))
+    for turn in range(TURNS):
+        random.Random(turn).shuffle(order)
         for place in order:
-            (memory.keep if found[place].kept else memory.as_usual)()
+            (memory.keep if CONTENDERS[place].kept else memory.as_usual)()
             for step in range(STEPS):
                 start = time.perf_counter()
-                found[place].step()
+                steps[place]()
                 if step:
                     times[place].append(time.perf_counter() - start)
     return [statistics.median(each) for each in times]
 
 
-def contenders(shape: tuple[int, ...]) -> list[Contender]:
-    """The same weights in everybody's hands."""
-    layers, heads, width, t, n, b = shape
-    torch.manual_seed(0)
-    ours = GPT2(GPT2Config(layers=layers, heads=heads, width=width, context=t, vocabulary=n))
-    tokens = torch.randint(0, n, (b, t + 1))
-    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.zeros(b, t, dtype=torch.long))
-    made = []
-    for products in ("float32", "bfloat16"):
-        made.append(Contender("Hugging Face", products, theirs(ours, batch, products, compiled=False), kept=False))
-    made.append(Contender("Hugging Face, memory kept", "bfloat16", theirs(ours, batch, "bfloat16", compiled=False), kept=True))
-    made.append(Contender("Hugging Face, compiled", "bfloat16", theirs(ours, batch, "bfloat16", compiled=True), kept=False))
-    for products in ("float32", "bfloat16"):
-        made.append(Contender("regard", products, regards(ours, batch, products), kept=True))
-    return made
+def in_a_fresh_process(number: int, place: int) -> float | None:
+    """The peak megabytes of a contender on a shape: weights, gradients, moments, and all that a step needs."""
+    command = [sys.executable, "-m", "benchmarks.training", str(number), str(place)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ran.stdout.split()[-1]) if ran.stdout.strip() else None
 
 
-def theirs(ours: GPT2, batch: Batch, products: str, *, compiled: bool) -> Callable[[], float]:
+def print_peak(number: int, place: int) -> None:
+    """What the fresh process prints."""
+    one = CONTENDERS[number]
+    (memory.keep if one.kept else memory.as_usual)()
+    few = (1, 2, 64, 256, 512, 4)
+    if not one.compiled:
+        one.stepper(few)()  # the compiled code, and what is set up at a first call
+
+    def steps() -> None:
+        step = one.stepper(SHAPES[place])
+        for _ in range(LEARNED):
+            step()
+
+    print(peak_megabytes(steps) or "")
+
+
+def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
     """A step of Hugging Face's GPT-2, the loss by torch's own function."""
     config = ours.config
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
@@ -105,18 +147,18 @@ def theirs(ours: GPT2, batch: Batch, products: str, *, compiled: bool) -> Callab
     model = GPT2LMHeadModel(TheirConfig(vocab_size=config.vocabulary, **sizes, **dropout)).train()
     model.load_state_dict(files.foreign(asdict(config), ours.state_dict()), strict=False)
     model.tie_weights()
-    called = torch.compile(model) if compiled else model
+    called = torch.compile(model) if one.compiled else model
 
     def loss() -> Tensor:
         logits = called(batch.tokens).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
 
-    return stepper(model, loss, products)
+    return stepper(model, loss, one.products)
 
 
 def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
     """A step as the trainer takes it."""
-    model = GPT2(ours.config)
+    model = quick.fit(GPT2(ours.config))
     model.load_state_dict(ours.state_dict())
     called = Alone().prepared(model.train())
     return stepper(model, lambda: loss_of(called, batch), products)
@@ -138,3 +180,7 @@ def stepper(model: nn.Module, loss: Callable[[], Tensor], products: str) -> Call
         return value
 
     return step
+
+
+if __name__ == "__main__":
+    print_peak(int(sys.argv[1]), int(sys.argv[2]))

@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m recipes.pocket", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="the folder of stories15M.bin and tokenizer.bin")
     options = parser.parse_args()
-    stories.write(options.data, ROOT / "stories", CHUNKS)
+    stories.write(options.data, ROOT / "stories", range(CHUNKS))
     if not (ROOT / "corpus").is_dir():
         read = [stories.place(ROOT / "stories", n) for n in range(READ)]
         text = BytePair.train((story for file in read for story in documents(file)), VOCABULARY)

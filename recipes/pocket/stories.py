@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from recipes.pocket.narrator import Narrator, words
@@ -11,10 +12,10 @@ CHUNK, ROWS = 8192, 256  # stories a file, and how many are told side by side
 SEED = 20_000  # of the first chunk; each has a seed of its own
 
 
-def write(data: Path, folder: Path, chunks: int) -> None:
-    """So many files of stories in a folder, told by the narrator whose two files lie in `data`."""
+def write(data: Path, folder: Path, chunks: Iterable[int]) -> None:
+    """Files of stories in a folder, by their numbers, told by the narrator whose two files lie in `data`."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [n for n in range(chunks) if not place(folder, n).exists()]
+    missing = [n for n in chunks if not place(folder, n).exists()]
     if not missing:
         return
     narrator, pieces = Narrator.load(data / "stories15M.bin"), words(data / "tokenizer.bin")
@@ -25,7 +26,7 @@ def write(data: Path, folder: Path, chunks: int) -> None:
         aside = place(folder, n).with_suffix(".part")
         aside.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text), encoding="utf-8")
         aside.rename(place(folder, n))
-        print(f"stories {n + 1} of {chunks}: {sum(map(len, texts)):,} letters, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"stories {n}: {sum(map(len, texts)):,} letters, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def place(folder: Path, n: int) -> Path:

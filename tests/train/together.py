@@ -68,6 +68,11 @@ def states(training: Training) -> dict:
     return {**found, "times": exchanges.times, "bytes": exchanges.bytes}
 
 
+def refuse(done: int, whole: int | None) -> None:
+    """Hears of a text that is being prepared, where the first process should have done so."""
+    raise DataError("the second process prepares the text too.")
+
+
 class Fate:
     """A listener that stops a run, or has something befall the second process."""
 
@@ -87,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for table, asked in json.loads(Path(sys.argv[1]).read_text()):
         with started(TrainConfig.of(table), asked.get("timeout", 60)) as engine:
-            training = begin(TrainConfig.of(table), engine)
+            training = begin(TrainConfig.of(table), engine, refuse if engine.rank else None)
             follow(training, [Log(training.folder / LOG), Fate(**asked)])
             found = states(training)
             if training.first:

@@ -47,9 +47,10 @@ def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def free(*tensors: Tensor) -> bool:
     """Whether these are float32 numbers in memory, of which nobody asks for gradients or for torch's own operations."""
+    if not unwatched() or torch.is_autocast_enabled("cpu"):  # asked first, since compilers follow what is asked
+        return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    ours = all(plain(x) and x.dtype == torch.float32 for x in tensors)
-    return ours and not learns and unwatched() and not torch.is_autocast_enabled("cpu")
+    return not learns and all(plain(x) and x.dtype == torch.float32 for x in tensors)
 
 
 @cache
