@@ -41,7 +41,7 @@ def exponential(x):
     return power * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
 def cap(s, softcap):
     """softcap tanh(s / softcap) in the place of s."""
     for j in range(len(s)):

@@ -19,7 +19,7 @@ from regard.mechanism.request import Request
 from regard.mechanism.rule import Stretches
 
 KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # how numba knows what lies in memory
-MOST = 4096  # keys: of more, the block of scores leaves the cache
+MOST = 2**15  # keys, up to which these loops are measured to be faster: a block of scores grows with them
 LEAST = 2**19  # weights, of all heads together; for fewer it is not worth to compile the loops, some seconds the first time
 
 

@@ -22,45 +22,48 @@ SLOPE, CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # of
 THREE = np.float32(3)
 
 
+# each takes the whole of its arrays: numba puts loops from 0 to a length into vectors, and not those from elsewhere
+
+
 @njit(fastmath=REASSOCIATED, nogil=True)
-def largest(x, first, n):
-    """The largest of n numbers."""
+def largest(x):
+    """The largest of some numbers."""
     top = LEAST
-    for j in range(n):
-        top = max(top, read(x[first + j]))
+    for j in range(len(x)):
+        top = max(top, read(x[j]))
     return top
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def total(x, first, n, shift):
-    """Σ exp(x - shift) of n numbers."""
+def total(x, shift):
+    """Σ exp(x - shift)."""
     found = ZERO
-    for j in range(n):
-        z = read(x[first + j]) - shift
+    for j in range(len(x)):
+        z = read(x[j]) - shift
         found += exponential(LOWEST if z <= LOWEST else z)
     return found
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def slope(x, first, n, lse, factor, out):
-    """factor exp(x - lse) of n numbers."""
-    for j in range(n):
-        z = min(read(x[first + j]) - lse, ZERO)
+def slope(x, lse, factor, out):
+    """factor exp(x - lse)."""
+    for j in range(len(x)):
+        z = min(read(x[j]) - lse, ZERO)
         weight = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)  # inside put's call it would go astray
-        put(out, first + j, weight * factor)
+        put(out, j, weight * factor)
 
 
 @njit(nogil=True)
-def blank(out, first, n):
-    """0 in the place of n numbers."""
-    for j in range(n):
-        put(out, first + j, ZERO)
+def blank(out):
+    """0 everywhere."""
+    for j in range(len(out)):
+        put(out, j, ZERO)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
-def gelu(x, first, n, out):
-    """x sigmoid(2 √(2/π) (x + 0.044715 x³)) of n numbers."""
-    for j in range(first, first + n):
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
+def gelu(x, out):
+    """x sigmoid(2 √(2/π) (x + 0.044715 x³))."""
+    for j in range(len(x)):
         a = read(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
         e = exponential(max(-abs(z), LOWEST))
@@ -68,10 +71,10 @@ def gelu(x, first, n, out):
         put(out, j, a * s)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
-def gelu_slope(x, grad, first, n, out):
-    """grad times the derivative of GELU at x, of n numbers."""
-    for j in range(first, first + n):
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
+def gelu_slope(x, grad, out):
+    """grad times the derivative of GELU at x."""
+    for j in range(len(x)):
         a = read(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
         e = exponential(max(-abs(z), LOWEST))
@@ -95,9 +98,10 @@ def entropy(kind):
             if first >= rows:
                 return
             for row in range(first, min(first + RUN, rows)):
-                top = largest(x, row * n, n)
+                own = x[row * n : row * n + n]
+                top = largest(own)
                 shift = top if top > LEAST else ZERO
-                lse[row] = shift + np.float32(math.log(total(x, row * n, n, shift)))
+                lse[row] = shift + np.float32(math.log(total(own, shift)))
 
     return work
 
@@ -119,14 +123,13 @@ def entropy_slope(kind):
             if first >= rows:
                 return
             for row in range(first, min(first + RUN, rows)):
-                factor = factors[row]
+                factor, own, to = factors[row], x[row * n : row * n + n], out[row * n : row * n + n]
                 if factor == ZERO:  # whatever stands there, infinities too
-                    blank(out, row * n, n)
+                    blank(to)
                 else:
-                    slope(x, row * n, n, lse[row], factor, out)
-                    here = row * n + targets[row]
-                    weight = np.float32(math.exp(read(x[here]) - lse[row]))
-                    put(out, here, (weight - ONE) * factor)
+                    slope(own, lse[row], factor, to)
+                    weight = np.float32(math.exp(read(own[targets[row]]) - lse[row]))
+                    put(to, targets[row], (weight - ONE) * factor)
 
     return work
 
@@ -145,7 +148,8 @@ def activation(kind):
             first = take(place) * RUN * 1024
             if first >= count:
                 return
-            gelu(x, first, min(count - first, RUN * 1024), out)
+            last = min(first + RUN * 1024, count)
+            gelu(x[first:last], out[first:last])
 
     return work
 
@@ -165,6 +169,7 @@ def activation_slope(kind):
             first = take(place) * RUN * 1024
             if first >= count:
                 return
-            gelu_slope(x, grad, first, min(count - first, RUN * 1024), out)
+            last = min(first + RUN * 1024, count)
+            gelu_slope(x[first:last], grad[first:last], out[first:last])
 
     return work
