@@ -1,5 +1,3 @@
-import time
-
 import pytest
 import torch
 from hypothesis import given
@@ -52,13 +50,10 @@ def test_texts_without_a_letter_have_no_alphabet():
         Letters.of(["", ""])
 
 
-def test_a_megabyte_is_encoded_in_well_under_a_second():
+def test_a_long_text_in_a_large_alphabet_is_encoded_letter_by_letter():
     letters = Letters("".join(map(chr, range(40, 2040))))
     text = letters.alphabet * 500
-    start = time.perf_counter()
-    ids = letters.encode(text)
-    assert time.perf_counter() - start < 0.7  # 0.05 s where nothing else runs
-    assert ids[1999:2001] == [1999, 0]
+    assert letters.encode(text) == [*range(2000)] * 500
 
 
 def test_the_end_of_a_files_line_is_no_letter_unless_the_alphabet_has_it():

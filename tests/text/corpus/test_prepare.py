@@ -1,7 +1,6 @@
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from itertools import chain
 
@@ -195,16 +194,3 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     for wrong in ({"shard": 0}, {"workers": 0}):
         with pytest.raises(ConfigError, match="at least 1"):
             prepare(["abc"], Letters("abc"), tmp_path / "corpus", **wrong)
-
-
-@pytest.mark.slow
-def test_encoding_is_no_slower_than_tiktoken_and_a_little(tmp_path):
-    text = "the cat sat on the mat, and 12 dogs saw it\n" * 100_000
-    (tmp_path / "a.txt").write_text(text)
-    words = BytePair.gpt2()
-    start = time.perf_counter()
-    words.encode(text)
-    alone = time.perf_counter() - start
-    start = time.perf_counter()
-    prepare(tmp_path / "a.txt", words, tmp_path / "corpus", workers=1)
-    assert time.perf_counter() - start < 3 * alone + 0.5
