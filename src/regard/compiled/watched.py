@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # what loops read in memory, and how numba knows it
+
 
 def unwatched() -> bool:
     """Whether nobody waits for torch's own operations: compilers, transforms, modes of dispatch and tracing."""

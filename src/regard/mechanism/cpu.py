@@ -4,51 +4,36 @@ torch's own kernel is what they are held against, and what all else goes through
 """
 
 import ctypes
-import importlib.util
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compiled.threads import started
-from regard.compiled.watched import plain, unwatched
+from regard.compiled import threads
+from regard.compiled.watched import KINDS, plain, unwatched
 from regard.mechanism.request import Request
 from regard.mechanism.rule import Stretches
 
-KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # how numba knows what lies in memory
 MOST = 2**15  # keys, up to which these loops are measured to be faster: a block of scores grows with them
 LEAST = 2**19  # weights, of all heads together; for fewer it is not worth to compile the loops, some seconds the first time
 
 
-def suits(request: Request) -> bool:
-    """Whether a request can go through these loops."""
+def stretches(request: Request) -> Stretches | None:
+    """The one stretch of keys that each query sees, where a request can go through these loops; else None."""
     q, k, v = request.q, request.k, request.v
     if not unwatched() or q.dtype not in KINDS or not (plain(q) and plain(k) and plain(v)):
-        return False
+        return None
     more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
     if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= LEAST or k.shape[2] > MOST:
-        return False
-    return compiled() is not None and request.mask.stretches(q.shape[2], k.shape[2], request.offset) is not None
-
-
-@cache
-def compiled() -> Any:
-    """The module of the loops; None where numba is not installed, or torch's threads cannot be had."""
-    if started() is None or importlib.util.find_spec("numba") is None:
         return None
-    from regard.mechanism import compiled
-
-    return compiled
+    return request.mask.stretches(q.shape[2], k.shape[2], request.offset) if threads.usable() else None
 
 
-def run(request: Request) -> Tensor:
-    """The context of a request that suits."""
-    assert isinstance(request.offset, int)
-    stretches = request.mask.stretches(request.q.shape[2], request.k.shape[2], request.offset)
-    context: Tensor = Compiled.apply(request.q, request.k, request.v, stretches, request.scale)  # type: ignore[no-untyped-call]
+def run(request: Request, seen: Stretches) -> Tensor:
+    """The context of a request whose queries see these stretches."""
+    context: Tensor = Compiled.apply(request.q, request.k, request.v, seen, request.scale)  # type: ignore[no-untyped-call]
     return context
 
 
@@ -88,12 +73,13 @@ def call(
     What it finds: a counter; b, h, g, q, k, d, e; how many batch rows have stretches of their own; the strides of batch,
     heads and tokens of q, k, v and the gradient; the addresses of the scale, the stretches, q, k, v and the others.
     """
+    from regard.mechanism import compiled  # and numba with it, which is there where this is reached
+
     (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
     strides = [x.stride(axis) for x in strided for axis in (0, 1, 2)]
     strides += [0] * (12 - len(strides))
     held = ctypes.c_float(scale)
     places = [x.data_ptr() for x in (*stretches, q, k, v, *others)]
     said = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
-    numbers = (ctypes.c_int64 * compiled().SAID)(*said)
-    work = getattr(compiled(), name)(KINDS[q.dtype])
-    started()(work.address, ctypes.addressof(numbers), min(torch.get_num_threads(), b * g), 0)
+    said += [0] * (compiled.SAID - len(said))
+    threads.run(getattr(compiled, name)(KINDS[q.dtype]), said, min(torch.get_num_threads(), b * g))

@@ -40,7 +40,6 @@ UNSCALED = Choice(
 )
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
-    "compiled": cpu.run,
     "sdpa": kernels.whole,
     "sdpa causal": kernels.causal,
     "sdpa in blocks": kernels.blocks,
@@ -82,8 +81,9 @@ def attention(
         watched: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
         return watched
     request = simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
-    kernel = select(request).kernel
-    context = KERNELS[kernel](request)
+    seen = cpu.stretches(request)
+    kernel = LOOPS.kernel if seen else torchs(request).kernel
+    context = cpu.run(request, seen) if seen else KERNELS[kernel](request)
     hides = request.mask != EVERYTHING or request.bias is not None
     if (
         hides
@@ -127,12 +127,15 @@ def simplest(request: Request) -> Request:
 
 def select(request: Request) -> Choice:
     """The fastest kernel that can express a request."""
+    return LOOPS if cpu.stretches(request) else torchs(request)
+
+
+def torchs(request: Request) -> Choice:
+    """The fastest of torch's kernels that can, or the formula written out."""
     if not request.k.shape[2] or not request.q.numel():
         return EMPTY
     if request.dropout:
         return DROPOUT
-    if cpu.suits(request):
-        return LOOPS
     sinks, bias = request.sinks is not None, request.bias is not None
     written = request.softcap is not None or (sinks and not holds(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:

@@ -4,8 +4,6 @@ Of few vectors the memory is what takes the time: each thread reads a part of W.
 torch carries, is faster at them than the library that torch hands float32 to. docs/benchmarks.md has the figures.
 """
 
-import ctypes
-import importlib.util
 from functools import cache
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compiled.threads import started
+from regard.compiled import threads
 from regard.compiled.watched import plain, unwatched
 
 MOST = 4  # vectors that the compiled product is for
@@ -62,7 +60,7 @@ def onednn() -> bool:
 @cache
 def compiled() -> Any:
     """The module of compiled products; None where numba is not installed, or torch's threads cannot be had."""
-    if started() is None or importlib.util.find_spec("numba") is None:
+    if not threads.usable():
         return None
     from regard.products import compiled
 
@@ -73,7 +71,6 @@ def multiply(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: 
     """output = x matrixᵀ, times the scale of each row, plus bias: all contiguous but x."""
     x = x.contiguous()
     places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
-    threads, (rows, columns) = torch.get_num_threads(), matrix.shape
-    run = max(RUN, rows // (RUNS * threads))
-    said = (ctypes.c_int64 * 10)(0, *places, rows, columns, x.numel() // columns, run)
-    started()(getattr(compiled(), kind).address, ctypes.addressof(said), threads, 0)
+    count, (rows, columns) = torch.get_num_threads(), matrix.shape
+    run = max(RUN, rows // (RUNS * count))
+    threads.run(getattr(compiled(), kind), [0, *places, rows, columns, x.numel() // columns, run], count)

@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from regard.mechanism import EVERYTHING, Documents
 from regard.text.corpus import Batch
-from regard.train.quick import NONE, cross_entropy
+from regard.text.corpus.reader import NONE
+from regard.train.quick import cross_entropy
 
 
 def loss_of(model: nn.Module, batch: Batch, *, count: float | None = None, mask_documents: bool = False) -> Tensor:

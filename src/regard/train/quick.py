@@ -3,8 +3,6 @@
 torch's own functions are the definition, and what all else goes through: other devices, other dtypes, compilers.
 """
 
-import ctypes
-import importlib.util
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
@@ -14,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compiled.threads import started
-from regard.compiled.watched import plain, unwatched
+from regard.compiled import threads
+from regard.compiled.watched import KINDS, plain, unwatched
 from regard.models.gpt2 import ACTIVATIONS, GPT2, Block
+from regard.text.corpus.reader import NONE
 
-NONE = -100  # the target of a token after which nothing comes
-KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # how numba knows what lies in memory
 LEAST = 2**16  # numbers that it is worth compiling for
 
 
@@ -56,7 +53,7 @@ def suits(x: Tensor) -> bool:
 @cache
 def compiled() -> Any:
     """The module of the loops; None where numba is not installed, or torch's threads cannot be had."""
-    if started() is None or importlib.util.find_spec("numba") is None:
+    if not threads.usable():
         return None
     from regard.train import compiled
 
@@ -111,6 +108,5 @@ class Gelu(torch.autograd.Function):
 def call(name: str, dtype: torch.dtype, rows: int, columns: int, *arrays: Tensor) -> None:
     """Runs a loop on torch's threads."""
     said = [0, rows, columns, *(x.data_ptr() for x in arrays)]
-    numbers = (ctypes.c_int64 * compiled().SAID)(*said)
-    work = getattr(compiled(), name)(KINDS[dtype])
-    started()(work.address, ctypes.addressof(numbers), torch.get_num_threads(), 0)
+    said += [0] * (compiled().SAID - len(said))
+    threads.run(getattr(compiled(), name)(KINDS[dtype]), said, torch.get_num_threads())
