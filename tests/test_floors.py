@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = [
-    {"errors", "compiled"},
+    {"errors", "writing", "compiled"},
     {"mechanism", "products"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},

@@ -151,7 +151,7 @@ def test_a_save_that_fails_leaves_the_former_model(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(gpt2.os, "fsync", full)
+    monkeypatch.setattr("regard.writing.os.fsync", full)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in found.tensors.items()}
     with pytest.raises(WeightsError, match="No space left"):
         gpt2.save(tmp_path / "model", found.config, zeros)

@@ -1,7 +1,6 @@
 """A header and named tensors on disk: safetensors with JSON, written beside and renamed, mapped when read, never a pickle."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.writing import whole
 
 FORMAT, VERSION = "regard recording", 1
 HEADER = "recording"  # the name of our own header among safetensors' metadata
@@ -22,16 +22,11 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Non
     metadata = {"format": FORMAT, "version": str(VERSION), HEADER: json.dumps(header)}
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"a recording is saved to a file in a folder that exists, got {path}.")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(tensors, beside, metadata)
-        with open(beside, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(beside, path)
+        with whole(path) as (beside,):
+            save_file(tensors, beside, metadata)
     except (OSError, SafetensorError) as error:
         raise DataError(f"the recording could not be written to {path}: {error}. Nothing was changed there.") from error
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

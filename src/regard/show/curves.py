@@ -1,7 +1,6 @@
 """Pictures of a training run as matplotlib figures: its losses, and how its heads became what they are."""
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from regard.errors import DataError
 from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT, Array, Picture, beside, frame
+from regard.writing import whole
 
 Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl
 FORMED = (("previous token", "text"), ("induction", "repeated"), ("first token", "text"))  # detectors, and the text of each
@@ -127,9 +127,5 @@ def save(picture: Picture, path: Path) -> None:
     """Writes a picture as PNG, whole or not at all."""
     held = io.BytesIO()
     picture.savefig(held, format="png", dpi=144, bbox_inches="tight")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        beside.write_bytes(held.getvalue())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole(path) as (png,):
+        png.write_bytes(held.getvalue())

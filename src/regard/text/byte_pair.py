@@ -15,6 +15,7 @@ import tiktoken
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
+from regard.writing import whole
 
 OWN = Path(__file__).parent / "gpt2"
 FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # pairs and numbers: OpenAI's names, and transformers'
@@ -59,8 +60,9 @@ class BytePair:
         spelled = {spell(piece): number for piece, number in self._pieces.items()}
         numbers = dict(sorted({**spelled, **self.special}.items(), key=lambda item: item[1]))
         lines = [f"{spell(left)} {spell(right)}" for left, right in self.pairs]
-        (folder / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
-        (folder / PAIRS).write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+        with whole(folder / NUMBERS, folder / PAIRS) as (numbers_file, pairs_file):
+            numbers_file.write_text(json.dumps(numbers), encoding="utf-8")
+            pairs_file.write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END,)) -> "BytePair":

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.writing import whole
 
 FILE = "letters.txt"
 SHOWN = 40  # letters of an alphabet that an error spells out
@@ -49,7 +50,8 @@ class Letters:
         """Writes letters.txt into a folder, which is made where there is none: the letters, and the end of their line."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         line_end = "" if self.alphabet.endswith("\r") else "\n"  # after \r it would be read as a line's end of two letters
-        (Path(folder) / FILE).write_bytes((self.alphabet + line_end).encode("utf-8"))
+        with whole(Path(folder) / FILE) as (beside,):
+            beside.write_bytes((self.alphabet + line_end).encode("utf-8"))
 
     @property
     def vocabulary(self) -> int:

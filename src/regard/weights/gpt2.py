@@ -9,7 +9,6 @@ plain tensors alone.
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from regard.weights import archives, hub, settings
 from regard.weights.archives import Archive, Tensors
 from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialect, Line, plain, recognise, shape, whole_shape
 from regard.weights.stored import REAL, Stored
+from regard.writing import whole
 
 CARRIED = {"sorter": Path(__file__).parent / "sorter"}  # models in this package, with their licence
 
@@ -151,18 +151,9 @@ def save(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Te
     named = foreign(config, tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = {name: folder / f".{name}.{os.getpid()}.partial" for name in ("model.safetensors", "config.json")}
-        try:
-            save_file(named, beside["model.safetensors"], {"format": "pt"})
-            beside["config.json"].write_text(header + "\n", encoding="utf-8")
-            for path in beside.values():
-                with path.open("rb") as written:
-                    os.fsync(written.fileno())
-            for name, path in beside.items():
-                os.replace(path, folder / name)
-        finally:
-            for path in beside.values():
-                path.unlink(missing_ok=True)
+        with whole(folder / "model.safetensors", folder / "config.json") as (weights, config_file):
+            save_file(named, weights, {"format": "pt"})
+            config_file.write_text(header + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
 

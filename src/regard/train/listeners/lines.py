@@ -1,7 +1,6 @@
 """JSON lines: a file with a line for each step, which a run that goes on continues where it stands."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from regard.errors import DataError
 from regard.train.report import Report
 from regard.train.training import Training
+from regard.writing import whole
 
 LOG, HEADS = "log.jsonl", "heads.jsonl"  # in the folder of a run
 
@@ -47,9 +47,8 @@ def cut(path: Path, step: int) -> None:
     if not path.is_file():
         return
     kept = [line for line, row in rows_of(path) if row["step"] < step]
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(beside, path)
+    with whole(path) as (beside,):
+        beside.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,25 @@
+"""Files that are whole or not there: written beside, brought to the disk, then renamed onto their places."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(*places: Path) -> Iterator[list[Path]]:
+    """Paths beside these places, for the block to write: they take their places, in this order, where it raises nothing.
+
+    What was at the places stays until then; where the block raises, or the process is killed, it stays for good.
+    """
+    beside = [place.with_name(f".{place.name}.{os.getpid()}.partial") for place in places]
+    try:
+        yield beside
+        for path in beside:
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+        for path, place in zip(beside, places, strict=True):
+            os.replace(path, place)
+    finally:
+        for path in beside:
+            path.unlink(missing_ok=True)
