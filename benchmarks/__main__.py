@@ -15,10 +15,12 @@ from benchmarks import (
     long_text,
     machine,
     maps,
+    observing,
     products,
     recording,
     rounding,
     rules,
+    scaling,
     training,
     tried,
 )
@@ -37,6 +39,8 @@ BENCHMARKS = {
     "generation": generation,
     "rounding": rounding,
     "training": training,
+    "scaling": scaling,
+    "observing": observing,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
