@@ -71,17 +71,8 @@ def trained(root: Path, processes: int, threads: int, engine: str, turn: int) ->
     """The log of a run of the command."""
     out = root / f"{engine}-{processes}-{turn}"
     (root / "config.toml").write_text(CONFIG.format(corpus=root / "corpus", out=out, engine=engine))
-    command = [sys.executable, "-m", "regard"]
-    if processes > 1:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={processes}",
-            "-m",
-            "regard",
-        ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    command = [sys.executable, *torchrun, "-m", "regard", "train", "--config", root / "config.toml"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run(command, env=environment, check=True, capture_output=True)
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
