@@ -17,6 +17,9 @@ class Recorded:
         self.maps, self.tokens, self.kept = maps, tokens, values
         self.names = names or [f"layer.{n}" for n in range(len(maps))]
 
+    def heads(self, layer, kind="self", part=None):
+        return tuple(range(self.map(layer, kind=kind, part=part).shape[1]))
+
     def layers(self, kind="self", part=None):
         return self.names
 

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import regard
 from observe.beside import run, same
 from observe.families import FAMILIES
 from observe.family import T
-from regard import ConfigError
+from regard import ConfigError, compare, load
 from regard.models import GPT2, GPT2Config
 from regard.observe import record
 
@@ -73,6 +74,21 @@ def test_chosen_heads_are_those_of_the_whole(name, heads):
         model(**given)
     for layer in range(len(whole.layers())):
         torch.testing.assert_close(recording.map(layer).dense(), whole.map(layer).dense()[:, heads], rtol=0, atol=1e-6)
+        for head in heads:
+            assert torch.equal(recording.map(layer, head)[0, 0, -1], recording.map(layer)[0, heads.index(head), -1])
+
+
+def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
+    model, given = made("llama")
+    with torch.no_grad(), record(model, heads=[3, -3]) as recording:
+        model(**given)
+    recording.save(tmp_path / "two.reg")
+    for one in (recording, load(tmp_path / "two.reg")):
+        assert one.heads(0) == (3, 1)
+        assert {row.head for row in regard.heads(one)} == {3, 1}
+        assert {row.head for row in compare(one, recording).heads} == {3, 1}
+        with pytest.raises(ConfigError, match="head must be one of 3, 1, the heads that were recorded; got 0"):
+            one.map(0, 0)
 
 
 def test_a_head_that_is_not_there_is_refused():

@@ -110,9 +110,10 @@ def compare(
 
 @dataclass(frozen=True)
 class Pair:
-    """The two maps of a layer, and its name."""
+    """The two maps of a layer, its name, and the numbers of its heads."""
 
     name: str
+    heads: tuple[int, ...]
     one: AttentionMap
     other: AttentionMap
 
@@ -122,7 +123,7 @@ def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, 
     if isinstance(a, AttentionMap) != isinstance(b, AttentionMap):
         raise ConfigError(f"compare takes two maps or two recordings, got {type(a).__name__} and {type(b).__name__}.")
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
-        pairs = [Pair("", a, b)]
+        pairs = [Pair("", tuple(range(a.shape[1])), a, b)]
     else:
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
         if len(names) != len(others) or not names:
@@ -130,7 +131,8 @@ def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, 
                 f"the recordings have {len(names)} and {len(others)} layers of kind {kind!r}; compare takes equals."
             )
         maps = ([x.map(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
-        pairs = [Pair(*each) for each in zip(names, *maps, strict=True)]
+        heads = [a.heads(n, kind=kind, part=part) for n in range(len(names))]  # type: ignore[union-attr]
+        pairs = [Pair(*each) for each in zip(names, heads, *maps, strict=True)]
     for pair in pairs:
         if pair.one.shape != pair.other.shape:
             where = f" of {pair.name}" if pair.name else ""
@@ -162,7 +164,8 @@ def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: T
         largest, at = apart_by.transpose(0, 1).flatten(1).nan_to_num(-1).max(-1)
         for head, mean in enumerate(means):
             batch, n = divmod(int(at[head]), len(queries))
-            found.append(HeadDifference(layer, pair.name, head, mean, max(float(largest[head]), 0.0), batch, int(queries[n])))
+            most, query = max(float(largest[head]), 0.0), int(queries[n])
+            found.append(HeadDifference(layer, pair.name, pair.heads[head], mean, most, batch, query))
     return tuple(sorted(found, key=lambda each: -each.mean))
 
 
@@ -177,7 +180,7 @@ def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Te
         (rest, n), pair = divmod(place, len(queries)), pairs[layer]
         (batch, head), query = divmod(rest, pair.one.shape[1]), int(queries[n])
         keys = tuple(int(m[batch, head, query].argmax()) for m in (pair.one, pair.other))
-        found.append(Row(layer, pair.name, head, batch, query, value, (keys[0], keys[1])))
+        found.append(Row(layer, pair.name, pair.heads[head], batch, query, value, (keys[0], keys[1])))
     return tuple(found)
 
 

@@ -161,8 +161,9 @@ def each(
     kind: str = "self",
     part: str | None = None,
     layers: Sequence[int | str] | None = None,
+    some: Sequence[int] | None = None,
 ) -> Iterator[Head]:
-    """The rows of `heads`, as each layer is done."""
+    """The rows of `heads`, as each layer is done, or those of some heads of each."""
     names = recording.layers(kind=kind, part=part)
     chosen = range(len(names)) if layers is None else layers
     if wanted.projections is not None and len(wanted.projections) != len(chosen):
@@ -171,17 +172,20 @@ def each(
         number = layer if isinstance(layer, int) else names.index(layer)
         m = recording.map(number, kind=kind, part=part)
         b, h, _, k = m.shape
+        numbers = recording.heads(number, kind=kind, part=part)
+        asked = range(len(numbers)) if some is None else some
         tokens = None if wanted.tokens is None else words.ids(wanted.tokens, b, k, m.device)
-        look = Look(m, tokens, own=kind == "self")
+        look = Look(m if some is None else m.select(heads=some), tokens, own=kind == "self")
         found = scores(look, wanted)
         values = recording.values(number, kind=kind, part=part)
         if values is not None:
-            projection = None if wanted.projections is None else wanted.projections[n]
+            values = values if some is None else values[:, [head * values.shape[1] // h for head in some]]
+            projection = None if wanted.projections is None else wanted.projections[n][list(asked)]
             found["first by norm"] = norm_weighted(look, values, projection).first()
         kinds = kinds_of(look, wanted, found)
         means = {name: score.nanmean(0).tolist() for name, score in found.items()}
-        for head in range(h):
-            yield Head(number, names[number], head, kinds[head], {name: score[head] for name, score in means.items()})
+        for place, head in enumerate(asked):
+            yield Head(number, names[number], numbers[head], kinds[place], {name: score[place] for name, score in means.items()})
 
 
 def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:

@@ -58,6 +58,7 @@ def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
                 "name": strand.name,
                 "kind": strand.kind,
                 "past": strand.past,
+                "heads": strand.chosen,
                 "keys": [[packed.name(x), step] for x, step in zip(strand.keys, strand.steps, strict=True)],
                 "pieces": [pack_piece(piece, packed) for piece in strand.pieces],
             }

@@ -140,7 +140,8 @@ class Recorder:
         caches = kind == "self" and passage.caches and seen > new
         if caches:
             seen = max(last_seen(passage.mask, new, seen, passage.offset), new)
-        strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0)
+        heads = None if self.chosen.heads is None else tuple(head % passage.q.shape[1] for head in self.chosen.heads)
+        strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0, chosen=heads)
         strand.keys.append(self.store.kept(self.kept(passage, passage.k[:, :, :seen])))
         strand.steps.append(self.step)
         return strand, self.piece(passage, 0, seen, seen - new if caches else 0)
@@ -201,9 +202,11 @@ class Recorder:
             x = autocast(x)
         if self.chosen.heads is not None:
             share = passage.q.shape[1] // x.shape[1]
-            if max(self.chosen.heads) >= passage.q.shape[1]:
-                raise ConfigError(f"heads asks for {max(self.chosen.heads)}, but there are {passage.q.shape[1]} heads.")
-            x = x[:, [head // share for head in self.chosen.heads]]
+            count = passage.q.shape[1]
+            wrong = [head for head in self.chosen.heads if not -count <= head < count]
+            if wrong:
+                raise ConfigError(f"heads asks for {wrong[0]}, but there are {count} heads.")
+            x = x[:, [head % count // share for head in self.chosen.heads]]
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
 
 

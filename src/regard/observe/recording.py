@@ -103,16 +103,25 @@ class Run:
     def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
         """The map of a layer, (b, h, q, k), or of one head of it, (b, 1, q, k); all steps of the run in one.
 
-        layer is a module's name, or counts the modules of that kind in the order they first ran; part is "encoder",
+        layer is a module's name, or counts the modules of that kind in the order they first ran; head is its number in the
+        model, whichever were recorded; part is "encoder",
         "decoder" or another component of their path, the decoder where a model has one. Raises ConfigError for a layer,
         a head or a part that was not recorded.
         """
-        found = joined(self.of(layer, kind, part))
+        strands = self.of(layer, kind, part)
+        found, heads = joined(strands), strands[0].heads
         if head is None:
             return found
-        if not -found.shape[1] <= head < found.shape[1]:
-            raise ConfigError(f"head must be below {found.shape[1]}, the heads that were recorded; got {head}.")
-        return found.select(heads=[head])
+        if head in heads:
+            return found.select(heads=[heads.index(head)])
+        if strands[0].chosen is None and -len(heads) <= head < 0:
+            return found.select(heads=[head])
+        kept = f"below {len(heads)}" if strands[0].chosen is None else f"one of {listed(list(map(str, heads)))}"
+        raise ConfigError(f"head must be {kept}, the heads that were recorded; got {head}.")
+
+    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
+        """The numbers in the model of the heads that were recorded of a layer, in the order in which its map has them."""
+        return self.of(layer, kind, part)[0].heads
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
         """The values (b, g, k, e) of a layer; None where record was not asked to keep them."""
@@ -190,6 +199,10 @@ class Recording:
     def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
         """The map of a layer of the last run, or of one head of it; see Run.map."""
         return self.last.map(layer, head, kind, part)
+
+    def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
+        """The numbers of the heads that were recorded of a layer of the last run, in the order in which its map has them."""
+        return self.last.heads(layer, kind, part)
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
         """The values (b, g, k, e) of a layer of the last run; None where record was not asked to keep them."""

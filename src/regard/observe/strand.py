@@ -67,6 +67,12 @@ class Strand:
     keys: list[Tensor] = field(default_factory=list)  # (b, g, n, d), new at some step
     steps: list[int] = field(default_factory=list)  # of keys
     past: int = 0  # keys that were there before the first query
+    chosen: tuple[int, ...] | None = None  # the numbers in the model of the heads that are kept; None for all
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers in the model of the heads that are kept."""
+        return tuple(range(self.pieces[0].q.shape[1])) if self.chosen is None else self.chosen
 
     @property
     def total(self) -> int:

@@ -58,7 +58,9 @@ def unpack_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
 
 def unpack_strand(found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor]) -> Strand:
     """A strand of its header, every call of it checked to be a map."""
-    strand = Strand(text(found["name"]), text(found["kind"]), turns, past=number(found["past"]))
+    heads = found.get("heads")  # files of before it was said have none
+    chosen = None if heads is None else tuple(number(head) for head in listed(heads))
+    strand = Strand(text(found["name"]), text(found["kind"]), turns, past=number(found["past"]), chosen=chosen)
     if strand.kind not in KINDS:
         raise ValueError(f"a kind is self or cross, not {strand.kind!r}")
     for name, step in listed(found["keys"]):
@@ -75,6 +77,8 @@ def unpack_strand(found: dict[str, Any], turns: dict[int, Tensor], tensors: dict
 def check(strand: Strand, piece: Piece) -> None:
     """Raises where a call and its strand's keys are no map."""
     b, h, q, d = piece.q.shape
+    if strand.chosen is not None and len(set(strand.chosen)) != h:
+        raise ValueError(f"{strand.name}: {h} heads are numbered {strand.chosen}")
     for keys in strand.keys:
         if keys.shape[3] != d or h % max(keys.shape[1], 1) or keys.dtype != piece.q.dtype:
             raise ValueError(f"{strand.name}: keys {tuple(keys.shape)} do not fit queries {tuple(piece.q.shape)}")
