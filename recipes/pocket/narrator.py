@@ -73,7 +73,7 @@ class Narrator:
 
     @torch.inference_mode()
     def stories(self, count: int, *, rows: int, seed: int, top_k: int = 40, top_p: float = 0.9) -> Iterator[list[int]]:
-        """Stories as they end, each a list of tokens without the one at its start; those longer than the context are cut."""
+        """Stories as they end, at least so many, each the tokens after its start; those longer than the context are cut."""
         generator = torch.Generator().manual_seed(seed)
         layers, c = len(self.qkv), self.embedding.shape[1]
         d, t = c // self.heads, self.context
