@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ A GPT-2 of {parameters:,} parameters that writes simple English stories. `GPT2.l
 Scores of `regard.heads` at the end of the run; induction on random tokens said twice, the others on a story.
 
 {heads}
+
+![Scores of every head every {every} steps](heads.png)
 
 ## Config
 
@@ -77,6 +80,7 @@ def write(root: Path) -> None:
         "bits": found.bits_per_byte,
         "loss": found.loss_nats,
         "known": context // 2,
+        "every": config.observe_every,
         "grams": GRAMS,
         "counted": counted * len(text) / size / math.log(2),
         "counted_loss": counted,
@@ -88,9 +92,8 @@ def write(root: Path) -> None:
         "samples": "\n\n".join(f"{n + 1}. {sample(model, n)}" for n in range(SAMPLES)),
     }
     (PACKAGE / "README.md").write_text(CARD.format(**said), encoding="utf-8")
-    curves = root / "run" / "curves.png"
-    if curves.is_file():
-        (PACKAGE / "curves.png").write_bytes(curves.read_bytes())
+    for picture in ("curves.png", "heads.png"):
+        shutil.copyfile(root / "run" / picture, PACKAGE / picture)
 
 
 def sample(model: GPT2, seed: int) -> str:
