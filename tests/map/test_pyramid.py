@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from regard import AttentionMap, Causal, ConfigError, Window, attend
+from regard import AttentionMap, Causal, ConfigError, Documents, Window, attend
 from regard.map import Pyramid, pyramid
 
 Q, K, D, TILE = 150, 130, 8, 16
@@ -9,9 +9,11 @@ Q, K, D, TILE = 150, 130, 8, 16
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Tiles and kept levels small enough for a pyramid of five levels, two of them computed a tile at a time."""
+    """Tiles and kept levels small enough for a pyramid of five: two computed a tile at a time, one of them kept in codes."""
     monkeypatch.setattr(pyramid, "TILE", TILE)
     monkeypatch.setattr(pyramid, "KEPT", 40)
+    monkeypatch.setattr(pyramid, "CODED", 80)
+    monkeypatch.setattr(pyramid, "STRIP", 30)
 
 
 def both(mask, dtype=torch.float64):
@@ -57,6 +59,88 @@ def test_coarse_levels_cost_one_traversal(monkeypatch):
     monkeypatch.setattr(AttentionMap, "picture", lambda *_: pytest.fail("a second traversal"))
     for level in (2, 3, 4):
         seen.tile(level, 0, 0, "max")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("how", ["mean", "max"])
+@pytest.mark.parametrize(
+    "mask", [Causal(), Window(9, 4), Causal() & Documents(torch.arange(Q) // 7, torch.arange(K) // 7)], ids=repr
+)
+def test_codes_are_those_of_the_matrix_in_blocks_and_0_where_a_block_is_hidden(mask, how, dtype):
+    seen, weights = both(mask, dtype)
+    shown = mask.table(Q, K).reshape(Q, K).to(dtype)
+    for level in range(seen.levels):
+        expected, anything = pixels(weights, level, how), pixels(shown, level, "max") > 0
+        rows, columns = (-(-side // TILE) for side in expected.shape)
+        lines = [torch.cat([seen.codes(level, r, c, how).to(torch.int32) for c in range(columns)], 1) for r in range(rows)]
+        found = torch.cat(lines)
+        assert torch.equal(found > 0, anything)
+        exact = (65535 + 2048 * expected.log2()).clamp(min=1)[anything]
+        assert (found[anything] - exact).abs().max() <= 0.6
+
+
+def test_a_traversal_that_is_left_goes_on_where_it_was(monkeypatch):
+    seen, weights = both(Causal(), torch.float32)
+    first = [share for _, share in zip(range(2), seen.strips(), strict=False)]
+    gone_over = []
+    strip = pyramid.strip
+    monkeypatch.setattr(pyramid, "strip", lambda plane, rows, *_: gone_over.append(int(rows[0])) or strip(plane, rows, *_))
+    rest = list(seen.strips())
+    assert 0 < first[0] < first[1] < rest[0] < rest[-1] == 1
+    assert gone_over == [56, 84, 112, 140]
+    torch.testing.assert_close(seen.tile(3, 0, 0), pixels(weights, 3, "mean")[:TILE, :TILE], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_strips_leave_the_statistics_of_rows_and_columns(dtype):
+    seen, weights = both(Window(9, 4), dtype)
+    assert list(seen.strips())[-1] == 1
+    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
+    for found, expected in (
+        (seen.rows["entropy"], entropy),
+        (seen.rows["largest"], weights.amax(-1)),
+        (seen.received, weights.sum(0)),
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_it_says_beforehand_what_it_will_keep(dtype):
+    seen, _ = both(Causal(), dtype)
+    said = seen.nbytes
+    list(seen.strips())
+    kept = seen._kept
+    tensors = [*kept.codes.values(), *kept.statistics.values(), *(x for pair in kept.whole for x in pair)]
+    assert said == seen.nbytes == sum(x.nbytes for x in tensors)
+
+
+def test_strips_leave_the_map_what_its_rows_are_divided_by(monkeypatch):
+    seen, weights = both(Causal(), torch.float32)
+    list(seen.strips())
+    monkeypatch.setattr(AttentionMap, "_traversed", lambda *_: pytest.fail("a second traversal"))
+    torch.testing.assert_close(seen.map[0, 0, :, 5], weights[:, 5], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_visible_weight_of_nothing_has_a_code_and_a_hidden_one_has_none(dtype):
+    k = torch.zeros(1, 1, K, 1, dtype=dtype)
+    k[0, 0, 0] = 3000.0  # beside which every other weight is 0
+    seen = Pyramid(AttentionMap(torch.ones(1, 1, Q, 1, dtype=dtype), k, Causal()))
+    for level in range(seen.levels):
+        codes = seen.codes(level, 0, 0).to(torch.int32)
+        expected = torch.ones_like(codes).tril()
+        assert torch.equal(codes.clamp(max=1), expected)
+        assert (codes[:, 1:] <= 1).all()
+
+
+def test_a_nan_is_nothing_to_see_and_leaves_the_other_rows_alone():
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 1, Q, D), torch.randn(1, 1, K, D)
+    whole = Pyramid(AttentionMap(q, k, Causal())).codes(0, 2, 0)
+    q[0, 0, 33] = torch.nan
+    found = Pyramid(AttentionMap(q, k, Causal())).codes(0, 2, 0)
+    assert not found[1].to(torch.int32).any()
+    assert torch.equal(found[2:].to(torch.int32), whole[2:].to(torch.int32))
 
 
 @pytest.mark.parametrize(

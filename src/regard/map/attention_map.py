@@ -15,6 +15,7 @@ from regard.mechanism import heads
 from regard.mechanism.request import ask
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.scores import wide
+from regard.shown import Shown
 
 LIMIT_BYTES = 2**30  # of an answer
 PICTURE = 256  # rows and columns of an overview's picture, at most
@@ -49,7 +50,7 @@ class Certificate:
     exact: bool
 
 
-class AttentionMap:
+class AttentionMap(Shown):
     """softmax(q kᵀ / √d) under a rule, (b, h, q, k), of which only q, k and the rule are kept.
 
     Arguments are those of attend, without v. Weights are computed when they are asked for, before dropout, in float32 at

@@ -51,13 +51,16 @@ def each(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[
 def gather(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[Gathered, Picture] | None:
     """All row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
 
-    rows and columns are where the bins of the picture begin, and the last one ends; together they hold the whole matrix.
-    None where there is a NaN, of which comparisons lose sight.
+    rows and columns are where the bins of the picture begin, and the last one ends; the columns hold all keys, the rows all
+    queries or a run of them, of which then everything is. None where there is a NaN, of which comparisons lose sight.
     """
     q, k = plane.shape
     bins = Bins(rows, columns)
     found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
-    walk(plane, "overview", bins.edges, threads, bins.own, bins.columns, found, Each(received), bins.total, bins.most)
+    first, last = int(rows[0]), int(rows[-1])
+    given = bins.own, bins.columns, found, Each(received), bins.total, bins.most
+    walk(plane, "overview", bins.edges, threads, *given, part=((first, last), (0, k)))
+    found = found if last - first == q else found[:, first:last].copy()  # a view would keep the rows of all alive
     if not np.isfinite(found[:2]).all():
         return None
     statistics = dict(zip(NAMES, torch.from_numpy(found), strict=True))

@@ -78,13 +78,15 @@ class Gathered:
     denominators: Denominators
 
 
-def gather(plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = ()) -> Gathered:
+def gather(
+    plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = (), rows: slice = slice(None)
+) -> Gathered:
     """Row statistics by name, the sum of each column, and the denominators; `watch` sees every run as it passes."""
     watch = tuple(watch)
     parts: dict[str, list[Tensor]] = {name: [] for name in statistics}
     below = []
     received = torch.zeros(plane.shape[1], dtype=torch.float64, device=plane.q.device)
-    for run in plane.runs():
+    for run in plane.runs(*rows.indices(plane.shape[0])[:2]):
         for name, statistic in statistics.items():
             parts[name].append(statistic(run, plane))
         received.index_add_(0, run.columns, run.weights.sum(0, dtype=torch.float64))
@@ -92,15 +94,15 @@ def gather(plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Ca
         for watcher in watch:
             watcher(run)
     none = plane.q.new_zeros(0)
-    rows = {name: torch.cat([none, *found]) for name, found in parts.items()}
+    each = {name: torch.cat([none, *found]) for name, found in parts.items()}
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
-    return Gathered(rows, received.to(plane.q.dtype), Denominators(shift, total))
+    return Gathered(each, received.to(plane.q.dtype), Denominators(shift, total))
 
 
 def seen(plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]) -> tuple[Gathered, Picture]:
-    """The same and a picture, given where its bins begin, and the last one ends."""
+    """The same of the rows of a picture, and the picture, given where its bins begin, and the last one ends."""
     picture = Picture(plane, rows, columns)
-    return gather(plane, statistics, [picture.watch]), picture
+    return gather(plane, statistics, [picture.watch], slice(int(rows[0]), int(rows[-1]))), picture
 
 
 def pairs(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:

@@ -88,9 +88,9 @@ class Plane:
         """The numbers of queries and of keys."""
         return self.request.q.shape[2], self.request.k.shape[2]
 
-    def cuts(self) -> Iterator[tuple[int, int, Spans]]:
+    def cuts(self, start: int = 0, queries: int | None = None) -> Iterator[tuple[int, int, Spans]]:
         """Where runs of queries start and stop, so that the scores of each fill a block at most, and the keys they meet."""
-        start, queries = 0, self.shape[0]
+        queries = self.shape[0] if queries is None else queries
         while start < queries:
             stop = min(queries, start + MOST_ROWS)
             ranges = self.ranges(start, stop)
@@ -100,9 +100,9 @@ class Plane:
             yield start, stop, ranges
             start = stop
 
-    def runs(self) -> Iterator[Run]:
-        """Complete rows of the whole matrix, as many at a time as a block holds."""
-        for start, stop, ranges in self.cuts():
+    def runs(self, first: int = 0, last: int | None = None) -> Iterator[Run]:
+        """Complete rows of the whole matrix, or of some queries, as many at a time as a block holds."""
+        for start, stop, ranges in self.cuts(first, last):
             masked = self.masked_rows(start, stop, ranges)
             below = denominators(masked, self.sink)
             yield Run(start, stop, ranges, self.columns(ranges), masked, below.weigh(masked.clone()), below)

@@ -1,18 +1,40 @@
 """The picture of one matrix at every zoom, in tiles: at level z a pixel holds 2^z queries by 2^z keys."""
 
-from collections.abc import Callable
-from typing import Literal
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map import fast, passes
 from regard.map.attention_map import AttentionMap
+from regard.map.codes import coded
+from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture
+from regard.map.visible import visible
+from regard.mechanism.scores import wide
 
 TILE = 256  # pixels along each side of a tile
-KEPT = 1024  # pixels along each side of the finest level that is kept whole; finer ones are computed a tile at a time
+KEPT = 1024  # pixels along each side of the finest level that is kept whole, as it is
+CODED = 4096  # and of the finest that is kept in codes; what is finer is computed a tile at a time
+STRIP = 2048  # rows that are gone over at a time, about
+STATISTICS = ("entropy", "largest")
+How = Literal["mean", "max"]
+
+
+@dataclass(eq=False)
+class Kept:
+    """What a pyramid keeps of its matrix: how far it has come, statistics, and the levels, from the finest on."""
+
+    rows: int = 0  # that have been gone over
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # each (q,), and of the keys `received`, (k,)
+    below: list[Denominators] = field(default_factory=list)
+    codes: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # uint16, of levels of 1024 to 4096 pixels, by how
+    whole: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # sums and maxima of the levels after these
 
 
 class Pyramid:
@@ -20,27 +42,61 @@ class Pyramid:
 
     Level 0 shows single weights. From the finest level of at most 1024 x 1024 pixels on, which one traversal gives, each
     level is pooled from the finer, so that a lone strong weight stays in the max of every level. What is not visible is 0.
+    The traversal also leaves the two levels before these in codes, see `codes`, and can be taken in strips of rows.
     """
 
     def __init__(self, m: AttentionMap, batch: int = 0, head: int = 0) -> None:
         self.map = m.select(batch, head)
-        self._levels: list[tuple[Tensor, Tensor]] = []  # sums and maxima, from the finest level kept on
+        self._kept = Kept()
 
     @property
     def levels(self) -> int:
         """The number of levels; the last is a single tile."""
         return self._level_within(TILE) + 1
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes it keeps beside its map once `strips` has come to its end."""
+        q, k = self.map.shape[2:]
+        finest, whole = self._level_within(CODED), self._level_within(KEPT)
+        (plane,) = self.map._planes()
+        size = torch.finfo(wide(plane.request.q.dtype)).bits // 8
+        pixels = {level: math.prod(self.shape(level)) for level in range(finest, self.levels)}
+        pictures = sum(pixels[level] * (4 if level < whole else 8 + size) for level in pixels)
+        return pictures + size * (len(STATISTICS) * q + k)
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """Of every row its entropy, nats, and its largest weight, (q,), once `strips` has come to its end."""
+        return {name: self._kept.statistics[name] for name in STATISTICS}
+
+    @property
+    def received(self) -> Tensor:
+        """The sum of every column, (k,), once `strips` has come to its end."""
+        return self._kept.statistics["received"]
+
     def shape(self, level: int) -> tuple[int, int]:
         """The pixels of a level, (rows, columns)."""
         q, k = self.map.shape[2:]
         return -(-q // 2**level), -(-k // 2**level)
 
-    def tile(self, level: int, row: int, column: int, how: Literal["mean", "max"] = "mean") -> Tensor:
+    def strips(self) -> Iterator[float]:
+        """Goes over the matrix a strip of rows at a time, from where it was left; yields the share that is done, 1 at last."""
+        q, height = self.map.shape[2], self._strip()
+        (plane,) = self.map._planes()
+        spans = [(start, min(start + height, q)) for start in range(0, q, height)]
+        work = [(stop - start) * sum(j - i for i, j in plane.ranges(start, stop)) for start, stop in spans]
+        for n, (start, stop) in enumerate(spans):
+            if start >= self._kept.rows:
+                self._go_over(plane, start, stop)
+                self._kept.rows = stop
+                yield 0.99 * sum(work[: n + 1]) / max(sum(work), 1)
+        self._finish(plane)
+        yield 1.0
+
+    def tile(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
         """The tile at a place of a level, at most 256 x 256 pixels; those at the far edges may be smaller."""
-        rows, columns = self._span("row", row, level, 0), self._span("column", column, level, 1)
-        if how not in ("mean", "max"):
-            raise ConfigError(f'how must be "mean" or "max", got {how!r}.')
+        rows, columns = self._places(level, row, column, how)
         q, k = (self._tokens(span, level, axis) for axis, span in enumerate((rows, columns)))
         kept = self._level_within(KEPT)
         if level < kept:
@@ -48,6 +104,24 @@ class Pyramid:
         total, largest = (part[slice(*rows), slice(*columns)] for part in self._pooled(level - kept))
         area = (q.diff().unsqueeze(-1) * k.diff()).to(total.device)
         return largest if how == "max" else (total / area).to(largest.dtype)
+
+    def codes(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
+        """The same tile as codes of 16 bits, see regard.map.codes; levels of up to 4096 pixels a side are kept so."""
+        rows, columns = self._places(level, row, column, how)
+        for _ in self.strips():
+            pass
+        if (level, how) in self._kept.codes:
+            return self._kept.codes[level, how][slice(*rows), slice(*columns)]
+        (plane,) = self.map._planes()
+        edges = [self._tokens(span, level, axis) for axis, span in enumerate((rows, columns))]
+        return self._coded(plane, self.tile(level, row, column, how), *edges)
+
+    def _places(self, level: int, row: int, column: int, how: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The pixels of a tile along both axes."""
+        places = self._span("row", row, level, 0), self._span("column", column, level, 1)
+        if how not in get_args(How):
+            raise ConfigError(f'how must be "mean" or "max", got {how!r}.')
+        return places
 
     def _level_within(self, pixels: int) -> int:
         """The finest level of at most so many pixels a side."""
@@ -69,17 +143,74 @@ class Pyramid:
         """Where pixels begin, and the last one ends, in tokens."""
         return (torch.arange(span[0], span[1] + 1) * (1 << level)).clamp(max=self.map.shape[2 + axis])
 
+    def _strip(self) -> int:
+        """The rows of a strip: whole pixels of the finest level that is kept as it is, and so of those before it."""
+        pixel = 1 << self._level_within(KEPT)
+        return max(STRIP // pixel, 1) * pixel
+
+    def _go_over(self, plane: Plane, start: int, stop: int) -> None:
+        """Adds the rows start to stop to everything that is kept."""
+        finest, whole = self._level_within(CODED), self._level_within(KEPT)
+        rows = self._tokens((start >> finest, -(-stop // (1 << finest))), finest, 0)
+        columns = self._tokens((0, self.shape(finest)[1]), finest, 1)
+        gathered, picture = strip(plane, rows, columns)
+        self._room(plane, gathered.received)
+        for name in STATISTICS:
+            self._kept.statistics[name][start:stop] = gathered.rows[name]
+        self._kept.statistics["received"] += gathered.received
+        self._kept.below.append(gathered.denominators)
+        total, largest = picture.sum, picture.max
+        for level in range(finest, whole + 1):
+            first = start >> level
+            if level == whole:
+                for kept, new in zip(self._kept.whole[0], (total, largest), strict=True):
+                    kept[first : first + len(new)] = new
+                break
+            spans = (first, first + len(total)), (0, total.shape[1])
+            edges = [self._tokens(span, level, axis) for axis, span in enumerate(spans)]
+            area = (edges[0].diff().unsqueeze(-1) * edges[1].diff()).to(total.device)
+            for how, image in (("mean", (total / area).to(largest.dtype)), ("max", largest)):
+                self._kept.codes[level, how][first : first + len(image)] = self._coded(plane, image, *edges)
+            total, largest = 4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)
+
+    def _room(self, plane: Plane, like: Tensor) -> None:
+        """Room for what is kept, the first time."""
+        if self._kept.statistics:
+            return
+        q, k = self.map.shape[2:]
+        self._kept.statistics = {name: like.new_zeros(q) for name in STATISTICS} | {"received": like.new_zeros(k)}
+        whole = self._level_within(KEPT)
+        for level in range(self._level_within(CODED), whole):
+            for how in get_args(How):
+                self._kept.codes[level, how] = torch.zeros(self.shape(level), dtype=torch.uint16, device=like.device)
+        size = self.shape(whole)
+        self._kept.whole = [(like.new_zeros(size, dtype=torch.float64), like.new_zeros(size))]
+
+    def _coded(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """A picture as codes, given where its pixels begin and, last, end."""
+        return coded(image, visible(plane, rows, columns, image == 0))
+
+    def _finish(self, plane: Plane) -> None:
+        """Pools the other levels, and hands the map the denominators of all rows, so that it needs no traversal of its own."""
+        if self._kept.below:
+            shift, total = (torch.cat([getattr(one, name) for one in self._kept.below]) for name in ("shift", "total"))
+            self.map._kept.setdefault((plane.b, plane.h), Denominators(shift, total))
+            self._kept.below = []
+            while len(self._kept.whole) < self.levels - self._level_within(KEPT):
+                total, largest = self._kept.whole[-1]
+                self._kept.whole.append((4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)))
+
     def _pooled(self, above: int) -> tuple[Tensor, Tensor]:
-        """Sums and maxima of a level, so many above the finest kept."""
-        if not self._levels:
-            level = self._level_within(KEPT)
-            whole = ((0, pixels) for pixels in self.shape(level))
-            picture: Picture = self.map.picture(*(self._tokens(span, level, axis) for axis, span in enumerate(whole)))
-            self._levels.append((picture.sum, picture.max))
-        while len(self._levels) <= above:
-            total, largest = self._levels[-1]
-            self._levels.append((4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)))
-        return self._levels[above]
+        """Sums and maxima of a level, so many above the finest kept as it is."""
+        for _ in self.strips():
+            pass
+        return self._kept.whole[above]
+
+
+def strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.Gathered, Picture]:
+    """Statistics and a picture of some rows of a plane, given where its bins begin, and the last one ends."""
+    quick = fast.gather(plane, torch.get_num_threads(), rows, columns) if fast.suits(plane) else None
+    return quick or passes.seen(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
 
 
 def halved(pool: Callable[[Tensor, int], Tensor], image: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""Where in a picture there is anything to see: which pixels hold an entry that its rule shows."""
+
+import torch
+from torch import Tensor
+
+from regard.map.plane import Plane
+
+ASKED = 8  # rows, and keys, of a pixel for which the rule is asked: all of them up to this side, else as many, evenly spaced
+
+
+def visible(plane: Plane, rows: Tensor, columns: Tensor, among: Tensor) -> Tensor:
+    """Which pixels among some, bool (r, c), hold a visible entry, given where their rows and columns begin and, last, end.
+
+    The bounds of a rule decide for most pixels; the rule itself is asked for the others, and for those of a rule that
+    hides single entries it is asked for 8 x 8 entries of each.
+    """
+    found = torch.zeros_like(among)
+    starts, ends = columns[:-1], columns[1:]
+    unsure: list[tuple[int, Tensor]] = []
+    for i in among.any(1).nonzero().flatten().tolist():
+        bounds = plane.bounds(int(rows[i]), int(rows[i + 1]))
+        rule = plane.request.mask
+        may, must = (hit(spans(bounds, plane.shape[1]), starts, ends) for spans in (rule.may, rule.must))
+        sure = must if plane.bias is None else torch.zeros_like(must)
+        found[i] = sure & among[i]
+        open_ = (may & ~sure & among[i]).nonzero().flatten()
+        if len(open_):
+            unsure.append((i, open_))
+    for i, those in unsure:
+        found[i, those] = asked(plane, picks(rows[i : i + 1], rows[i + 1 : i + 2])[0], picks(starts[those], ends[those]))
+    return found
+
+
+def hit(spans: tuple[tuple[int, int], ...], starts: Tensor, ends: Tensor) -> Tensor:
+    """Which of some stretches of keys share a key with any span."""
+    found = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
+    for first, last in spans:
+        found |= (starts < last) & (ends > first)
+    return found
+
+
+def picks(starts: Tensor, ends: Tensor) -> Tensor:
+    """Entries of stretches, (n, 8), evenly spaced, the first and the last among them."""
+    return starts.unsqueeze(-1) + torch.arange(ASKED) * (ends - starts - 1).unsqueeze(-1) // (ASKED - 1)
+
+
+def asked(plane: Plane, queries: Tensor, keys: Tensor) -> Tensor:
+    """Whether any of some queries (m,) may see any of the keys of each pixel (n, 8)."""
+    flat = keys.reshape(-1).to(plane.q.device)
+    queries = queries.to(plane.q.device).unsqueeze(-1)
+    seen = plane.visible(queries, flat).expand(len(queries), len(flat))
+    if plane.bias is not None:
+        seen = seen & (plane.bias[queries, flat] != -torch.inf)
+    return seen.any(0).view(keys.shape).any(-1).to(keys.device)
