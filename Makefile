@@ -2,13 +2,14 @@
 # make test    every test, the slow ones too         make quick   the everyday run
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make bench   the benchmarks, into docs/benchmarks.md
+# make browser Debian's Chromium, for the tests of the page, which are skipped without it
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test quick lint docs bench clean
+.PHONY: demo test quick lint docs bench browser clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
@@ -38,6 +39,14 @@ docs: .venv/ready-for-work
 bench: .venv/ready-for-work
 	@$(PIP) --editable ".[bench]"
 	@$(BIN)/python -m benchmarks
+
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null || { echo "There is no apt-get here: the tests of the page need a chromium on the PATH, and are skipped."; exit 0; }; \
+		echo "Installing Debian's Chromium."; \
+		DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
+		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+		{ $$sudo apt-get -qq update && $$sudo apt-get -qq install --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+		|| echo "Chromium could not be installed: the tests of the page are skipped."; }
 
 clean:
 	rm -rf .venv build

@@ -16,6 +16,7 @@ from benchmarks import (
     machine,
     maps,
     observing,
+    page,
     products,
     recording,
     rounding,
@@ -39,6 +40,7 @@ BENCHMARKS = {
     "generation": generation,
     "rounding": rounding,
     "training": training,
+    "page": page,
     "scaling": scaling,
     "observing": observing,
 }

@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = [
-    {"errors", "writing", "compiled"},
+    {"errors", "shown", "writing", "compiled"},
     {"mechanism", "products"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},
@@ -18,9 +18,9 @@ FLOORS = [
 ]
 DOOR = {"__init__", "__main__"}  # they hand names on, and nobody below imports them
 EDGES = {  # a heavy dependency, and the only modules that may import it
-    "starlette": {"show.page.server"},
-    "uvicorn": {"show.page.server"},
-    "matplotlib": {"show.figure", "show.head_figure", "show.curves"},
+    "starlette": {"show.page.server", "show.page.desk"},
+    "uvicorn": {"show.page.server", "show.page.patience"},
+    "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "every_head", "arcs", "profiles", "curves")},
     "safetensors": {"weights", "observe.files"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},

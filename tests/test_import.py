@@ -50,4 +50,4 @@ def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
 
 def test_importing_reaches_only_the_rooms_that_need_nothing_more_than_torch(after):
     rooms = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
-    assert rooms == {"errors", "compiled", "mechanism", "map", "layers", "products"}
+    assert rooms == {"errors", "shown", "compiled", "mechanism", "map", "layers", "products"}

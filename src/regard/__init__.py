@@ -26,6 +26,7 @@ from regard.mechanism import (
     attend,
     attention,
 )
+from regard.shown import Shown
 
 if TYPE_CHECKING:
     from regard.generate import quantise
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from regard.observe.rollout import rollout
     from regard.observe.unpacking import load
     from regard.show.head_figure import figure
+    from regard.show.page import serve
+    from regard.show.page.onefile import page
 
 WHEN_ASKED = {  # rooms that need more than torch, or more time than importing may take
     "regard.generate": ("quantise",),
@@ -50,9 +53,13 @@ WHEN_ASKED = {  # rooms that need more than torch, or more time than importing m
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
     "regard.show.head_figure": ("figure",),
+    "regard.show.page": ("serve",),
+    "regard.show.page.onefile": ("page",),
 }
 
 ROOMS = ("train",)  # that are used by their own name: regard.train.run
+
+Shown.by = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps where a notebook asks
 
 __version__ = "0.1.0"
 
@@ -93,9 +100,11 @@ __all__ = [
     "heads",
     "intervene",
     "load",
+    "page",
     "quantise",
     "record",
     "rollout",
+    "serve",
 ]
 
 

@@ -9,10 +9,10 @@ import regard.cli.generate
 from generate.small import gpt2
 from regard import record
 from regard.cli import main
-from regard.cli.numbers import Numbers
 from regard.generate import choices
 from regard.models import GPT2
 from regard.text import BytePair
+from regard.text.numbers import Numbers
 
 SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
 

@@ -93,6 +93,9 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("words", "--model", "{tmp}/absent.gguf"), "absent.gguf is no file"),
         (("", "--model", "{folder}"), "the text has no tokens"),
         (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
+        (("words", "--model", "{folder}", "--head", "first"), "like 3.5"),
+        (("words", "--model", "{folder}", "--head", "0.4"), "head must be below 4"),
+        (("some words", "--model", "{folder}", "--query", "wizard"), "'wizard' is no word of the text"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monkeypatch, arguments, says):
@@ -110,6 +113,33 @@ def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(c
     assert (code, err) == (0, "")
     assert "sorter: 3 layers, 9 heads. 11 of 12 tokens in" in out
     assert len(re.findall(r"^[012]\.[012]  ", out, re.MULTILINE)) >= 9
+
+
+def test_the_words_are_shaded_by_digits_where_there_is_no_colour(capsys, folder):
+    _, out, _ = look(capsys, TEXT, "--model", folder)
+    lines = out.splitlines()
+    start = lines.index("how much of all attention, in all heads, each word receives:")
+    assert lines[start + 1].startswith("the cat saw the dog, and the dog saw the cat. the cat")
+    assert set(lines[start + 2]) <= set(" ·123456789")
+    assert "\x1b" not in out
+
+
+def test_a_head_is_drawn_and_a_row_written_as_bars(capsys, folder):
+    code, out, err = look(capsys, TEXT, "--model", folder, "--head", "1.2")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].startswith("layer 1, head 2: ")
+    assert len(re.findall(r"^ ?\d+ ", out, re.MULTILINE)) == 40
+    code, out, err = look(capsys, TEXT, "--model", folder, "--head", "1.2", "--query", "dog")
+    assert (code, err) == (0, "")
+    assert "It stands at 6 places, and this is the last" in out
+    assert len(re.findall(r"^0\.\d{3}  .*#", out, re.MULTILINE)) >= 3
+
+
+def test_of_a_saved_recording_a_head_is_drawn_too(capsys, folder, tmp_path):
+    saved = tmp_path / "cat.regard"
+    look(capsys, TEXT, "--model", folder, "--out", saved)
+    assert main(["heads", str(saved), "--head", "0.1", "--query", "3"]) == 0
+    assert "what 'the', token 3, looked at: layer 0, head 1" in capsys.readouterr().out
 
 
 def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tmp_path):

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import evaluate, generate, heads, look, train, verify, walk
+from regard.cli import evaluate, generate, heads, look, serve, train, verify, walk
 from regard.errors import RegardError
 
 COMMANDS = {
     "walk": walk,
     "look": look,
     "heads": heads,
+    "serve": serve,
     "generate": generate,
     "train": train,
     "evaluate": evaluate,

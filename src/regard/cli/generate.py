@@ -8,18 +8,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from rich.text import Text
-from torch import Tensor
 
 from regard.cli.look import read
-from regard.cli.numbers import Numbers
 from regard.errors import ConfigError
-from regard.generate import Chosen, Settings, choices, complete
+from regard.generate import Settings, choices, complete
 from regard.generate.decode import encoded
 from regard.models import GPT2
-from regard.observe import Recording, record
+from regard.observe import record
+from regard.show.telling import last_layers, told
 from regard.show.terminal import escaped, harmless, literal, open_console, write
+from regard.text.numbers import Numbers
 
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. Where the
@@ -28,7 +27,6 @@ model has no vocabulary beside it, the text is the numbers of its tokens.
 over all heads of the last layers, a quarter of them."""
 
 TOKENS = 100  # where nothing is said, and the context has room
-LOOKED = 4  # tokens that a new one looked at
 FLAGS = {
     "temperature": "below 1 bolder, above 1 wilder, 0 always the likeliest",
     "top_k": "only the N likeliest tokens, 0 all",
@@ -91,44 +89,22 @@ def stream(pieces: Iterator[str]) -> None:
 def tell(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
     """Writes a line for each new token, and under it what else was likely and what it looked at."""
     console = open_console()
-    layers = range(model.config.layers - max(1, model.config.layers // 4), model.config.layers)
+    layers = last_layers(model.config.layers)
     if options.look:
         places = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
         write(console, Text(f"looked at: the mean weight over {model.config.heads} heads of {places}", style="dim"))
-    steps = choices(model, [ids], count, **settings)
-    tokens, words = list(ids), settings["text"].pieces(ids)
+    words = settings["text"].pieces(ids)
     with record(model, layers=layers if options.look else []) as recording:
-        for chosen in steps:
-            token = int(chosen.tokens)
-            (word,) = settings["text"].pieces([token])
-            line = Text.assemble((quoted(word), "bold"), f"  {float(chosen.log_probabilities.exp()):.2f}")
+        steps = choices(model, [ids], count, **settings)
+        for one in told(steps, words, settings["text"], options.top, recording if options.look else None, len(layers)):
+            line = Text.assemble((quoted(one.word), "bold"), f"  {one.probability:.2f}")
             console.print(line, no_wrap=True, overflow="crop")
             if options.top:
-                write(console, Text("    " + likeliest(chosen, options.top, settings["text"]), style="dim"), hang=4)
+                shown = "  ".join(f"{value:.2f} {quoted(word)}" for word, value in one.likeliest)
+                write(console, Text(f"    {shown}", style="dim"), hang=4)
             if options.look:
-                write(console, Text("    looked at " + looked(recording, len(layers), words), style="dim"), hang=4)
-            tokens.append(token)
-            words.append(word)
-
-
-def likeliest(chosen: Chosen, n: int, text: Any) -> str:
-    """The n likeliest tokens and their probabilities."""
-    tokens, values = chosen.top(n)
-    found = zip(text.pieces(tokens[0].tolist()), values[0].exp().tolist(), strict=True)
-    return "  ".join(f"{value:.2f} {quoted(word)}" for word, value in found)
-
-
-def looked(recording: Recording, layers: int, words: list[str]) -> str:
-    """The tokens that the last query looked at most, by the mean over the heads of the last layers."""
-    weights = mean_row([call.map[0, :, -1] for call in recording.last.calls[-layers:]])
-    seen = words[-len(weights) :]
-    best = weights.topk(min(LOOKED, len(weights)))
-    return "  ".join(f"{value:.2f} {quoted(seen[at])}" for value, at in zip(*map(Tensor.tolist, best), strict=True))
-
-
-def mean_row(rows: list[Tensor]) -> Tensor:
-    """The mean of weights (h, k) over heads and layers, (k,)."""
-    return torch.cat(rows).mean(0)
+                shown = "  ".join(f"{near.weight:.2f} {quoted(near.word)}" for near in one.looked)
+                write(console, Text(f"    looked at {shown}", style="dim"), hang=4)
 
 
 def quoted(word: str) -> str:

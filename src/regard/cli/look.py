@@ -6,9 +6,11 @@ Exit code 2 where the model, the text or the settings cannot be used.
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from rich.text import Text
 
 from regard.cli.foreign import Opened, opened
@@ -17,10 +19,13 @@ from regard.errors import ConfigError, DataError
 from regard.observe import Recording, record
 from regard.observe.heads import Heads, Wanted
 from regard.observe.heads import each as typed
+from regard.show import closer
 from regard.show.grids import grids
 from regard.show.observed import clearest, links, summary, table
+from regard.show.swatches import window
 from regard.show.terminal import open_console, palette, write
 
+MODEL: str | None = None  # the model where none is named; None where one must be
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
 runs as it always does; queries and keys are kept, and every number comes
@@ -36,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        required=True,
+        default=MODEL,
+        required=MODEL is None,
         help="a Hugging Face model: folder, .gguf file or hub name; a GPT-2 from anyone's weights; or sorter",
     )
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
@@ -50,12 +56,18 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, 'induction' say")
     parser.add_argument("--sort", metavar="SCORE", help="rows by a score, 'previous token' say, largest first")
+    parser.add_argument("--head", metavar="L.H", help="a heat map of head H of layer L, or of layer L: the mean of its heads")
+    parser.add_argument(
+        "--query", metavar="WORD", help="what a word, or the token of a number, looked at: of --head, or of all"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the model, types its heads and prints."""
     if options.tokens is not None and options.tokens < 1:
         raise ConfigError(f"--tokens must be at least 1, got {options.tokens}.")
+    if options.head is not None:
+        closer.placed(options.head)  # what is no head is refused before the model runs
     text = read(options.text)
     foreign = opened(options.model)
     recording, line = recorded(foreign, text, options)
@@ -99,8 +111,28 @@ def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[R
 
 
 def report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
-    """Prints what kinds of heads there are, their table and their strongest links."""
+    """Prints what was asked of a recording: a head, a row, or all of it."""
     console = open_console()
+    place = None if options.head is None else closer.placed(options.head)
+    if options.query is not None:
+        lines = list(closer.row(recording, place, options.query, window(console), options.all))
+    elif place is not None:
+        lines = list(closer.head(recording, place, window(console)))
+    else:
+        overview(console, recording, options, line)
+        return
+    write(console, Text(f"{recording.model}: {line}"))
+    put(console, lines)
+
+
+def put(console: Console, lines: Iterable[Text]) -> None:
+    """Prints lines that were made for the console's width."""
+    for line in lines:
+        console.print(line, no_wrap=True, overflow="crop")
+
+
+def overview(console: Console, recording: Recording, options: argparse.Namespace, line: str) -> None:
+    """Prints what kinds of heads there are, the words, the table of the heads and their strongest links."""
     names = recording.layers()
     wanted, count = Wanted(recording.tokens), len(names) * recording.map(0).shape[1]
     heads = Heads(tuple(each("typing heads", typed(recording, wanted), count)), wanted.notes())
@@ -111,12 +143,13 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
     shown = shown.sorted(options.sort) if options.sort else shown
     write(console, Text(f"{recording.model}: {len(names)} layers, {len(heads)} heads. {line}".strip(), style="bold"))
     write(console, Text(summary(heads)))
-    console.print()
     whole = options.all or bool(options.kind or options.sort)
-    for one in table(shown, console.width, whole):
-        console.print(one, no_wrap=True, overflow="crop")
-    console.print()
-    for one in links(recording, shown, console.width):
-        console.print(one, no_wrap=True, overflow="crop")
-    for one in grids(recording, shown if whole else clearest(shown), console.width, palette(console)):
-        console.print(one, no_wrap=True, overflow="crop")
+    parts = (
+        closer.text(recording, window(console), options.all),
+        table(shown, console.width, whole),
+        links(recording, shown, console.width),
+        grids(recording, shown if whole else clearest(shown), console.width, palette(console)),
+    )
+    for part in parts:
+        lines = list(part)
+        put(console, [Text(), *lines] if lines else [])

@@ -10,10 +10,11 @@ from torch import Tensor
 from regard.mechanism import heads, scores, softmax
 from regard.mechanism.request import Request, ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
+from regard.shown import Shown
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class Steps(Shown):
     """Every step of attention, in order; a step that does nothing equals the one before.
 
     Shapes: scores ... dropped (b, h, q, k); context (b, h, q, e); without b, or b and h, where the input had none.

@@ -16,6 +16,7 @@ from regard.observe.norms import norm_weighted
 from regard.observe.patterns import Duplicate, Induction
 from regard.observe.recording import Recording
 from regard.observe.words import Class, Tokens
+from regard.shown import Shown
 
 MARKED = 0.4  # a mean weight from which on a pattern, or the first token, names a head
 PATTERNS = ("previous token", "itself", "duplicate", "induction")
@@ -70,7 +71,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(Shown):
     """A table of heads: iterates over its rows, prints in 80 columns, sorts, and picks those of a kind."""
 
     rows: tuple[Head, ...]
@@ -185,7 +186,8 @@ def each(
         kinds = kinds_of(look, wanted, found)
         means = {name: score.nanmean(0).tolist() for name, score in found.items()}
         for place, head in enumerate(asked):
-            yield Head(number, names[number], numbers[head], kinds[place], {name: score[place] for name, score in means.items()})
+            own = {name: score[place] for name, score in means.items()}
+            yield Head(number, names[number], numbers[head], kinds[place], own)
 
 
 def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from regard.observe import files
 from regard.observe.doors.passage import Missed
 from regard.observe.packing import pack
 from regard.observe.strand import Piece, Strand
+from regard.shown import Shown
 
 DECODERS = ("decoder", "language_model", "text_decoder")  # of several parts of a model, the one meant where none is said
 KINDS = ("self", "cross")
@@ -159,7 +160,7 @@ class Run:
 
 
 @dataclass(eq=False)
-class Recording:
+class Recording(Shown):
     """What was recorded: every call, every run, and one map for each layer of the last run."""
 
     model: str = ""

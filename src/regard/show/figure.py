@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.mechanism import Steps
-from regard.show.narration import formulas_of
+from regard.show.narration import titles
 from regard.show.ramp import ink, shade
 from regard.show.scale import Linear, Log, Scale
 from regard.show.terminal import literal
@@ -356,14 +356,6 @@ def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str])
         lead = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2}
         spot: dict[str, Any] = {"xytext": (1.05, place), "textcoords": "axes fraction", "annotation_clip": False}
         axes.annotate(shown(word), (point[0], point[1]), arrowprops=lead, **spot, **look)
-
-
-def titles(steps: Steps) -> dict[str, str]:
-    """The formula of each step that did something; its scale is read off the numbers."""
-    largest = steps.scores.abs().nan_to_num(0.0, 0.0).argmax()
-    score, scaled = (float(step.flatten()[largest]) for step in (steps.scores, steps.scaled))
-    told = formulas_of(steps, scaled / score if score else 1.0)
-    return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in told.items()}
 
 
 def matrix_at(step: Tensor, at: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,5 @@
 """One head of a recording as a matplotlib figure: its words where there is room, a pooled picture where there is not."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
@@ -11,6 +9,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.pooling import part
 from regard.observe import Recording
+from regard.show.axes import words_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
 from regard.show.scale import Linear
 
@@ -55,14 +54,6 @@ def span(places: slice, size: int, name: str) -> tuple[int, int]:
     if start >= stop:
         raise ConfigError(f"{name} must be a slice with something in it, got {places} of {size}.")
     return start, stop
-
-
-def words_of(recording: Recording, row: int, count: int) -> list[str]:
-    """Words for the keys: those of the recording, or their numbers."""
-    found: Sequence[object] = recording.tokens or ()
-    if found and not isinstance(found[0], str):
-        found = found[row]  # type: ignore[assignment]
-    return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
 
 
 def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:

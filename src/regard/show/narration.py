@@ -63,6 +63,14 @@ def formulas_of(steps: Steps, scale: float, q: Tensor | None = None) -> dict[str
     return found
 
 
+def titles(steps: Steps) -> dict[str, str]:
+    """The formula of each step that did something; its scale is read off the numbers."""
+    largest = steps.scores.abs().nan_to_num(0.0, 0.0).argmax()
+    score, scaled = (float(step.flatten()[largest]) for step in (steps.scores, steps.scaled))
+    told = formulas_of(steps, scaled / score if score else 1.0)
+    return {name: f"{name} = {formula}".replace("-inf", "−∞") for name, formula in told.items()}
+
+
 def masking(steps: Steps) -> str:
     """What was done to scores by bias and mask: the one where a number changed, the other where one was hidden."""
     seen = steps.masked != -torch.inf

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
+from rich.cells import cell_len
 from rich.text import Text
 
 from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.heads import Head, Heads
-from regard.show.terminal import fitted
+from regard.show.terminal import ending, fitted
 
 MOST = 3  # heads of a kind in a short table
 SCORE = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # by which a kind is ranked
@@ -70,7 +71,7 @@ def line(row: Head, words: list[str], query: int, key: int, weight: float, width
         return Text.assemble(start, f"query {query} → key {key}")
     room = width - len(start) - 4
     before = "".join(words[max(query - BEFORE, 0) : query])
-    source, target = fitted(words[query], room // 4), fitted(words[key], room // 4)
+    source, target = fitted(words[query], room // 4), fitted(words[key].strip(" ") or words[key], room // 4)
     place = f" {query - key} back" if query != key else ""
-    context = fitted(before[::-1], max(room - len(source) - len(target) - len(place) - 4, 0))[::-1]
+    context = ending(before, max(room - cell_len(source) - cell_len(target) - len(place) - 4, 0))
     return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))

@@ -24,6 +24,16 @@ class Linear:
         high = max(finite, default=1.0) if self.high is None else self.high
         return low, high if high > low else low + (abs(low) or 1)
 
+    def share(self, value: float, ends: tuple[float, float]) -> float:
+        """How far a value is from low, 0, to high, 1; what lies outside counts as the end."""
+        low, high = ends
+        return min(max((value - low) / (high - low), 0.0), 1.0)
+
+    def at(self, share: float, ends: tuple[float, float]) -> float:
+        """The value at a share of the way."""
+        low, high = ends
+        return low + share * (high - low)
+
 
 @dataclass(frozen=True)
 class Log:
@@ -43,6 +53,16 @@ class Log:
         low = min(above, default=0.1) if self.low is None else self.low
         high = max(above, default=1.0) if self.high is None else self.high
         return low, high if high > low else 10 * low
+
+    def share(self, value: float, ends: tuple[float, float]) -> float:
+        """How many of the ratios from low, 0, to high, 1, lie below a value; what lies outside counts as the end."""
+        low, high = ends
+        return math.log(min(max(value, low), high) / low) / math.log(high / low)
+
+    def at(self, share: float, ends: tuple[float, float]) -> float:
+        """The value at a share of the way."""
+        low, high = ends
+        return float(low * (high / low) ** share)
 
 
 Scale = Linear | Log

@@ -113,6 +113,16 @@ def fitted(text: str, width: int) -> str:
     return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
 
 
+def ending(text: str, width: int) -> str:
+    """The text in at most this many cells, its beginning left out where it is longer."""
+    shown = literal(text)
+    if cell_len(shown) <= width:
+        return shown
+    while shown and cell_len(shown) > width - 1:
+        shown = shown[1:]
+    return f"…{shown}" if shown else ""
+
+
 def left_out(panels: Sequence[Panel], view: View) -> Iterator[str]:
     """What the tables do not show of the numbers; of the words the caller knows."""
     longest = max((len(panel.columns) for panel in panels if panel.axes != "pairs"), default=0)

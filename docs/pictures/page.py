@@ -1,0 +1,144 @@
+"""The pictures of the page: `python docs/pictures/page.py`. Needs the `view` and `dev` extras, and Chromium.
+
+Six words and three hundred are read by the pocket model; a hundred thousand words attend by two heads that were planted: one
+looks at what stood just before, the other at the earlier places of the same word, nearer ones more.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from playwright.sync_api import sync_playwright
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard.show.page.server import Server
+from regard.show.page.session import Session
+from regard.show.page.speaker import speaker_of
+
+FOLDER = Path(__file__).parent
+SIX = "Your journey starts with one step"
+LONG, WIDTH, VOCABULARY = 100_000, 64, 4000
+VIEWS = {  # the name of a picture, and the link that it shows
+    "type": "view=type",
+    "text": "view=text&layer=3&q={q}",
+    "heads": "view=heads",
+    "map": "view=map&layer={layer}&head={head}",
+    "steps": "view=steps&layer={layer}&head={head}&step=weights",
+    "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
+}
+
+
+def main() -> None:
+    """Takes them all, or those named."""
+    named = set(sys.argv[1:])
+    model = regard.GPT2.load("pocket")
+    story = "".join(model.complete("Once upon a time", 296, temperature=0.8, top_k=40, seed=7, stop=None))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, session, place in (
+            ("6", read(model, SIX), {"layer": 3, "head": 1, "q": 5}),
+            ("300", read(model, "Once upon a time" + story), {"layer": 3, "head": 1, "q": 250}),
+            ("100000", Session(planted()), {"layer": 0, "head": 1, "q": 60_000}),
+        ):
+            views = VIEWS if name != "100000" else {view: link for view, link in VIEWS.items() if view != "type"}
+            with Server(session) as server:
+                for view, link in views.items():
+                    if not named or f"{view}-{name}" in named:
+                        shoot(browser, f"{server.address}#{link.format(**place)}", f"page-{view}-{name}.png")
+                if name == "6" and (not named or "generate-6" in named):
+                    generate(browser, server.address)
+                if name == "300" and (not named or "dark" in named):
+                    text = f"{server.address}#{VIEWS['text'].format(**place)}"
+                    shoot(browser, text, "page-dark.png", dark=True)
+                    shoot(browser, text, "page-phone.png", width=390)
+        browser.close()
+
+
+def read(model: regard.GPT2, text: str) -> Session:
+    """A session whose model has read a text."""
+    session = Session(None, speaker_of(model))
+    session.type(text, lambda: None)
+    return session
+
+
+def shoot(browser: Any, address: str, name: str, dark: bool = False, width: int = 1280) -> None:
+    """A picture of an address, once it is quiet."""
+    look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": 800}}
+    with browser.new_context(**look) as context:
+        page = context.new_page()
+        page.goto(address)
+        settle(page)
+        page.screenshot(path=FOLDER / name)
+
+
+def generate(browser: Any, address: str) -> None:
+    """The picture of a text that was written."""
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(f"{address}#view=generate")
+        settle(page)
+        box = page.get_by_role("textbox").first
+        box.fill("Once upon a time there was a little dog. He")
+        box.press("Enter")
+        page.wait_for_timeout(4000)
+        settle(page)
+        page.screenshot(path=FOLDER / "page-generate-6.png")
+
+
+def settle(page: Any) -> None:
+    """Waits until nothing is asked for and nothing is waited for."""
+    page.wait_for_timeout(700)
+    for _ in range(600):
+        page.wait_for_load_state("networkidle")
+        if page.evaluate("!document.querySelector('#wait') || document.querySelector('#wait').hidden"):
+            break
+        page.wait_for_timeout(500)
+    page.wait_for_timeout(700)
+
+
+class Attends(torch.nn.Module):
+    """A layer that attends with the q and k it was given."""
+
+    def __init__(self, q: Tensor, k: Tensor) -> None:
+        super().__init__()
+        self.q, self.k = q, k
+
+    def forward(self) -> Tensor:
+        return scaled_dot_product_attention(self.q, self.k, self.k, is_causal=True)
+
+
+def planted() -> regard.Recording:
+    """A recording of a hundred thousand words under two heads."""
+    dice = torch.Generator().manual_seed(0)
+    often = 1 / torch.arange(1, VOCABULARY + 1).double()
+    words = torch.multinomial(often, LONG, replacement=True, generator=dice)
+    places = regard.mechanism.positions.sinusoidal(LONG, WIDTH)
+    meanings = torch.randn(VOCABULARY, WIDTH, generator=dice)[words]
+    before = torch.roll(places, 1, 0)
+    q = torch.stack([9 * before, 1.6 * meanings + 2 * places])
+    k = torch.stack([places, 1.6 * meanings + 2 * places])
+    model = Attends(q[None].float(), k[None].float()).eval()
+    with regard.record(model) as recording, torch.no_grad():
+        model()
+    recording.model = "two planted heads"
+    recording.tokens = [f" {spelled(n)}" for n in words.tolist()]
+    return recording
+
+
+def spelled(number: int) -> str:
+    """A word for a number, no two alike."""
+    consonants, vowels = "bdfgklmnprstvz", "aeiou"
+    word = ""
+    while True:
+        number, rest = divmod(number, len(consonants) * len(vowels))
+        word += consonants[rest // len(vowels)] + vowels[rest % len(vowels)]
+        if not number:
+            return word
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Own: a GPT-2 of regard's own with what turns a text into its tokens, whatever vocabulary it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import DataError
+from regard.models.gpt2 import GPT2
+from regard.text import BytePair, Letters
+from regard.text.numbers import Numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """A GPT-2 of regard's own, from anyone's weights."""
+
+    name: str
+    model: GPT2
+
+    @property
+    def context(self) -> int:
+        """How many tokens it reads."""
+        return self.model.config.context
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return self.model.config.layers
+
+    @property
+    def words(self) -> BytePair | Letters | Numbers:
+        """Its vocabulary; where it has none, tokens are written as numbers."""
+        return self.model.text or Numbers()
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """The first tokens of a text, as many as the model reads."""
+        found = self.encode(text)
+        if not found:
+            raise DataError("the text has no tokens.")
+        ids = found[: min(self.context, len(found) if most is None else most)]
+        return torch.tensor([ids]), self.words.pieces(ids), len(found)
+
+    def encode(self, text: str) -> list[int]:
+        """All tokens of a text."""
+        return self.words.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self.words.bytes(ids).decode(errors="replace")
+
+    def pieces(self) -> list[str]:
+        """The text of every token that there is."""
+        return self.words.pieces(range(self.model.config.vocabulary if self.model.text is None else self.model.text.vocabulary))
+
+    def run(self, ids: Tensor) -> Tensor:
+        """The logits."""
+        logits: Tensor = self.model(ids)
+        return logits

@@ -1,0 +1,113 @@
+"""A head as arcs over the words: each from a query to a key it looked at, as deep and as wide as the weight."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.patches import Arc
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.show.axes import words_of
+from regard.show.figure import COLOURS, FAINT, LINE, POINTS, TEXT, Array, Picture, longest, shown
+from regard.show.head_figure import span
+
+MOST = 60  # words on a line
+LEAST = 0.05  # the least weight that has an arc
+WIDTH, FLAT, THICK = (
+    7.0,
+    0.5,
+    3.0,
+)  # inches of the words in one line, at most; height of an arc by its half width; points of weight 1
+
+
+def arcs(
+    recording: Recording,
+    layer: int | str,
+    head: int,
+    *,
+    queries: slice = slice(None),
+    keys: slice = slice(None),
+    least: float = LEAST,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    title: str | None = None,
+) -> Picture:
+    """The weights of a head as arcs over at most 60 words: to keys before the query above the words, to later ones below.
+
+    The weight of a word on itself is a dot under it. queries=slice(7, 8) draws the row of one word, keys=slice(1, None) leaves
+    the first token out. Weights below `least` are not drawn, and the picture says so. Colour is logarithmic.
+    """
+    m = recording.map(layer, head, kind, part).select(batch=row)
+    q, k = m.shape[2:]
+    if q != k:
+        raise ConfigError(f"arcs go between the words of one text, and this map is of {q} queries and {k} keys: use figure.")
+    rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
+    first, end = min(rows[0], columns[0]), max(rows[1], columns[1])
+    if end - first > MOST:
+        raise ConfigError(f"arcs go over at most {MOST} words, got {end - first}: name some, as in queries=slice(0, 30).")
+    words = [shown(word.strip(" ") or word) for word in words_of(recording, row, k)[first:end]]
+    weights = m[0, 0, slice(*rows), slice(*columns)].double().numpy()
+    at, upright = places(words)
+    found = links(weights, rows[0] - first, columns[0] - first, least)
+    name = f"layer {layer}, head {head}" if title is None else title
+    return drawn(words, at, upright, found, name, f"weights from {least:g} on; a dot is a word's weight on itself")
+
+
+Link = tuple[float, int, int]  # weight, query, key
+
+
+def links(weights: Array, query: int, key: int, least: float) -> list[Link]:
+    """The weights that are drawn, the strongest last, so that it lies on top."""
+    return sorted((float(weight), i + query, j + key) for (i, j), weight in np.ndenumerate(weights) if weight >= least)
+
+
+def places(words: Sequence[str]) -> tuple[Array, bool]:
+    """The middle of each word in inches, as in a line of text, and whether they stand on end, too many for that."""
+    widths = np.array([longest([word]) for word in words]) + 0.09
+    if widths.sum() <= WIDTH:
+        return np.cumsum(widths) - widths / 2, False
+    return (np.arange(len(words)) + 0.5) * LINE * TEXT / POINTS, True
+
+
+def drawn(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
+    """The words on a line, the arcs above and below it."""
+    back, ahead = (max((sign * (at[i] - at[j]) * FLAT / 2 for _, i, j in found), default=0.0) for sign in (1, -1))
+    high = (longest(words) if upright else LINE * TEXT / POINTS) + 0.16
+    dots = 0.16  # inches between the line and the words
+    width = float(at[-1]) + longest([words[-1]]) / 2 + 0.25 + 0.75
+    above, below = max(back, 0.0) + 0.55, high + dots + max(ahead, 0.0) + 0.3
+    width = max(width, longest([title]) * 1.2 + 0.3, longest([note]) + 0.3)
+    picture = Picture(figsize=(width, above + below))
+    axes = picture.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-0.15, width - 0.15), ylim=(-below, above))
+    axes.axis("off")
+    for place, word in zip(at, words, strict=True):
+        look = {"ha": "center", "va": "top", "fontsize": TEXT, "parse_math": False, "rotation": 90 if upright else 0}
+        axes.text(place, -dots, word, **look)  # type: ignore[arg-type]
+    norm = LogNorm(min([LEAST, *(weight for weight, _, _ in found)]), 1)
+    for weight, i, j in found:
+        colour = COLOURS(norm(weight))
+        if i == j:
+            axes.plot(
+                at[i], -dots / 2, "o", color=colour, markersize=2 + 3 * weight, markeredgecolor=FAINT, markeredgewidth=0.3
+            )
+            continue
+        middle, wide = (at[i] + at[j]) / 2, abs(at[i] - at[j])
+        base, ends = (0.0, (0, 180)) if i > j else (-dots - high + 0.1, (180, 360))
+        axes.add_patch(
+            Arc((middle, base), wide, wide * FLAT, theta1=ends[0], theta2=ends[1], color=colour, linewidth=0.4 + THICK * weight)
+        )
+    axes.text(0, above - 0.06, title, fontsize=TEXT + 1, va="top", parse_math=False)
+    axes.text(0, -below + 0.06, note, fontsize=TEXT - 2, va="bottom", color="#6b6b66", parse_math=False)
+    legend(axes, norm, width - 0.95, above - 0.12)
+    return picture
+
+
+def legend(axes: Axes, norm: LogNorm, x: float, y: float) -> None:
+    """What the colours and widths stand for."""
+    for n, weight in enumerate((1.0, 0.3, 0.1)):
+        axes.plot((x, x + 0.3), (y - 0.14 * n,) * 2, color=COLOURS(norm(weight)), linewidth=0.4 + THICK * weight)
+        axes.text(x + 0.37, y - 0.14 * n, f"{weight:g}", fontsize=TEXT - 2, va="center")

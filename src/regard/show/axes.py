@@ -1,0 +1,59 @@
+"""The words along the axes of a map: those of the recording, or their numbers; and where a word that is asked for stands."""
+
+from collections.abc import Sequence
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.observe.words import MARKS
+
+SOME = 6  # words of the text that an error names
+
+
+def words_of(recording: Recording, row: int, count: int) -> list[str]:
+    """Words for the keys: those of the recording, or their numbers."""
+    found: Sequence[object] = () if recording.tokens is None else recording.tokens
+    if len(found) and not isinstance(found[0], str):
+        found = found[row]  # type: ignore[assignment]
+    return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+
+
+def place_of(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
+    """Where a word stands, the last of its places, and all of them: of a word of several tokens, where its last one stands.
+
+    What is no word of the text is a number of a token, from 0 on; from the end where it is below 0. Raises ConfigError where
+    it is neither.
+    """
+    sought = asked.strip()
+    places = [n for n, word in enumerate(words) if bare(word) == sought] or spelled(sought, words)
+    if sought and places:
+        return places[-1], places
+    try:
+        number = range(len(words))[int(asked)]
+    except (ValueError, IndexError):
+        some = list(dict.fromkeys(bare(word) for word in words if bare(word)))[:SOME]
+        raise ConfigError(
+            f"{asked!r} is no word of the text and no number from 0 to {len(words) - 1}. "
+            f"Its words begin {', '.join(map(repr, some))}."
+        ) from None
+    return number, [number]
+
+
+def spelled(asked: str, words: Sequence[str]) -> list[int]:
+    """The tokens that end a word of several tokens."""
+    text, places, found = "".join(words), [], 0
+    for n, word in enumerate(words):
+        places += [n] * len(word)  # of each character, the token it lies in
+    starts = []
+    while asked and (found := text.find(asked, found)) >= 0:
+        starts.append(found)
+        found += 1
+    return [
+        places[start + len(asked) - 1]
+        for start in starts
+        if not text[start - 1 : start].isalnum() and not text[start + len(asked) : start + len(asked) + 1].isalnum()
+    ]
+
+
+def bare(word: str) -> str:
+    """A token without the marks of white space around it."""
+    return word.strip(MARKS).removeprefix("##")

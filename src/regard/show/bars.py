@@ -1,0 +1,71 @@
+"""A row of attention in the terminal, as bars: what one query looked at, most first."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+from torch import Tensor
+
+from regard.show.shaded import BLANK, BREAK
+from regard.show.swatches import Window, colour
+from regard.show.terminal import ending, fitted
+
+LEAST = 5e-4  # a weight that rounds to 0.001
+MOST = 12  # bars, unless all are asked for
+WORD, BEFORE = 24, 3  # cells of a word with those before it, at most; and how many
+FULL = 60  # cells of a screen, from which on there is room for all
+MIDDLE = 0.6  # the shade of a bar, seen on a dark screen and on a pale one
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, most: int = MOST) -> Iterator[Text]:
+    """A line for each of the largest weights (k,): the weight, the word, where it stands, and a bar of that length.
+
+    own is the key that the query itself is, where it is one.
+    """
+    order = torch.argsort(row, descending=True, stable=True)[:most].tolist()
+    order = [key for key in order if row[key] >= LEAST]
+    before = BEFORE if window.colours else 0  # without colour the word could not be told from them
+    labels = [label(words, key, before, min(WORD, window.width // 4)) for key in order]
+    places = [where(key, own, len(f"{max(order):,}"), window.width >= FULL) for key in order]
+    side, place = max((one.cell_len for one in labels), default=0), max(map(len, places), default=0)
+    room = window.width - side - place - 9
+    style = Style(color=colour(MIDDLE, window.colours)) if window.colours else Style()
+    for key, word, far in zip(order, labels, places, strict=True):
+        weight = float(row[key])
+        line = Text.assemble(f"{weight:.3f}  ", word, " " * (side - word.cell_len + 2), (far.ljust(place), "dim"))
+        if room >= 4:
+            line.append(" ").append(bar(weight / float(row[order[0]]), room - 1, window.colours), style=style)
+        yield line
+    rest = float(row.sum() - row[order].sum())
+    left = int((row > 0).sum()) - len(order)
+    if left:
+        yield Text(f"{rest:.3f}  on {left:,} other{'s' * (left > 1)}", style="dim")
+
+
+def label(words: Sequence[str], key: int, count: int, room: int) -> Text:
+    """A word, and as much as there is room for of some before it."""
+    word = fitted(words[key].replace("\n", BREAK).lstrip(" ") or BLANK, room)
+    gap = " " * words[key].startswith(" ")
+    before = "".join(words[max(key - count, 0) : key]).replace("\n", BREAK).lstrip(" ")
+    context = ending(before, room - cell_len(word) - len(gap))
+    return Text.assemble((context + gap if context else "", "dim"), (word, "bold"))
+
+
+def where(key: int, own: int | None, wide: int, full: bool) -> str:
+    """Where a key stands: its number, and how far from the query; of the two the latter where there is little room."""
+    if own is None:
+        return f"{key:>{wide},}"
+    far = own - key
+    said = "itself" if far == 0 else f"{far:,} back" if far > 0 else f"{-far:,} ahead"
+    return f"{key:>{wide},}, {said}" if full else said
+
+
+def bar(share: float, room: int, colours: str | None) -> str:
+    """A bar to an eighth of a cell, or of signs where there is no colour."""
+    if colours is None:
+        return "#" * max(round(share * room), 1)
+    eighths = max(round(8 * share * room), 1)
+    return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()

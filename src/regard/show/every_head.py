@@ -1,0 +1,88 @@
+"""Every head of a recording as a small picture, a row a layer, on one sheet."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.image import AxesImage
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.show.figure import COLOURS, FAINT, LINE, PAPER, POINTS, SMALLEST, TEXT, Array, Picture, longest
+from regard.show.head_figure import FAINTEST
+
+BINS = 64  # of a small picture along an axis
+WIDE, HIGH, LARGEST, GAP = 6.6, 8.8, 1.2, 0.06  # inches: of all pictures together, at most; of one; between two
+ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # inches around them
+
+
+def every_head(
+    recording: Recording,
+    *,
+    layers: Sequence[int] | None = None,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    title: str = "",
+) -> Picture:
+    """The weights of all heads, or of those of some layers, in bins that show the largest weight, in logarithmic colour.
+
+    Rows are layers and columns heads; within each, rows are queries and columns keys, from the upper left corner on. kind and
+    part choose modules, as in recording.map; row is that of the batch. Raises ConfigError where there is no such layer.
+    """
+    names = recording.layers(kind=kind, part=part)
+    chosen = list(range(len(names)) if layers is None else layers)
+    if not chosen:
+        raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
+    maps = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
+    across = max(m.shape[1] for m in maps)
+    side = min(LARGEST, WIDE / across - GAP, HIGH / len(maps) - GAP)
+    left = longest([f"layer {chosen[-1]}"]) + 0.15
+    width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW
+    width = max(width, left + 1.2 * longest([title]))
+    drawn = Picture(figsize=(width, max(height, 1.4)))
+    width, height = drawn.get_size_inches()
+
+    def axes_at(x: float, y: float, w: float, h: float) -> Axes:
+        return drawn.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
+
+    def word(x: float, y: float, text: str, look: str) -> None:
+        drawn.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
+
+    size = max(min(TEXT - 1, 0.9 * (side + GAP) * POINTS / LINE), SMALLEST)
+    step = 1 if longest([f" {across}"]) * size / TEXT < side + GAP else 5  # so that the numbers of heads stand apart
+    skip = 1 if (side + GAP) * POINTS >= LINE * size else 5
+    for down, m in enumerate(maps):
+        q, k = m.shape[2:]
+        found = m.pooled(min(q, BINS), min(k, BINS), "max")[0].double().numpy()
+        if down % skip == 0:
+            word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")
+        for head, weights in enumerate(found):
+            axes = axes_at(left + head * (side + GAP), ABOVE + down * (side + GAP), side, side)
+            image = small(axes, weights)
+    for head in range(0, across, step):
+        word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{head}", "center")
+    word(left - 0.08, ABOVE - 0.12, "head", "right")
+    if title:
+        drawn.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT + 1, parse_math=False)
+    scale = axes_at(left + across * (side + GAP) + 0.1, ABOVE, 0.12, min(2.2, max(height - ABOVE - BELOW, 0.7)))
+    bar = drawn.colorbar(image, cax=scale)
+    bar.outline.set_visible(False)
+    scale.tick_params(labelsize=TEXT - 1, length=2, color=FAINT, which="both")
+    scale.set_title("weight", fontsize=TEXT - 1, loc="left")
+    return drawn
+
+
+def small(axes: Axes, weights: Array) -> AxesImage:
+    """One head without words; where no query may see, the paper shows."""
+    image = axes.imshow(
+        np.ma.maximum(np.ma.masked_equal(weights, 0), FAINTEST),
+        cmap=COLOURS,
+        norm=LogNorm(FAINTEST, 1),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set(xticks=[], yticks=[], facecolor=PAPER)
+    axes.spines[:].set(color=FAINT, linewidth=0.4)
+    return image

@@ -1,0 +1,149 @@
+"""A head in the terminal: its weights as coloured half blocks, or as digits, in as many cells as the window has."""
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+from torch import Tensor
+
+from regard.map import AttentionMap
+from regard.show.scale import Linear, Log
+from regard.show.swatches import Heat, Window, colour
+from regard.show.terminal import fitted, tint
+
+UPPER, LOWER = "▀", "▄"
+WORD = 14  # cells of a word at the side, at most
+WIDE, READ = 4, 4  # cells of a weight, at most; from how many on its number stands in it
+LINEAR = 48  # tokens up to which colour is linear; beyond, most weights are small
+FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper, at the least
+PALEST = 0.02  # the share of the cells that are as pale
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a picture: values (rows, columns), the token at which each row begins, and cells across of a column."""
+
+    values: Tensor
+    places: Sequence[int]
+    wide: int
+    halves: bool
+    sizes: tuple[float, float]  # queries and keys in a cell
+
+
+def heat_map(m: AttentionMap, words: Sequence[str], title: str, window: Window) -> Iterator[Text]:
+    """The lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
+
+    words are the keys'. A cell of several weights has the largest of them, of several heads their mean.
+    """
+    q, k = m.shape[2:]
+    labels = words[k - q :] if k >= q else [str(n) for n in range(q)]
+    worded = q <= window.lines * (2 if window.colours else 1)
+    side = min(max(cell_len(fitted(word, WORD)) for word in labels), window.width // 4) + 1 if worded else 0
+    side += len(f"{q - 1:,}") + 1
+    grid = gridded(m, window, side)
+    heat = heat_of(grid.values, Linear(low=0) if max(q, k) <= LINEAR else Log())
+    yield Text(title, style="bold")
+    yield ruler(grid, k, side)
+    yield from rows(grid, labels, side, heat, window)
+    yield Text.assemble("weight ", heat.legend(window.colours, window.width - 7))
+    yield from wrapped(caption(grid, m.shape[1]), window.width)
+
+
+def heat_of(values: Tensor, scale: Linear | Log) -> Heat:
+    """The scale from the least weights to the largest; where it is logarithmic, from what nearly all are above."""
+    seen = values[values > 0]
+    if isinstance(scale, Linear) or not len(seen):
+        return Heat(scale, scale.ends(seen.tolist()))
+    low = max(float(seen.float().quantile(PALEST)), FAINTEST)
+    return Heat(scale, Log(low, max(float(seen.max()), 2 * low)).ends([]))
+
+
+def gridded(m: AttentionMap, window: Window, side: int) -> Grid:
+    """The weights, in bins where they are more than the window has cells."""
+    q, k = m.shape[2:]
+    halves = q > window.lines and window.colours is not None
+    room = window.width - side
+    size = min(q, window.lines * (2 if halves else 1)), min(k, room)
+    pooled = m.pooled(*size, how="max" if m.shape[1] == 1 else "mean")[0].mean(0)
+    wide = 1 if halves else min(room // size[1], WIDE)
+    return Grid(pooled, [n * q // size[0] for n in range(size[0])], wide, halves, (q / size[0], k / size[1]))
+
+
+def ruler(grid: Grid, keys: int, side: int) -> Text:
+    """The numbers of the keys over their columns, as many as have room."""
+    columns, apart = grid.values.shape[1], len(f"{keys:,}") + 1
+    every = max(-(-apart // grid.wide), 1)
+    every = next((step for step in (1, 2, 5, 10, 20, 50) if step >= every), every)
+    line = " " * side
+    for column in range(0, columns, every):
+        start = side + column * grid.wide
+        if start >= len(line) and start + apart <= side + columns * grid.wide + 1:
+            place = f"{column * keys // columns:,}"
+            line += " " * (start - len(line)) + (place.rjust(grid.wide - 1) if every == 1 else place)
+    return Text(line, style="dim")
+
+
+def rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Window) -> Iterator[Text]:
+    """The lines of cells, each after the number and the word of its first query."""
+    number = len(f"{len(labels) - 1:,}")
+    step = 2 if grid.halves else 1
+    for n in range(0, len(grid.places), step):
+        place = grid.places[n]
+        word = fitted(labels[place].strip(" "), max(side - number - 2, 0)) if side > number + 2 else ""
+        label = f"{place:>{number},} {word}"
+        line = Text.assemble((label[:number], "dim"), label[number:] + " " * (side - cell_len(label)))
+        pair = grid.values[n], grid.values[n + 1] if step == 2 and n + 1 < len(grid.places) else None
+        for upper, lower in zip(pair[0].tolist(), [0.0] * len(pair[0]) if pair[1] is None else pair[1].tolist(), strict=True):
+            if grid.halves:
+                line.append(*block(upper, lower, heat, window.colours or "256"))
+            else:
+                line.append(cell(upper, grid.wide, heat, window.colours), style=paper(upper, heat, window.colours))
+        if window.colours is None:
+            line.rstrip()
+        yield line
+
+
+def cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
+    """What is written in a cell: its number where there is room, a digit where there is no colour, nothing at 0."""
+    if weight == 0:
+        return " " * wide
+    if wide >= READ:
+        return f"{weight:.2f}"[1:].rjust(wide) if weight < 0.995 else "1.0".rjust(wide)
+    return " " * wide if colours else heat.digit(weight).rjust(wide)
+
+
+def paper(weight: float, heat: Heat, colours: str | None) -> Style:
+    """The colour of a cell, none at 0, where a query may not see."""
+    return tint(heat.share(weight), colours) if weight else Style()
+
+
+def block(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, Style]:
+    """Two weights, one above the other, as one character."""
+    above, under = (colour(heat.share(weight), colours) if weight else None for weight in (upper, lower))
+    if above is None and under is None:
+        return " ", Style()
+    return (LOWER, Style(color=under)) if above is None else (UPPER, Style(color=above, bgcolor=under))
+
+
+def caption(grid: Grid, heads: int) -> str:
+    """What the rows, the columns and the cells are."""
+    if max(grid.sizes) == 1:
+        return "A row is a query, a column a key" + (f", a cell the mean of {heads} heads." if heads > 1 else ".")
+    kind = f"the mean of its weights in {heads} heads" if heads > 1 else "the largest of its weights"
+    down, across = counted(grid.sizes[0], "query", "queries"), counted(grid.sizes[1], "key", "keys")
+    return f"A cell is {down} (down) by {across} (across), and shows {kind}."
+
+
+def counted(size: float, one: str, many: str) -> str:
+    """How many tokens a bin holds."""
+    low, high = math.floor(size), math.ceil(size)
+    return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"
+
+
+def wrapped(said: str, width: int, style: str = "dim") -> Iterator[Text]:
+    """A sentence in lines."""
+    yield from (Text(line, style=style) for line in textwrap.wrap(said, width))

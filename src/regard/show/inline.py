@@ -1,0 +1,184 @@
+"""A matrix as one small picture that needs no script: an img of SVG in its own address, colours as pixels, words as text."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from rich.cells import cell_len
+from torch import Tensor
+
+from regard.show.ramp import ink, shade
+from regard.show.scale import Log, Scale
+from regard.show.terminal import fitted
+
+SHADES = 232  # of the ramp, as many as are all different; one more colour is paper
+RAMP = [shade(n / (SHADES - 1)) for n in range(SHADES)]
+PAPER, INK = (246, 246, 244), "#33332f"
+SIZE, LETTER, TEXT = 300, 6.3, 10.5  # pixels of a picture's longer side; of a letter; of a line of text
+LARGEST = 34.0  # pixels of a cell
+WORDED = 9.0  # from how many on a word stands beside it
+READ = 26.0  # and numbers in it
+WORD = 14  # letters of a word, at most
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What is drawn: values (rows, columns), NaN where there is none; of how many tokens; and how colours are to be read."""
+
+    values: Tensor
+    rows: Sequence[str] | None
+    columns: Sequence[str] | None
+    scale: Scale
+    ends: tuple[float, float]
+    tokens: tuple[int, int]
+    names: tuple[str, str] = ("query", "key")
+    tile: tuple[int, int] | None = None  # of a sheet of several, the rows and columns of each
+    size: float = SIZE
+    sampled: bool = False
+
+    @property
+    def stands(self) -> str:
+        """What a cell of several weights shows of them."""
+        rows, columns = self.tile or self.values.shape
+        if self.tokens[0] <= rows and self.tokens[1] <= columns:
+            return ""
+        return "largest looked at " if self.sampled else "largest "
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where the cells lie in the picture, in its pixels."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+    width: float
+    height: float
+
+
+def img(matrix: Matrix, name: str, shown: float | None = None) -> str:
+    """The picture as an HTML element: its name for those who do not see it, and for a script what its pixels stand for."""
+    frame = framed(matrix)
+    address = base64.b64encode(svg(matrix, frame).encode()).decode()
+    rows, columns = matrix.values.shape
+    told: Mapping[str, Any] = vars(frame) | {
+        "rows": rows,
+        "columns": columns,
+        "q": matrix.tokens[0],
+        "k": matrix.tokens[1],
+        "names": matrix.names,
+        "ends": matrix.ends,
+        "log": isinstance(matrix.scale, Log),
+        "stands": matrix.stands,
+        "tile": matrix.tile,
+        "rowWords": "rows",
+        "columnWords": "columns",
+    }
+    return (
+        '<span style="display: inline-block; overflow: hidden; max-width: 100%; vertical-align: top">'
+        f'<img src="data:image/svg+xml;base64,{address}" alt="{html.escape(name)}" '
+        f'style="width: {shown or frame.width:.0f}px; max-width: 100%; display: block" '
+        f'data-frame="{html.escape(json.dumps(told))}"></span>'
+    )
+
+
+def framed(matrix: Matrix) -> Frame:
+    """The cells, beside words where these have room."""
+    rows, columns = matrix.values.shape
+    cell = min(max(matrix.size / max(rows, columns), 0.1), LARGEST)
+    w, h = columns * cell, rows * cell
+    left, above = room(matrix.rows, h), room(matrix.columns, w)
+    return Frame(left, above, w, h, round(left + w + 1), round(above + h + 1))
+
+
+def room(words: Sequence[str] | None, length: float) -> float:
+    """The pixels that words beside cells take: none where each would have too little along the cells."""
+    fits = words is not None and len(words) > 0 and length / len(words) >= WORDED
+    return 4 + LETTER * max(map(letters, words)) if fits and words is not None else 1.0
+
+
+def letters(word: str) -> int:
+    """How many letters wide a word is drawn."""
+    return cell_len(fitted(word, WORD))
+
+
+def svg(matrix: Matrix, frame: Frame) -> str:
+    """The picture itself."""
+    address = base64.b64encode(png(matrix)).decode()
+    return "".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {frame.height}" ',
+            f'width="{frame.width}" height="{frame.height}" font-family="sans-serif" font-size="{TEXT}">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            f'<image x="{frame.x}" y="{frame.y}" width="{frame.w}" height="{frame.h}" preserveAspectRatio="none" ',
+            f'style="image-rendering: pixelated" href="data:image/png;base64,{address}"/>',
+            *words(matrix, frame),
+            *numbers(matrix, frame),
+            "</svg>",
+        )
+    )
+
+
+def words(matrix: Matrix, frame: Frame) -> list[str]:
+    """The words beside the cells, or beside several of them, those of the columns on end."""
+    found = []
+    if matrix.rows is not None and frame.x > 1:
+        each = frame.h / len(matrix.rows)
+        for n, word in enumerate(matrix.rows):
+            place = f'x="{frame.x - 3}" y="{frame.y + (n + 0.5) * each:.1f}" dy=".35em" text-anchor="end"'
+            found.append(text(word, f'{place} font-size="{min(TEXT, each):.1f}"'))
+    if matrix.columns is not None and frame.y > 1:
+        each = frame.w / len(matrix.columns)
+        for n, word in enumerate(matrix.columns):
+            place = f'transform="translate({frame.x + (n + 0.5) * each:.1f} {frame.y - 3}) rotate(-90)" dy=".35em"'
+            found.append(text(word, f'{place} font-size="{min(TEXT, each):.1f}"'))
+    return found
+
+
+def text(word: str, place: str) -> str:
+    """A word of an SVG, whatever it holds."""
+    return f'<text {place} fill="{INK}">{html.escape(fitted(word, WORD))}</text>'
+
+
+def numbers(matrix: Matrix, frame: Frame) -> list[str]:
+    """The numbers in the cells, where these are large enough."""
+    cell = frame.h / matrix.values.shape[0]
+    if cell < READ or matrix.tile is not None:
+        return []
+    found = []
+    for row, line in enumerate(matrix.values.tolist()):
+        for column, value in enumerate(line):
+            if value == value:
+                paper = RAMP[round((SHADES - 1) * matrix.scale.share(value, matrix.ends))]
+                place = f'x="{frame.x + (column + 0.5) * cell:.1f}" y="{frame.y + (row + 0.5) * cell:.1f}"'
+                look = f'dy=".35em" text-anchor="middle" font-size="{TEXT - 1}" fill="{named(ink(paper))}"'
+                found.append(f"<text {place} {look}>{value:.2f}</text>")
+    return found
+
+
+def png(matrix: Matrix) -> bytes:
+    """The cells as pixels of a palette: the ramp, and paper where there is no value."""
+    ends = matrix.ends
+    if isinstance(matrix.scale, Log):
+        low, high = ends
+        shares = (matrix.values.double().clamp(low, high) / low).log() / torch.tensor(high / low).double().log()
+    else:
+        shares = ((matrix.values.double() - ends[0]) / (ends[1] - ends[0])).clamp(0, 1)
+    indices = (shares * (SHADES - 1)).round().nan_to_num(SHADES).to(torch.uint8)
+    image = Image.fromarray(indices.numpy())
+    image.putpalette([part for colour in (*RAMP, PAPER) for part in colour])
+    held = io.BytesIO()
+    image.save(held, format="png", optimize=True)
+    return held.getvalue()
+
+
+def named(colour: tuple[int, int, int]) -> str:
+    """A colour for CSS."""
+    return "#" + "".join(f"{part:02x}" for part in colour)

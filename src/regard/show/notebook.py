@@ -1,0 +1,199 @@
+"""What a notebook shows of a map, a recording, a table of heads and steps: HTML whose pictures need no script.
+
+Where scripts run, a click enlarges a picture, wheel and drag move in it, and the pointer tells what lies under it.
+"""
+
+import html as escaping
+import json
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_max_pool2d
+
+from regard.errors import RegardError
+from regard.map import AttentionMap
+from regard.mechanism import Steps
+from regard.observe import Recording
+from regard.observe.heads import Heads
+from regard.show.axes import words_of
+from regard.show.inline import RAMP, Matrix, img, named
+from regard.show.narration import titles
+from regard.show.ramp import ink, shade
+from regard.show.sampled import cells
+from regard.show.scale import Linear, Log, Scale
+from regard.show.terminal import literal
+
+HEADS, CELLS, ONE = 16, 96, 240  # heads of a map that are drawn; cells of a side of each; of one that is alone
+TILE, SHEET = 24, 2**28  # cells of a side of each head of a recording; weights of a sheet that are looked at
+LINEAR = 48  # tokens up to which colour is linear; beyond, most weights are small
+FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper
+LETTERS, LISTED = 400, 4096  # of a recording's text; words that the pointer can name
+UNBOUND = ("distance", "keys", "entropy")  # scores that are no shares
+WIDE, HIGH = 760.0, 520.0  # pixels of a sheet of all heads, at most
+THUMB = 150.0  # pixels of a head among others
+
+
+def html(thing: object) -> str | None:
+    """A value as HTML; None where there is nothing to be drawn."""
+    drawers: dict[type, Callable[[Any], str]] = {
+        AttentionMap: of_map,
+        Recording: of_recording,
+        Heads: of_heads,
+        Steps: of_steps,
+    }
+    try:
+        return next((drawer(thing) for kind, drawer in drawers.items() if isinstance(thing, kind)), None)
+    except RegardError:  # of an empty one, say
+        return None
+
+
+def of_map(m: AttentionMap) -> str:
+    """The heads of the first batch row."""
+    b, h, q, k = m.shape
+    drawn = min(h, HEADS)
+    found, sampled = cells(m.select(heads=list(range(drawn))), ONE if h == 1 else CELLS)
+    words = [str(n) for n in range(k)]
+    asides = words[k - q :] if k >= q else [str(n) for n in range(q)]
+    whole = h == 1 and found.shape[1:] == (q, k)
+    pictures = []
+    for n, weights in enumerate(found):
+        matrix = Matrix(
+            weights, asides if whole else None, words if whole else None, *weighed(weights, max(q, k)), (q, k), sampled=sampled
+        )
+        pictures.append(figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMB))
+    more = [f"Of {b} batch rows the first."] * (b > 1) + [f"Of {h} heads the first {drawn}."] * (h > drawn)
+    more += [f"{found.shape[1]} of the {q:,} queries were looked at."] * sampled
+    title = f"<b>AttentionMap</b> {m.shape}, {escape(str(m._request.mask))}"
+    return page(title, pictures, " ".join([*more, READING]), asides, words)
+
+
+READING = "Rows are queries, from the top; columns are keys."
+
+
+def of_recording(recording: Recording) -> str:
+    """Its beginning, and every head of the last run as a small picture."""
+    kind = "self" if recording.layers() else "cross"
+    maps = [recording.map(layer, kind=kind) for layer in range(len(recording.layers(kind)))]
+    shapes = [m.shape for m in maps]
+    q, k = shapes[0][2:]
+    count = sum(h for _, h, _, _ in shapes)
+    title = f"<b>{escape(recording.model or 'Recording')}</b>, {len(maps)} layers, {count} heads, {k:,} tokens"
+    words = words_of(recording, 0, k)
+    text = "".join(words) if recording.tokens else ""
+    title += f"<div>{escape(text[:LETTERS])}{'…' * (len(text) > LETTERS)}</div>"
+    if count * min(q, TILE) * k > SHEET or len({shape[2:] for shape in shapes}) > 1:
+        return f"<div>{title}{LONG}</div>"
+    found = [cells(m, TILE, SHEET // count) for m in maps]
+    sheet = tiled([weights for weights, _ in found])
+    heads, layers = ([f"{name} {n}" for n in range(size)] for name, size in (("head", shapes[0][1]), ("layer", len(maps))))
+    size = min(WIDE if sheet.shape[1] > sheet.shape[0] else HIGH, max(sheet.shape) * 3.0)
+    tile = min(q, TILE), min(k, TILE)
+    matrix = Matrix(sheet, layers, heads, Log(), (FAINTEST, 1.0), (q, k), tile=tile, size=size, sampled=found[0][1])
+    sampled = f" {TILE} of the {q:,} queries were looked at." if found[0][1] else ""
+    said = f"In each picture {READING[0].lower()}{READING[1:]}{sampled}"
+    return page(title, [figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
+
+
+LONG = "Too long to draw every head at once: regard.figure(recording, layer, head) draws one, regard.serve(recording) all."
+
+
+def tiled(layers: Sequence[Tensor]) -> Tensor:
+    """The heads of layers (h, rows, columns) on one sheet, a cell apart."""
+    most = max(len(one) for one in layers)
+    rows, columns = layers[0].shape[1:]
+    sheet = torch.full((len(layers) * (rows + 1) - 1, most * (columns + 1) - 1), torch.nan, dtype=torch.float64)
+    for n, layer in enumerate(layers):
+        for head, found in enumerate(layer):
+            y, x = n * (rows + 1), head * (columns + 1)
+            sheet[y : y + rows, x : x + columns] = found
+    return sheet
+
+
+def of_steps(steps: Steps) -> str:
+    """Each step that did something, under its formula, of the first batch row and head."""
+    one = Steps(*(step.detach()[(0,) * (step.dim() - 2)].cpu() for _, step in steps.items()))
+    (q, k), hidden, pictures = one.scores.shape, one.masked == -torch.inf, []
+    for name, formula in titles(one).items():
+        weighs = name in ("weights", "dropped")
+        step = getattr(one, name).double()
+        values = fewer(step.masked_fill(hidden if weighs else step == -torch.inf, torch.nan))
+        look = weighed(values, max(q, k)) if weighs else (Linear(), Linear().ends(values.flatten().tolist()))
+        names = ("query", "number" if name == "context" else "key")
+        pictures.append(figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))
+    first = " The first matrix of each." if one.scores.numel() < steps.scores.numel() else ""
+    numbers = [str(n) for n in range(max(q, k))]
+    return page(f"<b>Steps</b> of {q} queries and {k} keys", pictures, READING + first, numbers, numbers)
+
+
+def weighed(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
+    """The scale of weights: linear where they are few, else logarithmic."""
+    if tokens > LINEAR:
+        return Log(), (FAINTEST, 1.0)
+    return Linear(low=0), Linear(low=0).ends(weights.flatten().tolist())
+
+
+def fewer(values: Tensor) -> Tensor:
+    """A matrix in at most so many cells a side, each the largest of its values; NaN where there is none."""
+    if max(values.shape) <= ONE:
+        return values
+    found: Tensor = adaptive_max_pool2d(values.nan_to_num(-torch.inf)[None], [min(n, ONE) for n in values.shape])[0]
+    return found.masked_fill(found == -torch.inf, torch.nan)
+
+
+def figure(matrix: Matrix, name: str, shown: float | None = None) -> str:
+    """A picture over its name and its scale."""
+    caption = f"{escape(name)}<br>" if name else ""
+    return f'<figure style="margin: 0">{img(matrix, name, shown)}<figcaption>{caption}{legend(matrix)}</figcaption></figure>'
+
+
+def legend(matrix: Matrix) -> str:
+    """The scale of colours with its numbers."""
+    parts = []
+    for step in range(5):
+        paper = shade(step / 4)
+        value = matrix.scale.at(step / 4, matrix.ends)
+        look = f"background: {named(paper)}; color: {named(ink(paper))}; padding: 0 5px; font-size: 11px"
+        parts.append(f'<span style="{look}">{value:.2g}</span>')
+    return "".join(parts)
+
+
+def of_heads(heads: Heads) -> str:
+    """The table, each score from 0 to 1 on its colour."""
+    titles = ["head", "kind", *heads.detectors]
+    top = "".join(f'<th style="text-align: {"left" if n < 2 else "right"}">{escape(one)}</th>' for n, one in enumerate(titles))
+    lines = []
+    for row in heads:
+        found = f'<td style="text-align: left">{row.layer}.{row.head}</td><td style="text-align: left">{escape(row.kind)}</td>'
+        lines.append(f"<tr>{found}{''.join(scored(score, name not in UNBOUND) for name, score in row.scores.items())}</tr>")
+    notes = "".join(f"<div>{escape(note)}</div>" for note in heads.notes)
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div style="max-height: 420px; overflow: auto">{table}</div>{notes}'
+
+
+def scored(score: float, share: bool) -> str:
+    """A cell of the table, on its colour where the score is a share."""
+    paper = shade(score) if share and 0 <= score <= 1 else None
+    look = f"; background: {named(paper)}; color: {named(ink(paper))}" if paper else ""
+    return f'<td style="text-align: right; padding: 1px 6px{look}">{"–" if score != score else f"{score:.2f}"}</td>'
+
+
+def page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], columns: Sequence[str]) -> str:
+    """A title, pictures side by side, a line that says what they are, and the script that makes them larger."""
+    few = max(len(rows), len(columns)) <= LISTED
+    listed = {name: [literal(word) for word in words] if few else [] for name, words in (("rows", rows), ("columns", columns))}
+    data = escaping.escape(json.dumps(listed, ensure_ascii=False))
+    script = files("regard.show").joinpath("notebook.js").read_text(encoding="utf-8")
+    return (
+        f'<div class="regard" data-words="{data}"><div>{title}</div>'
+        f'<div style="display: flex; flex-wrap: wrap; gap: 12px; margin: 6px 0">{"".join(pictures)}</div>'
+        f'<div class="regard-said" style="opacity: 0.75; min-height: 1.4em">{said}</div></div>'
+        f"<script>(() => {{ const RAMP = {json.dumps(RAMP)};\n{script}}})();</script>"
+    )
+
+
+def escape(text: str) -> str:
+    """Text as HTML shows it, whatever it holds."""
+    return escaping.escape(literal(text).replace("\\n", "↵"))

@@ -1,0 +1,95 @@
+"""What a request asks: its parameters as numbers and names, or one sentence on what is wrong with them."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from regard.errors import ConfigError, DataError
+from regard.observe.recording import KINDS
+from regard.show.page.entry import Place
+
+WHOLE = re.compile(r"[0-9]{1,9}")
+LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
+NAME = re.compile(r"[\w .:/-]{1,200}")
+SHOWN = 40  # letters of what came, in a sentence
+
+
+class MissingError(ConfigError):
+    """What was asked for is not there."""
+
+
+def number(query: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number of at least 0."""
+    came = query.get(name)
+    if came is None and default is not None:
+        return default
+    if came is None or not WHOLE.fullmatch(came):
+        raise ConfigError(f"{name} must be a whole number of at least 0, got {shown(came)}.")
+    return int(came)
+
+
+def numbers(query: Mapping[str, str], name: str) -> list[int]:
+    """Whole numbers with commas between them; none where nothing is said."""
+    came = query.get(name) or ""
+    if came and not LIST.fullmatch(came):
+        raise ConfigError(f"{name} must be whole numbers with commas between them, got {shown(came)}.")
+    return [int(one) for one in came.split(",") if one]
+
+
+def word(query: Mapping[str, str], name: str, default: str | None = None) -> str:
+    """A name."""
+    came = query.get(name) or default
+    if came is None or not NAME.fullmatch(came):
+        raise ConfigError(f"{name} must be a name, got {shown(came)}.")
+    return came
+
+
+def place(query: Mapping[str, str]) -> Place:
+    """A place in a recording."""
+    kind = word(query, "kind", "self")
+    if kind not in KINDS:
+        raise ConfigError(f"kind is self or cross, got {shown(kind)}.")
+    part = word(query, "part") if query.get("part") else None
+    return Place(kind, part, number(query, "b", 0), number(query, "layer", 0), number(query, "head", 0))
+
+
+def body_of(data: bytes) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        found = json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise DataError("the request must be one JSON object in UTF-8, and could not be read as one.") from None
+    if not isinstance(found, dict):
+        raise DataError(f"the request must be a JSON object, got {type(found).__name__}.")
+    return found
+
+
+def body(data: bytes, expected: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
+    """The JSON object of a request, its members by name, each of its type."""
+    found = body_of(data)
+    for name, kind in expected.items():
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+            raise DataError(f"{shown(name)} must be of type {names}, got {shown(json.dumps(value))}.")
+    return {name: found[name] for name in expected}
+
+
+def seed(data: bytes) -> int | None:
+    """The seed in a request's JSON, where it has one."""
+    if (body_of(data)).get("seed") is None:
+        return None
+    return int(body(data, {"seed": int})["seed"])
+
+
+def refuse(constant: str) -> NoReturn:
+    """Raises for NaN and the infinities, which are no JSON."""
+    raise ValueError(constant)
+
+
+def shown(came: str | None) -> str:
+    """What came, for a sentence."""
+    if came is None:
+        return "nothing"
+    return repr(came if len(came) <= SHOWN else came[:SHOWN] + "…")

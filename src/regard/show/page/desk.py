@@ -1,0 +1,222 @@
+"""The desk: work is done in threads for as long as somebody waits for it, and only so much of it at a time."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.errors import RegardError
+from regard.show.page.answers import dumped
+from regard.show.page.asked import MissingError
+from regard.show.page.memory import Tidy
+from regard.show.page.pictures import Alive, Opened
+
+QUICK, LONG = 2, 2  # threads; each that has computed keeps some memory for the next time
+AT_ONCE = 64  # requests that are being answered; more are told to try again
+AHEAD = 16  # lines of a stream that wait for a client
+ANSWER_SECONDS, STREAM_SECONDS = 300.0, 3600.0
+LOG = logging.getLogger("regard.page")
+
+
+class GoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class BusyError(RegardError):
+    """More requests than there is room for."""
+
+
+class Desk:
+    """Threads for what takes time, and a count of the requests that are being answered."""
+
+    def __init__(self) -> None:
+        self.quick = alone(QUICK, "regard-page")
+        self.long = ThreadPoolExecutor(LONG, "regard-page-long")
+        self.busy = 0
+        self.tidy = Tidy()
+
+    async def answer(
+        self,
+        request: Request,
+        work: Callable[[Alive], Response],
+        heads: Iterable[Callable[[], Opened]] = (),
+        long: bool = False,
+    ) -> Response:
+        """What work returns, once these heads are known; in it alive() raises once the client has gone or the time is up."""
+        stop = threading.Event()
+        self.enter()
+        doing: asyncio.Future[Any] = asyncio.ensure_future(self.done(work, heads, alive_until(stop), long))
+        leaving: asyncio.Future[Any] = asyncio.ensure_future(left(request))
+        try:
+            await asyncio.wait({doing, leaving}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                found: Response = doing.result()
+                return found
+            if leaving.done():
+                return Response(status_code=400)  # which nobody reads
+            return refusal(504, f"this takes longer than {ANSWER_SECONDS:.0f} s; ask for less.")
+        except (RegardError, ValueError) as error:
+            return refusal(status_of(error), told(error))
+        finally:
+            self.leave(stop)
+            leaving.cancel()
+            doing.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is heard by nobody
+            doing.cancel()
+
+    async def done(
+        self, work: Callable[[Alive], Response], heads: Iterable[Callable[[], Opened]], alive: Alive, long: bool
+    ) -> Response:
+        """What work returns, after what it needs to know; who waits for what another computes holds no thread."""
+        run = asyncio.get_running_loop().run_in_executor
+        for make in heads:
+            opened = await run(self.quick, make)
+            while opened.busy():
+                await asyncio.sleep(0.02)
+            if opened.share < 1:
+                await run(self.long, opened.wait, alive)
+        return await run(self.long if long else self.quick, work, alive)
+
+    def enter(self) -> None:
+        """Counts one more request, where there is room for it."""
+        if self.busy >= AT_ONCE:
+            raise BusyError(f"{AT_ONCE} requests are being answered; try again in a moment.")
+        self.busy += 1
+
+    def leave(self, stop: threading.Event) -> None:
+        """Ends a request and what still works for it."""
+        stop.set()
+        self.busy -= 1
+        self.long.submit(self.tidy)
+
+
+def alone(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads in each of which torch computes on one core.
+
+    They answer what is quick, several side by side; threads of OpenMP that wait for each other while others compute would
+    take ten times as long.
+    """
+    before, begun = torch.get_num_threads(), threading.Barrier(count + 1)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        begun.wait()
+
+    pool = ThreadPoolExecutor(count, name, begin)
+    for _ in range(count):
+        pool.submit(int)
+    begun.wait()
+    torch.set_num_threads(before)  # what threads that begin later find
+    return pool
+
+
+class Lines(Response):
+    """NDJSON, an object a line as they come; an error in words is the last line of a stream that failed."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, desk: Desk, request: Request, lines: Callable[[Alive], Iterator[dict[str, Any]]]) -> None:
+        super().__init__()
+        self.desk, self.request, self.lines = desk, request, lines
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.desk.enter()
+        stop, room = threading.Event(), threading.Semaphore(AHEAD)
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
+        alive = alive_until(stop)
+
+        def hand(line: bytes | None) -> None:
+            while not room.acquire(timeout=0.1):
+                alive()
+            loop.call_soon_threadsafe(queue.put_nowait, line)
+
+        doing = loop.run_in_executor(self.desk.long, worked, self.lines, alive, hand)
+        leaving = asyncio.ensure_future(left(self.request))
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                await self.passed_on(queue, room, leaving, send)
+        except TimeoutError:
+            pass
+        finally:
+            self.desk.leave(stop)
+            leaving.cancel()
+            doing.cancel()
+
+    async def passed_on(
+        self, queue: "asyncio.Queue[bytes | None]", room: threading.Semaphore, leaving: "asyncio.Future[Any]", send: Any
+    ) -> None:
+        """Sends lines until there are no more, or the client has gone."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        line: bytes | None = b""
+        while line is not None:
+            getting: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
+            await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                return
+            line = getting.result()
+            await send({"type": "http.response.body", "body": line or b"", "more_body": line is not None})
+            room.release()
+
+
+def worked(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, hand: Callable[[bytes | None], None]) -> None:
+    """Runs an iterator in one thread from its beginning to its end, since the contexts in it belong to a thread."""
+    try:
+        try:
+            for line in (iterator := lines(alive)):
+                try:
+                    hand(dumped(line) + b"\n")
+                except GoneError:
+                    getattr(iterator, "close", lambda: None)()
+                    raise
+        except (GoneError, asyncio.CancelledError):
+            return
+        except Exception as error:
+            hand(dumped({"error": told(error)}) + b"\n")
+        hand(None)
+    except (GoneError, RuntimeError):  # nobody is there to hear it, or the server is no more
+        return
+
+
+def alive_until(stop: threading.Event) -> Alive:
+    """What raises once nobody waits."""
+
+    def alive() -> None:
+        if stop.is_set():
+            raise GoneError
+
+    return alive
+
+
+async def left(request: Request) -> None:
+    """Returns when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def told(error: Exception) -> str:
+    """What went wrong in a sentence; what is nobody's fault but ours goes to the log whole."""
+    if isinstance(error, RegardError):
+        return " ".join(str(error).split())
+    LOG.error("a request of the page failed", exc_info=error)
+    return "something went wrong inside regard; the terminal that runs it says what."
+
+
+def status_of(error: Exception) -> int:
+    """The status of an error."""
+    if isinstance(error, MissingError):
+        return 404
+    if isinstance(error, BusyError):
+        return 503
+    return 400 if isinstance(error, RegardError) else 500
+
+
+def refusal(status: int, sentence: str) -> Response:
+    """An error in a sentence."""
+    return Response(dumped({"error": sentence}), status, media_type="application/json")

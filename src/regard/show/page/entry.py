@@ -1,0 +1,195 @@
+"""Entry: a recording as the page keeps it: its name there, its maps, and the words along their axes."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.observe import Recording
+from regard.observe.heads import Head
+from regard.observe.recording import KINDS
+from regard.observe.strand import Strand
+
+FIRST = 2000  # words of a list that the summary brings along
+BEGINNING = 80  # letters of its text
+LETTERS = 256  # of a word that are sent
+MAPS = 4  # layers whose map is kept
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a head is: the kind of attention and the part of the model, the batch row, the layer within these, the head."""
+
+    kind: str = "self"
+    part: str | None = None
+    b: int = 0
+    layer: int = 0
+    head: int = 0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All layers of a kind and a part: their names, and the shape (b, h, q, k) of each."""
+
+    kind: str
+    part: str | None
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A recording under its id, and what else is to be said of it: what probably comes next, and notes."""
+
+    id: str
+    recording: Recording
+    next: list[dict[str, Any]] | None = None
+    notes: list[str] = field(default_factory=list)
+    typed: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # what kind heads are
+    _maps: "OrderedDict[tuple[str, str | None, int], AttentionMap]" = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def attentions(self) -> list[Attention]:
+        """What was recorded, by kind and part."""
+        found = []
+        parts: Sequence[str | None] = self.recording.last.parts or [None]
+        for part in parts:
+            for kind in KINDS:
+                names = self.recording.layers(kind, part)
+                shapes = tuple(shape(self.recording.last.of(n, kind, part)) for n in range(len(names)))
+                if names:
+                    found.append(Attention(kind, part, tuple(names), shapes))
+        return found
+
+    def attention(self, place: Place) -> Attention:
+        """The layers of a place's kind and part."""
+        for one in self.attentions:
+            if one.kind == place.kind and place.part in (one.part, None):
+                return one
+        raise ConfigError(f"there is no {place.kind} attention of part {place.part!r} in this recording.")
+
+    def shape(self, place: Place) -> tuple[int, int, int, int]:
+        """The axes (b, h, q, k) of a place's layer; raises ConfigError where the place is not there."""
+        attention = self.attention(place)
+        within("layer", place.layer, len(attention.names))
+        b, h, q, k = attention.shapes[place.layer]
+        within("b", place.b, b)
+        within("head", place.head, h)
+        return b, h, q, k
+
+    def layer(self, place: Place) -> AttentionMap:
+        """The map (1, h, q, k) of all heads of a place's layer, of its batch row; the last few layers are kept."""
+        self.shape(place)
+        key = place.kind, self.attention(place).part, place.layer
+        with self._lock:
+            if key not in self._maps:
+                self._maps[key] = self.recording.map(place.layer, kind=place.kind, part=key[1])
+            self._maps.move_to_end(key)
+            while len(self._maps) > MAPS:
+                self._maps.popitem(last=False)
+            return self._maps[key].select(batch=place.b)
+
+    def map(self, place: Place) -> AttentionMap:
+        """The map (1, 1, q, k) of a place's head."""
+        return self.layer(place).select(heads=place.head)
+
+    def values(self, place: Place) -> Tensor | None:
+        """The values (k, e) of a place's head, where they were kept."""
+        h = self.shape(place)[1]
+        found = self.recording.values(place.layer, kind=place.kind, part=self.attention(place).part)
+        return None if found is None else found[place.b, place.head * found.shape[1] // h]
+
+    def kind(self, place: Place) -> str | None:
+        """What kind of head this is, where that has been found."""
+        rows, _ = self.typed.get((place.kind, self.attention(place).part), ([], []))
+        return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, place.head)), None)
+
+    def words(self, place: Place) -> tuple[Sequence[str], Sequence[str]]:
+        """The words along the rows and along the columns of a place; numbers where there are none."""
+        _, _, q, k = self.shape(place)
+        attention = self.attention(place)
+        lists, names = self.lists(place.b), (self.list_of(attention, 0), self.list_of(attention, 1))
+        rows, columns = (None if name is None else lists[name] for name in names)
+        return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
+
+    def lists(self, b: int = 0) -> dict[str, Sequence[str]]:
+        """The lists of words there are, of a batch row: `words`, and `queries`, the last of them, where some ran before."""
+        rows = self.rows
+        if not rows:
+            return {}
+        within("b", b, max(len(rows), *(shape[0] for one in self.attentions for shape in one.shapes)))
+        words = rows[b if len(rows) > 1 else 0]
+        counts = {shape[2] for one in self.attentions if one.kind == "self" for shape in one.shapes if shape[3] == len(words)}
+        short = min(counts, default=len(words))
+        return {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
+
+    @cached_property
+    def rows(self) -> list[Sequence[str]]:
+        """The words of the recording, of each batch row or of all; none where there are none."""
+        tokens: Any = self.recording.tokens
+        if not tokens:
+            return []
+        return [tokens] if all(isinstance(word, str) for word in tokens) else list(tokens)
+
+    def list_of(self, attention: Attention, axis: int) -> str | None:
+        """The name of the list of words along an axis, rows or columns; None where none is of its length in all layers."""
+        lengths = {shape[2 + axis] for shape in attention.shapes}
+        return next((name for name, words in self.lists().items() if {len(words)} == lengths), None)
+
+
+def shape(strands: list[Strand]) -> tuple[int, int, int, int]:
+    """The axes (b, h, q, k) of the map of a layer, without making it."""
+    b, h = strands[0].pieces[-1].q.shape[:2]
+    q = sum(piece.q.shape[2] for strand in strands for piece in strand.pieces)
+    k = sum(strand.total - (strand.pieces[0].first if len(strand.pieces) == 1 else 0) for strand in strands)
+    return int(b), int(h), int(q), int(k)
+
+
+def short(word: str) -> str:
+    """A word, or the beginning of one of megabytes."""
+    return word if len(word) <= LETTERS else word[:LETTERS] + "…"
+
+
+def within(name: str, number: int, count: int) -> None:
+    """Raises ConfigError for a number that counts none of so many."""
+    if not 0 <= number < count:
+        raise ConfigError(f"{name} must be at least 0 and below {count:,}, got {number}.")
+
+
+def summary(entry: Entry) -> dict[str, Any]:
+    """What the page needs to know of a recording before it asks for anything else."""
+    words = entry.lists()
+    text = "".join(words.get("words", ())[:BEGINNING])
+    return {
+        "id": entry.id,
+        "model": entry.recording.model,
+        "text": text[:BEGINNING],
+        "batch": max((shape[0] for one in entry.attentions for shape in one.shapes), default=0),
+        "attentions": [
+            {
+                "kind": one.kind,
+                "part": one.part,
+                "rows": entry.list_of(one, 0),
+                "columns": entry.list_of(one, 1),
+                "layers": [
+                    {"name": name, "heads": h, "queries": q, "keys": k}
+                    for name, (_, h, q, k) in zip(one.names, one.shapes, strict=True)
+                ],
+            }
+            for one in entry.attentions
+        ],
+        "words": {name: {"count": len(some), "first": [short(word) for word in some[:FIRST]]} for name, some in words.items()},
+        "next": entry.next,
+        "values": any(piece.values is not None for call in entry.recording.last.calls for piece in call.strand.pieces),
+        "missed": [
+            f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}." for one in entry.recording.missed
+        ],
+        "notes": entry.notes,
+    }

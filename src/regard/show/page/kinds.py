@@ -1,0 +1,47 @@
+"""What kind each head of a recording is, a head at a time."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from regard.observe import heads
+from regard.observe.heads import Head, Wanted
+from regard.show.page.entry import Entry, Place
+from regard.show.page.pictures import Alive
+
+APART = 2**22  # weights of a head from which on the heads of a layer are gone over one by one
+
+
+def typing(entry: Entry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]:
+    """A line for each head with the score of every detector, and how many are done; then the detectors and notes.
+
+    What was found is kept with the recording, so that the next to ask has it at once.
+    """
+    attention = entry.attention(place)
+    key = attention.kind, attention.part
+    total = sum(shape[1] for shape in attention.shapes)
+    rows: list[Head] = []
+    wanted = Wanted(entry.recording.tokens or None)
+    known = entry.typed.get(key)
+    for row in known[0] if known else found(entry, place, wanted, alive):
+        rows.append(row)
+        yield {"done": len(rows), "of": total, "row": line(row)}
+    notes = known[1] if known else list(wanted.notes(attention.kind))
+    entry.typed[key] = rows, notes
+    yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
+
+
+def found(entry: Entry, place: Place, wanted: Wanted, alive: Alive) -> Iterator[Head]:
+    """The rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
+    attention = entry.attention(place)
+    for number, (b, h, q, k) in enumerate(attention.shapes):
+        alone = b * q * k > APART
+        for some in ([head] for head in range(h)) if alone else (None,):
+            alive()
+            yield from heads.each(entry.recording, wanted, kind=attention.kind, part=attention.part, layers=[number], some=some)
+
+
+def line(row: Head) -> dict[str, Any]:
+    """A row as JSON."""
+    scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
+    return {"layer": row.layer, "name": row.name, "head": row.head, "kind": row.kind, "scores": scores}

@@ -1,0 +1,97 @@
+"""Single weights, rows and columns of a recording's heads, exactly."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map.codes import coded
+from regard.observe.look import Look
+from regard.show.page.entry import Entry, Place, short, within
+
+MOST = 100  # of the largest weights of a row or a column
+
+
+def cell(entry: Entry, place: Place, q: int, k: int) -> dict[str, Any]:
+    """One weight: its score, its rank among those of its row, 1 the largest, and how many keys its query sees."""
+    m = entry.map(place)
+    within("q", q, m.shape[2])
+    within("k", k, m.shape[3])
+    look, keys = Look(m), torch.arange(m.shape[3], device=m.device)
+    query = torch.tensor([q], device=m.device)
+    seen = look.may_see(0, 0, query.unsqueeze(-1), keys)[0]
+    weights = m[0, 0, q]
+    weight = float(weights[k])
+    found: dict[str, Any] = {
+        "weight": number(weight),
+        "score": None,
+        "rank": None,
+        "of": int(seen.sum()),
+        "visible": bool(seen[k]),
+    }
+    if seen[k] and not math.isnan(weight):
+        found["score"] = number(float(look.plane(0, 0).masked(query, keys[k : k + 1])))
+        found["rank"] = 1 + int((weights[seen] > weight).sum())
+    return found
+
+
+def row(entry: Entry, place: Place, q: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """What query q looked at: the mean weights (k,) of some heads, or that of the place, and which keys it may see."""
+    m = chosen(entry, place, heads)
+    within("q", q, m.shape[2])
+    look, keys = Look(m), torch.arange(m.shape[3], device=m.device)
+    query = torch.tensor([[q]], device=m.device)
+    seen = [look.may_see(0, head, query, keys)[0] for head in (range(1) if look.alike else range(m.shape[1]))]
+    return m[0, :, q].mean(0), torch.stack(seen).any(0)
+
+
+def column(entry: Entry, place: Place, k: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """What looked at key k: the mean weights (q,) of some heads, or that of the place, and which queries may see it.
+
+    Needs what the rows are divided by: the map goes over the whole matrix where it does not know that yet.
+    """
+    m = chosen(entry, place, heads)
+    within("k", k, m.shape[3])
+    look, queries = Look(m), torch.arange(m.shape[2], device=m.device)
+    key = torch.tensor([k], device=m.device)
+    seen = [look.may_see(0, head, queries.unsqueeze(-1), key)[:, 0] for head in (range(1) if look.alike else range(m.shape[1]))]
+    return m[0, :, :, [k]].squeeze(-1).mean(0), torch.stack(seen).any(0)
+
+
+def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
+    """The n largest of some weights, with their places and words; none that is 0."""
+    if not 1 <= n <= MOST:
+        raise ConfigError(f"n must be at least 1 and at most {MOST}, got {n}.")
+    values, places = weights.nan_to_num(0).topk(min(n, len(weights)))
+    return [
+        {"place": place, "word": short(words[place]), "weight": value}
+        for place, value in zip(places.tolist(), values.tolist(), strict=True)
+        if value > 0
+    ]
+
+
+def codes(weights: Tensor, seen: Tensor) -> Tensor:
+    """Weights as codes, 0 where nothing is visible."""
+    return coded(weights, seen)
+
+
+def chosen(entry: Entry, place: Place, heads: Sequence[int]) -> Any:
+    """The map (1, n, q, k) of some heads of a place's layer, or of the place's own."""
+    return entry.layer(place).select(heads=[one.head for one in places(entry, place, heads)])
+
+
+def places(entry: Entry, place: Place, heads: Sequence[int]) -> list[Place]:
+    """The places of some heads of a place's layer, or its own."""
+    count = entry.shape(place)[1]
+    for head in heads:
+        within("head", head, count)
+    return [replace(place, head=head) for head in dict.fromkeys(heads)] or [place]
+
+
+def number(x: float) -> float | None:
+    """A number that JSON can hold; None for NaN and the infinities."""
+    return x if math.isfinite(x) else None

@@ -1,0 +1,63 @@
+"""How long the server waits for a client: a connection that is slow to ask, to send or to take is dropped."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+ASKING_SECONDS = 10.0  # for the whole head of a request, and between requests
+SENDING_SECONDS = 20.0  # for its body
+TAKING_SECONDS = 30.0  # without taking any of what waits for it
+EVERY_SECONDS = 1.0
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol for HTTP/1.1, which waits for ever, with limits on waiting."""
+
+    _asking: float  # since when no request is being answered
+    _answering: float  # since when one is
+    _taking: float  # since when the client has taken nothing
+    _waiting: int  # bytes that waited for it then
+    _timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._asking = self._answering = self._taking = self.loop.time()
+        self._waiting = 0
+        self._timer = self.loop.call_later(EVERY_SECONDS, self.look)
+
+    def send_400_response(self, msg: str) -> None:
+        """Says in JSON, as all answers do, that what came is no request."""
+        said = b'{"error":"what came is no HTTP request that is understood here."}'
+        head = b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % len(said) + said)
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._asking = self.loop.time()
+        super().on_response_complete()
+
+    def look(self) -> None:
+        """Drops the connection where it has been slow, and else looks again a little later."""
+        now = self.loop.time()
+        waiting = self.transport.get_write_buffer_size()
+        if waiting == 0 or waiting < self._waiting:
+            self._taking = now
+        self._waiting = waiting
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering:
+            self._asking = now
+        if not (answering and self.cycle.more_body):
+            self._answering = now
+        if (
+            now - self._asking > ASKING_SECONDS
+            or now - self._answering > SENDING_SECONDS
+            or now - self._taking > TAKING_SECONDS
+        ):
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(EVERY_SECONDS, self.look)

@@ -1,0 +1,120 @@
+"""Pictures of a recording's heads, as codes: small ones of all heads of a layer, and tiles of one at every zoom."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.map import AttentionMap, Pyramid
+from regard.map.codes import coded
+from regard.map.pooling import edges
+from regard.map.visible import visible
+from regard.mechanism import Causal
+from regard.observe.look import Look
+from regard.show.page.entry import Entry, Place
+
+SMALL = 48  # pixels along each side of a small picture
+WHOLE = 2**24  # weights of a layer up to which every one of them is in its small pictures
+ROWS = 4  # of each pixel that are looked at where they are more
+BINS = 512  # of a profile
+Alive = Callable[[], None]  # raises where nobody waits for the answer any more
+
+
+class Opened:
+    """One head that is looked at: its pyramid, gone over once by whoever comes first, while the others wait."""
+
+    def __init__(self, m: AttentionMap) -> None:
+        self.pyramid = Pyramid(m)
+        self.share = 0.0
+        self._turn = threading.Lock()
+
+    def busy(self) -> bool:
+        """Whether somebody is going over it now."""
+        return self._turn.locked()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it keeps."""
+        return self.pyramid.nbytes
+
+    def strips(self, alive: Alive) -> Iterator[float]:
+        """The share that is done, until all is; alive is asked between strips, and who comes next goes on from there."""
+        while self.share < 1:
+            if not self._turn.acquire(timeout=0.1):
+                alive()
+                yield self.share
+                continue
+            try:
+                for share in self.pyramid.strips() if self.share < 1 else ():
+                    self.share = share
+                    alive()
+                    yield self.share
+            finally:
+                self._turn.release()
+
+    def wait(self, alive: Alive) -> Pyramid:
+        """The pyramid when it is known."""
+        for _ in self.strips(alive):
+            pass
+        return self.pyramid
+
+
+def warm() -> None:
+    """Loads the compiled passes, so that the first picture does not wait for them."""
+    m = AttentionMap(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), Causal())
+    m.overview()
+    m.picture(torch.tensor([0, 2, 4]), torch.tensor([0, 2, 4]))
+
+
+def opening(entry: Entry, place: Place, opened: Opened, alive: Alive) -> Iterator[dict[str, Any]]:
+    """How far it is, and then all that is known of a head: its size, its kind, and profiles of its rows and columns."""
+    for share in opened.strips(alive):
+        yield {"done": share}
+    pyramid = opened.pyramid
+    _, _, q, k = pyramid.map.shape
+    rows = {name: profile(found) for name, found in pyramid.rows.items()} if q else {}
+    columns = {"received": profile(pyramid.received)} if q and k else {}
+    kind = entry.kind(place)
+    yield {"levels": pyramid.levels, "queries": q, "keys": k, "kind": kind, "rows": rows, "columns": columns}
+
+
+def profile(numbers: Tensor) -> list[float | None]:
+    """The means of numbers (n,) in at most 512 bins; None of a bin with a NaN."""
+    n = len(numbers)
+    cuts = edges(0, n, min(n, BINS))
+    broken = numbers.isnan()
+    sums, lost = (
+        torch.cat([x.new_zeros(1, dtype=torch.float64), x.double().cumsum(0)])[cuts] for x in (numbers.nan_to_num(), broken)
+    )
+    means = (sums.diff() / cuts.diff()).tolist()
+    return [None if some else mean for mean, some in zip(means, lost.diff().tolist(), strict=True)]
+
+
+def thumbs(m: AttentionMap) -> tuple[Tensor, bool]:
+    """Small pictures of all heads of a map (1, h, q, k), codes (h, r, c), the largest weights of each pixel.
+
+    The second is whether only some rows were looked at, which is so where the layer has more than 16 million weights.
+    """
+    _, h, q, k = m.shape
+    cuts = [edges(0, length, min(length, SMALL)) for length in (q, k)]
+    sampled = h * q * k > WHOLE
+    if sampled:
+        found = torch.stack([some_rows(m.select(heads=head), *cuts) for head in range(h)])
+    else:
+        found = m.pooled(len(cuts[0]) - 1, len(cuts[1]) - 1, "max")[0]
+    look = Look(m)
+    seen = [visible(look.plane(0, head), cuts[0], cuts[1], picture == 0) for head, picture in enumerate(found)]
+    return torch.stack([coded(*pair) for pair in zip(found, seen, strict=True)]), sampled
+
+
+def some_rows(m: AttentionMap, rows: Tensor, columns: Tensor) -> Tensor:
+    """The largest weights in the pixels of one head's picture, of a few rows of each pixel."""
+    places = rows[:-1, None] + (2 * torch.arange(ROWS) + 1) * rows.diff()[:, None] // (2 * ROWS)
+    bins = list(zip(columns[:-1].tolist(), columns[1:].tolist(), strict=True))
+    found = []
+    for some in places:
+        weights = m[0, 0, some.tolist()].amax(0)  # (k,)
+        found.append(torch.stack([weights[i:j].amax() for i, j in bins]))
+    return torch.stack(found)

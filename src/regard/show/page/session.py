@@ -1,0 +1,150 @@
+"""Session: the recordings that a page looks at, within a bound of memory, and the model that makes more of them."""
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import regard.lectures.examples as lectures
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.show.page.asked import MissingError
+from regard.show.page.entry import Entry, Place, summary
+from regard.show.page.pictures import Alive, Opened
+from regard.show.page.speaker import Speaker, sentences, typed, writes, written
+
+TYPED_BYTES = 32 * 2**20  # of recordings of what was typed, the newest of which is always kept
+OPENED_BYTES = 120 * 2**20  # of heads that are looked at, the newest of which is always kept
+CHARACTERS = 20_000  # of a text
+TOKENS = 200  # that are written at a time
+READ = 2048  # tokens of a text that are read, where the model's context is longer
+STEPS = 64  # words up to which all steps of a head are shown
+
+
+class Session:
+    """Recordings by id, the opened heads, and a model; what is asked of it may be asked by several threads."""
+
+    def __init__(self, recording: Recording | None = None, speaker: Speaker | None = None, version: str = "") -> None:
+        self.speaker, self.version = speaker, version
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, Place], Opened] = OrderedDict()
+        self._lock, self._model = threading.RLock(), threading.Lock()
+        self._count = 0
+        self._given = self.add(recording).id if recording is not None else None
+
+    def start(self) -> dict[str, Any]:
+        """What a page begins with."""
+        with self._lock:
+            recordings = [summary(entry) for entry in self._entries.values()]
+        return {
+            "version": self.version,
+            "model": None if self.speaker is None else self.speaker.name,
+            "writes": writes(self.speaker),
+            "recordings": recordings,
+            "sentences": sentences(self.speaker),
+            "examples": examples(),
+            "limits": limits(),
+        }
+
+    def add(self, recording: Recording, coming: list[dict[str, Any]] | None = None, notes: list[str] | None = None) -> Entry:
+        """Keeps a recording; of those typed before, the oldest go where there are too many."""
+        with self._lock:
+            self._count += 1
+            entry = Entry(f"r{self._count}", recording, coming, notes or [])
+            summary(entry)  # which says what is wrong with it
+            self._entries[entry.id] = entry
+            mine = [one for one in self._entries.values() if one.id != getattr(self, "_given", None)]
+            while len(mine) > 1 and sum(nbytes(one.recording) for one in mine) > TYPED_BYTES:
+                self.forget(mine.pop(0).id)
+            return entry
+
+    def forget(self, name: str) -> None:
+        """Drops a recording and all that was found in it."""
+        del self._entries[name]
+        for key in [key for key in self._opened if key[0] == name]:
+            del self._opened[key]
+
+    def entry(self, name: str) -> Entry:
+        """A recording by its id."""
+        with self._lock:
+            if name in self._entries:
+                return self._entries[name]
+        raise MissingError(f"there is no recording {name[:20]!r} any more; the oldest of those typed make room for new ones.")
+
+    def opened(self, entry: Entry, place: Place) -> Opened:
+        """A head that is looked at; the ones longest not looked at go where there are too many."""
+        with self._lock:
+            key = entry.id, place
+            if key not in self._opened:
+                self._opened[key] = Opened(entry.map(place))
+            self._opened.move_to_end(key)
+            while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > OPENED_BYTES:
+                self._opened.popitem(last=False)
+            return self._opened[key]
+
+    def heads(self) -> list[Opened]:
+        """The heads that are kept."""
+        with self._lock:
+            return list(self._opened.values())
+
+    def type(self, text: str, alive: Alive) -> dict[str, Any]:
+        """Runs the model on a text: the summary of the new recording."""
+        speaker = self.running(text)
+        with self.turn(alive):
+            return summary(self.add(*typed(speaker, text, READ)))
+
+    def write(self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive) -> Iterator[dict[str, Any]]:
+        """Lets the model write on from a text, token by token; at last the summary of the recording of it."""
+        speaker = self.running(text)
+        if not 1 <= tokens <= TOKENS:
+            raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
+        with self.turn(alive):
+            for one in written(speaker, text, tokens, temperature, seed, alive):
+                yield {"recording": summary(self.add(one))} if isinstance(one, Recording) else one
+
+    def running(self, text: str) -> Speaker:
+        """The model, where there is one and the text is not too long."""
+        if self.speaker is None:
+            raise ConfigError("this page has no model to run: start it with one, regard serve --model NAME.")
+        if len(text) > CHARACTERS:
+            raise ConfigError(f"the text has {len(text):,} characters; at most {CHARACTERS:,} are read.")
+        return self.speaker
+
+    def turn(self, alive: Alive) -> "Turn":
+        """The model for one at a time."""
+        return Turn(self._model, alive)
+
+
+class Turn:
+    """A lock that is waited for as long as somebody waits for the answer."""
+
+    def __init__(self, lock: threading.Lock, alive: Callable[[], None]) -> None:
+        self.lock, self.alive = lock, alive
+
+    def __enter__(self) -> None:
+        while not self.lock.acquire(timeout=0.1):
+            self.alive()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def nbytes(recording: Recording) -> int:
+    """The bytes of the queries, keys and values that a recording keeps."""
+    strands = [strand for run in recording.runs for strand in run.strands.values()]
+    pieces = [piece for strand in strands for piece in strand.pieces]
+    tensors = [x for strand in strands for x in strand.keys] + [x for piece in pieces for x in (piece.q, piece.values)]
+    return sum(x.nbytes for x in tensors if x is not None)
+
+
+def limits() -> dict[str, int]:
+    """What is asked for at most."""
+    return {"characters": CHARACTERS, "tokens": TOKENS, "steps": STEPS}
+
+
+@functools.cache
+def examples() -> list[dict[str, str]]:
+    """The lectures' examples by name."""
+    found = {name: lectures.example(name).title for name in lectures.EXAMPLES}
+    return [{"name": name, "title": title, "summary": lectures.summary(name)} for name, title in found.items()]

@@ -1,0 +1,184 @@
+// Boots the page: reads the link, asks what there is, mounts the view that the link names and redraws it when the link changes.
+
+import { bar, placed } from "./bar.js";
+import { book } from "./book.js";
+import * as colour from "./colour.js";
+import { el } from "./el.js";
+import { exporter } from "./export.js";
+import { keyboard } from "./keys.js";
+import { legend } from "./legend.js";
+import { read, visit, write } from "./link.js";
+import { notices } from "./notices.js";
+import { connect } from "./source.js";
+import { view as compare } from "./views/compare.js";
+import { view as generate } from "./views/generate.js";
+import { view as heads } from "./views/heads.js";
+import { view as map } from "./views/map.js";
+import { view as steps } from "./views/steps.js";
+import { view as text } from "./views/text.js";
+import { view as type } from "./views/type.js";
+
+const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the questions people ask
+const ALONE = ["type", "steps", "generate"]; // these have something to show without a recording
+const find = (id) => document.getElementById(id);
+
+async function boot() {
+  const notice = notices(find("wait"), find("stage"));
+  const source = connect();
+  notice.wait("Asking what there is to look at");
+  const start = await source.start();
+  notice.ready();
+  const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
+  const app = tools(page);
+  page.keyboard = keyboard(app, () => page.handle?.keys ?? []);
+  find("tools").append(shelf(page, app), exporter(app, () => page.handle), page.keyboard.button);
+  const follow = () => show(page, app);
+  addEventListener("popstate", follow);
+  addEventListener("hashchange", follow);
+  colour.onGround(follow);
+  if (!location.hash) visit({ ...read(""), view: page.shelf.length || !start.model ? "text" : "type" }, { replace: true });
+  follow();
+}
+
+// What a view may use.
+function tools(page) {
+  const app = {
+    source: page.source,
+    start: page.start,
+    colour,
+    el,
+    state: () => settled(page, read(location.hash)),
+    go(changes, options) {
+      page.notice.clear();
+      visit({ ...read(location.hash), ...changes }, options);
+      show(page, app);
+    },
+    link: (changes) => write({ ...read(location.hash), ...changes }),
+    summary: () => chosen(page, app.state()),
+    shelf: () => page.shelf,
+    add(summary) {
+      page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
+    },
+    attention: () => placed(app.summary(), app.state()),
+    place() {
+      const { kind, part, b, layer, head } = app.state();
+      return { kind, part, b, layer, head };
+    },
+    book(r = app.summary().id, b = app.state().b) {
+      const name = `${r} ${b}`;
+      if (!page.books.has(name)) page.books.set(name, book(page.source, page.shelf.find((one) => one.id === r), b));
+      return page.books.get(name);
+    },
+    words: (list, from, to) => app.book().words(list, from, to),
+    word: (list, place) => app.book().word(list, place),
+    caption: (...parts) => find("caption").replaceChildren(...parts),
+    legend: (shown) => find("legend").replaceChildren(...(shown ? [legend(shown)] : [])),
+    wait: page.notice.wait,
+    ready: page.notice.ready,
+    fail: page.notice.fail,
+    redraw: () => show(page, app),
+  };
+  return app;
+}
+
+const chosen = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
+
+// A state whose recording, kind, part, layer, head and places exist.
+function settled(page, state) {
+  const summary = chosen(page, state);
+  const found = { ...state, r: summary?.id };
+  const attention = summary && placed(summary, state);
+  if (!attention) return found;
+  const within = (value, count) => Math.min(Math.max(Math.trunc(value), 0), Math.max(count - 1, 0));
+  found.kind = attention.kind;
+  found.part = attention.part;
+  found.b = within(state.b, summary.batch);
+  found.layer = within(state.layer, attention.layers.length);
+  const layer = attention.layers[found.layer];
+  if (!state.example) found.head = within(state.head, layer.heads); // an example has heads of its own
+  if (state.q !== undefined) found.q = within(state.q, layer.queries);
+  if (state.k !== undefined) found.k = within(state.k, layer.keys);
+  return found;
+}
+
+// Draws what the link says, mounting its view where another stands.
+function show(page, app) {
+  const state = app.state();
+  const view = VIEWS.find((one) => one.name === state.view) ?? text;
+  const empty = !page.shelf.length && !ALONE.includes(view.name);
+  tabs(page, app, view);
+  bar(find("bar"), view, empty ? null : app, state);
+  const mounted = `${view.name} ${empty}`;
+  if (page.mounted !== mounted) {
+    leave(page);
+    app.caption();
+    app.legend(null);
+    document.title = `${view.title} · regard`;
+    page.mounted = mounted;
+    page.handle = attempt(app, () => (empty ? nothing(page, app) : view.mount(find("stage"), app)));
+  }
+  attempt(app, () => page.handle?.draw?.(state));
+}
+
+function leave(page) {
+  page.handle?.leave?.();
+  page.handle = null;
+  page.notice.ready();
+  find("stage").replaceChildren();
+  find("stage").className = "";
+  find("stage").scrollTop = 0;
+}
+
+// What a view does, its error said in words wherever it comes, at once or later.
+function attempt(app, work) {
+  const failed = (fault) => {
+    if (fault.name === "AbortError") return;
+    app.ready();
+    app.fail(fault.message);
+    if (fault.name !== "Fault") console.error(fault);
+  };
+  try {
+    const result = work();
+    result?.catch?.(failed);
+    return result;
+  } catch (fault) {
+    return failed(fault);
+  }
+}
+
+function nothing(page, app) {
+  const way = page.start.model ? el("a", { href: app.link({ view: "type" }) }, "Type a sentence") : "Start regard serve with a recording";
+  find("stage").append(el("p", { class: "empty" }, "There is nothing to look at yet. ", way, " and it is drawn here."));
+  return {};
+}
+
+function tabs(page, app, view) {
+  const offered = VIEWS.filter((one) => one !== type || page.start.model).filter((one) => one !== generate || page.start.writes);
+  const focused = document.activeElement?.getAttribute("data-view");
+  find("views").replaceChildren(...offered.map((one) =>
+    el("a", { href: app.link({ view: one.name }), "data-view": one.name, title: one.question, "aria-current": one === view && "page" }, one.title)));
+  if (focused) find("views").querySelector(`[data-view="${focused}"]`)?.focus();
+  const current = find("views").querySelector("[aria-current]");
+  if (current) find("views").scrollLeft = current.offsetLeft - find("views").offsetLeft - 60;
+}
+
+// The choice among recordings, where there is one.
+function shelf(page, app) {
+  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ r: select.value, text: null, q: null, k: null, x: null, y: null, zoom: null }) });
+  const fill = () => {
+    const now = chosen(page, read(location.hash));
+    select.hidden = page.shelf.length < 2;
+    const stands = [...select.options].map((option) => option.value).join() === page.shelf.map((one) => one.id).join();
+    if (!stands) select.replaceChildren(...page.shelf.map((one) => el("option", { value: one.id }, `${one.model}: ${one.text.slice(0, 32)}`)));
+    if (now) select.value = now.id;
+  };
+  fill();
+  new MutationObserver(fill).observe(find("bar"), { childList: true, subtree: true }); // the bar is drawn whenever the link changes
+  return select;
+}
+
+boot().catch((fault) => {
+  find("wait").hidden = true;
+  find("stage").replaceChildren(el("p", { class: "error", role: "alert" }, fault.message));
+  if (fault.name !== "Fault") console.error(fault);
+});

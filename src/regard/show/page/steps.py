@@ -1,0 +1,172 @@
+"""STEPS, what the Steps view computes from: q, k, v and the rule of one head, or of one of the lectures' examples, as JSON."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, DataError
+from regard.lectures.examples import example
+from regard.lectures.scenes import Example, Panel, Scene
+from regard.map.plane import Plane
+from regard.mechanism import Steps
+from regard.observe.look import Look
+from regard.show.numerals import rough
+from regard.show.page.entry import Entry, Place
+
+KEYS = 24  # of the one row that is shown of a long text
+
+
+def steps_of(entry: Entry, place: Place, q: int | None, most: int) -> dict[str, Any]:
+    """STEPS of a head: of all its queries and keys where there are at most so many, else of query q with its largest keys.
+
+    Raises ConfigError where there is no such query, DataError where a number is not finite.
+    """
+    plane = Look(entry.map(place)).plane(0, 0)
+    queries, keys = plane.shape
+    last = queries - 1
+    if q is not None and not 0 <= q <= last:
+        raise ConfigError(f"q must be at least 0 and at most {last:,}, got {q}.")
+    rows, columns = entry.words(place)
+    focus = last if q is None else q
+    if max(queries, keys) > most:
+        return one_row(entry, place, plane, focus, rows[focus], columns)
+    problem = laid_out(plane, torch.arange(queries), torch.arange(keys), entry.values(place))
+    return told(place, rows, columns, focus) | problem
+
+
+def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns: Sequence[str]) -> dict[str, Any]:
+    """STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
+    query, everywhere = torch.tensor([q]), torch.arange(plane.shape[1])
+    (row,) = plane.masked(query, everywhere)
+    count = min(KEYS, int((row != -torch.inf).sum()))
+    largest = row.topk(max(count, 1)).indices.sort().values
+    rest = row.clone()
+    rest[largest] = -torch.inf
+    others = torch.cat((rest, row.new_empty(0) if plane.sink is None else plane.sink.view(1))).logsumexp(0)
+    share = float((others - torch.logaddexp(others, row[largest].logsumexp(0))).exp()) if count else 0.0
+    note = (
+        f"Of {len(columns):,} words, these {len(largest)} are what {asks.strip() or repr(asks)} looks at most; "
+        f"all others together have {rough(share)} of its attention. The context is mixed from these alone."
+    )
+    found = told(place, [asks], [columns[key] for key in largest.tolist()], 0)
+    found |= laid_out(plane, query, largest, entry.values(place))
+    return found | {"sink": finite(others), "partial": True, "places": largest.tolist(), "notes": [note]}
+
+
+def told(place: Place, rows: Sequence[str], columns: Sequence[str], focus: int) -> dict[str, Any]:
+    """What STEPS say in words of a head."""
+    return {
+        "title": f"layer {place.layer}, head {place.head}",
+        "source": None,
+        "notes": [],
+        "rows": list(rows),
+        "columns": list(columns),
+        "focus": focus,
+    }
+
+
+def laid_out(plane: Plane, queries: Tensor, keys: Tensor, values: Tensor | None) -> dict[str, Any]:
+    """The numbers of STEPS: what attend would be given for these queries and keys."""
+    bias = None if plane.bias is None else plane.bias[queries.unsqueeze(-1), keys]
+    visible = plane.visible(queries.unsqueeze(-1), keys).expand(len(queries), len(keys))
+    if bias is not None:
+        visible = visible & (bias != -torch.inf)
+        bias = bias.masked_fill(~visible, 0)
+    return {
+        "q": numbers("q", plane.q[queries]),
+        "k": numbers("k", plane.k[keys]),
+        "v": None if values is None else numbers("v", values[keys]),
+        "scores": None,
+        "scale": plane.request.scale,
+        "softcap": plane.request.softcap,
+        "bias": None if bias is None else numbers("bias", bias),
+        "sink": None if plane.sink is None else finite(plane.sink),
+        "visible": visible.tolist(),
+    }
+
+
+def example_steps(name: str, head: int = 0) -> dict[str, Any]:
+    """STEPS of one of the lectures' examples, and of one of its heads, with the scenes before and after them."""
+    found = example(name)
+    several = found.steps is not None and found.steps.scores.dim() == 3
+    heads = len(found.steps.scores) if found.steps is not None and several else 1
+    if not 0 <= head < heads:
+        raise ConfigError(f"head must be at least 0 and below {heads}, got {head}.")
+    said = {
+        "title": found.title,
+        "source": found.source,
+        "notes": list(found.notes),
+        "rows": list(found.words) if found.steps is not None else [],
+        "columns": list(found.words) if found.steps is not None else [],
+        "focus": found.focus,
+        "formulas": dict(found.formulas),
+        "sentences": dict(found.sentences),
+        "before": [scene(one) for one in found.before],
+        "after": [scene(one) for one in found.after],
+        "head": head,
+        "heads": heads,
+    }
+    return said | (nothing() if found.steps is None else of_example(found, found.steps, head if several else None))
+
+
+def nothing() -> dict[str, Any]:
+    """The numbers of STEPS where nothing is attended to."""
+    return dict.fromkeys(("q", "k", "v", "scores", "softcap", "bias", "sink", "visible")) | {"scale": 1.0}
+
+
+def of_example(found: Example, steps: Steps, head: int | None) -> dict[str, Any]:
+    """The numbers of STEPS of an example, of one of its heads where it has several."""
+    steps = steps if head is None else Steps(*(part[head] for _, part in steps.items()))
+    q, k, v = (part if part is None or head is None else part[head] for part in (found.q, found.k, found.v))
+    leaky = found.right is not None  # its mask writes 0 where -inf belongs
+    masked = steps.masked if found.right is None else found.right.masked
+    dropped = not torch.equal(steps.weights, steps.dropped)
+    given = q is None or k is None or found.weight is not None  # scores that are not q kᵀ
+    return {
+        "q": None if q is None else numbers("q", q),
+        "k": None if k is None else numbers("k", k),
+        "v": None if v is None else numbers("v", v),
+        "weight": None if found.weight is None else numbers("weight", found.weight),
+        "scores": numbers("scores", steps.scores) if given else None,
+        "scale": found.scale,
+        "softcap": None,
+        "bias": None,
+        "sink": None,
+        "visible": (masked != -torch.inf).tolist(),
+        "hidden": 0.0 if leaky else None,
+        "dropout": numbers("dropout", (steps.dropped / steps.weights).nan_to_num(0)) if dropped else None,
+    }
+
+
+def scene(one: Scene) -> dict[str, Any]:
+    """A scene as JSON."""
+    return {
+        "name": one.name,
+        "formula": one.formula,
+        "sentence": one.sentence,
+        "panels": [panel(each) for each in one.panels],
+        "lines": [{"label": line.label, "calculation": line.calculation} for line in one.lines],
+    }
+
+
+def panel(one: Panel) -> dict[str, Any]:
+    """A table as JSON; a number that JSON cannot hold is a string, as in regard walk --json."""
+    values = [[number if math.isfinite(number) else str(number) for number in row] for row in one.values.tolist()]
+    return {"title": one.title, "rows": list(one.rows), "columns": list(one.columns), "axes": one.axes, "values": values}
+
+
+def numbers(name: str, values: Tensor) -> Any:
+    """Numbers as lists, or DataError where one is not finite and cannot be told as JSON."""
+    if not values.isfinite().all():
+        raise DataError(
+            f"{name} of this head holds numbers that are not finite, so its steps cannot be drawn. Look at its map."
+        )
+    return values.detach().tolist()
+
+
+def finite(value: Tensor) -> float | None:
+    """A score as a number; None where it is -inf and takes nothing."""
+    return float(value) if value.isfinite() else None

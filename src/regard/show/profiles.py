@@ -1,0 +1,86 @@
+"""How widely and how far back heads look: entropy and distance, along the text and from layer to layer."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from regard.map import AttentionMap
+from regard.observe import Recording
+from regard.show.figure import DASHES, FAINT, INKS, TEXT, Array, Picture, frame
+
+BINS = 128  # points of a curve along a text
+NAMED = 4  # heads that have a colour and a name
+UNITS = {"entropy": "entropy, nats", "distance": "distance, tokens back"}
+
+
+def profiles(
+    recording: Recording,
+    layer: int | str,
+    *,
+    heads: Sequence[int] | None = None,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    title: str | None = None,
+) -> Picture:
+    """Entropy and mean distance of each query along the text, a curve a head: the mean of some tokens where they are many.
+
+    The heads named have a colour and their number, the others are pale; without names the four of the lowest entropy.
+    """
+    m = recording.map(layer, kind=kind, part=part).select(batch=row)
+    found = statistics(m)
+    chosen = list(np.argsort(found["entropy"].mean(1))[:NAMED]) if heads is None else list(heads)
+    picture = Picture(figsize=(6.4, 4.2), layout="constrained")
+    panels = picture.subplots(2, 1, sharex=True)
+    name = f"layer {layer}, {m.shape[1]} heads" if title is None else title
+    for n, (axes, (statistic, values)) in enumerate(zip(panels, found.items(), strict=True)):
+        frame(axes, name if n == 0 else "", ("query" if n else "", UNITS[statistic]))
+        places, means = binned(values)
+        for head in range(len(means)):
+            if head not in chosen:
+                axes.plot(places, means[head], color=FAINT, linewidth=0.7)
+        for rank, head in enumerate(chosen):
+            ink, dash = INKS[rank % len(INKS)], DASHES[rank % len(DASHES)]
+            axes.plot(places, means[head], color=ink, linestyle=dash, linewidth=1.4, label=f"{head}")
+        axes.set_ylim(bottom=0)
+    panels[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=TEXT, title="head")
+    counted(panels[1])
+    return picture
+
+
+def by_layer(recording: Recording, *, kind: str = "self", part: str | None = None, row: int = 0, title: str = "") -> Picture:
+    """Mean entropy and mean distance of every head over its layer: a dot a head, a line through the means of the layers."""
+    layers = range(len(recording.layers(kind=kind, part=part)))
+    found = [statistics(recording.map(layer, kind=kind, part=part).select(batch=row)) for layer in layers]
+    picture = Picture(figsize=(6.4, 4.2), layout="constrained")
+    panels = picture.subplots(2, 1, sharex=True)
+    for n, (axes, statistic) in enumerate(zip(panels, UNITS, strict=True)):
+        frame(axes, title if n == 0 else "", ("layer" if n else "", UNITS[statistic]))
+        means = [one[statistic].mean(1) for one in found]
+        for layer, heads in enumerate(means):
+            axes.plot([layer] * len(heads), heads, "o", color=INKS[1], markersize=3.5, alpha=0.55, markeredgewidth=0)
+        axes.plot(layers, [heads.mean() for heads in means], color=INKS[0], linewidth=1.2)
+        axes.set_ylim(bottom=0)
+    counted(panels[1])
+    return picture
+
+
+def statistics(m: AttentionMap) -> Mapping[str, Array]:
+    """Entropy and distance of each query of a map of one batch row, (h, q)."""
+    seen = m.overview()
+    return {"entropy": seen.entropy[0].double().numpy(), "distance": seen.distance[0].double().numpy()}
+
+
+def binned(values: Array) -> tuple[Array, Array]:
+    """The middle of each bin along a text, and the mean in it, (h, bins)."""
+    edges = np.linspace(0, values.shape[1], min(BINS, values.shape[1]) + 1).astype(int)
+    means: Array = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
+    return (edges[:-1] + edges[1:] - 1) / 2, means
+
+
+def counted(axes: Axes) -> None:
+    """Whole numbers along the lower edge."""
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -1,0 +1,48 @@
+"""Rollout as a picture: how much of each word has reached a query, layer by layer."""
+
+import torch
+
+from regard.observe import Recording
+from regard.observe.rollout import rollout as rolled
+from regard.show.axes import words_of
+from regard.show.figure import Picture, panel, sheet, shown
+from regard.show.head_figure import WORDS
+from regard.show.scale import Log
+
+ROOM = 5.6  # inches
+FAINTEST = 1e-3  # the share at which a picture is as pale as paper
+
+
+def rollout(
+    recording: Recording,
+    query: int = -1,
+    *,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    residual: float = 0.5,
+    title: str | None = None,
+) -> Picture:
+    """How much each word counts for one query after each layer, as regard.rollout computes it; each row sums to 1.
+
+    A row is a layer, the first one below the words; a column a word, or of a long text some, whose shares are added. Colour is
+    logarithmic.
+    """
+    count = len(recording.layers(kind=kind, part=part))
+    asked = {"kind": kind, "part": part, "residual": residual}
+    found = torch.stack([rolled(recording, [query], layers=range(n + 1), **asked)[row, 0] for n in range(count)])  # type: ignore[arg-type]
+    words = words_of(recording, row, found.shape[1])
+    place = query % len(words)
+    name = f"rollout to “{shown(words[place].strip(' '))}”, token {place:,}" if title is None else title
+    if len(words) > WORDS:
+        found, words = summed(found)
+    layers = [f"layer {n}" for n in range(count)]
+    drawn = panel(found, layers, words, title=name, names=("after", "word"), scale=Log(FAINTEST, 1), room=ROOM)
+    return sheet([drawn])
+
+
+def summed(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """Columns added in bins, each named by its first token."""
+    bins = torch.arange(found.shape[1]) * WORDS // found.shape[1]
+    total = found.new_zeros(found.shape[0], WORDS).index_add_(1, bins, found)
+    return total, [f"{int((bins < n).sum()):,} …" for n in range(WORDS)]

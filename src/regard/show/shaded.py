@@ -1,0 +1,75 @@
+"""A text in the terminal, each of its words shaded by a number: how much attention it receives, or how much it is looked at."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+from torch import Tensor
+
+from regard.observe import Recording
+from regard.show.swatches import Heat, Window
+from regard.show.terminal import fitted, literal, tint
+
+LINES = 10  # of a text that is shown in part
+LONGEST = 24  # cells of a word
+MOST = 4096  # tokens of a text whose words are shaded; of a longer one every matrix would be walked through again
+MARKED = Style(bold=True)
+BREAK, BLANK = "↵", "␣"  # the end of a line, and a token of blanks alone
+
+
+def received(recording: Recording, row: int = 0) -> Tensor:
+    """How much of all attention each key receives, (k,), over all heads and layers: the sum is 1, or what sinks left of it."""
+    columns = [recording.map(layer).select(batch=row).received()[0].mean(0) for layer in range(len(recording.layers()))]
+    return torch.stack(columns).mean(0) / recording.map(0).shape[2]
+
+
+def shaded(words: Sequence[str], values: Tensor, heat: Heat, window: Window, marked: int | None = None) -> Iterator[Text]:
+    """The lines of a text, each word on its colour, or above its digit; the marked one in brackets."""
+    line, below = Text(), ""
+    for n, (space, word, ends) in enumerate(spaced(words)):
+        shown = f"[{fitted(word, LONGEST)}]" if n == marked else fitted(word, LONGEST)
+        if line.cell_len + len(space) + cell_len(shown) > window.width:
+            yield from over(line, below, window)
+            line, below = Text(), ""
+        space = space if line.cell_len else ""
+        value = float(values[n])
+        plain = n == marked or value == 0  # what was not looked at at all has no colour
+        style = (MARKED if n == marked else Style()) if plain else tint(heat.share(value), window.colours)
+        below += " " * (line.cell_len + len(space) - len(below)) + ("" if plain else heat.digit(value))
+        line.append(space).append(shown, style=style)
+        if ends:
+            yield from over(line, below, window)
+            line, below = Text(), ""
+    if line.cell_len:
+        yield from over(line, below, window)
+
+
+def over(line: Text, below: str, window: Window) -> Iterator[Text]:
+    """A line of words, and its digits where there is no colour."""
+    yield line
+    if window.colours is None:
+        yield Text(below.rstrip())
+
+
+def spaced(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+    """Of each token the blank before it, what is seen of it, and whether a line ends with it.
+
+    Tokens of which none holds a blank were cut from words: they stand apart, unless all are single letters.
+    """
+    apart = not any(word[:1].isspace() for word in words) and any(len(word.strip()) > 1 for word in words)
+    for n, word in enumerate(words):
+        ends = word.endswith("\n")
+        seen = word.strip(" \n") or (BREAK * word.count("\n") if ends else BLANK * len(word))
+        yield " " if (n and apart) or (word[:1] == " " and word.strip()) else "", literal(seen), ends
+
+
+def part(lines: Iterable[Text], whole: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
+    """The first lines, or those up to the marked word, and how to see the others."""
+    kept, most = list(lines), LINES if window.colours else 2 * LINES
+    ends = next((n + most // LINES for n, line in enumerate(kept) if any(span.style == MARKED for span in line.spans)), most)
+    shown = kept if whole else kept[max(ends - most, 0) : max(ends, most)] if marked else kept[:most]
+    yield from shown
+    if len(shown) < len(kept):
+        yield Text(f"a part of {count:,} tokens; --all shows all", style="dim")

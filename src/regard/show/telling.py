@@ -1,0 +1,79 @@
+"""What a model writes, told token by token: how likely each was, what else was likely, and what it looked at."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.generate import Chosen
+from regard.observe import Recording
+
+LOOKED = 4  # tokens that a new one looked at
+
+
+class Pieces(Protocol):
+    """What tells the text of each token."""
+
+    def pieces(self, ids: Any) -> list[str]:
+        """The text of each number."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A token that was looked at: its place, its text, and the weight on it."""
+
+    place: int
+    word: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Told:
+    """A new token: its number, its text, its probability; the likeliest, itself among them, and what it looked at most."""
+
+    token: int
+    word: str
+    probability: float
+    likeliest: list[tuple[str, float]]
+    looked: list[Looked]
+
+
+def told(
+    steps: Iterator[Chosen], words: list[str], text: Pieces, top: int = 0, recording: Recording | None = None, layers: int = 0
+) -> Iterator[Told]:
+    """Each new token of one sequence; words are those of the prompt, and grow.
+
+    What it looked at is the row of the token that it was chosen after, the mean over all heads of the last layers recorded.
+    """
+    for chosen in steps:
+        token = int(chosen.tokens)
+        (word,) = text.pieces([token])
+        looked = looked_at(recording, layers, words) if recording is not None and layers else []
+        yield Told(token, word, float(chosen.log_probabilities.exp()), likeliest(chosen, top, text) if top else [], looked)
+        words.append(word)
+
+
+def likeliest(chosen: Chosen, n: int, text: Pieces) -> list[tuple[str, float]]:
+    """The n likeliest tokens and their probabilities."""
+    tokens, values = chosen.top(n)
+    return list(zip(text.pieces(tokens[0].tolist()), values[0].exp().tolist(), strict=True))
+
+
+def looked_at(recording: Recording, layers: int, words: list[str]) -> list[Looked]:
+    """The tokens that the last query looked at most, by the mean over the heads of the last layers."""
+    weights = mean_row([call.map[0, :, -1] for call in recording.last.calls[-layers:]])
+    first = len(words) - len(weights)
+    values, places = weights.topk(min(LOOKED, len(weights)))
+    return [Looked(first + at, words[first + at], value) for value, at in zip(values.tolist(), places.tolist(), strict=True)]
+
+
+def mean_row(rows: list[Tensor]) -> Tensor:
+    """The mean of weights (h, k) over heads and layers, (k,)."""
+    return torch.cat(rows).mean(0)
+
+
+def last_layers(count: int) -> range:
+    """The last layers of so many, a quarter of them."""
+    return range(count - max(1, count // 4), count)

@@ -1,0 +1,105 @@
+"""A client of the page's server, and recordings for it."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlencode, urlsplit
+
+import numpy as np
+import torch
+
+import regard
+from regard import GPT2, Recording
+from regard.models.own import Own
+from regard.show.page.server import Server, server
+
+TEXT = "CBABBCABBBC"
+
+
+def recorded(text: str = TEXT, **keep: str) -> Recording:
+    """The sorter on a text."""
+    model = GPT2.load("sorter")
+    ids = model.text.encode(text)
+    with torch.inference_mode(), regard.record(model, **keep) as recording:
+        model(torch.tensor([ids]))
+    recording.model, recording.tokens = "sorter", model.text.pieces(ids)
+    return recording
+
+
+def sorter() -> Own:
+    """The sorter and its letters."""
+    return Own("sorter", GPT2.load("sorter"))
+
+
+def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask | None = None, **more) -> Recording:
+    """A recording of one layer whose queries and keys are given."""
+
+    class Layer(torch.nn.Module):
+        def forward(self) -> torch.Tensor:
+            return regard.attention(q, k, k, regard.Causal() if mask is None else mask, **more)
+
+    layer = Layer()
+    with torch.inference_mode(), regard.record(layer) as recording:
+        layer()
+    return recording
+
+
+class Client:
+    """Asks a server, a connection a request."""
+
+    def __init__(self, of: Server) -> None:
+        self.address = urlsplit(of.address)
+
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str):
+        """The status, the headers and the body of an answer."""
+        connection = http.client.HTTPConnection(self.address.hostname, self.address.port, timeout=60)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str, **query):
+        """An answer in JSON."""
+        status, _, body = self.ask(addressed(path, query))
+        assert status == 200, body
+        return json.loads(body)
+
+    def lines(self, path: str, **query):
+        """The objects of a stream."""
+        status, _, body = self.ask(addressed(path, query))
+        assert status == 200, body
+        return [json.loads(line) for line in body.splitlines()]
+
+    def codes(self, path: str, **query):
+        """Codes in their shape."""
+        status, headers, body = self.ask(addressed(path, query))
+        assert status == 200, body
+        return torch.from_numpy(np.frombuffer(body, "<u2").astype(np.int32)).view(*map(int, headers["x-shape"].split(",")))
+
+    def post(self, path: str, found, kind: str = "application/json"):
+        """The status and the answer to an object that is sent."""
+        status, _, body = self.ask(path, "POST", json.dumps(found).encode(), content_type=kind)
+        return status, body
+
+    def refused(self, path: str, **query):
+        """The status and the sentence of a refusal."""
+        status, headers, body = self.ask(addressed(path, query))
+        assert status >= 400
+        assert headers["content-type"] == "application/json"
+        return status, json.loads(body)["error"]
+
+
+def addressed(path: str, query) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+@contextmanager
+def asking(*given, **more) -> Iterator[Client]:
+    """A client of a server that runs as long as the block."""
+    with server(*given, **more) as running:
+        client = Client(running)
+        client.server = running
+        yield client

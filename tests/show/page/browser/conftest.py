@@ -1,0 +1,70 @@
+"""A real Chromium before a real server: what a page said on its console and whom it called is checked when it is closed."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+LOCAL = ("data", "blob", "file", "about")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here: make browser installs Debian's")
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install regard[dev]")
+    with sync.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser) -> Iterator[Callable]:
+    """opened(address, dark=, width=, height=, answered=) is a page; at the end it must be quiet and have called nobody else."""
+    with ExitStack() as stack:
+
+        def new(
+            address: str,
+            *,
+            dark: bool = False,
+            width: int = 1280,
+            height: int = 800,
+            quiet: bool = True,
+            answered=None,
+            **settings,
+        ):
+            look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": height}}
+            context = stack.enter_context(browser.new_context(**look, **settings))
+            page, said, called = context.new_page(), [], []
+            page.set_default_timeout(20_000)
+            page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on("request", lambda request: called.append(request.url))
+            if answered is not None:
+                page.on("response", answered)
+            page.goto(address)
+            host = urlsplit(address).netloc
+
+            def check() -> None:
+                foreign = [url for url in called if urlsplit(url).netloc != host and urlsplit(url).scheme not in LOCAL]
+                assert not foreign, foreign
+                assert not (quiet and said), said
+
+            stack.callback(check)
+            return page
+
+        yield new
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Callable]:
+    """serving(session) is the address of a server of it, until the module's tests are done."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install regard[view]")
+    from regard.show.page.server import Server
+
+    with ExitStack() as stack:
+        yield lambda session: stack.enter_context(Server(session)).address

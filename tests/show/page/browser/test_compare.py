@@ -1,0 +1,158 @@
+"""The Compare view: two heads, prompts or recordings and their difference, the numbers attend's, by mouse and by keyboard."""
+
+import re
+
+import pytest
+import torch
+
+from regard.models import GPT2
+from regard.show.page.session import Session
+from regard.show.page.speaker import speaker_of
+from show.page.browser.patience import link, until
+from show.page.browser.recordings import PLAIN, recorded, some, spaced, weights
+
+LAYERS, HEADS, T = 2, 3, 7
+Q, K = some(LAYERS, HEADS, T)
+OTHER = some(LAYERS, HEADS, T, seed=4)
+LONGER = some(LAYERS, HEADS, 11, seed=5)
+LONG = some(1, 2, 600, seed=6)
+
+
+@pytest.fixture(scope="module")
+def address(serving):
+    words = spaced(PLAIN, T)
+    session = Session(recorded(Q, K, words), speaker_of(GPT2.load("sorter")))
+    session.add(recorded(*OTHER, [*words[:-1], " dog"]))
+    session.add(recorded(*LONGER, [*words[:5], *spaced(PLAIN[::-1], 6)]))
+    session.add(recorded(*LONGER, spaced(PLAIN[::-1], 11)))
+    session.add(recorded(*LONG, spaced(PLAIN, 600)))
+    return serving(session)
+
+
+def drawn(page, panes: int = 3):
+    until(page, f"document.querySelectorAll('.compare-pane:not([hidden]) .compare-scale .legend').length === {panes}")
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def read(page) -> dict[str, float]:
+    """The numbers of the line that reads both sides, by name."""
+    text = page.locator(".compare-read").inner_text().replace("−", "-")
+    return {
+        name: float(value) for name, value in re.findall(r"(first|second|difference)\s+(\+?-?[\d.]+(?:e-?\d+)?)(?!\d)", text)
+    }
+
+
+def moved(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().sum(-1).mean() / 2)
+
+
+def test_a_link_reads_a_weight_of_both_heads(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
+    a, b = weights(Q, K, 1, 0)[5, 3], weights(Q, K, 0, 2)[5, 3]
+    assert read(page) == pytest.approx({"first": float(a), "second": float(b), "difference": float(b - a)}, rel=5e-3, abs=2e-4)
+    page.wait_for_selector(".compare-read .note")
+    exact = [float(note.split()[1].rstrip(",")) for note in page.locator(".compare-read .note").all_inner_texts()]
+    assert exact == pytest.approx([float(a), float(b)], rel=1e-5)
+
+
+def test_how_much_attention_lies_elsewhere_is_said(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+    share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
+    assert share == pytest.approx(moved(weights(Q, K, 1, 0), weights(Q, K, 0, 2)), rel=5e-3)
+
+
+def test_a_head_and_itself_attend_alike(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=1&layer2=1&head2=1"))
+    assert page.locator(".compare-told").inner_text() == "The two attend alike."
+
+
+def test_the_places_that_differ_most_are_listed_and_lead_there(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+    apart = weights(Q, K, 0, 2) - weights(Q, K, 1, 0)
+    shown = [text.replace("−", "-") for text in page.locator(".compare-place .numbers:last-child").all_inner_texts()]
+    right = apart.flatten()[apart.abs().flatten().argsort(descending=True)[:6]].tolist()
+    assert [float(text) for text in shown] == pytest.approx(right, rel=5e-3)
+    page.locator(".compare-place").first.click()
+    assert [int(link(page)[name]) for name in "qk"] == list(divmod(int(apart.abs().argmax()), T))
+
+
+def test_pointing_reads_and_a_click_pins_and_arrows_step(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2"))
+    page.locator(".compare-frame").first.scroll_into_view_if_needed()
+    box = page.locator(".compare-frame").first.bounding_box()
+
+    def at(q: float, k: float) -> tuple[float, float]:
+        return box["x"] + (k + 0.5) / T * box["width"], box["y"] + (q + 0.5) / T * box["height"]
+
+    page.mouse.move(*at(4, 2))
+    assert read(page)["first"] == pytest.approx(float(weights(Q, K, 1, 0)[4, 2]), rel=5e-3, abs=2e-4)
+    page.mouse.click(*at(6, 1))
+    assert {name: link(page)[name] for name in "qk"} == {"q": "6", "k": "1"}
+    page.mouse.move(0, 0)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    assert {name: link(page)[name] for name in "qk"} == {"q": "5", "k": "2"}
+    assert read(page)["second"] == pytest.approx(float(weights(Q, K, 0, 2)[5, 2]), rel=5e-3, abs=2e-4)
+
+
+def test_each_side_has_its_own_head_and_they_change_places(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=0&layer2=0&head2=2&q=5&k=3"))
+    before = read(page)
+    page.keyboard.press("x")
+    until(page, "!document.querySelector('.compare-read').innerText.includes('difference')")
+    page.evaluate("location.hash += '&q=5&k=3'")
+    until(page, "document.querySelector('.compare-read').innerText.includes('difference')")
+    assert read(page) == {"first": before["second"], "second": before["first"], "difference": -before["difference"]}
+    picks = page.locator(".compare-pane").nth(1).locator("select[data-pick='second head']")
+    picks.select_option("2")
+    page.wait_for_load_state("networkidle")
+    asked = {"layer": "0", "head": "2", "layer2": "1", "head2": "2"}
+    assert {name: link(page).get(name, "0") for name in asked} == asked
+    page.keyboard.press("Escape")
+
+
+def test_prompts_of_one_length_are_compared_place_by_place(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r2&layer2=1&head2=0"))
+    assert page.locator(".compare-page > .note").inner_text() == (
+        f"Both have {T} words, 1 of which is not the same: the difference is taken place by place."
+    )
+    share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
+    assert share == pytest.approx(moved(weights(Q, K, 1, 0), weights(*OTHER, 1, 0)), rel=5e-3)
+
+
+def test_prompts_that_begin_alike_are_compared_so_far(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r3&layer2=1&head2=0"))
+    assert page.locator(".compare-page > .note").inner_text() == (
+        f"Left there are {T} words, right 11. The first 5 are the same, and the difference is taken of these."
+    )
+    share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
+    assert share == pytest.approx(moved(weights(Q, K, 1, 0)[:5, :5], weights(*LONGER, 1, 0)[:5, :5]), rel=5e-3)
+
+
+def test_prompts_with_nothing_in_common_are_told_apart_in_words(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&r2=r4"), panes=2)
+    assert "They do not begin alike" in page.locator(".compare-page > .note").inner_text()
+
+
+def test_a_long_text_is_compared_in_pixels_of_several_weights(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r5&head=0&head2=1&q=560&k=520"))
+    a, b = (weights(*LONG, 0, head).view(300, 2, 300, 2).mean((1, 3))[280, 260] for head in (0, 1))
+    assert read(page) == pytest.approx({"first": float(a), "second": float(b), "difference": float(b - a)}, rel=5e-3, abs=2e-5)
+    assert "mean of 2 by 2 weights" in page.locator(".compare-told").inner_text()
+
+
+def test_another_text_is_run_for_the_second_side(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1"))
+    page.get_by_role("textbox", name="Another text").fill("CBA")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('r2=r6')")
+    drawn(page, panes=2)
+    assert page.locator(".compare-page > .note").inner_text().startswith(f"Left there are {T} words, right 3.")
+
+
+def test_on_a_phone_the_pictures_stand_below_each_other(opened, address):
+    page = drawn(opened(f"{address}#view=compare&r=r1&layer=1", width=390, height=844))
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+    tops = [box.bounding_box()["y"] for box in page.locator(".compare-frame").all()]
+    assert tops == sorted(set(tops))

@@ -1,0 +1,165 @@
+"""The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
+
+import pytest
+import torch
+
+import regard
+from regard.models import GPT2, GPT2Config
+from regard.show.page.session import Session
+from regard.show.page.speaker import speaker_of
+from regard.show.telling import last_layers
+from regard.text import Letters
+from show.page.browser.patience import until
+
+TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
+
+
+def lettered(**sizes: int) -> GPT2:
+    """An untrained model of single letters, with dice strong enough that it does not say one letter for ever."""
+    torch.manual_seed(7)
+    model = GPT2(GPT2Config(vocabulary=len(ALPHABET), context=257, **sizes)).eval()
+    with torch.no_grad():
+        model.tokens.weight.mul_(12)
+    model.text = Letters(ALPHABET)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lettered(width=22, heads=2, layers=3)
+
+
+@pytest.fixture(scope="module")
+def address(serving, model):
+    session = Session(None, speaker_of(model))
+    session.type(TEXT, lambda: None)
+    return serving(session)
+
+
+def written(page, *, temperature: float = 0.0):
+    """The page once the model has gone on from the text."""
+    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.locator("select[name=tokens]").select_option(str(COUNT))
+    page.get_by_role("slider").fill(str(temperature))
+    page.get_by_role("button", name="Go on").click()
+    page.wait_for_selector(".generate-after a")
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def came(page) -> str:
+    return "".join(page.locator(".generate-came .word").all_inner_texts())
+
+
+def bars(page, which: int) -> list[tuple[str, float]]:
+    """The words and numbers of a list: 0 what it looked at, 1 what it might have been."""
+    found = []
+    for line in page.locator(".generate-list").nth(which).locator(".generate-bar").all():
+        word, number = line.locator("> :first-child").inner_text(), line.locator(".numbers").inner_text()
+        share = float(number.removesuffix(" %").removeprefix("< ").replace("−", "-"))
+        found.append((word, share / 100 if "%" in number else share))
+    return found
+
+
+def test_the_words_are_those_that_the_model_writes(opened, address, model):
+    page = written(opened(f"{address}#view=generate"))
+    assert came(page) == "".join(model.complete(TEXT, COUNT, temperature=0.0))
+
+
+def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, address, model):
+    page = written(opened(f"{address}#view=generate"))
+    page.locator(".generate-came .word").nth(2).click()
+    whole = TEXT + came(page)
+    ids = model.text.encode(whole[:8])
+    with regard.record(model) as recording, torch.no_grad():
+        logits = model(torch.tensor([ids]))[0, -1]
+    best = logits.softmax(-1).sort(descending=True).values.tolist()
+    assert [share for _, share in bars(page, 1)] == pytest.approx(best[: len(bars(page, 1))], abs=6e-4)
+    assert page.locator(".generate-chosen").locator("> :first-child").inner_text() == whole[8]
+    layers = last_layers(model.config.layers)
+    row = torch.cat([recording.map(layer)[0, :, -1] for layer in layers]).mean(0)
+    looked = bars(page, 0)
+    assert [share for _, share in looked] == pytest.approx(row.topk(len(looked)).values.tolist(), rel=1e-2)
+    assert [word for word, _ in looked] == [whole[place] for place in row.topk(len(looked)).indices.tolist()]
+
+
+def test_the_words_that_a_picked_one_looked_at_are_shaded(opened, address, model):
+    page = written(opened(f"{address}#view=generate"))
+    page.locator(".generate-came .word").nth(12).click()
+    ids = model.text.encode(TEXT + came(page)[:12])
+    with regard.record(model) as recording, torch.no_grad():
+        model(torch.tensor([ids]))
+    row = torch.cat([recording.map(layer)[0, :, -1] for layer in last_layers(model.config.layers)]).mean(0)
+    places = set(row.topk(len(bars(page, 0))).indices.tolist())
+    shaded = [bool(word.evaluate("word => word.style.backgroundColor")) for word in page.locator(".generate-came .word").all()]
+    assert {len(TEXT) + n for n, one in enumerate(shaded) if one} == {place for place in places if place >= len(TEXT)}
+    assert any(shaded)
+
+
+def test_the_keys_go_from_word_to_word_and_let_go(opened, address):
+    page = written(opened(f"{address}#view=generate"))
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".generate-came [aria-current=true]").get_attribute("data-n") == str(COUNT - 3)
+    page.keyboard.press("Escape")
+    assert page.locator(".generate-came [aria-current=true]").count() == 0
+
+
+def test_what_was_written_is_read_on_in_the_other_views(opened, address):
+    page = written(opened(f"{address}#view=generate"))
+    whole = TEXT + came(page)
+    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.wait_for_selector(".steps-formula b")
+    words = [option.strip("‘’")[0] for option in page.get_by_role("combobox", name="Query").locator("option").all_inner_texts()]
+    assert "".join(words) == whole[: len(words)]
+    assert len(words) >= len(whole) - 1  # the last word was written and not read
+
+
+def test_a_seed_writes_the_same_again(opened, address):
+    found = [came(written(opened(f"{address}#view=generate"), temperature=2.0)) for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_the_temperature_of_writing_is_no_switch_of_steps(opened, address):
+    page = written(opened(f"{address}#view=generate"), temperature=0.5)
+    assert "heat=0.5" in page.evaluate("location.hash")
+    page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
+    page.wait_for_selector(".steps-formula b")
+    assert page.get_by_role("slider", name="Temperature").input_value() == "0"
+
+
+def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
+    slow = lettered(width=512, heads=8, layers=8)
+    page = opened(f"{serving(Session(None, speaker_of(slow)))}#view=generate")
+    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.locator("select[name=tokens]").select_option("160")
+    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Go on").wait_for()
+    count = page.locator(".generate-came .word").count()
+    assert count < 160
+    page.wait_for_timeout(200)
+    assert page.locator(".generate-came .word").count() == count
+    whole = TEXT + came(page)
+    page.get_by_role("link", name="Look at these words in Type").click()
+    until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
+
+
+def test_nothing_to_begin_with_is_told_beside_the_box(opened, address):
+    page = opened(f"{address}#view=generate")
+    page.get_by_role("textbox", name="The beginning").press("Enter")
+    assert page.locator(".generate-form + .error").inner_text() == "Type the beginning first."
+
+
+def test_what_the_model_cannot_read_is_told_beside_the_box(opened, address):
+    page = opened(f"{address}#view=generate", quiet=False)  # the browser itself reports a refused request
+    page.get_by_role("textbox", name="The beginning").fill("1 2 3")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".generate-form + .error")
+    assert page.get_by_role("button", name="Go on").is_visible()
+
+
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
+    page = written(opened(f"{address}#view=generate", width=390, height=844))
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")

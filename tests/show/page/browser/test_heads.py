@@ -1,0 +1,82 @@
+"""The Heads view: every head as a small picture, named, sorted and filtered as regard.heads says."""
+
+import pytest
+import torch
+
+import regard
+from regard.show.page.session import Session
+from show.page.browser.patience import link, settled, until
+from show.page.browser.recordings import PLAIN, recorded, some, spaced
+
+LAYERS, HEADS, T = 3, 5, 29
+Q, K = some(LAYERS, HEADS, T)
+Q[1, 0, 2], K[1, 0, 2] = 30 * torch.eye(T, 11).roll(-1, 0)[:T], torch.eye(T, 11)
+K[2, 0, 0, 0] = 4 * Q[2, 0, 0].mean(0) / Q[2, 0, 0].mean(0).norm() ** 2
+Q[2, 0, 0] += 3 * K[2, 0, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recorded(Q, K, spaced(PLAIN, T))
+
+
+@pytest.fixture(scope="module")
+def address(serving, recording):
+    return serving(Session(recording))
+
+
+def named(page) -> list[str]:
+    return page.locator(".head-name").all_inner_texts()
+
+
+def done(page):
+    settled(page)
+    until(page, "!document.querySelector('.heads-controls select').disabled")
+    return page
+
+
+def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, recording):
+    page = done(opened(f"{address}#view=heads"))
+    expected = {f"{row.layer}.{row.head}": row.kind for row in regard.heads(recording)}
+    assert dict(zip(named(page), page.locator(".head-kind").all_inner_texts(), strict=True)) == expected
+    assert len({row.kind for row in regard.heads(recording)}) > 1
+
+
+def test_they_are_sorted_by_a_detector(opened, address, recording):
+    page = done(opened(f"{address}#view=heads"))
+    page.get_by_label("in order of").select_option("entropy")
+    rows = list(regard.heads(recording).sorted("entropy"))
+    assert named(page) == [f"{row.layer}.{row.head}" for row in rows]
+    shown = [float(text) for text in page.locator(".head-score").all_inner_texts()]
+    assert shown == pytest.approx([row.scores["entropy"] for row in rows], rel=6e-3)
+    assert link(page)["by"] == "entropy"
+
+
+def test_one_kind_alone_is_shown(opened, address, recording):
+    page = done(opened(f"{address}#view=heads"))
+    kind = next(row.kind for row in regard.heads(recording) if row.kind == "first token")
+    page.get_by_role("button", name=kind).click()
+    assert named(page) == [f"{row.layer}.{row.head}" for row in regard.heads(recording).of(kind)]
+
+
+def test_every_picture_has_pixels(opened, address):
+    page = done(opened(f"{address}#view=heads"))
+    page.wait_for_load_state("networkidle")
+    sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
+    assert sizes == [[T, T]] * (LAYERS * HEADS)
+
+
+def test_a_click_opens_the_map_of_a_head(opened, address):
+    page = done(opened(f"{address}#view=heads"))
+    page.get_by_role("link", name="Layer 1, head 2").click()
+    until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
+    assert link(page)["view"] == "map"
+
+
+def test_arrows_and_enter_do_the_same(opened, address):
+    page = done(opened(f"{address}#view=heads"))
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert (link(page)["layer"], link(page)["head"]) == ("1", "2")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")

@@ -1,0 +1,118 @@
+"""How the page looks: at a phone's width, on both grounds, its contrasts, its keys, its names for a screen reader."""
+
+import itertools
+
+import pytest
+
+from regard.show.page.session import Session
+from show.page.browser.patience import settled, until
+from show.page.browser.recordings import PLAIN, recorded, some, spaced
+
+VIEWS = ("text", "heads", "map")
+LUMINANCE = """(colour) => {
+    const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = colour.match(/[\\d.]+/g).map((part) => linear(part / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(serving):
+    session = Session(recorded(*some(3, 6, 300), spaced(PLAIN, 300)))
+    session.add(recorded(*some(2, 2, 6), spaced(PLAIN, 6)))
+    return serving(session)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_wider_than_a_phone(opened, address, view):
+    page = settled(opened(f"{address}#view={view}", width=390, height=844))
+    wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
+        one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")
+        .map((one) => one.outerHTML.slice(0, 120))"""
+    assert page.evaluate(wide) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, (False, True))))
+def test_every_text_has_the_contrast_that_reading_needs(opened, address, view, dark):
+    page = settled(opened(f"{address}#view={view}&q=40", dark=dark))
+    page.wait_for_timeout(300)
+    poor = page.evaluate(
+        f"""() => {{
+        const luminance = {LUMINANCE};
+        const clear = (colour) => /rgba\\(.*, 0\\)|transparent/.test(colour);
+        const paper = (one) => getComputedStyle(one).backgroundColor;
+        const last = (one) => one === document.documentElement || !clear(paper(one));
+        const ground = (one) => (last(one) ? paper(one) : ground(one.parentElement));
+        const own = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        const read = (one) => own(one) && one.checkVisibility() && !one.matches(":disabled, option, .mark-end");
+        return [...document.querySelectorAll("body *")].filter(read).map((one) => {{
+            const [a, b] = [luminance(getComputedStyle(one).color), luminance(ground(one))].sort((x, y) => x - y);
+            return [(b + 0.05) / (a + 0.05), one.textContent.slice(0, 30), one.className];
+        }}).filter(([ratio]) => ratio < 4.5);
+    }}"""
+    )
+    assert poor == []
+
+
+def test_the_dark_page_is_dark_and_the_light_one_light(opened, address):
+    ground = f"({LUMINANCE})(getComputedStyle(document.documentElement).backgroundColor)"
+    assert settled(opened(f"{address}#view=map")).evaluate(ground) > 0.8
+    assert settled(opened(f"{address}#view=map", dark=True)).evaluate(ground) < 0.05
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_control_has_a_name(opened, address, view):
+    page = settled(opened(f"{address}#view={view}"))
+    unnamed = """() => [...document.querySelectorAll("button, a[href], select, input, [tabindex='0']")].filter((one) =>
+        !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length))
+        .map((one) => one.outerHTML.slice(0, 100))"""
+    assert page.evaluate(unnamed) == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_list_of_keys_opens_and_closes(opened, address, view):
+    page = settled(opened(f"{address}#view={view}"))
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog")
+    assert "find a word" in dialog.inner_text()
+    page.keyboard.press("Escape")
+    until(page, "!document.querySelector('dialog')")
+
+
+def test_every_view_can_be_reached_with_the_tab_key_and_its_focus_is_seen(opened, address):
+    page = settled(opened(f"{address}#view=text"))
+    page.locator("#views a").first.focus()
+    page.keyboard.press("Tab")
+    focused = "[document.activeElement.textContent, getComputedStyle(document.activeElement).outlineStyle]"
+    assert page.evaluate(focused) == ["Heads", "solid"]
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('view=heads')")
+
+
+def test_nothing_moves_for_those_who_ask_for_stillness(opened, address):
+    page = settled(opened(f"{address}#view=text", reduced_motion="reduce"))
+    moving = (
+        "[...document.querySelectorAll('*')].filter((one) => parseFloat(getComputedStyle(one).transitionDuration) > 0).length"
+    )
+    assert page.evaluate(moving) == 0
+
+
+def test_a_link_holds_the_whole_state(opened, address):
+    state = "view=map&layer=2&head=4&q=120&k=60&x=110&y=130&zoom=5&how=max&scale=linear"
+    page = settled(opened(f"{address}#{state}"))
+    page.wait_for_timeout(500)
+    assert page.evaluate("location.hash").removeprefix("#").replace("r=r1&", "") == state
+    pressed = page.locator("[aria-pressed='true']").all_inner_texts()
+    assert pressed == ["max", "linear"]
+
+
+def test_a_link_to_what_is_not_there_shows_what_is(opened, address):
+    page = settled(opened(f"{address}#view=map&r=r99&layer=77&head=-3&q=99999&zoom=nonsense"))
+    assert "Layer 2, head 0" in page.locator("#caption").inner_text()
+
+
+def test_the_first_view_is_small(opened, address):
+    answers = []
+    settled(opened(f"{address}#view=text", answered=lambda answer: answers.append(answer)))
+    assert 0 < sum(answer.request.sizes()["responseBodySize"] for answer in answers) < 300_000

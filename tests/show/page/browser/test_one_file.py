@@ -1,0 +1,116 @@
+"""The page as one file, opened from a disk: the same views, from the data that it carries."""
+
+import itertools
+
+import pytest
+
+import regard
+from regard.show.page.onefile import page as write
+from show.page.browser.patience import link, settled, until
+from show.page.browser.recordings import EVIL, PLAIN, recorded, some, spaced, weights
+
+LAYERS, HEADS, T = 2, 3, 13
+Q, K = some(LAYERS, HEADS, T)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recorded(Q, K, spaced(PLAIN, T))
+
+
+@pytest.fixture(scope="module")
+def address(recording, tmp_path_factory):
+    path = tmp_path_factory.mktemp("one") / "page.html"
+    write(recording, path)
+    return path.as_uri()
+
+
+def test_the_map_says_the_weights_of_attend(opened, address):
+    page = settled(opened(f"{address}#view=map&layer=1&head=2&q=9&k=4"))
+    expected = weights(Q, K, 1, 2)[9]
+    until(page, "document.querySelector('.readout dd').title !== ''")
+    fields = page.locator(".readout dd")
+    assert float(fields.nth(0).get_attribute("title").split()[0]) == pytest.approx(float(expected[4]), rel=1e-5)
+    assert float(fields.nth(1).get_attribute("title")) == pytest.approx(
+        float(Q[1, 0, 2, 9] @ K[1, 0, 2, 4]) / 11**0.5, rel=1e-4
+    )
+    assert fields.nth(2).inner_text() == f"{1 + int((expected[:10] > expected[4]).sum())} of 10"
+    until(page, "document.querySelector('.readout-links .link')")
+    assert int(page.locator(".readout-links .link .note").first.inner_text()) == int(expected.argmax())
+
+
+def test_the_text_is_shaded_both_ways_and_by_several_heads(opened, address):
+    page = settled(opened(f"{address}#view=text&heads=0,2&q=11"))
+    both = (weights(Q, K, 0, 0)[11] + weights(Q, K, 0, 2)[11]) / 2
+    until(page, "document.querySelector('.text-links .link')")
+    assert float(page.locator(".text-links .link").first.get_attribute("title")) == pytest.approx(float(both.max()), rel=1e-3)
+    page.keyboard.press("w")
+    until(page, "document.querySelector('.text-links h2')?.textContent.includes('looked at most by')")
+    most = max(float(weights(Q, K, 0, 0)[q, 11] + weights(Q, K, 0, 2)[q, 11]) / 2 for q in range(11, T))
+    assert float(page.locator(".text-links .link").first.get_attribute("title")) == pytest.approx(most, rel=1e-3)
+
+
+def test_the_heads_have_their_kinds_and_pictures(opened, address, recording):
+    page = settled(opened(f"{address}#view=heads"))
+    until(page, "!document.querySelector('.heads-controls select').disabled")
+    assert page.locator(".head-kind").all_inner_texts() == [row.kind for row in regard.heads(recording)]
+    sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
+    assert sizes == [[T, T]] * (LAYERS * HEADS)
+
+
+def test_every_view_of_it_opens_and_back_works(opened, address):
+    page = settled(opened(f"{address}#view=text"))
+    names = page.locator("#views a").all_inner_texts()
+    assert "Map" in names
+    for name in names:
+        page.locator("#views").get_by_role("link", name=name).click()
+        page.wait_for_timeout(200)
+        assert page.locator("#stage .error").count() == 0
+    seen = link(page)["view"]
+    page.go_back()
+    assert link(page)["view"] != seen
+
+
+def test_words_that_break_pages_stay_text(opened, tmp_path):
+    path = tmp_path / "evil.html"
+    write(recorded(*some(1, 2, len(EVIL)), EVIL), path)
+    page = settled(opened(f"{path.as_uri()}#view=text"))
+    assert page.locator(".word").count() == len(EVIL)
+    assert page.locator(".word").all_inner_texts()[:2] == EVIL[:2]
+    assert page.locator("#stage img, #stage script").count() == 0
+
+
+def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(opened, tmp_path, monkeypatch):
+    from regard.show.page import onefile
+
+    monkeypatch.setattr(onefile, "PICTURES_BYTES", 2**17)
+    path = tmp_path / "long.html"
+    q, k = some(1, 1, 700)
+    onefile.page(recorded(q, k, spaced(PLAIN, 700)), path)
+    page = settled(opened(f"{path.as_uri()}#view=map&q=650&k=3"))
+    until(page, "document.querySelector('#stage .error')")
+    assert "regard serve" in page.locator("#stage .error").first.inner_text()
+    light = page.evaluate(
+        """() => {
+            const canvas = document.querySelector("canvas");
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            return new Set(Array.from({ length: data.length / 4 }, (_, n) => data[4 * n + 2])).size;
+        }"""
+    )
+    assert light > 20  # shades of it are there all the same
+
+
+def test_its_numbers_and_the_servers_are_the_same(opened, address, serving, recording):
+    from regard.show.page.session import Session
+
+    pages = [
+        f"{at}#view=map&head=1&q={q}&k={k}"
+        for (q, k), at in itertools.product([(5, 2), (12, 12)], [address, serving(Session(recording))])
+    ]
+    told = []
+    for at in pages:
+        page = settled(opened(at))
+        until(page, "document.querySelector('.readout dd').title !== ''")
+        told.append(page.locator(".readout dd").all_inner_texts()[:3])
+    assert told[0] == told[1]
+    assert told[2] == told[3]

@@ -1,0 +1,215 @@
+"""The Steps view, by mouse and by keyboard: its numbers are attend's with any switch, its examples those of regard walk."""
+
+import pytest
+import torch
+
+import regard
+from regard.lectures.examples import EXAMPLES, example
+from regard.mechanism import EVERYTHING, Causal
+from regard.show.narration import tell
+from regard.show.page.session import Session
+from show.page.browser.patience import link, until
+from show.page.browser.recordings import EVIL, PLAIN, Layers, some, spaced, weights
+
+LAYERS, HEADS, T, LONG = 2, 3, 7, 101
+Q, K = some(LAYERS, HEADS, T)
+LONGER = some(1, 1, LONG, seed=3)
+TWO = ("heads", "split")  # examples that are told of two heads at once
+STEPS = ["q, k, v", "scores", "scaled", "masked", "weights", "context"]
+
+
+def kept(q, k, words) -> regard.Recording:
+    model = Layers(q, k).eval()
+    with regard.record(model, keep="values") as recording, torch.no_grad():
+        model()
+    recording.tokens = words
+    return recording
+
+
+@pytest.fixture(scope="module")
+def address(serving):
+    session = Session(kept(Q, K, spaced(PLAIN, T)))
+    session.add(kept(*LONGER, spaced(PLAIN, LONG)))
+    session.add(kept(*some(1, 1, len(EVIL), seed=5), EVIL))
+    return serving(session)
+
+
+def drawn(page):
+    page.wait_for_selector(".steps-formula b")
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def table(page) -> torch.Tensor:
+    """The numbers of the first table on screen."""
+    rows = page.locator(".panel").first.locator("tbody tr").all()
+    text = [[cell.replace("−", "-").replace("∞", "inf") for cell in row.locator("td").all_inner_texts()] for row in rows]
+    return torch.tensor([[float(cell) for cell in row] for row in text], dtype=torch.float64)
+
+
+def exact(page) -> float:
+    """The number that the line of arithmetic is about, all digits."""
+    return float(page.locator(".steps-sum span").get_attribute("title").replace("Infinity", "inf"))
+
+
+def attended(layer: int, head: int, mask=None, **settings) -> regard.Steps:
+    q, k = Q[layer, 0, head].double(), K[layer, 0, head].double()
+    v = Layers(Q, K).layers[layer].v[0, head].double()
+    return regard.attend(q, k, v, Causal() if mask is None else mask, **settings)
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+def test_each_table_is_the_step_of_attend(opened, address, step):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}"))
+    torch.testing.assert_close(table(page), getattr(attended(1, 2), step), rtol=0, atol=5.1e-4)
+
+
+def test_what_a_query_may_not_see_is_marked(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&step=weights"))
+    assert page.locator(".panel-hidden").count() == T * (T - 1) // 2
+
+
+def test_the_arrow_keys_and_the_slider_walk_through_the_steps(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1"))
+    assert page.locator(".steps-names button").all_inner_texts() == STEPS
+    walked = []
+    page.keyboard.press("ArrowLeft")
+    for _ in STEPS:
+        walked.append(page.locator(".steps-formula b").inner_text())
+        page.keyboard.press("ArrowRight")
+    assert walked == STEPS
+    slider = page.get_by_role("slider", name="Step")
+    slider.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"
+    assert slider.get_attribute("aria-valuetext") == "scores"
+    page.get_by_role("button", name="context").click()
+    assert link(page)["step"] == "context"
+
+
+def test_a_click_picks_the_number_whose_arithmetic_is_written(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights"))
+    page.locator(".panel tbody tr").nth(5).locator("td").nth(3).click()
+    assert {name: link(page)[name] for name in "qk"} == {"q": "5", "k": "3"}
+    page.mouse.move(0, 0)
+    assert exact(page) == pytest.approx(float(attended(1, 2).weights[5, 3]), rel=1e-9)
+    assert page.locator(".steps-sum b").inner_text() == f"‘{PLAIN[5]}’ → ‘{PLAIN[3]}’"
+    page.locator(".panel tbody tr").nth(6).locator("td").nth(1).hover()
+    assert exact(page) == pytest.approx(float(attended(1, 2).weights[6, 1]), rel=1e-9)
+    assert link(page)["q"] == "5"
+
+
+def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=scores&q=4&k=1"))
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+ArrowRight")
+    assert exact(page) == pytest.approx(float(attended(1, 2).scores[5, 2]), rel=1e-9)
+    page.keyboard.press("[")
+    page.keyboard.press("]")
+    page.wait_for_load_state("networkidle")
+    assert link(page) == {"view": "steps", "r": "r1", "layer": "1", "head": "2", "q": "5", "k": "2", "step": "scores"}
+    page.keyboard.press("Escape")
+    assert "q" not in link(page)
+
+
+@pytest.mark.parametrize(
+    ("switch", "settings", "mask"),
+    [
+        ("mask=none", {}, EVERYTHING),
+        ("root=off", {"scale": 1.0}, Causal()),
+        ("temperature=0.5", {"scale": 2 / 11**0.5}, Causal()),
+    ],
+)
+def test_a_switch_shows_what_attend_gives_with_it(opened, address, switch, settings, mask):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=4&k=2&{switch}"))
+    right = attended(1, 2, mask, **settings).weights
+    torch.testing.assert_close(table(page), right, rtol=0, atol=5.1e-4)
+    assert exact(page) == pytest.approx(float(right[4, 2]), rel=1e-9)
+    assert page.locator(".steps-was").count() == T  # marks of what the head itself does
+
+
+def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=2"))
+    page.get_by_role("button", name="none", exact=True).click()
+    page.get_by_role("checkbox").press("Space")
+    warmth = page.get_by_role("slider", name="Temperature")
+    warmth.focus()
+    page.keyboard.press("End")
+    assert {name: link(page)[name] for name in ("mask", "root", "temperature")} == {
+        "mask": "none",
+        "root": "off",
+        "temperature": "10.0",
+    }
+    torch.testing.assert_close(table(page), attended(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=5.1e-4)
+    page.get_by_role("button", name="as the head does it").click()
+    torch.testing.assert_close(table(page), attended(1, 2).weights, rtol=0, atol=5.1e-4)
+    assert "mask" not in link(page)
+
+
+def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
+    page = drawn(opened(f"{address}#view=steps&example=simple&step=weights"))
+    page.get_by_role("checkbox", name="divide by √3").check()
+    words = example("simple").q.double()
+    torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=5.1e-4)
+    page.get_by_role("checkbox", name="divide by √3").uncheck()
+    torch.testing.assert_close(table(page), example("simple").steps.weights.double(), rtol=0, atol=5.1e-4)
+    assert "root" not in link(page)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXAMPLES if name not in ("heads", "split")]
+)  # these tell of two heads at once
+def test_an_example_is_told_as_regard_walk_tells_it(opened, address, name):
+    page = drawn(opened(f"{address}#view=steps&r=r1"))
+    page.locator(f"[data-example={name}]").click()
+    until(page, f"document.querySelector('.steps-head h2').innerText === {example(name).title!r}")
+    for scene in tell(example(name)):
+        assert page.locator(".steps-formula").inner_text() == scene.heading
+        assert page.locator(".steps-sentence").inner_text() == scene.sentence
+        assert page.locator(".panel").count() == sum(panel.title != "right: -inf" for panel in scene.panels)
+        page.keyboard.press("ArrowRight")
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_an_example_of_two_heads_shows_either(opened, address, head):
+    page = drawn(opened(f"{address}#view=steps&example=heads&step=weights"))
+    page.get_by_role("button", name=f"head {head + 1}").click()
+    page.wait_for_selector(f"[aria-label='Head of the example'] button:nth-child({head + 1})[aria-pressed=true]")
+    torch.testing.assert_close(table(page), example("heads").steps.weights[head].double(), rtol=0, atol=5.1e-4)
+
+
+def test_a_long_text_is_told_by_the_row_of_one_query(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r2&q=90&step=weights"))
+    right = weights(*LONGER, 0, 0)[90]
+    shown = table(page)[:, 0]
+    torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=5.1e-4)
+    assert "Of 101 words, these 24" in page.locator(".steps-main .note").inner_text()
+    before = page.locator(".steps-sentence").inner_text()
+    page.keyboard.press("ArrowUp")
+    until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")
+    assert link(page)["q"] == "89"
+    torch.testing.assert_close(table(page)[:, 0].max(), weights(*LONGER, 0, 0)[89].max(), rtol=0, atol=5.1e-4)
+
+
+def test_words_are_text_whatever_they_hold(opened, address):
+    page = drawn(opened(f"{address}#view=steps&r=r3&step=weights"))
+    assert page.locator("#stage img, #stage script").count() == 0
+    assert "</script>" in page.locator(".panel").inner_text()
+
+
+def test_the_numbers_are_copied_with_every_digit(opened, address):
+    page = drawn(
+        opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights", permissions=["clipboard-read", "clipboard-write"])
+    )
+    page.keyboard.press("c")
+    page.get_by_role("button", name="copied").wait_for()
+    lines = page.evaluate("navigator.clipboard.readText()").split("\n")
+    found = torch.tensor([[float(cell) for cell in line.split("\t")[1:]] for line in lines[1:]], dtype=torch.float64)
+    torch.testing.assert_close(found, attended(1, 2).weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["r=r1&layer=1&step=weights", "example=causal&step=q,+k,+v", "r=r2&step=context"])
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address, where):
+    page = drawn(opened(f"{address}#view=steps&{where}", width=390, height=844))
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")

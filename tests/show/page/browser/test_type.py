@@ -1,0 +1,176 @@
+"""The Type view: words of one's own, what each looked at, and what comes next, by mouse and by keyboard."""
+
+import math
+import re
+import time
+
+import pytest
+import torch
+
+import regard
+from regard.models import GPT2
+from regard.show.page.session import Session
+from regard.show.page.speaker import speaker_of
+from show.page.browser.patience import PATIENCE, until
+
+TEXT = "CBABBC"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return GPT2.load("sorter")
+
+
+@pytest.fixture
+def address(serving, model):
+    return serving(Session(None, speaker_of(model)))
+
+
+@pytest.fixture(scope="module")
+def right(model):
+    """The recording of the text, and the probabilities of what comes next."""
+    ids = torch.tensor([speaker_of(model).encode(TEXT)])
+    with regard.record(model) as recording, torch.no_grad():
+        logits = model(ids)
+    return recording, logits[0, -1].softmax(-1)
+
+
+def typed(page, text: str):
+    """The page once it has run the model on a text."""
+    page.get_by_role("textbox", name="Your words").fill(text)
+    page.keyboard.press("Enter")
+    return drawn(page, len(text))
+
+
+def drawn(page, count: int):
+    until(page, f"document.querySelectorAll('.type-words .word').length === {count}")
+    page.wait_for_load_state("networkidle")
+    return page
+
+
+def weights(page) -> list[float]:
+    """The weight that the title of each word tells, NaN where it is not visible."""
+    titles = [word.get_attribute("title") or "" for word in page.locator(".type-words .word").all()]
+    return [float(title.removeprefix("weight ")) if title.startswith("weight") else math.nan for title in titles]
+
+
+def mean(recording, layer: int, q: int) -> list[float]:
+    row = recording.map(layer)[0, :, q].mean(0).tolist()
+    return [weight if k <= q else math.nan for k, weight in enumerate(row)]
+
+
+def shows(page, expected: list[float]) -> None:
+    """Waits until the words have these weights; three digits of them are told."""
+    right = pytest.approx(expected, rel=1e-2, nan_ok=True)
+    end = time.monotonic() + PATIENCE
+    while weights(page) != right and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    assert weights(page) == right
+
+
+def layer_of(page) -> int:
+    return (
+        int(re.search(r"layer=(\d+)", page.evaluate("location.hash"))[1]) if "layer=" in page.evaluate("location.hash") else 0
+    )
+
+
+def test_enter_shows_what_the_last_word_looked_at(opened, address, right):
+    page = typed(opened(address), TEXT)
+    assert "".join(page.locator(".type-words .word").all_inner_texts()) == TEXT
+    shows(page, mean(right[0], layer_of(page), 5))
+
+
+def test_a_picked_word_shows_what_it_looked_at(opened, address, right):
+    page = typed(opened(address), TEXT)
+    page.locator(".type-words .word").nth(3).click()
+    shows(page, mean(right[0], layer_of(page), 3))
+    page.keyboard.press("ArrowLeft")
+    shows(page, mean(right[0], layer_of(page), 2))
+    assert "q=2" in page.evaluate("location.hash")
+
+
+def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(opened, address, right):
+    page = typed(opened(address), TEXT)
+    page.get_by_role("button", name="head 1", exact=True).click()
+    page.wait_for_load_state("networkidle")
+    row = right[0].map(layer_of(page))[0, 1, 5].tolist()
+    shows(page, row)
+    page.locator(".type-words .word").nth(5).focus()
+    page.keyboard.press("[")
+    shows(page, right[0].map(layer_of(page))[0, 0, 5].tolist())
+    page.keyboard.press("[")
+    shows(page, mean(right[0], layer_of(page), 5))
+
+
+def test_the_probabilities_of_the_next_word_are_the_models(opened, address, right):
+    page = typed(opened(address), TEXT)
+    lines = page.locator(".type-expected").all()
+    best = right[1].sort(descending=True).values.tolist()
+    shown = [line.locator(".numbers").inner_text() for line in lines]
+    found = [0.0 if text.startswith("<") else float(text.removesuffix(" %")) / 100 for text in shown]
+    assert found == pytest.approx(best[: len(found)], abs=5e-4)
+
+
+def test_a_next_word_that_is_picked_is_added_and_run(opened, address):
+    page = typed(opened(address), TEXT)
+    word = page.locator(".type-word").first.inner_text()
+    page.locator(".type-expected").first.click()
+    drawn(page, len(TEXT) + 1)
+    assert page.get_by_role("textbox", name="Your words").input_value() == TEXT + word
+
+
+def test_an_empty_box_offers_sentences_that_run_when_picked(opened, address):
+    page = opened(address)
+    offers = page.locator(".type-offers button")
+    offers.first.wait_for()
+    assert offers.count() == 3
+    first = offers.first.inner_text()
+    offers.first.click()
+    drawn(page, len(first))
+    assert not page.locator(".type-offers").is_visible()
+    page.get_by_role("textbox", name="Your words").fill("")
+    assert page.locator(".type-offers").is_visible()
+
+
+def test_nothing_typed_and_what_cannot_be_read_are_told_beside_the_box(opened, address):
+    page = opened(address, quiet=False)  # the browser itself reports the refused request
+    page.get_by_role("textbox", name="Your words").press("Enter")
+    assert page.locator(".type-form + .error").inner_text() == "Type at least one word first."
+    page.get_by_role("textbox", name="Your words").fill("hello")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('.type-form + .error')?.textContent.includes('A')")
+    typed(page, TEXT)
+    assert page.locator(".error").count() == 0
+
+
+def test_the_links_lead_to_the_same_words_and_the_same_word(opened, address):
+    page = typed(opened(address), TEXT)
+    page.locator(".type-words .word").nth(2).click()
+    until(page, "document.querySelector('.type-links a').href.includes('q=2')")
+    for name in ("text", "heads", "map", "steps"):
+        href = page.locator(".type-links a").nth(["text", "heads", "map", "steps"].index(name)).get_attribute("href")
+        assert f"view={name}" in href
+        assert "r=r1" in href
+        assert "q=2" in href
+    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.wait_for_selector(".steps-formula b")
+    assert page.get_by_role("combobox", name="Query").input_value() == "2"
+
+
+def test_a_link_whose_recording_is_gone_runs_its_text_again(opened, address, right):
+    page = drawn(opened(f"{address}#view=type&r=r77&text={TEXT}"), len(TEXT))
+    shows(page, mean(right[0], layer_of(page), 5))
+
+
+def test_shift_and_enter_begin_a_new_line_and_do_not_run(opened, address):
+    page = opened(address)
+    box = page.get_by_role("textbox", name="Your words")
+    box.fill("C")
+    box.press("Shift+Enter")
+    assert box.input_value() == "C\n"
+    assert page.locator(".type-words .word").count() == 0
+
+
+def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
+    page = typed(opened(address, width=390, height=844), TEXT)
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+import regard
+from regard import ConfigError
+from regard.show.page.entry import Entry, Place, summary
+from show.page.asking import recorded, rows_and_keys
+
+B, H, G, T, PAST, D = 2, 4, 2, 7, 3, 5
+
+
+class Two(torch.nn.Module):
+    """A layer of self-attention that continues after some keys, and one of cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other = Part(), Part()
+
+    def forward(self, x, past, memory):
+        self.own(x, torch.cat([past, x[:, ::2]], 2), regard.Causal(), PAST)
+        return self.other(x, memory, regard.Everything(), 0)
+
+
+class Part(torch.nn.Module):
+    def forward(self, q, k, mask, offset):
+        return regard.attention(q, k, k, mask, offset=offset)
+
+
+@pytest.fixture(scope="module")
+def entry():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(B, H, T, D, generator=generator)
+    past, memory = (torch.randn(B, G, n, D, generator=generator) for n in (PAST, 11))
+    model = Two()
+    with torch.inference_mode(), regard.record(model, keep="values") as recording:
+        model(x, past, memory)
+    recording.tokens = [[f"{row}{n}" for n in range(T + PAST)] for row in "ab"]
+    return Entry("r1", recording)
+
+
+def test_shapes_are_those_of_the_maps_that_are_not_made(entry):
+    for one in entry.attentions:
+        for layer, shape in enumerate(one.shapes):
+            assert shape == entry.recording.map(layer, kind=one.kind, part=one.part).shape
+
+
+def test_the_map_of_a_place_is_that_of_its_row_and_head(entry):
+    for one in entry.attentions:
+        place = Place(one.kind, one.part, 1, 0, 3)
+        expected = entry.recording.map(0, 3, kind=one.kind, part=one.part)[1, 0]
+        assert torch.equal(entry.map(place)[0, 0], expected)
+
+
+def test_values_are_those_of_the_heads_group(entry):
+    one = entry.attentions[0]
+    values = entry.recording.values(0, kind=one.kind, part=one.part)
+    assert torch.equal(entry.values(Place(one.kind, one.part, 1, 0, 3)), values[1, 1])
+    assert torch.equal(entry.values(Place(one.kind, one.part, 1, 0, 1)), values[1, 0])
+
+
+def test_words_of_queries_are_the_last_of_those_of_the_keys():
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(B, H, n, D, generator=generator) for n in (T, T + PAST))
+    recording = rows_and_keys(q, k, offset=PAST)
+    recording.tokens = [[f"{row}{n}" for n in range(T + PAST)] for row in "ab"]
+    entry = Entry("r1", recording)
+    rows, columns = entry.words(Place(b=1))
+    assert columns == [f"b{n}" for n in range(T + PAST)]
+    assert rows == columns[PAST:]
+    (found,) = summary(entry)["attentions"]
+    assert (found["rows"], found["columns"]) == ("queries", "words")
+
+
+def test_an_axis_whose_length_the_words_have_not_has_numbers(entry):
+    one = next(one for one in entry.attentions if 11 in (shape[3] for shape in one.shapes))
+    layer = next(layer for layer, shape in enumerate(one.shapes) if shape[3] == 11)
+    assert entry.words(Place(one.kind, one.part, 0, layer))[1] == [str(n) for n in range(11)]
+
+
+def test_few_maps_are_kept(monkeypatch):
+    monkeypatch.setattr("regard.show.page.entry.MAPS", 2)
+    entry = Entry("r1", recorded())
+    for layer in (0, 1, 2, 0):
+        entry.layer(Place(layer=layer))
+    assert [key[2] for key in entry._maps] == [2, 0]
+
+
+def test_a_recording_without_words_is_shown_by_numbers():
+    entry = Entry("r1", rows_and_keys(torch.zeros(1, 1, T, D), torch.zeros(1, 1, T, D)))
+    assert summary(entry)["words"] == {}
+    assert entry.words(Place())[0] == [str(n) for n in range(T)]
+
+
+@pytest.mark.parametrize("place", [Place(layer=9), Place(head=H), Place(b=B), Place(head=-1), Place("self", "nowhere")])
+def test_a_place_that_is_not_there_is_refused(entry, place):
+    with pytest.raises(ConfigError):
+        entry.map(place)

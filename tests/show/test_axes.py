@@ -1,0 +1,38 @@
+import pytest
+
+from regard import ConfigError
+from regard.show.axes import place_of, words_of
+from show.recorded import WORDS, small
+
+
+def test_a_word_is_found_at_the_last_of_its_places():
+    assert place_of("the", WORDS) == (10, [3, 7, 10])
+    assert place_of("saw", WORDS) == (9, [2, 9])
+
+
+def test_a_word_of_several_tokens_stands_where_its_last_one_does():
+    words = [" a", " jour", "ney", " to", " a", " jour", "nal", " jour", "ney"]
+    assert place_of("journey", words) == (8, [2, 8])
+    with pytest.raises(ConfigError, match="no word"):
+        place_of("our", words)
+
+
+def test_a_number_is_a_place_unless_it_is_a_word():
+    assert place_of("5", WORDS) == (5, [5])
+    assert place_of("-1", WORDS) == (16, [16])
+    assert place_of("1", ["3", "1", "4", "1", "5"]) == (3, [1, 3])
+
+
+@pytest.mark.parametrize("asked", ["wizard", "17", "-18", "", "he"])
+def test_what_is_neither_is_refused_with_some_words_of_the_text(asked):
+    with pytest.raises(ConfigError, match=r"no number from 0 to 16\. Its words begin 'The', 'cat', 'saw'"):
+        place_of(asked, WORDS)
+
+
+def test_words_are_those_of_the_batch_row_or_numbers():
+    recording = small()
+    assert words_of(recording, 0, 17) == WORDS
+    assert words_of(recording, 0, 3) == ["0", "1", "2"]
+    recording.tokens = [["a", "b"], ["c", "d"]]
+    assert words_of(recording, 1, 2) == ["c", "d"]
+    recording.tokens = list(WORDS)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from regard import ConfigError
+from regard.show import closer
+from regard.show.swatches import Window
+from show.recorded import long, small
+
+SCREEN = Window(80, 24, None)
+
+
+def test_a_head_is_named_by_its_layer_and_number():
+    assert closer.placed("3.5") == (3, 5)
+    assert closer.placed("12") == (12, None)
+    for wrong in ("x", "3.", ".5", "3.5.1", "-1", "3,5"):
+        with pytest.raises(ConfigError, match=r"like 3\.5"):
+            closer.placed(wrong)
+
+
+def rows(lines):
+    """The weights of bars, by the number of the key."""
+    found = {}
+    for line in lines:
+        parts = line.plain.split()
+        if len(parts) > 2 and parts[0].startswith("0.") and "," in line.plain[5:]:
+            key = next(part for part in parts[2:] if part.rstrip(",").isdecimal() and part.endswith(","))
+            found[int(key[:-1])] = float(parts[0])
+    return found
+
+
+@pytest.mark.parametrize("place", [(1, 2), (1, None), None])
+def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
+    recording = small()
+    dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
+    row = {(1, 2): dense[1, 2, 9], (1, None): dense[1, :, 9].mean(0), None: dense[:, :, 9].mean((0, 1))}[place]
+    lines = list(closer.row(recording, place, "saw", SCREEN, whole=True))
+    found = rows(lines)
+    assert len(found) >= 3
+    for key, weight in found.items():
+        assert weight == pytest.approx(float(row[key]), abs=6e-4)
+
+
+def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
+    said = [line.plain for line in closer.row(small(), (0, 0), "the", SCREEN, whole=False)]
+    assert said[0].startswith("what 'the', token 10, looked at: layer 0, head 0: ")
+    assert said[1].startswith("It stands at 3 places, and this is the last")
+
+
+def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
+    said = [line.plain for line in closer.text(small(), SCREEN, whole=False)]
+    assert said[1].startswith("The cat saw the dog, and")
+    assert said[-1].startswith("· below ")
+
+
+def test_a_layer_alone_is_the_mean_of_its_heads():
+    said = [line.plain for line in closer.head(long(), (0, None), SCREEN)]
+    assert said[0] == "layer 0, the mean of its heads"
+    assert "the mean of its weights in 2 heads." in " ".join(said[-2:])
+
+
+def test_a_head_that_was_not_recorded_is_refused():
+    with pytest.raises(ConfigError, match="head must be below 3"):
+        list(closer.head(small(), (0, 3), SCREEN))
+    with pytest.raises(ConfigError, match="layer must be below 2"):
+        list(closer.row(small(), (2, None), "cat", SCREEN, whole=False))

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import ConfigError
+from regard.show.every_head import every_head
+from show.pictures import assert_readable, vectors
+from show.recorded import long, small
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def images(picture):
+    return [axes.images[0].get_array() for axes in picture.axes if axes.images]
+
+
+def test_every_weight_of_every_head_is_drawn_in_its_place():
+    found = images(every_head(small()))
+    assert len(found) == 6
+    for n, image in enumerate(found):
+        dense = small().map(n // 3, n % 3).dense()[0, 0].double().numpy()
+        np.testing.assert_allclose(image.filled(0), np.where(dense > 0, np.maximum(dense, 1e-4), 0), atol=1e-7)
+
+
+def test_many_tokens_share_a_cell_that_shows_the_largest_weight():
+    (first, _) = images(every_head(long()))
+    assert first.shape == (64, 64)
+    assert float(first.max()) == pytest.approx(float(long().map(0, 0).dense().max()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (2, 3), (30, 9), (3, 40), (60, 2)])
+def test_its_words_can_be_read_however_many_heads_there_are(layers, heads):
+    model = torch.nn.Sequential(*[Layer() for _ in range(layers)])
+    with regard.record(model) as recording:
+        model(torch.randn(1, heads, 5, 2))
+    picture = every_head(recording, title="a title of some length")
+    assert len(images(picture)) == layers * heads
+    assert_readable(picture)
+
+
+def test_layers_are_chosen_and_what_is_not_there_is_refused():
+    assert len(images(every_head(small(), layers=[1]))) == 3
+    with pytest.raises(ConfigError, match="layer must be below 2"):
+        every_head(small(), layers=[2])
+    with pytest.raises(ConfigError, match="no layer of kind 'cross'"):
+        every_head(small(), kind="cross")
+
+
+def test_its_words_are_vectors():
+    assert vectors(every_head(small())).count('<g id="text_') >= 6

@@ -1,0 +1,230 @@
+"""What a notebook shows: pictures without a script, larger and telling with it."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+from regard import AttentionMap, Causal, attend
+from regard.show import notebook
+from regard.show.inline import SHADES
+from regard.show.scale import Log
+from show.elements import EVIL, Page, pixels
+from show.recorded import long, small
+
+
+def of_kind(name):
+    q, k, v = torch.randn(3, 2, 3, 7, 5, generator=torch.Generator().manual_seed(0))
+    return {
+        "map": AttentionMap(q, k, Causal()),
+        "recording": small(),
+        "heads": regard.heads(small()),
+        "steps": attend(q, k, v, Causal()),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["map", "recording", "heads", "steps"])
+def test_each_shows_itself_small_and_without_anything_from_elsewhere(name):
+    shown = of_kind(name)._repr_html_()
+    page = Page(shown)
+    assert page.all("img") or page.all("table")
+    assert all(one["src"].startswith("data:image/svg+xml;base64,") for one in page.all("img"))
+    assert len(shown) < 300_000
+    assert "http" not in re.sub(r"base64,[^\"]+", "", shown)
+
+
+def test_every_pixel_is_the_weight_it_stands_for():
+    m = of_kind("map")
+    for head, element in enumerate(Page(m._repr_html_()).all("img")):
+        dense, told = m.dense()[0, head].double(), json.loads(element["data-frame"])
+        low, high = told["ends"]
+        found = pixels(element)
+        assert ((found == SHADES) == (dense == 0)).all()
+        seen = dense > 0
+        torch.testing.assert_close(
+            low + found[seen].double() / (SHADES - 1) * (high - low), dense[seen], atol=0.51 / SHADES * (high - low), rtol=0
+        )
+
+
+@pytest.mark.parametrize("name", ["recording", "heads"])
+def test_words_that_hold_html_are_always_text(name):
+    recording = long(len(EVIL) * 20)
+    kept, recording.tokens, recording.model = (recording.tokens, recording.model), EVIL * 20, EVIL[1]
+    shown = (recording if name == "recording" else regard.heads(recording))._repr_html_()
+    recording.tokens, recording.model = kept
+    page = Page(shown)
+    assert len(page.all("script")) == (1 if name == "recording" else 0)
+    assert len(page.all("img")) == (1 if name == "recording" else 0)
+    if name == "recording":
+        assert page.text.startswith(EVIL[1])
+        words = json.loads(page.all("div")[0]["data-words"])["columns"]
+        assert words[:5] == EVIL[:5]
+        assert words[5] == "\\x00"
+        shown.encode()
+
+
+def test_a_recording_shows_every_head_in_its_place():
+    element = Page(small()._repr_html_()).all("img")[0]
+    found, told = pixels(element), json.loads(element["data-frame"])
+    high, wide = told["tile"]
+    for layer in range(2):
+        for head in range(3):
+            dense = small().map(layer, head).dense()[0, 0].double()
+            tile = found[layer * (high + 1) :, head * (wide + 1) :][:17, :17]
+            expected = ((dense.clamp(1e-4, 1) / 1e-4).log() / torch.tensor(1e4).log() * (SHADES - 1)).round()
+            assert (tile - expected.where(dense > 0, SHADES)).abs().max() <= 1
+
+
+def test_a_long_map_is_sampled_and_says_so():
+    q, k = torch.randn(2, 1, 2, 20_011, 2, generator=torch.Generator().manual_seed(0)).unbind()
+    m = AttentionMap(q, k, Causal())
+    page = Page(m._repr_html_())
+    assert "96 of the 20,011 queries were looked at." in page.text
+    found = pixels(page.all("img")[1])
+    last = m[0, 1, -1].double()
+    assert found[-1].max() == round(Log().share(float(last.max()), (1e-4, 1.0)) * (SHADES - 1))
+
+
+def test_steps_are_told_with_their_numbers_and_formulas():
+    page = Page(attend(*torch.ones(3, 2, 3), Causal())._repr_html_())
+    assert "scaled = scores / √3" in page.text
+    svg = base64.b64decode(page.all("img")[0]["src"].partition(",")[2]).decode()
+    assert svg.count(">3.00</text>") == 4
+
+
+@pytest.mark.parametrize("empty", [regard.Recording(), AttentionMap(*torch.zeros(2, 0, 2, 3, 2)), 7])
+def test_what_has_nothing_to_draw_stays_text(empty):
+    assert notebook.html(empty) is None
+
+
+def test_without_what_draws_it_stays_text():
+    code = "import sys; sys.modules['PIL'] = None; import regard, torch; x = torch.ones(2, 3)"
+    code += "; print(regard.attend(x, x, x)._repr_html_())"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "None"
+
+
+@pytest.mark.slow
+def test_a_cell_of_a_real_notebook_that_ends_with_a_map_shows_its_picture():
+    nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
+    cell = nbformat.v4.new_code_cell("import regard, torch\nx = torch.rand(1, 1, 5, 3)\nregard.AttentionMap(x, x)")
+    book = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    (output,) = [one for one in book.cells[0].outputs if one.output_type == "execute_result"]
+    assert output.data["text/plain"].startswith("AttentionMap(1, 1, 5, 5)")
+    assert Page(output.data["text/html"]).all("img")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, driven."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("there is no chromium")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def opened(browser, tmp_path, thing, scripts=True):
+    """A page that holds what a value shows of itself, and what its console said."""
+    (tmp_path / "cell.html").write_text(f"<!doctype html><meta charset=utf-8>{thing._repr_html_()}", encoding="utf-8")
+    page = browser.new_context(java_script_enabled=scripts, viewport={"width": 900, "height": 900}).new_page()
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.goto((tmp_path / "cell.html").as_uri())
+    return page, said
+
+
+@pytest.mark.slow
+def test_without_scripts_the_picture_is_there(browser, tmp_path):
+    page, _ = opened(browser, tmp_path, of_kind("map"), scripts=False)
+    boxes = [page.locator("img").nth(n).bounding_box() for n in range(3)]
+    assert all(box["width"] > 100 and box["height"] > 100 for box in boxes)
+
+
+@pytest.mark.slow
+def test_the_pointer_tells_the_weight_under_it(browser, tmp_path):
+    m = of_kind("map")
+    page, said = opened(browser, tmp_path, m)
+    box = page.locator("img").nth(1).bounding_box()
+    for query, key in ((6, 0), (3, 2), (5, 5)):
+        page.mouse.move(box["x"] + box["width"] * (key + 0.5) / 7, box["y"] + box["height"] * (query + 0.5) / 7)
+        told = page.locator(".regard-said").inner_text()
+        assert told.startswith(f"head 1: query {query} “{query}” → key {key} “{key}”: ≈ ")
+        assert float(told.rpartition(" ")[2]) == pytest.approx(float(m[0, 1, query, key]), abs=0.009)
+    page.mouse.move(box["x"] + box["width"] - 3, box["y"] + 3)
+    assert page.locator(".regard-said").inner_text().endswith("not seen")
+    assert said == []
+
+
+@pytest.mark.slow
+def test_where_no_weight_is_near_one_the_pointer_tells_it_as_exactly(browser, tmp_path):
+    m = AttentionMap(*torch.randn(2, 1, 1, 7, 5, generator=torch.Generator().manual_seed(0)) / 4)
+    page, _ = opened(browser, tmp_path, m)
+    box, told = page.locator("img").bounding_box(), json.loads(page.locator("img").get_attribute("data-frame"))
+    assert told["ends"][1] < 0.5
+    for query, key in ((0, 6), (3, 2)):
+        x = told["x"] + told["w"] * (key + 0.5) / 7
+        page.mouse.move(box["x"] + x, box["y"] + told["y"] + told["h"] * (query + 0.5) / 7)
+        found = float(page.locator(".regard-said").inner_text().rpartition(" ")[2])
+        assert found == pytest.approx(float(m[0, 0, query, key]), abs=0.006)
+
+
+@pytest.mark.slow
+def test_a_click_enlarges_the_wheel_zooms_at_the_pointer_and_escape_lets_go(browser, tmp_path):
+    page, said = opened(browser, tmp_path, of_kind("map"))
+    image = page.locator("img").first
+    before = image.bounding_box()
+    image.click()
+    large = image.bounding_box()
+    assert large["width"] > 3 * before["width"]
+    at = large["x"] + large["width"] * 4.5 / 7, large["y"] + large["height"] * 5.5 / 7
+    page.mouse.move(*at)
+    told = page.locator(".regard-said").inner_text()
+    page.mouse.wheel(0, -400)
+    page.wait_for_function("document.querySelector('img').getBoundingClientRect().width > 2000")
+    page.mouse.move(at[0] + 1, at[1])
+    assert page.locator(".regard-said").inner_text() == told
+    page.keyboard.press("Escape")
+    assert image.bounding_box() == before
+    image.focus()
+    page.keyboard.press("Enter")
+    assert image.bounding_box()["width"] == large["width"]
+    assert said == []
+
+
+@pytest.mark.slow
+def test_words_that_hold_html_do_nothing_in_a_browser(browser, tmp_path):
+    recording = long(len(EVIL) * 20)
+    kept, recording.tokens = recording.tokens, EVIL * 20
+    page, said = opened(browser, tmp_path, recording)
+    recording.tokens = kept
+    assert page.locator("img").count() == 1
+    assert page.locator(".regard").inner_text().count("</script>") > 3
+    assert said == []
+
+
+@pytest.mark.slow
+def test_on_a_sheet_of_heads_the_pointer_tells_the_head_and_the_words(browser, tmp_path):
+    recording = small()
+    page, _ = opened(browser, tmp_path, recording)
+    image = page.locator("img")
+    told = json.loads(image.get_attribute("data-frame"))
+    box = image.bounding_box()
+    column, row = 2 * 18 + 4, 1 * 18 + 9  # layer 1, head 2, query 9, key 4
+    wide, high = box["width"] / told["width"], box["height"] / told["height"]
+    x = box["x"] + wide * (told["x"] + told["w"] * (column + 0.5) / told["columns"])
+    page.mouse.move(x, box["y"] + high * (told["y"] + told["h"] * (row + 0.5) / told["rows"]))
+    said = page.locator(".regard-said").inner_text()
+    assert said.startswith("layer 1, head 2: query 9 “saw” → key 4 “dog”: ≈ ")
+    assert float(said.rpartition(" ")[2]) == pytest.approx(float(recording.map(1, 2)[0, 0, 9, 4]), rel=0.05)
