@@ -1,4 +1,4 @@
-# make demo    see attention computed, step by step
+# make demo    a small trained model reads a story: in the terminal, and as a page in the browser
 # make test    every test, the slow ones too         make quick   the everyday run
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make bench   the benchmarks, into docs/benchmarks.md
@@ -7,21 +7,19 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN = .venv/bin
+STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test quick lint docs bench browser clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
-	@$(BIN)/regard walk
+	@mkdir -p build
+	@echo 'A trained model reads a story: regard look "$(STORY)"'
+	@$(BIN)/regard look "$(STORY)" --out build/story.reg --page build/story.html
 	@echo
-	@echo "A trained model, three layers of three heads, sorts letters: regard generate CBABBC --model sorter"
-	@$(BIN)/regard generate CBABBC --model sorter
-	@echo
-	@echo "and every weight of every head while it does: regard look CBABBCABBBC --model sorter --all"
-	@$(BIN)/regard look CBABBCABBBC --model sorter --all
-	@echo
-	@echo "The command lies in .venv: run $(BIN)/regard, or '. $(BIN)/activate' first. 'make test' runs the tests."
+	@echo "The same as a page that needs no network: build/story.html. And live, with whatever you type:"
+	@$(BIN)/regard serve build/story.reg --model pocket
 
 test: .venv/ready-for-work
 	@echo "Running every test; a few minutes."
@@ -57,7 +55,7 @@ clean:
 	@$(PYTHON) -m venv .venv
 	@$(PIP) $(TORCH)
 	@echo "Installing regard."
-	@$(PIP) --editable .
+	@$(PIP) --editable ".[view]"
 	@touch .venv/ready
 
 .venv/ready-for-work: .venv/ready

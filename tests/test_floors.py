@@ -18,7 +18,7 @@ FLOORS = [
 ]
 DOOR = {"__init__", "__main__"}  # they hand names on, and nobody below imports them
 EDGES = {  # a heavy dependency, and the only modules that may import it
-    "starlette": {"show.page.server", "show.page.desk"},
+    "starlette": {"show.page.server", "show.page.desk", "show.page.answers"},
     "uvicorn": {"show.page.server", "show.page.patience"},
     "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "every_head", "arcs", "profiles", "curves")},
     "safetensors": {"weights", "observe.files"},

@@ -90,14 +90,11 @@ def generate(browser: Any, address: str) -> None:
 
 
 def settle(page: Any) -> None:
-    """Waits until nothing is asked for and nothing is waited for."""
-    page.wait_for_timeout(700)
-    for _ in range(600):
-        page.wait_for_load_state("networkidle")
-        if page.evaluate("!document.querySelector('#wait') || document.querySelector('#wait').hidden"):
-            break
+    """Waits until nothing is waited for, and a little longer."""
+    page.wait_for_timeout(1500)
+    while not page.evaluate("document.querySelector('#wait').hidden"):
         page.wait_for_timeout(500)
-    page.wait_for_timeout(700)
+    page.wait_for_timeout(1500)
 
 
 class Attends(torch.nn.Module):

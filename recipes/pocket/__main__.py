@@ -27,7 +27,7 @@ def main() -> None:
         read = [stories.place(ROOT / "stories", n) for n in range(READ)]
         text = BytePair.train((story for file in read for story in documents(file)), VOCABULARY)
         print(f"vocabulary: {text}", flush=True)
-        print(prepare(ROOT / "stories", text, ROOT / "corpus"), flush=True)
+        print(prepare(stories.told(ROOT / "stories", CHUNKS), text, ROOT / "corpus"), flush=True)
     if regard(["train", "--config", str(CONFIG)]):
         raise SystemExit("the training was stopped; the same command goes on")
     card.write(ROOT)

@@ -3,13 +3,15 @@
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recipes.pocket.narrator import Narrator, words
+from regard.text.corpus import documents
 
 CHUNK, ROWS = 8192, 256  # stories a file, and how many are told side by side
 SEED = 20_000  # of the first chunk; each has a seed of its own
+AGAIN = 6  # every so many stories one is told twice in a row, which only a head that looks back can foretell: induction
 
 
 def write(data: Path, folder: Path, chunks: Iterable[int]) -> None:
@@ -27,6 +29,15 @@ def write(data: Path, folder: Path, chunks: Iterable[int]) -> None:
         aside.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text), encoding="utf-8")
         aside.rename(place(folder, n))
         print(f"stories {n}: {sum(map(len, texts)):,} letters, {time.monotonic() - began:.0f} s", flush=True)
+
+
+def told(folder: Path, chunks: int) -> Iterator[str]:
+    """The stories of all chunks, some of them twice in a row; none of the last chunk, of which some are held out."""
+    for n in range(chunks):
+        for number, story in enumerate(documents(place(folder, n))):
+            yield story
+            if number % AGAIN == 0 and n < chunks - 1:
+                yield story
 
 
 def place(folder: Path, n: int) -> Path:

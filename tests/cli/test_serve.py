@@ -6,8 +6,8 @@ import regard.cli
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "give a RECORDING, or a model"),
-        (["--text", "CAB"], "say which with --model"),
+        (["--host", "256.0.0.1"], "cannot be listened at"),  # with the pocket model
+        (["nowhere.reg", "--text", "CAB"], "say which with --model"),
         (["--model", "sorter", "--port", "70000"], "below 65536"),
         (["--model", "sorter", "--text", "xyz"], "no letter of this model"),
         (["--model", "sorter", "--host", "256.0.0.1"], "cannot be listened at"),

@@ -49,8 +49,8 @@ def run_console(text, page, line, capsys):
     for command in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         typed, _, expected = command.partition("\n")
         program, *arguments = shlex.split(typed, comments=True)
-        if program != "regard":
-            continue  # what installs, builds or tests is run elsewhere
+        if program != "regard" or arguments[0] == "serve":
+            continue  # what installs, builds, tests, or serves until it is told to end, is run elsewhere
         code = regard.cli.main(arguments)
         said = capsys.readouterr()
         came = said.out + said.err

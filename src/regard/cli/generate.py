@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from regard.cli.look import read
+from regard.cli.look import MODEL, read
 from regard.errors import ConfigError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import encoded
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
-        "--model", metavar="NAME", required=True, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ..."
+        "--model", metavar="NAME", default=MODEL, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ... (pocket)"
     )
     parser.add_argument("--tokens", metavar="N", type=int, help=f"how many more ({TOKENS}, or what the context has room for)")
     for name, says in FLAGS.items():

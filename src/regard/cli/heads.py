@@ -7,6 +7,7 @@ import argparse
 
 from regard.cli.look import add_table_arguments, report
 from regard.observe import load
+from regard.show.page.onefile import page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Types the heads and prints."""
     recording = load(options.recording)
-    queries = recording.map(0).shape[2]
-    report(recording, options, f"{queries:,} tokens.")
+    line = f"{recording.map(0).shape[2]:,} tokens."
+    if options.page:
+        page(recording, options.page)
+        line += f" Page: {options.page}."
+    report(recording, options, line)
     return 0

@@ -22,10 +22,11 @@ from regard.observe.heads import each as typed
 from regard.show import closer
 from regard.show.grids import grids
 from regard.show.observed import clearest, links, summary, table
+from regard.show.page.onefile import page
 from regard.show.swatches import window
 from regard.show.terminal import open_console, palette, write
 
-MODEL: str | None = None  # the model where none is named; None where one must be
+MODEL = "pocket"  # where none is named
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
 runs as it always does; queries and keys are kept, and every number comes
@@ -42,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         default=MODEL,
-        required=MODEL is None,
-        help="a Hugging Face model: folder, .gguf file or hub name; a GPT-2 from anyone's weights; or sorter",
+        help="a Hugging Face model: folder, .gguf file or hub name; a GPT-2 from anyone's weights; sorter; or pocket (pocket)",
     )
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
     parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
@@ -57,6 +57,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, 'induction' say")
     parser.add_argument("--sort", metavar="SCORE", help="rows by a score, 'previous token' say, largest first")
     parser.add_argument("--head", metavar="L.H", help="a heat map of head H of layer L, or of layer L: the mean of its heads")
+    parser.add_argument("--page", metavar="FILE", help="write a page for the browser: one .html file, no network")
     parser.add_argument(
         "--query", metavar="WORD", help="what a word, or the token of a number, looked at: of --head, or of all"
     )
@@ -74,6 +75,9 @@ def run(options: argparse.Namespace) -> int:
     if options.out:
         recording.save(options.out)
         line += f" Saved to {options.out}."
+    if options.page:
+        page(recording, options.page)
+        line += f" Page: {options.page}."
     report(recording, options, line)
     return 0
 

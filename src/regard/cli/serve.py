@@ -6,15 +6,16 @@ Exit code 2 where the recording or the model cannot be used, or the address is t
 import argparse
 
 from regard.cli.foreign import WRITER, opened
-from regard.cli.look import read
+from regard.cli.look import MODEL, read
 from regard.errors import ConfigError
 from regard.observe import load
 from regard.show.page import live
 
 EPILOG = """\
 RECORDING is what `regard look --out` or recording.save wrote. With a model the
-page runs whatever is typed into it; both may be given. Beyond this machine
-(--host 0.0.0.0) the link holds a token, and without it nothing is answered."""
+page runs whatever is typed into it; both may be given, and with neither it is
+the pocket model. Beyond this machine (--host 0.0.0.0) the link holds a token,
+and without it nothing is answered."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("recording", metavar="RECORDING", nargs="?", help="a file of a recording")
-    parser.add_argument("--model", metavar="NAME", help="what runs the text that is typed, as in regard look")
+    parser.add_argument(
+        "--model", metavar="NAME", help=f"what runs the text that is typed, as in regard look ({MODEL} without RECORDING)"
+    )
     parser.add_argument("--text", metavar="TEXT", help="what it reads first: a text file, the words themselves, or -")
     parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, default=0, help="at which port (any that is free)")
@@ -31,15 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serves until Ctrl-C."""
-    if options.text is not None and options.model is None:
+    name = options.model or (None if options.recording else MODEL)
+    if options.text is not None and name is None:
         raise ConfigError("--text is what a model reads: say which with --model.")
     if not 0 <= options.port < 65536:
         raise ConfigError(f"--port must be at least 0 and below 65536, got {options.port}.")
     module = live()
     recording = load(options.recording) if options.recording else None
-    model = opened(options.model, WRITER) if options.model else None
-    if recording is None and model is None:
-        raise ConfigError("give a RECORDING, or a model with --model.")
+    model = opened(name, WRITER) if name else None
     text = None if options.text is None else read(options.text)
     server = module.server(recording, speaker=model, text=text, host=options.host, port=options.port)
     server.run(lambda: server.announce(options.open))

@@ -94,7 +94,7 @@ class GPT2(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path, dtype: torch.dtype | None = None) -> "GPT2":
-        """The model of a folder or file, or of a name ("sorter", "gpt2", "gpt2-medium", ...), in evaluation mode.
+        """The model of a folder or file, or of a name ("pocket", "sorter", "gpt2", ...), in evaluation mode.
 
         Reads what transformers, OpenAI's TensorFlow code, nanoGPT and the lectures write; regard.weights.gpt2 says how.
         Its text is the vocabulary in the folder, or GPT-2's where the size is GPT-2's. Raises WeightsError, naming the file

@@ -3,9 +3,9 @@
 Read are, by their folder or their file:
 transformers' folders, safetensors or pickles, whole or in several files; OpenAI's TensorFlow checkpoints, and .npz files of
 the same names; nanoGPT's and minGPT's checkpoints and state dicts, and those of the lectures' GPT; models of the Hugging Face
-hub by their name; and the sorter, which is carried here. A config.json beside the file, in transformers' spelling, has the
-last word. nanoGPT's activation is the exact GELU, as it has been since June 2023. A pickle is opened by torch's reader of
-plain tensors alone.
+hub by their name; and the pocket model and the sorter, which are carried here. A config.json beside the file, in
+transformers' spelling, has the last word. nanoGPT's activation is the exact GELU, as it has been since June 2023. A pickle is
+opened by torch's reader of plain tensors alone.
 """
 
 import json
@@ -26,7 +26,7 @@ from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialec
 from regard.weights.stored import REAL, Stored
 from regard.writing import whole
 
-CARRIED = {"sorter": Path(__file__).parent / "sorter"}  # models in this package, with their licence
+CARRIED = {name: Path(__file__).parent / name for name in ("pocket", "sorter")}  # models in this package, with their licence
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +41,8 @@ class Checkpoint:
 def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """The checkpoint of a folder or file, or of a model of the hub; in the file's own dtype where none is given.
 
+    What is carried here is kept in bfloat16, or in float32, and comes in float32.
+
     Takes the memory of the tensors and some megabytes. Raises WeightsError, naming the file and the tensor, where one is
     missing, too much, of another shape or damaged, and where the file says something that regard does not compute.
     """
@@ -51,7 +53,8 @@ def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
     config = configured(archive, dialect, stored)
     lines = list(checked(archive, dialect, config, stored))
-    dtype = dtype or widest(stored[line.theirs] for line in lines if line.theirs in stored)
+    kept = [stored[line.theirs] for line in lines if line.theirs in stored]
+    dtype = dtype or (torch.float32 if name in CARRIED else widest(kept))
     tensors: dict[str, Tensor] = {}
     for line in lines:
         parts = {ours: torch.empty(shape(ours, config), dtype=dtype) for ours in line.ours}

@@ -45,6 +45,22 @@ def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask 
     return recording
 
 
+class Layer(torch.nn.Module):
+    """Attention of what it is given to itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x)
+
+
+def of_two_parts() -> Recording:
+    """A recording of an encoder and a decoder of one layer each."""
+    model = torch.nn.ModuleDict({part: torch.nn.Sequential(Layer()) for part in ("encoder", "decoder")})
+    x = torch.randn(1, 1, 7, 5, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), regard.record(model) as recording:
+        model["decoder"](model["encoder"](x))
+    return recording
+
+
 class Client:
     """Asks a server, a connection a request."""
 

@@ -4,6 +4,8 @@ import torch
 import regard
 from regard import ConfigError
 from regard.show.page.entry import Entry, Place, summary
+from regard.show.page.kinds import typing
+from regard.show.page.steps import steps_of
 from show.page.asking import recorded, rows_and_keys
 
 B, H, G, T, PAST, D = 2, 4, 2, 7, 3, 5
@@ -83,6 +85,21 @@ def test_few_maps_are_kept(monkeypatch):
     for layer in (0, 1, 2, 0):
         entry.layer(Place(layer=layer))
     assert [key[2] for key in entry._maps] == [2, 0]
+
+
+def test_heads_that_were_chosen_keep_the_models_numbers():
+    entry = Entry("r1", recorded(heads=[0, 2]))
+    (attention,) = summary(entry)["attentions"]
+    assert [(layer["heads"], layer["numbers"]) for layer in attention["layers"]] == [(2, [0, 2])] * 3
+    (whole,) = summary(Entry("r1", recorded()))["attentions"]
+    assert "numbers" not in whole["layers"][0]
+    place = Place(layer=1, head=1)
+    assert torch.equal(entry.map(place)[0, 0], recorded().map(1, 2)[0, 0])
+    *_, last = typing(entry, place, lambda: None)
+    assert last["detectors"]
+    expected = next(row.kind for row in regard.heads(recorded()) if (row.layer, row.head) == (1, 2))
+    assert entry.kind(place) == expected
+    assert steps_of(entry, place, None, 64)["title"] == "layer 1, head 2"
 
 
 def test_a_recording_without_words_is_shown_by_numbers():

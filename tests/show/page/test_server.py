@@ -15,8 +15,9 @@ from regard import Causal, ConfigError
 from regard.map.codes import coded
 from regard.show.page import desk as desks
 from regard.show.page import session as sessions
+from regard.show.page.entry import Place
 from regard.show.page.server import server
-from show.page.asking import TEXT, Client, asking, recorded, rows_and_keys, sorter
+from show.page.asking import TEXT, Client, asking, of_two_parts, recorded, rows_and_keys, sorter
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
@@ -179,6 +180,7 @@ def test_generating_streams_tokens_and_ends_with_their_recording(client):
     *tokens, last = [json.loads(line) for line in body.splitlines()]
     assert status == 200
     assert "".join(one["word"] for one in tokens) == "".join(sorter().model.complete("CCAB", 3, temperature=0))
+    assert [one["place"] for one in tokens] == [4, 5, 6]
     assert all(one["likeliest"][0]["probability"] == pytest.approx(one["probability"]) for one in tokens)
     assert all(sum(near["weight"] for near in one["looked"]) <= 1.0001 for one in tokens)
     assert last["recording"]["words"]["words"]["first"] == list("CCAB") + [one["word"] for one in tokens[:-1]]
@@ -252,6 +254,8 @@ def test_what_cannot_be_typed_is_one_sentence(client, sent, status, says):
         ({"temperature": -1}, "temperature"),
         ({"seed": 1.5}, "seed"),
         ({"tokens": True}, "tokens"),
+        ({"tokens": 200}, "choose at most"),
+        ({"text": "ABC" * 100}, "shorten it"),
     ],
 )
 def test_what_cannot_be_written_is_one_sentence(client, more, says):
@@ -389,6 +393,47 @@ def test_few_heads_are_kept_open(recording, monkeypatch):
         for head in range(9):
             assert client.lines("/api/r/r1/open", layer=head // 3, head=head % 3)[-1]["levels"] == 1
         assert 1 <= len(client.server.page.session.heads()) < 9
+
+
+def test_what_a_head_was_divided_by_is_found_once(recording, monkeypatch):
+    monkeypatch.setattr("regard.show.page.entry.MAPS", 1)
+    with asking(recording) as client:
+        client.lines("/api/r/r1/open", **HEAD)
+        client.codes("/api/r/r1/row", layer=0, head=0, q=3)  # the map of this layer takes the place of that one
+        monkeypatch.setattr(regard.map.AttentionMap, "_known", None)
+        assert client.codes("/api/r/r1/column", **HEAD, k=4).shape == (11,)
+        assert client.json("/api/r/r1/top", **HEAD, k=4)["found"]
+
+
+def test_a_head_of_a_recording_that_is_gone_is_not_kept(recording):
+    session = sessions.Session(speaker=sorter())
+    entry = session.add(recording)
+    session.forget(entry.id)
+    with pytest.raises(ConfigError, match="make room"):
+        session.opened(entry, Place())
+    assert not session.heads()
+
+
+def test_a_head_is_opened_once_whether_its_part_is_named_or_not():
+    session = sessions.Session(of_two_parts())
+    entry = session.entry("r1")
+    assert [one.part for one in entry.attentions] == ["encoder", "decoder"]
+    assert session.opened(entry, Place(part="encoder")) is session.opened(entry, Place())
+    assert session.opened(entry, Place(part="decoder")) is not session.opened(entry, Place())
+
+
+def test_a_server_that_has_stopped_leaves_no_thread(recording):
+    def working():
+        return {one for one in threading.enumerate() if one.name.startswith("regard-page")}
+
+    before = working()
+    with asking(recording) as client:
+        client.lines("/api/r/r1/open", **HEAD)
+        begun = working() - before
+    assert begun
+    for one in begun:
+        one.join(30)
+    assert not any(one.is_alive() for one in begun)
 
 
 def test_it_ends_cleanly_when_it_is_told_to():

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.errors import RegardError
-from regard.show.page.answers import dumped
 from regard.show.page.asked import MissingError
+from regard.show.page.encoding import dumped
 from regard.show.page.memory import Tidy
 from regard.show.page.pictures import Alive, Opened
 
@@ -44,14 +44,18 @@ class Desk:
     async def answer(
         self,
         request: Request,
-        work: Callable[[Alive], Response],
+        work: Callable[[Alive, list[Any]], Response],
         heads: Iterable[Callable[[], Opened]] = (),
+        take: Callable[[Opened], Any] = lambda opened: opened,
         long: bool = False,
     ) -> Response:
-        """What work returns, once these heads are known; in it alive() raises once the client has gone or the time is up."""
+        """What work returns, given what it takes of these heads, once they are known.
+
+        In it alive() raises once the client has gone or the time is up.
+        """
         stop = threading.Event()
         self.enter()
-        doing: asyncio.Future[Any] = asyncio.ensure_future(self.done(work, heads, alive_until(stop), long))
+        doing: asyncio.Future[Any] = asyncio.ensure_future(self.done(work, heads, take, alive_until(stop), long))
         leaving: asyncio.Future[Any] = asyncio.ensure_future(left(request))
         try:
             await asyncio.wait({doing, leaving}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -70,17 +74,25 @@ class Desk:
             doing.cancel()
 
     async def done(
-        self, work: Callable[[Alive], Response], heads: Iterable[Callable[[], Opened]], alive: Alive, long: bool
+        self,
+        work: Callable[[Alive, list[Any]], Response],
+        heads: Iterable[Callable[[], Opened]],
+        take: Callable[[Opened], Any],
+        alive: Alive,
+        long: bool,
     ) -> Response:
         """What work returns, after what it needs to know; who waits for what another computes holds no thread."""
         run = asyncio.get_running_loop().run_in_executor
+        found = []
         for make in heads:
             opened = await run(self.quick, make)
             while opened.busy():
                 await asyncio.sleep(0.02)
             if opened.share < 1:
                 await run(self.long, opened.wait, alive)
-        return await run(self.long if long else self.quick, work, alive)
+            found.append(take(opened))  # the session may drop the head meanwhile, to make room
+            del opened
+        return await run(self.long if long else self.quick, work, alive, found)
 
     def enter(self) -> None:
         """Counts one more request, where there is room for it."""
@@ -92,7 +104,13 @@ class Desk:
         """Ends a request and what still works for it."""
         stop.set()
         self.busy -= 1
-        self.long.submit(self.tidy)
+        if self.tidy.due():
+            self.long.submit(self.tidy)
+
+    def close(self) -> None:
+        """Lets the threads go; what waits for one is not begun any more."""
+        for pool in (self.quick, self.long):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def alone(count: int, name: str) -> ThreadPoolExecutor:

@@ -19,12 +19,15 @@ from regard.observe.strand import Strand
 FIRST = 2000  # words of a list that the summary brings along
 BEGINNING = 80  # letters of its text
 LETTERS = 256  # of a word that are sent
-MAPS = 4  # layers whose map is kept
+MAPS = 2  # layers whose map is kept
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a head is: the kind of attention and the part of the model, the batch row, the layer within these, the head."""
+    """Where a head is: the kind of attention and the part of the model, the batch row, the layer within these, the head.
+
+    The head counts those that were recorded; the model may have others before it, see Entry.number.
+    """
 
     kind: str = "self"
     part: str | None = None
@@ -35,12 +38,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Attention:
-    """All layers of a kind and a part: their names, and the shape (b, h, q, k) of each."""
+    """All layers of a kind and a part: their names, the shape (b, h, q, k) of each, and the model's numbers of its heads."""
 
     kind: str
     part: str | None
     names: tuple[str, ...]
     shapes: tuple[tuple[int, int, int, int], ...]
+    numbers: tuple[tuple[int, ...], ...]
 
 
 @dataclass(eq=False)
@@ -65,7 +69,8 @@ class Entry:
                 names = self.recording.layers(kind, part)
                 shapes = tuple(shape(self.recording.last.of(n, kind, part)) for n in range(len(names)))
                 if names:
-                    found.append(Attention(kind, part, tuple(names), shapes))
+                    numbers = tuple(self.recording.heads(n, kind, part) for n in range(len(names)))
+                    found.append(Attention(kind, part, tuple(names), shapes, numbers))
         return found
 
     def attention(self, place: Place) -> Attention:
@@ -109,7 +114,12 @@ class Entry:
     def kind(self, place: Place) -> str | None:
         """What kind of head this is, where that has been found."""
         rows, _ = self.typed.get((place.kind, self.attention(place).part), ([], []))
-        return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, place.head)), None)
+        return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, self.number(place))), None)
+
+    def number(self, place: Place) -> int:
+        """The number in the model of a place's head, which counts those that were recorded."""
+        self.shape(place)
+        return self.attention(place).numbers[place.layer][place.head]
 
     def words(self, place: Place) -> tuple[Sequence[str], Sequence[str]]:
         """The words along the rows and along the columns of a place; numbers where there are none."""
@@ -163,6 +173,14 @@ def within(name: str, number: int, count: int) -> None:
         raise ConfigError(f"{name} must be at least 0 and below {count:,}, got {number}.")
 
 
+def layer(attention: Attention, n: int) -> dict[str, Any]:
+    """A layer in the summary; with the model's numbers of its heads where these are not simply counted."""
+    _, h, q, k = attention.shapes[n]
+    found = {"name": attention.names[n], "heads": h, "queries": q, "keys": k}
+    numbers = attention.numbers[n]
+    return found if numbers == tuple(range(h)) else found | {"numbers": list(numbers)}
+
+
 def summary(entry: Entry) -> dict[str, Any]:
     """What the page needs to know of a recording before it asks for anything else."""
     words = entry.lists()
@@ -178,10 +196,7 @@ def summary(entry: Entry) -> dict[str, Any]:
                 "part": one.part,
                 "rows": entry.list_of(one, 0),
                 "columns": entry.list_of(one, 1),
-                "layers": [
-                    {"name": name, "heads": h, "queries": q, "keys": k}
-                    for name, (_, h, q, k) in zip(one.names, one.shapes, strict=True)
-                ],
+                "layers": [layer(one, n) for n in range(len(one.names))],
             }
             for one in entry.attentions
         ],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.map import AttentionMap
 from regard.map.codes import coded
 from regard.observe.look import Look
 from regard.show.page.entry import Entry, Place, short, within
@@ -49,17 +50,16 @@ def row(entry: Entry, place: Place, q: int, heads: Sequence[int] = ()) -> tuple[
     return m[0, :, q].mean(0), torch.stack(seen).any(0)
 
 
-def column(entry: Entry, place: Place, k: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """What looked at key k: the mean weights (q,) of some heads, or that of the place, and which queries may see it.
+def column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
+    """What looked at key k: the mean weights (q,) of heads, each a map (1, 1, q, k), and which queries may see it.
 
-    Needs what the rows are divided by: the map goes over the whole matrix where it does not know that yet.
+    Needs what the rows are divided by: a map that does not know that yet goes over its whole matrix.
     """
-    m = chosen(entry, place, heads)
-    within("k", k, m.shape[3])
-    look, queries = Look(m), torch.arange(m.shape[2], device=m.device)
-    key = torch.tensor([k], device=m.device)
-    seen = [look.may_see(0, head, queries.unsqueeze(-1), key)[:, 0] for head in (range(1) if look.alike else range(m.shape[1]))]
-    return m[0, :, :, [k]].squeeze(-1).mean(0), torch.stack(seen).any(0)
+    _, _, q, keys = maps[0].shape
+    within("k", k, keys)
+    queries, key = torch.arange(q, device=maps[0].device).unsqueeze(-1), torch.tensor([k], device=maps[0].device)
+    seen = [Look(m).may_see(0, 0, queries, key)[:, 0] for m in maps]
+    return torch.stack([m[0, 0, :, [k]].squeeze(-1) for m in maps]).mean(0), torch.stack(seen).any(0)
 
 
 def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def codes(weights: Tensor, seen: Tensor) -> Tensor:
     return coded(weights, seen)
 
 
-def chosen(entry: Entry, place: Place, heads: Sequence[int]) -> Any:
+def chosen(entry: Entry, place: Place, heads: Sequence[int]) -> AttentionMap:
     """The map (1, n, q, k) of some heads of a place's layer, or of the place's own."""
     return entry.layer(place).select(heads=[one.head for one in places(entry, place, heads)])
 

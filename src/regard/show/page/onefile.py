@@ -17,7 +17,7 @@ from regard.errors import ConfigError
 from regard.map.pyramid import TILE
 from regard.observe import Recording
 from regard.observe.look import Look
-from regard.show.page.answers import dumped
+from regard.show.page.encoding import dumped
 from regard.show.page.entry import Attention, Entry, Place, short, summary
 from regard.show.page.kinds import typing
 from regard.show.page.pictures import Opened, opening

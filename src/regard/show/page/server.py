@@ -20,32 +20,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from torch import Tensor
 
 from regard.errors import ConfigError, RegardError
 from regard.observe import Recording
-from regard.show.page import asked, numbers
-from regard.show.page.answers import dumped
+from regard.show.page import asked
+from regard.show.page.answers import GENERAL, OF_RECORDING, Answer, json, named
 from regard.show.page.asked import MissingError
 from regard.show.page.desk import Desk, Lines, refusal, status_of, told
-from regard.show.page.entry import Entry, Place, short
 from regard.show.page.guard import HEAD_BYTES, Guard, is_loopback
 from regard.show.page.kinds import typing
 from regard.show.page.patience import PatientProtocol
-from regard.show.page.pictures import Alive, opening, thumbs, warm
-from regard.show.page.session import STEPS, Session, examples
+from regard.show.page.pictures import Alive, opening, warm
+from regard.show.page.session import Session, examples
 from regard.show.page.speaker import speaker_of
-from regard.show.page.steps import example_steps, steps_of
 
 STATIC = Path(__file__).parent / "static"
 MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
 CONNECTIONS = 256
 BODY_BYTES = 2**18
 WORTH_PACKING = 2**10  # bytes
-PER_WORDS = 20_000  # of one answer
 GET, POST = ["GET"], ["POST"]
-Work = Callable[["Page", Request], Response]
-Needs = Callable[["Page", Request], list[tuple[Entry, Place]]]
 
 
 class Page:
@@ -56,26 +50,27 @@ class Page:
 
     def routes(self) -> list[Route]:
         """Every address there is."""
-        looked = {name: self.quick(work, NEEDS.get(name, nothing)) for name, work in ANSWERS.items()}
         return [
             Route("/", self.static, methods=GET),
             Route("/static/{path:path}", self.static, methods=GET),
-            Route("/api/start", self.quick(start, nothing), methods=GET),
-            Route("/api/example", self.quick(example, nothing), methods=GET),
+            *(Route(f"/api/{name}", self.quick(answer), methods=GET) for name, answer in GENERAL.items()),
             Route("/api/type", self.type, methods=POST),
             Route("/api/generate", self.generate, methods=POST),
             Route("/api/r/{id}/heads", self.heads, methods=GET),
             Route("/api/r/{id}/open", self.open, methods=GET),
-            *(Route(f"/api/r/{{id}}/{name}", work, methods=GET) for name, work in looked.items()),
+            *(Route(f"/api/r/{{id}}/{name}", self.quick(answer), methods=GET) for name, answer in OF_RECORDING.items()),
         ]
 
-    def quick(self, work: Work, needs: Needs) -> Callable[[Request], Any]:
+    def quick(self, answer: Answer) -> Callable[[Request], Any]:
         """The route of something that is answered at once, when the heads it needs are known."""
 
         async def route(request: Request) -> Response:
-            places = needs(self, request)
-            heads = [partial(self.session.opened, *one) for one in places]
-            return packed(request, await self.desk.answer(request, lambda alive: work(self, request), heads))
+            heads = [partial(self.session.opened, *one) for one in answer.needs(self.session, request)]
+
+            def work(alive: Alive, found: list[Any]) -> Response:
+                return answer.work(self.session, request, found)
+
+            return packed(request, await self.desk.answer(request, work, heads, answer.take))
 
         return route
 
@@ -90,13 +85,13 @@ class Page:
 
     async def heads(self, request: Request) -> Response:
         """What kind each head is."""
-        entry, place = self.entry(request), asked.place(request.query_params)
+        entry, place = named(self.session, request), asked.place(request.query_params)
         entry.attention(place)
         return Lines(self.desk, request, lambda alive: typing(entry, place, alive))
 
     async def open(self, request: Request) -> Response:
         """Goes over a head."""
-        entry, place = self.entry(request), asked.place(request.query_params)
+        entry, place = named(self.session, request), asked.place(request.query_params)
         entry.shape(place)
         return Lines(self.desk, request, lambda alive: opening(entry, place, self.session.opened(entry, place), alive))
 
@@ -104,7 +99,7 @@ class Page:
         """Runs the model."""
         text = asked.body(await read(request), {"text": str})["text"]
 
-        def work(alive: Alive) -> Response:
+        def work(alive: Alive, found: list[Any]) -> Response:
             return json(self.session.type(text, alive))
 
         return packed(request, await self.desk.answer(request, work, long=True))
@@ -122,123 +117,6 @@ class Page:
 
         return Lines(self.desk, request, lines)
 
-    def entry(self, request: Request) -> Entry:
-        """The recording that a request names."""
-        return self.session.entry(request.path_params["id"])
-
-
-def start(page: Page, request: Request) -> Response:
-    """What a page begins with."""
-    return json(page.session.start())
-
-
-def example(page: Page, request: Request) -> Response:
-    """The steps of one of the lectures' examples."""
-    return json(example_steps(asked.word(request.query_params, "name"), asked.number(request.query_params, "head", 0)))
-
-
-def words(page: Page, request: Request) -> Response:
-    """Words along an axis."""
-    query = request.query_params
-    first, last = asked.number(query, "from", 0), asked.number(query, "to", 2000)
-    lists, name = page.entry(request).lists(asked.number(query, "b", 0)), asked.word(query, "list", "words")
-    if name not in lists:
-        raise MissingError(f"there is no list of words {name!r}; there is {', '.join(lists) or 'none'}.")
-    if last - first > PER_WORDS:
-        raise ConfigError(f"at most {PER_WORDS:,} words are sent at a time, got {first} to {last}.")
-    return json({"words": [short(word) for word in lists[name][first:last]]})
-
-
-def small(page: Page, request: Request) -> Response:
-    """Small pictures of the heads of a layer."""
-    found, sampled = thumbs(page.entry(request).layer(asked.place(request.query_params)))
-    return binary(found, {"x-sampled": str(int(sampled))})
-
-
-def tile(page: Page, request: Request) -> Response:
-    """A tile of a head's picture."""
-    query, place = request.query_params, asked.place(request.query_params)
-    level, row, column = (asked.number(query, name) for name in ("level", "row", "column"))
-    pyramid = page.session.opened(page.entry(request), place).pyramid
-    return binary(pyramid.codes(level, row, column, asked.word(query, "how", "mean")))  # type: ignore[arg-type]
-
-
-def cell(page: Page, request: Request) -> Response:
-    """One weight."""
-    query = request.query_params
-    return json(numbers.cell(page.entry(request), asked.place(query), asked.number(query, "q"), asked.number(query, "k")))
-
-
-def row(page: Page, request: Request) -> Response:
-    """What a query looked at."""
-    return binary(numbers.codes(*along(page, request, "q")))
-
-
-def column(page: Page, request: Request) -> Response:
-    """What looked at a key."""
-    return binary(numbers.codes(*along(page, request, "k")))
-
-
-def top(page: Page, request: Request) -> Response:
-    """The largest weights of a row or of a column."""
-    query = request.query_params
-    axis = "q" if "q" in query else "k"
-    rows, columns = page.entry(request).words(asked.place(query))
-    weights, _ = along(page, request, axis)
-    return json({"found": numbers.top(weights, columns if axis == "q" else rows, asked.number(query, "n", 8))})
-
-
-def along(page: Page, request: Request, axis: str) -> tuple[Tensor, Tensor]:
-    """The weights of a row (q) or a column (k), the mean of some heads, and which are visible."""
-    entry, place, query = page.entry(request), asked.place(request.query_params), request.query_params
-    heads, index = asked.numbers(query, "heads"), asked.number(query, axis)
-    if axis == "q":
-        return numbers.row(entry, place, index, heads)
-    return numbers.column(entry, place, index, heads)
-
-
-def steps(page: Page, request: Request) -> Response:
-    """The steps of a head."""
-    query = request.query_params
-    q = asked.number(query, "q") if "q" in query else None
-    return json(steps_of(page.entry(request), asked.place(query), q, STEPS))
-
-
-def nothing(page: Page, request: Request) -> list[tuple[Entry, Place]]:
-    """What needs no head to be known."""
-    return []
-
-
-def one(page: Page, request: Request) -> list[tuple[Entry, Place]]:
-    """What needs the head of its place."""
-    entry, place = page.entry(request), asked.place(request.query_params)
-    entry.shape(place)
-    return [(entry, place)]
-
-
-def several(page: Page, request: Request) -> list[tuple[Entry, Place]]:
-    """What needs some heads, to know what each of their rows is divided by."""
-    ((entry, place),) = one(page, request)
-    return [(entry, other) for other in numbers.places(entry, place, asked.numbers(request.query_params, "heads"))]
-
-
-def of_axis(page: Page, request: Request) -> list[tuple[Entry, Place]]:
-    """The largest of a column needs them, those of a row need nothing."""
-    return nothing(page, request) if "q" in request.query_params else several(page, request)
-
-
-NEEDS: dict[str, Needs] = {"tile": one, "column": several, "top": of_axis}
-ANSWERS: dict[str, Work] = {
-    "words": words,
-    "thumbs": small,
-    "tile": tile,
-    "cell": cell,
-    "row": row,
-    "column": column,
-    "top": top,
-    "steps": steps,
-}
-
 
 async def read(request: Request) -> bytes:
     """The body of a request, of JSON and not too large."""
@@ -255,24 +133,12 @@ async def read(request: Request) -> bytes:
     return bytes(found)
 
 
-def json(found: Any) -> Response:
-    """An answer in JSON."""
-    return Response(dumped(found), media_type="application/json")
-
-
-def binary(codes: Tensor, headers: dict[str, str] | None = None) -> Response:
-    """Codes, little-endian, with their shape."""
-    shape = ",".join(map(str, codes.shape))
-    data = codes.contiguous().numpy().astype("<u2").tobytes()
-    return Response(data, media_type="application/octet-stream", headers={"x-shape": shape, **(headers or {})})
-
-
 def packed(request: Request, response: Response) -> Response:
     """The answer, smaller where the client can unpack it and it is worth it; kept by nobody but the client's own page."""
     response.headers.setdefault("cache-control", "no-store")
-    small = len(response.body) < WORTH_PACKING or response.media_type == "application/octet-stream"
-    if not small and "gzip" in request.headers.get("accept-encoding", ""):
-        response.body = gzip.compress(response.body, 5, mtime=0)
+    if len(response.body) >= WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        quick = response.media_type == "application/octet-stream"  # codes: a tile must not wait for the last per cent
+        response.body = gzip.compress(response.body, 1 if quick else 5, mtime=0)
         response.headers["content-length"] = str(len(response.body))
         response.headers["content-encoding"] = "gzip"
         response.headers["vary"] = "accept-encoding"
@@ -349,14 +215,22 @@ class Server:
     def announce(self, open_browser: bool = False) -> None:
         """Prints the address, and opens it in a browser where that is asked."""
         print(f"{self.address}\nCtrl-C ends it.", flush=True)
-        if open_browser and not webbrowser.open(self.address):
+        if open_browser:  # one of the terminal holds its thread until it is left
+            threading.Thread(target=self.browse, name="regard-browser", daemon=True).start()
+
+    def browse(self) -> None:
+        """Opens the address in a browser."""
+        if not webbrowser.open(self.address):
             print("There is no browser to open here; the address is above.", flush=True)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serves until Ctrl-C, or until the process is told to end; ready is called once it does."""
         self._server.ready = ready
-        threading.Thread(target=begin, name="regard-warm", daemon=True).start()
-        self._server.run(sockets=[self._socket])
+        threading.Thread(target=begin, name="regard-warm").start()  # no daemon: one cut off in compiled code aborts the process
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.page.desk.close()
 
     def start(self) -> "Server":
         """Serves in a thread of its own."""

@@ -4,6 +4,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import regard.lectures.examples as lectures
@@ -14,7 +15,7 @@ from regard.show.page.entry import Entry, Place, summary
 from regard.show.page.pictures import Alive, Opened
 from regard.show.page.speaker import Speaker, sentences, typed, writes, written
 
-TYPED_BYTES = 32 * 2**20  # of recordings of what was typed, the newest of which is always kept
+TYPED_BYTES = 16 * 2**20  # of recordings of what was typed, the newest of which is always kept
 OPENED_BYTES = 120 * 2**20  # of heads that are looked at, the newest of which is always kept
 CHARACTERS = 20_000  # of a text
 TOKENS = 200  # that are written at a time
@@ -73,15 +74,18 @@ class Session:
         raise MissingError(f"there is no recording {name[:20]!r} any more; the oldest of those typed make room for new ones.")
 
     def opened(self, entry: Entry, place: Place) -> Opened:
-        """A head that is looked at; the ones longest not looked at go where there are too many."""
+        """A head that is looked at; to make room for one, those longest not looked at go before it is gone over."""
+        key = entry.id, replace(place, part=entry.attention(place).part)
         with self._lock:
-            key = entry.id, place
-            if key not in self._opened:
-                self._opened[key] = Opened(entry.map(place))
+            known = self._opened.get(key)
+        made = known or Opened(entry.map(place))  # outside of the lock: to join a map of many calls takes a while
+        with self._lock:
+            self.entry(entry.id)  # which may be gone
+            found = self._opened.setdefault(key, made)
             self._opened.move_to_end(key)
             while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > OPENED_BYTES:
                 self._opened.popitem(last=False)
-            return self._opened[key]
+            return found
 
     def heads(self) -> list[Opened]:
         """The heads that are kept."""

@@ -98,9 +98,12 @@ def written(
 ) -> Iterator[dict[str, Any] | Recording]:
     """Each new token as JSON, with what was likely and what it looked at; at last the recording of all."""
     if not isinstance(speaker, Own):
-        raise ConfigError(f"{speaker.name} is recorded only: the page lets GPT-2 models of regard's write.")
+        raise ConfigError(
+            f"{speaker.name} can be looked at here, but does not write: the page writes with regard's own GPT-2s."
+        )
     model, vocabulary = speaker.model, speaker.words
     ids = vocabulary.encode(text)
+    refuse_beyond(speaker, max(len(ids), 1), tokens)
     settings = {"text": vocabulary, **model.ending(), "temperature": temperature, "seed": seed}
     if not ids and settings.get("end") is not None:
         ids = [settings["end"]]
@@ -109,6 +112,7 @@ def written(
         for one in told(steps, words, vocabulary, LIKELIEST, recording, len(last_layers(model.config.layers))):
             yield {
                 "word": one.word,
+                "place": len(words),  # its own, once it is written
                 "probability": one.probability,
                 "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
                 "looked": [{"place": near.place, "word": short(near.word), "weight": near.weight} for near in one.looked],
@@ -117,6 +121,17 @@ def written(
     if recording.runs:
         recording.model, recording.tokens = speaker.name, words[: recording.map(0).shape[3]]
         yield recording
+
+
+def refuse_beyond(speaker: Own, begun: int, tokens: int) -> None:
+    """Raises ConfigError where there is no room for so many more tokens; the last one is not read."""
+    room = speaker.context - begun + 1
+    if tokens > room:
+        fits = f"choose at most {room:,} more" if room > 0 else "shorten it"
+        raise ConfigError(
+            f"{speaker.name} reads {speaker.context:,} tokens at a time; the text has {begun:,} and {tokens:,} more are asked "
+            f"for, so {fits}{', or begin with a shorter text' if room > 0 else ''}."
+        )
 
 
 def sentences(speaker: Speaker | None) -> list[str]:

@@ -34,7 +34,7 @@ def steps_of(entry: Entry, place: Place, q: int | None, most: int) -> dict[str, 
     if max(queries, keys) > most:
         return one_row(entry, place, plane, focus, rows[focus], columns)
     problem = laid_out(plane, torch.arange(queries), torch.arange(keys), entry.values(place))
-    return told(place, rows, columns, focus) | problem
+    return told(entry, place, rows, columns, focus) | problem
 
 
 def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns: Sequence[str]) -> dict[str, Any]:
@@ -51,15 +51,15 @@ def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns
         f"Of {len(columns):,} words, these {len(largest)} are what {asks.strip() or repr(asks)} looks at most; "
         f"all others together have {rough(share)} of its attention. The context is mixed from these alone."
     )
-    found = told(place, [asks], [columns[key] for key in largest.tolist()], 0)
+    found = told(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)
     found |= laid_out(plane, query, largest, entry.values(place))
     return found | {"sink": finite(others), "partial": True, "places": largest.tolist(), "notes": [note]}
 
 
-def told(place: Place, rows: Sequence[str], columns: Sequence[str], focus: int) -> dict[str, Any]:
+def told(entry: Entry, place: Place, rows: Sequence[str], columns: Sequence[str], focus: int) -> dict[str, Any]:
     """What STEPS say in words of a head."""
     return {
-        "title": f"layer {place.layer}, head {place.head}",
+        "title": f"layer {place.layer}, head {entry.number(place)}",
         "source": None,
         "notes": [],
         "rows": list(rows),

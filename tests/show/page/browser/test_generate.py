@@ -1,5 +1,7 @@
 """The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
 
+from xml.etree import ElementTree
+
 import pytest
 import torch
 
@@ -163,3 +165,14 @@ def test_what_the_model_cannot_read_is_told_beside_the_box(opened, address):
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
     page = written(opened(f"{address}#view=generate", width=390, height=844))
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+
+
+def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(opened, address, tmp_path):
+    page = written(opened(f"{address}#view=generate"))
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as saving:
+        page.get_by_role("menuitem", name="SVG").click()
+    saving.value.save_as(tmp_path / "generate.svg")
+    told = [one.text or "" for one in ElementTree.parse(tmp_path / "generate.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert "".join(told).startswith(TEXT + came(page))
+    assert "It looked at" in " ".join(told)

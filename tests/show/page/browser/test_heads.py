@@ -80,3 +80,12 @@ def test_arrows_and_enter_do_the_same(opened, address):
     assert (link(page)["layer"], link(page)["head"]) == ("1", "2")
     page.keyboard.press("Enter")
     until(page, "document.querySelector('#caption').textContent.includes('Layer 1, head 2')")
+
+
+def test_what_a_kind_of_head_does_is_said_in_words_and_not_by_the_pointer_alone(opened, address, recording):
+    page = settled(opened(f"{address}#view=heads"))
+    until(page, "!document.querySelector('.heads-controls select').disabled")
+    kind = next(iter(regard.heads(recording))).kind
+    assert page.locator(".heads-said").inner_text().startswith(f"Marked is head 0.0, {kind}: ")
+    page.locator(f"[data-control='only {kind}']").click()
+    until(page, f"document.querySelector('.heads-said').textContent.startsWith('{kind}: ')")

@@ -1,6 +1,7 @@
 """How the page looks: at a phone's width, on both grounds, its contrasts, its keys, its names for a screen reader."""
 
 import itertools
+from xml.etree import ElementTree
 
 import pytest
 
@@ -88,6 +89,57 @@ def test_every_view_can_be_reached_with_the_tab_key_and_its_focus_is_seen(opened
     assert page.evaluate(focused) == ["Heads", "solid"]
     page.keyboard.press("Enter")
     until(page, "location.hash.includes('view=heads')")
+
+
+@pytest.mark.parametrize("tab", ["Text", "Compare"])
+def test_enter_follows_the_link_that_has_the_focus_where_it_has_a_meaning_of_its_own_too(opened, address, tab):
+    page = settled(opened(f"{address}#view=heads&r=r2"))
+    page.locator("#views a", has_text=tab).focus()
+    page.keyboard.press("Enter")
+    until(page, f"location.hash.includes('view={tab.lower()}')")
+
+
+def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opened, address):
+    page = settled(opened(f"{address}#view=map"))
+    page.keyboard.press("?")
+    named = page.evaluate("[...document.querySelectorAll('dialog dd')].map((one) => one.textContent)")
+    assert named.count("closer") == 1
+    assert page.evaluate("[...document.querySelectorAll('dialog dt')].map((one) => one.innerText)").count("+ =") == 1
+    assert page.locator("dialog h2").all_inner_texts() == ["Keys of this view", "Keys of every view", "Mouse and fingers"]
+
+
+def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(opened, address):
+    page = settled(opened(f"{address}#view=map", width=390, height=500))
+    page.keyboard.press("?")
+    page.wait_for_timeout(100)
+    assert page.evaluate("[document.querySelector('dialog').scrollTop, document.activeElement.textContent]") == [0, "Close"]
+
+
+def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(opened, address):
+    page = settled(opened(f"{address}#view=text"))
+    button = page.get_by_role("button", name="Save")
+    button.press("Enter")
+    assert button.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert button.get_attribute("aria-expanded") == "false"
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "steps", "compare"])
+def test_a_picture_that_is_kept_says_what_it_is(opened, address, view, tmp_path):
+    page = settled(opened(f"{address}#view={view}&r=r2&q=4&k=1"))
+    page.wait_for_timeout(300)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as saving:
+        page.get_by_role("menuitem", name="SVG").click()
+    saving.value.save_as(tmp_path / "kept.svg")
+    told = [one.text or "" for one in ElementTree.parse(tmp_path / "kept.svg").iter("{http://www.w3.org/2000/svg}text")]
+    caption = page.locator("#caption").inner_text()
+    assert caption in " ".join(told)
+    assert any("cat" in text for text in told) or view == "heads"
+    if view in VIEWS:
+        assert told[-4:] == page.locator("#legend span").all_inner_texts()
+    assert page.evaluate("document.activeElement.textContent") == "Save picture"
 
 
 def test_nothing_moves_for_those_who_ask_for_stillness(opened, address):

@@ -114,3 +114,11 @@ def test_its_numbers_and_the_servers_are_the_same(opened, address, serving, reco
         told.append(page.locator(".readout dd").all_inner_texts()[:3])
     assert told[0] == told[1]
     assert told[2] == told[3]
+
+
+@pytest.mark.parametrize("view", ["type", "generate", "nothing"])
+def test_a_link_to_a_view_that_needs_a_model_opens_the_text(opened, address, view):
+    page = settled(opened(f"{address}#view={view}&q=5"))
+    assert page.locator("#views [aria-current]").inner_text() == "Text"
+    assert page.locator("textarea").count() == 0
+    assert page.locator(".prose .word").count() == T

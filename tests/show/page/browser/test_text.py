@@ -40,7 +40,7 @@ def darker(light: list[int], row) -> None:
 def test_hovering_a_word_shades_what_it_looked_at(opened, address):
     page = settled(opened(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
-    until(page, "document.querySelector('#caption').textContent.includes('word 11')")
+    until(page, "document.querySelector('#caption').textContent.includes('place 11')")
     row = weights(Q, K, 1, 2)[11]
     seen = light(page)
     darker(seen[:12], row[:12])

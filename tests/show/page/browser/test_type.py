@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -174,3 +175,22 @@ def test_shift_and_enter_begin_a_new_line_and_do_not_run(opened, address):
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
     page = typed(opened(address, width=390, height=844), TEXT)
     assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+
+
+def test_whoever_comes_first_reads_what_attention_is_until_there_is_some_to_see(opened, address):
+    page = opened(f"{address}#view=type")
+    assert "attention" in page.locator(".type-welcome").inner_text()
+    typed(page, TEXT)
+    assert not page.locator(".type-welcome").is_visible()
+
+
+def test_the_picture_that_is_kept_shows_the_words_and_what_was_said_of_them(opened, address, tmp_path):
+    page = typed(opened(f"{address}#view=type"), TEXT)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as saving:
+        page.get_by_role("menuitem", name="SVG").click()
+    saving.value.save_as(tmp_path / "type.svg")
+    told = [one.text or "" for one in ElementTree.parse(tmp_path / "type.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert told[: len(TEXT)] == list(TEXT)
+    assert page.locator(".type-told").inner_text() in " ".join(told)
+    assert "Map" not in told

@@ -9,6 +9,9 @@ export function placed(summary, state) {
   return all.find((one) => one.kind === state.kind && one.part === (state.part ?? one.part)) ?? all[0];
 }
 
+// The number of a layer's head in the model, of which perhaps only some heads were recorded.
+export const numberOf = (layer, head) => layer.numbers?.[head] ?? head;
+
 // Draws the bar of a view; controls that stand already keep the focus.
 export function bar(line, view, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
@@ -17,9 +20,16 @@ export function bar(line, view, app, state) {
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
   const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "a note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
-  line.replaceChildren(...[el("p", { class: "question" }, view.question), notes, ...controls].filter(Boolean));
+  line.replaceChildren(...[el("h1", { class: "question" }, view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
+
+const MEANT = {
+  attention: "Which of the model’s attentions: of a text to itself, or to another",
+  text: "Which text of those that were run together",
+  layer: "A model looks again and again; each layer works on what the one before found",
+  head: "Each layer looks in several ways at once; a head is one of them",
+};
 
 const CONTROLS = {
   attention(app, state) {
@@ -38,19 +48,20 @@ const CONTROLS = {
     return stepper(app, "layer", "layer", state.layer, app.attention().layers.map((_, n) => String(n)));
   },
   head(app, state) {
-    return stepper(app, "head", "head", state.head, numbered(app.attention().layers[state.layer].heads));
+    const layer = app.attention().layers[state.layer];
+    return stepper(app, "head", "head", state.head, Array.from({ length: layer.heads }, (_, head) => String(numberOf(layer, head))));
   },
   how: (app, state) => choice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "What a pixel of many weights shows"),
   scale(app, state) {
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
-    return choice(app, "scale", scaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Scale of colours");
+    return choice(app, "scale", scaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Scale of colours: linear shows the strong weights, log the small ones too");
   },
 };
 
 const numbered = (count) => Array.from({ length: count }, (_, n) => String(n));
 
 function control(name, ...children) {
-  return el("label", { class: "control" }, el("span", { class: "name" }, name), ...children);
+  return el("label", { class: "control", title: MEANT[name] }, el("span", { class: "name" }, name), ...children);
 }
 
 // A list of numbers with a button to either side.
@@ -59,7 +70,7 @@ function stepper(app, name, key, value, options) {
   const select = el("select", { "data-control": key, "aria-label": name, class: "numbers", onchange: () => go(Number(select.value)) },
     options.map((text, n) => el("option", { value: n, selected: n === value }, text)));
   const step = (by, sign, said) => el("button", { "data-control": `${key}${by}`, "aria-label": `${said} ${name}`, disabled: !(value + by in options), onclick: () => go(value + by) }, sign);
-  return el("span", { class: "control" }, el("span", { class: "name" }, name), el("span", { class: "stepper" }, step(-1, "‹", "previous"), select, step(1, "›", "next")));
+  return el("span", { class: "control", title: MEANT[name] }, el("span", { class: "name" }, name), el("span", { class: "stepper" }, step(-1, "‹", "previous"), select, step(1, "›", "next")));
 }
 
 // One of a few, side by side.

@@ -1,25 +1,29 @@
 // What is on screen as a picture to keep: PNG, or SVG where lines and letters stay lines and letters.
 
+import { css, ground } from "./colour.js";
 import { el } from "./el.js";
+import { svgPen } from "./pen.js";
 
 const FINER = 2; // pixels of a PNG for each of the screen's
+const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels about the caption, of a line of it, and of its letters
 
-// The menu of a view's picture; handle() is the view that stands.
-export function exporter(app, handle) {
+// The menu of a view's picture; picture() is that of the view that stands, {svg or canvas, legend}.
+export function exporter(app, picture) {
   const save = (kind) => async () => {
-    close();
     try {
-      const picture = handle()?.picture?.();
-      if (!picture) return app.fail("There is no picture here yet: this view draws one once something is shown.");
+      const shown = picture();
+      if (!shown.svg && !shown.canvas) return app.fail("There is no picture here yet: this view draws one once something is shown.");
       const name = `regard-${app.state().view}.${kind}`;
-      return keep(kind === "svg" ? new Blob([vector(picture)], { type: "image/svg+xml" }) : await raster(picture), name);
+      const svg = framed(shown, document.getElementById("caption").textContent);
+      return keep(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await raster(svg), name);
     } catch (fault) {
       return app.fail(`The picture could not be made: ${fault.message}`);
     }
   };
+  const chosen = (kind) => () => (close(), button.focus(), save(kind)());
   const items = el("div", { hidden: true, role: "menu", id: "save-menu" },
-    el("button", { role: "menuitem", onclick: save("png") }, "PNG, as pixels"),
-    el("button", { role: "menuitem", onclick: save("svg") }, "SVG, as lines"));
+    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG, as pixels"),
+    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG, as lines"));
   const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save", el("span", { class: "long" }, " picture"));
   const menu = el("div", { class: "menu" }, button, items);
 
@@ -42,18 +46,52 @@ export function exporter(app, handle) {
     all.at((all.indexOf(document.activeElement) + by) % all.length).focus();
     event.preventDefault();
   });
+  menu.addEventListener("focusout", (event) => menu.contains(event.relatedTarget) || close());
   document.addEventListener("pointerdown", (event) => menu.contains(event.target) || close());
   return menu;
 }
 
-function vector({ svg, canvas }) {
-  if (svg) return svg;
+// A picture over the line that says what it is, with the scale of its colours.
+function framed({ svg, canvas, legend }, caption) {
+  const inner = svg ?? vector(canvas);
+  const [width, height] = ["width", "height"].map((side) => Number(inner.match(new RegExp(`^<svg[^>]* ${side}="([\\d.]+)"`))[1]));
+  const lines = wrapped(caption, Math.max(width - 2 * EDGE, 200));
+  const foot = EDGE + lines.length * LINE + (legend ? 44 : 0);
+  const pen = svgPen(Math.max(width, legend ? 400 : 232), height + foot, ground("--paper"));
+  pen.whole(inner);
+  lines.forEach((line, n) => pen.text(line, EDGE, height + (n + 0.5) * LINE + 6, { size: LETTER, fill: ground("--ink") }));
+  if (legend) scale(pen, legend, height + foot - 44);
+  return pen.done();
+}
+
+function vector(canvas) {
   const { width, height } = canvas;
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"><image width="${width}" height="${height}" href="${canvas.toDataURL()}"/></svg>\n`;
 }
 
-async function raster({ svg, canvas }) {
-  const sheet = canvas ?? (await drawn(svg));
+// Words in lines no wider than so many pixels.
+function wrapped(text, room) {
+  const ruler = el("canvas").getContext("2d");
+  ruler.font = `${LETTER}px system-ui, sans-serif`;
+  const lines = [];
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    if (lines.length && ruler.measureText(longer).width <= room) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+function scale(pen, { title, colour, ticks }, y) {
+  const look = { size: 11, fill: ground("--faint") };
+  const [left, steps, wide] = [EDGE, 60, 3];
+  pen.text(title, left + wide * steps + 10, y + 12, look);
+  for (let n = 0; n < steps; n++) pen.rect(left + wide * n, y + 6, wide + 0.3, 11, css(colour(n / (steps - 1))));
+  ticks.forEach(([place, text], n) => pen.text(text, left + place * wide * steps, y + 28, { ...look, anchor: n === 0 ? "start" : n === ticks.length - 1 ? "end" : "middle" }));
+}
+
+async function raster(svg) {
+  const sheet = await drawn(svg);
   return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
 }
 

@@ -30,8 +30,8 @@ async function boot() {
   notice.ready();
   const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
   const app = tools(page);
-  page.keyboard = keyboard(app, () => page.handle?.keys ?? []);
-  find("tools").append(shelf(page, app), exporter(app, () => page.handle), page.keyboard.button);
+  page.keyboard = keyboard(app, () => page.handle?.keys ?? [], () => page.handle?.hands ?? []);
+  find("tools").append(shelf(page, app), exporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
   const follow = () => show(page, app);
   addEventListener("popstate", follow);
   addEventListener("hashchange", follow);
@@ -72,7 +72,10 @@ function tools(page) {
     words: (list, from, to) => app.book().words(list, from, to),
     word: (list, place) => app.book().word(list, place),
     caption: (...parts) => find("caption").replaceChildren(...parts),
-    legend: (shown) => find("legend").replaceChildren(...(shown ? [legend(shown)] : [])),
+    legend(shown) {
+      page.legend = shown;
+      find("legend").replaceChildren(...(shown ? [legend(shown)] : []));
+    },
     wait: page.notice.wait,
     ready: page.notice.ready,
     fail: page.notice.fail,
@@ -81,12 +84,15 @@ function tools(page) {
   return app;
 }
 
+// The views that have something to run on here: a page without a model types and generates nothing.
+const offered = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
+const viewOf = (page, state) => offered(page).find((one) => one.name === state.view) ?? text;
 const chosen = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
 
-// A state whose recording, kind, part, layer, head and places exist.
+// A state whose view, recording, kind, part, layer, head and places exist.
 function settled(page, state) {
   const summary = chosen(page, state);
-  const found = { ...state, r: summary?.id };
+  const found = { ...state, r: summary?.id, view: viewOf(page, state).name };
   const attention = summary && placed(summary, state);
   if (!attention) return found;
   const within = (value, count) => Math.min(Math.max(Math.trunc(value), 0), Math.max(count - 1, 0));
@@ -104,7 +110,7 @@ function settled(page, state) {
 // Draws what the link says, mounting its view where another stands.
 function show(page, app) {
   const state = app.state();
-  const view = VIEWS.find((one) => one.name === state.view) ?? text;
+  const view = viewOf(page, state);
   const empty = !page.shelf.length && !ALONE.includes(view.name);
   tabs(page, app, view);
   bar(find("bar"), view, empty ? null : app, state);
@@ -153,9 +159,8 @@ function nothing(page, app) {
 }
 
 function tabs(page, app, view) {
-  const offered = VIEWS.filter((one) => one !== type || page.start.model).filter((one) => one !== generate || page.start.writes);
   const focused = document.activeElement?.getAttribute("data-view");
-  find("views").replaceChildren(...offered.map((one) =>
+  find("views").replaceChildren(...offered(page).map((one) =>
     el("a", { href: app.link({ view: one.name }), "data-view": one.name, title: one.question, "aria-current": one === view && "page" }, one.title)));
   if (focused) find("views").querySelector(`[data-view="${focused}"]`)?.focus();
   const current = find("views").querySelector("[aria-current]");

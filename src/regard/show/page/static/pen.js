@@ -54,7 +54,7 @@ export function canvasPen(context) {
   };
 }
 
-// A pen that writes SVG of a size; done() is the whole of it.
+// A pen that writes SVG of a size; whole(svg) sets another picture on it, done() is all of it.
 export function svgPen(width, height, paper) {
   const marks = [];
   let clips = 0;
@@ -85,6 +85,7 @@ export function svgPen(width, height, paper) {
       draw();
       marks.push("</g>");
     },
+    whole: (svg) => marks.push(svg.trim()),
     done: () => `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${marks.join("\n")}</svg>\n`,
   };
   pen.rect(0, 0, width, height, paper);

@@ -1,6 +1,6 @@
 // Compare: two heads, prompts or recordings side by side, and what is more or less in the second.
 
-import { placed } from "../bar.js";
+import { numberOf, placed } from "../bar.js";
 import { three } from "../codes.js";
 import * as colour from "../colour.js";
 import { el } from "../el.js";
@@ -8,6 +8,7 @@ import { legend, ofDifferences, ofWeights } from "../legend.js";
 import { difference, furthest, levelOf, moved, picture, shared } from "../pair.js";
 import { paintNumbers, pixels } from "../picture.js";
 import { plain, quoted, shown } from "../words.js";
+import { likeness } from "./likeness.js";
 
 const LISTED = 6; // of the places that differ most
 const WORDS = 24; // columns whose words have room along a picture
@@ -77,8 +78,8 @@ function mount(stage, app) {
     page.told(sentence(), common.said);
     page.list(level ? [] : furthest(apart, LISTED), parts);
     page.mark(drawn, state.q, state.k);
-    const [a, b] = drawn.both.map(({ place }) => `layer ${place.layer}, head ${place.head}`);
-    app.caption(app.el("b", {}, `${a} against ${b}`), ": rows are queries, columns are keys; what is more in the second is blue, what is less is orange.");
+    const [a, b] = drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${numberOf(layer, place.head)}`);
+    app.caption(app.el("b", {}, `${a} against ${b}`), ": rows look, columns are looked at; in the difference blue is more in the second, orange less.");
     page.exact(state.q === undefined || state.k === undefined ? null : state, exact);
   }
 
@@ -145,7 +146,7 @@ function mount(stage, app) {
     ["{", "the head before, of the second", turn(-1)],
     ["x", "change sides", swap],
   ];
-  return { draw, leave: () => asking?.abort(), keys, picture: () => drawn && { canvas: page.canvas() } };
+  return { draw, leave: () => asking?.abort(), keys, picture: () => drawn && { svg: page.sheet() } };
 }
 
 // The difference that has the full colour: few pixels are further from 0, and these do not pale all others.
@@ -262,7 +263,7 @@ function skeleton(app, { change, typed, pin, swap }) {
           el("span", { class: "numbers" }, `${three(a.weights[i * a.columns + j] ?? 0)} → ${three(b.weights[i * b.columns + j] ?? 0)}`),
           el("span", { class: "numbers" }, `${by > 0 ? "+" : ""}${three(by)}`))))));
     },
-    canvas: () => together(panes.filter((one) => !one.root.hidden)),
+    sheet: () => likeness(panes[0].root.parentElement, "form, .compare-swap"),
   };
 }
 
@@ -279,15 +280,15 @@ function pane(name) {
   const scale = el("div", { class: "compare-scale" });
   const root = el("section", { class: "compare-pane" }, head, el("div", { class: "compare-plot" }, columns, rows, frame), scale);
 
-  function set(app, { summary, attention, place }, change) {
+  function set(app, { summary, attention, place, layer }, change) {
     const focused = document.activeElement?.dataset?.pick;
-    const pick = (label, key, count, value) => el("label", { class: "control" }, el("span", { class: "name" }, label),
+    const pick = (label, key, count, value, called = String) => el("label", { class: "control" }, el("span", { class: "name" }, label),
       el("select", { "data-pick": `${name} ${key}`, class: "numbers", onchange: (event) => change({ [key]: Number(event.target.value) }) },
-        Array.from({ length: count }, (_, n) => el("option", { value: n, selected: n === value }, String(n)))));
+        Array.from({ length: count }, (_, n) => el("option", { value: n, selected: n === value }, called(n)))));
     const recordings = el("select", { "data-pick": `${name} r`, "aria-label": `Recording, ${name}`, onchange: (event) => change({ r: event.target.value, kind: null, part: null, b: null }) },
       app.shelf().map((one) => el("option", { value: one.id, selected: one.id === summary.id }, `${one.model}: ${plain(one.text, 40)}`)));
     shelf.replaceChildren(...(app.shelf().length > 1 ? [recordings] : []));
-    picks.replaceChildren(pick("layer", "layer", attention.layers.length, place.layer), pick("head", "head", attention.layers[place.layer].heads, place.head));
+    picks.replaceChildren(pick("layer", "layer", attention.layers.length, place.layer), pick("head", "head", layer.heads, place.head, (n) => String(numberOf(layer, n))));
     if (focused) head.querySelector(`[data-pick="${focused}"]`)?.focus();
   }
 
@@ -307,24 +308,3 @@ function pane(name) {
 
 // A word as a label, without the space before it.
 const bare = (word) => plain(word.trim() || word);
-
-// The pictures side by side on one canvas, to take away.
-function together(panes) {
-  const size = 512;
-  const canvas = el("canvas", { width: panes.length * (size + 24) + 24, height: size + 72 });
-  const pen = canvas.getContext("2d");
-  pen.fillStyle = colour.ground("--paper");
-  pen.fillRect(0, 0, canvas.width, canvas.height);
-  pen.imageSmoothingEnabled = false;
-  pen.font = "18px sans-serif";
-  panes.forEach((one, n) => {
-    const left = 24 + n * (size + 24);
-    pen.fillStyle = colour.ground("--ink");
-    pen.fillText(one.name, left, 34);
-    pen.fillStyle = colour.ground("--hidden");
-    const fit = size / Math.max(one.canvas.width, one.canvas.height);
-    pen.fillRect(left, 48, one.canvas.width * fit, one.canvas.height * fit);
-    pen.drawImage(one.canvas, left, 48, one.canvas.width * fit, one.canvas.height * fit);
-  });
-  return canvas;
-}

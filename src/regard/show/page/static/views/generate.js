@@ -5,6 +5,7 @@ import { css, ink, shade } from "../colour.js";
 import { el } from "../el.js";
 import { percent } from "../numerals.js";
 import { quoted, shown } from "../words.js";
+import { likeness } from "./likeness.js";
 
 const COUNTS = [5, 20, 40, 80, 160];
 const LINKED = 400; // letters of a text that the link holds
@@ -96,7 +97,7 @@ function mount(stage, app) {
     ["i", "write in the box", () => page.form.elements.text.focus()],
     ["Escape", "stop, or let go of the picked word", () => (page.isBusy() ? running.abort() : written.length && ((picked = null), look(written.length - 1)))],
   ];
-  return { draw() {}, leave: () => running?.abort(), keys };
+  return { draw() {}, leave: () => running?.abort(), keys, picture: () => written.length && { svg: likeness(page.body) } };
 }
 
 // What stands on the page from the first, and how its parts are set.
@@ -123,8 +124,8 @@ function skeleton(app, { run, stop, pick }) {
     form.requestSubmit();
   });
   text.addEventListener("input", () => offer());
-  const named = (name, ...controls) => el("label", { class: "control" }, el("span", { class: "name" }, name), ...controls);
-  const settings = el("div", { class: "generate-settings" }, named("words", tokens), named("temperature", warmth, told), named("seed", seed));
+  const named = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
+  const settings = el("div", { class: "generate-settings" }, named("words", tokens, null, "How many are to come at most"), named("temperature", warmth, told, "0 always takes the likeliest word, 1 as the model expects, 2 wilder"), named("seed", seed, null, "The same seed throws the same dice: the same words come again"));
   const offers = el("div", { class: "generate-offers" }, el("span", { class: "note" }, "Or begin with:"), app.start.sentences.map((one) =>
     el("button", { class: "chip", onclick: () => ((text.value = one), form.requestSubmit()) }, one.length > 72 ? `${one.slice(0, 70)}…` : one)));
   const offer = () => (offers.hidden = text.value.trim() !== "");
@@ -137,7 +138,7 @@ function skeleton(app, { run, stop, pick }) {
   const looked = el("ol", { class: "generate-list" });
   const which = el("h2");
   const side = el("aside", { class: "generate-side", hidden: true }, which,
-    el("section", {}, el("h3", {}, "It looked at"), looked, el("p", { class: "note" }, "weights: the mean of the heads of the last layers")),
+    el("section", {}, el("h3", {}, "It looked at"), looked, el("p", { class: "note" }, "Shares of its attention: the mean over the heads of the last layers.")),
     el("section", {}, el("h3", {}, "It might have been"), likely));
   const body = el("div", { class: "generate-body", hidden: true }, el("section", {}, paragraph, progress, after), side);
   const root = el("div", { class: "generate-page" }, el("div", { class: "generate-ask" }, form, settings, offers), body);
@@ -159,6 +160,7 @@ function skeleton(app, { run, stop, pick }) {
 
   return {
     root,
+    body,
     form,
     warm,
     isBusy: () => !halt.hidden,

@@ -59,7 +59,10 @@ export function hands(canvas, at, { moved, point, pin }) {
     const cell = cellAt(spot(event));
     if (travelled < STILL && cell && event.detail < 2) pin(cell);
   });
-  canvas.addEventListener("pointercancel", (event) => down.delete(event.pointerId));
+  canvas.addEventListener("pointercancel", (event) => {
+    down.delete(event.pointerId);
+    canvas.classList.remove("held");
+  });
   canvas.addEventListener("pointerleave", () => point(null));
   canvas.addEventListener("dblclick", (event) => {
     at.camera.zoom(event.shiftKey ? 0.5 : 2, ...spot(event));

@@ -1,10 +1,12 @@
 // The Heads view: every layer and head as a small picture, named by its kind, sorted or filtered by what the detectors say.
 
+import { numberOf } from "../bar.js";
 import { three } from "../codes.js";
 import { ground, scaleOf, table } from "../colour.js";
 import { ofWeights } from "../legend.js";
 import { svgPen } from "../pen.js";
 
+const EDGE = 16; // pixels about the picture that is kept
 const SENTENCES = {
   "previous token": "looks at the word before",
   itself: "looks at the word itself",
@@ -28,13 +30,15 @@ function mount(stage, app) {
   stage.classList.add("heads");
   const controls = app.el("div", { class: "heads-controls" });
   const sheet = app.el("div", { class: "heads-sheet" });
+  const said = app.el("p", { class: "note heads-said", "aria-live": "polite" });
   const notes = app.el("p", { class: "note" });
-  stage.append(controls, sheet, notes);
+  stage.append(controls, said, sheet, notes);
   const at = { of: "", rows: new Map(), detectors: [], notes: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" };
   let control = new AbortController();
 
   const layers = () => app.attention().layers;
-  const all = () => layers().flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: `${layer}.${head}` })));
+  const all = () => layers().flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: nameOf(layer, head) })));
+  const nameOf = (layer, head) => `${layer}.${numberOf(layers()[layer], head)}`; // as the model counts its heads
   const row = (one) => at.rows.get(one.name);
 
   // Those that are shown, in their order.
@@ -71,7 +75,7 @@ function mount(stage, app) {
     if (!found) return;
     const [count, rows, columns] = found.shape;
     for (let head = 0; head < count; head++) {
-      const canvas = at.tiles.get(`${layer}.${head}`)?.querySelector("canvas");
+      const canvas = at.tiles.get(nameOf(layer, head))?.querySelector("canvas");
       if (!canvas) continue;
       Object.assign(canvas, { width: columns, height: rows });
       const image = new ImageData(columns, rows);
@@ -101,7 +105,7 @@ function mount(stage, app) {
       element.title = found ? `${found.kind}: ${SENTENCES[found.kind] ?? ""}\n${Object.entries(found.scores).map(([key, value]) => `${key} ${three(value)}`).join("\n")}` : "";
       element.querySelector(".head-score").textContent = at.detectors.includes(state.by) ? three(score) : "";
       element.querySelector(".head-kind").textContent = found?.kind ?? "";
-      element.setAttribute("aria-label", `Layer ${one.layer}, head ${one.head}${found ? `, ${found.kind}` : ""}: open its map`);
+      element.setAttribute("aria-label", `Layer ${one.layer}, head ${numberOf(layers()[one.layer], one.head)}${found ? `, ${found.kind}` : ""}: open its map`);
       element.classList.toggle("chosen", one.layer === state.layer && one.head === state.head);
     }
   }
@@ -156,15 +160,23 @@ function mount(stage, app) {
     choices(state);
     lay(state);
     name(state);
+    said.textContent = told(state);
     notes.textContent = at.notes.join(" ");
     caption(state);
+  }
+
+  // What the kind that is asked for does, else that of the head that is marked.
+  function told({ only, layer, head }) {
+    const kind = only ?? at.rows.get(nameOf(layer, head))?.kind;
+    if (!kind) return "";
+    return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${nameOf(layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
   }
 
   function caption(state) {
     const { queries, keys } = layers()[state.layer];
     const some = [...at.thumbs.values()].some((one) => one?.sampled) ? "some of its rows" : "many";
     const pooled = Math.max(queries, keys) > 48 ? `; each pixel shows the strongest weight of ${some}` : "";
-    app.caption(app.el("b", {}, `${all().length} heads in ${layers().length} layers`), ` · in each picture rows are queries and columns are keys${pooled}`);
+    app.caption(app.el("b", {}, `${plural(all().length, "head")} in ${plural(layers().length, "layer")}`), ` · in each picture a row is a word that looks (a query), a column one it looks at (a key)${pooled}`);
   }
 
   function stride(step) {
@@ -226,17 +238,19 @@ function mount(stage, app) {
 // The pictures with their names, as they stand on the page.
 function picture(stage) {
   const edge = stage.querySelector(".heads-sheet").getBoundingClientRect();
-  const pen = svgPen(Math.ceil(edge.width), Math.ceil(edge.height), ground("--paper"));
   const spot = (element) => {
     const { left, top, width, height } = element.getBoundingClientRect();
-    return [left - edge.left, top - edge.top, width, height];
+    return [left - edge.left + EDGE, top - edge.top + EDGE, width, height];
   };
+  const wide = Math.max(...[...stage.querySelectorAll(".head")].map((head) => spot(head)[0] + spot(head)[2]), 0); // what is empty beside them is left out
+  const pen = svgPen(Math.ceil(wide) + EDGE, Math.ceil(edge.height) + 2 * EDGE, ground("--paper"));
   for (const title of stage.querySelectorAll(".heads-layer h2")) {
     const [x, y, , height] = spot(title);
     pen.text(title.textContent, x, y + height / 2, { size: 13, fill: ground("--faint") });
   }
   for (const head of stage.querySelectorAll(".head")) {
     const canvas = head.querySelector("canvas");
+    pen.rect(...spot(canvas), ground("--hidden"));
     if (canvas.width) pen.image(canvas, [0, 0, canvas.width, canvas.height], spot(canvas));
     for (const label of head.querySelectorAll("span")) {
       const [x, y, , height] = spot(label);
@@ -245,3 +259,5 @@ function picture(stage) {
   }
   return pen.done();
 }
+
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

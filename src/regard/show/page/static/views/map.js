@@ -1,5 +1,6 @@
 // The Map view: the whole of one head, from above down to a single weight.
 
+import { numberOf } from "../bar.js";
 import { camera } from "../camera.js";
 import { ground, scaleName, scaleOf, table } from "../colour.js";
 import { weight } from "../codes.js";
@@ -106,10 +107,10 @@ function mount(stage, app) {
     opening?.abort();
     const control = (opening = new AbortController());
     caption(state);
-    app.wait(`Adding up all weights of layer ${state.layer}, head ${state.head}`);
+    app.wait(`Adding up all weights of layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}`);
     for await (const line of app.source.open(summary, place, control.signal)) {
       if (control !== opening) return;
-      if (line.levels === undefined) app.wait(`Adding up all weights of layer ${state.layer}, head ${state.head}`, line.done);
+      if (line.levels === undefined) app.wait(`Adding up all weights of layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}`, line.done);
       else Object.assign(at, { profiles: line, kind: line.kind });
     }
     app.ready();
@@ -119,7 +120,7 @@ function mount(stage, app) {
 
   function caption(state) {
     const kind = at.kind ? ` · ${at.kind}` : "";
-    app.caption(app.el("b", {}, `Layer ${state.layer}, head ${state.head}${kind}`), " · rows are queries, columns are the keys they look at");
+    app.caption(app.el("b", {}, `Layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
   }
 
   // The link follows the camera once it rests.
@@ -223,6 +224,12 @@ function mount(stage, app) {
       ["=", "closer", () => zoom(2)],
       ["-", "farther", () => zoom(0.5)],
       ["0", "the whole map", () => (at.camera.all(), moved())],
+    ],
+    hands: [
+      ["wheel, pinch", "closer or farther, where the pointer is"],
+      ["double click", "closer; with Shift farther"],
+      ["drag", "moves the map"],
+      ["click, tap", "keeps a weight, or the row or column of a word at the side"],
     ],
     picture() {
       const sheet = svgPen(at.size.width, at.size.height, ground("--paper"));

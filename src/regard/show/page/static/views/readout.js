@@ -4,11 +4,18 @@ import { count, three } from "../codes.js";
 import { el } from "../el.js";
 import { plain } from "../words.js";
 
+const MEANT = {
+  weight: "The share of the query’s attention that this key gets; the weights of a row add up to 1",
+  score: "How well query and key match, before the softmax makes weights of a row of scores",
+  rank: "1 is the key that this query looks at most",
+  pixel: "What this spot of the map shows: many weights in one",
+};
+
 export function readout(app) {
   const pair = el("p", { class: "readout-pair" });
   const fields = Object.fromEntries(["weight", "score", "rank", "pixel"].map((name) => [name, el("dd", { class: "numbers" })]));
   const cell = el("div", { class: "readout-cell", role: "status" }, pair,
-    el("dl", {}, Object.entries(fields).map(([name, field]) => [el("dt", {}, name), field])));
+    el("dl", {}, Object.entries(fields).map(([name, field]) => [el("dt", { title: MEANT[name] }, name), field])));
   const links = el("div", { class: "readout-links" });
   const element = el("aside", { class: "readout", "aria-label": "Under the pointer" }, cell, links);
   let [asking, shown, linked] = [null, "", ""];

@@ -1,11 +1,11 @@
 // The Text view: the words themselves; one is picked, and the others are shaded by what it looked at, or what looked at it.
 
-import { choice } from "../bar.js";
+import { choice, numberOf } from "../bar.js";
 import { count, weight } from "../codes.js";
-import { css, ground, ink, scaleOf, shade, table } from "../colour.js";
+import { css, ink, scaleOf, shade, table } from "../colour.js";
 import { ofWeights } from "../legend.js";
-import { svgPen } from "../pen.js";
-import { plain, quoted } from "../words.js";
+import { quoted } from "../words.js";
+import { likeness } from "./likeness.js";
 import { prose } from "./prose.js";
 import { link } from "./readout.js";
 import { strip } from "./strip.js";
@@ -129,13 +129,14 @@ function mount(stage, app) {
 
   async function caption(state) {
     const heads = chosenHeads(state);
-    const which = heads.length > 1 ? `mean of heads ${heads.join(", ")}` : `head ${heads[0]}`;
+    const names = heads.map((head) => numberOf(app.attention().layers[state.layer], head));
+    const which = names.length > 1 ? `mean of heads ${names.join(", ")}` : `head ${names[0]}`;
     const list = at.side === "columns" ? app.attention().columns : app.attention().rows;
     const [name, place] = [at.shown, at.place];
     const [word] = await app.words(list, place, place + 1);
     if (name !== at.shown) return;
     const told = at.incoming ? "each word is shaded by how much it looks at " : "the darker a word, the more it is looked at by ";
-    app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${app.colour.dark() ? told.replace("darker", "brighter") : told}`, app.el("b", {}, quoted(word)), ` (word ${count(place)})`);
+    app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${app.colour.dark() ? told.replace("darker", "brighter") : told}`, app.el("b", {}, quoted(word)), ` (place ${count(place)}, where the first is 0)`);
   }
 
   // The strongest links with their exact weights.
@@ -167,7 +168,7 @@ function mount(stage, app) {
     const total = headCount(state);
     const all = heads.length === total;
     const chips = Array.from({ length: total }, (_, head) =>
-      app.el("button", { class: "chip numbers", "data-control": `head ${head}`, "aria-pressed": String(heads.includes(head)), onclick: () => toggle(head) }, String(head)));
+      app.el("button", { class: "chip numbers", "data-control": `head ${head}`, "aria-pressed": String(heads.includes(head)), onclick: () => toggle(head) }, String(numberOf(app.attention().layers[state.layer], head))));
     const every = app.el("button", { class: "chip", "data-control": "head all", "aria-pressed": String(all), onclick: () => app.go({ heads: all ? null : chips.map((_, n) => n).join(",") }) }, "all");
     controls.replaceChildren(
       choice(app, "way", state.way ?? "from", [["from", "what it looks at"], ["to", "what looks at it"]], "Which way the links go"),
@@ -213,25 +214,10 @@ function mount(stage, app) {
       ["End", "the last word", () => stride(() => Infinity)],
       ["w", "the other way: what looks at it", () => app.go({ way: backwards(app.state()) ? null : "to" })],
     ],
-    picture: () => ({ svg: sheet(panes) }),
+    hands: [
+      ["point", "shades the links of a word"],
+      ["click, tap", "keeps the word; again lets it go"],
+    ],
+    picture: () => ({ svg: likeness(panes) }),
   };
-}
-
-// The words in sight, as they stand.
-function sheet(panes) {
-  const edge = panes.getBoundingClientRect();
-  const pen = svgPen(Math.round(edge.width), Math.round(edge.height), ground("--paper"));
-  for (const body of panes.querySelectorAll(".prose")) {
-    const inside = body.getBoundingClientRect();
-    for (const word of body.querySelectorAll(".word")) {
-      const box = word.getBoundingClientRect();
-      if (box.bottom > inside.bottom || box.top < inside.top) continue;
-      const look = getComputedStyle(word);
-      const [x, y] = [box.left - edge.left, box.top - edge.top];
-      if (word.style.backgroundColor) pen.rect(x, y, box.width, box.height, look.backgroundColor);
-      pen.text(word.textContent, x, y + box.height / 2, { size: parseFloat(look.fontSize), fill: look.color, font: look.fontFamily });
-      if (word.classList.contains("selected")) pen.frame(x, y, box.width, box.height, ground("--accent"), 2);
-    }
-  }
-  return pen.done();
 }

@@ -1,5 +1,6 @@
 // Type: words of one's own, what the last or the picked one of them looked at, and what the model expects next.
 
+import { numberOf } from "../bar.js";
 import { weight } from "../codes.js";
 import { css, ink, scale, scaleOf, round, shade, table } from "../colour.js";
 import { el } from "../el.js";
@@ -8,9 +9,13 @@ import { read } from "../link.js";
 import { percent, rough } from "../numerals.js";
 import { mean, paint, pixels } from "../picture.js";
 import { quoted, shown } from "../words.js";
+import { likeness } from "./likeness.js";
 
 const MOST = 2000; // words shown here; Text has them all
 const LINKED = 400; // letters of a text that the link holds
+const WELCOME =
+  "A model that reads takes words one after the other. At each it looks back at the words so far, at some more than at others: " +
+  "the share that each of them gets is its attention. Write a sentence, and every word is coloured by the share it got.";
 
 export const view = {
   name: "type",
@@ -54,6 +59,7 @@ function mount(stage, app) {
     page.offer();
     const summary = app.summary();
     page.result.hidden = !summary;
+    page.welcome.hidden = Boolean(summary);
     if (!summary) return;
     const { rows, columns, layers } = app.attention();
     const { queries, keys, heads } = layers[state.layer];
@@ -80,7 +86,7 @@ function mount(stage, app) {
     if (signal.aborted) return;
     shadeWords(state, row, words, asks, keys, q);
     page.heads(thumbs, one ? state.head : null, table(scaleOf(state, keys)), q / queries, state.layer, (head) => app.go(head === null ? { of: null } : { of: "head", head }));
-    const who = one ? `layer ${state.layer}, head ${state.head}` : `layer ${state.layer}, the mean of its ${heads} heads`;
+    const who = one ? `layer ${state.layer}, head ${numberOf(layers[state.layer], state.head)}` : `layer ${state.layer}, the mean of its ${heads} heads`;
     app.caption(app.el("b", {}, quoted(asks)), ` and what it looked at: ${who}. Pick another word to ask for it.`);
   }
 
@@ -133,7 +139,7 @@ function mount(stage, app) {
     ["i", "write in the box", () => page.form.elements.text.focus()],
   ];
   const leave = () => [running, asking].forEach((one) => one?.abort());
-  return { draw, leave, keys, picture: () => ({ canvas: page.canvas }) };
+  return { draw, leave, keys, picture: () => app.summary() && { svg: likeness(page.result) } };
 }
 
 // What a word looked at most, in a sentence.
@@ -177,11 +183,13 @@ function skeleton(app, run) {
   const mark = el("div", { class: "type-row" });
   const big = el("figure", {}, el("a", { class: "type-frame" }, canvas, mark), el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at"));
   const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
-  const expects = el("section", {}, el("h2", {}, "What it expects next"), next);
+  const heads = el("section", {}, el("h2", {}, "Its heads"), el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together."), strip);
+  const expects = el("section", {}, el("h2", {}, "What it expects after the last word"), next);
   const result = el("div", { class: "type-result", hidden: true },
     el("section", { class: "type-read" }, paragraph, told, more, links, expects),
-    el("aside", { class: "type-side" }, strip, big));
-  const root = el("div", { class: "type-page" }, el("div", { class: "type-ask" }, form, hint, offers), result);
+    el("aside", { class: "type-side" }, heads, big));
+  const welcome = el("p", { class: "type-welcome" }, WELCOME);
+  const root = el("div", { class: "type-page" }, el("div", { class: "type-ask" }, form, hint, offers), welcome, result);
   const offer = () => {
     offers.hidden = text.value.trim() !== "";
     hint.hidden = !offers.hidden;
@@ -202,7 +210,7 @@ function skeleton(app, run) {
     root,
     form,
     result,
-    canvas,
+    welcome,
     offer,
     busy(now) {
       button.disabled = now;
@@ -262,7 +270,7 @@ function skeleton(app, run) {
           paint(pixels(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n))));
       if (focused) strip.querySelector("[aria-pressed=true]").focus();
       paint(canvas, of(head), rows, columns, colours);
-      canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: rows are queries, columns are keys`);
+      canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: a row for each word that looks, a column for each it looks at`);
       Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
     },
   };
