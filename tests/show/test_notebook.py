@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -119,18 +118,6 @@ def test_a_cell_of_a_real_notebook_that_ends_with_a_map_shows_its_picture():
     (output,) = [one for one in book.cells[0].outputs if one.output_type == "execute_result"]
     assert output.data["text/plain"].startswith("AttentionMap(1, 1, 5, 5)")
     assert Page(output.data["text/html"]).all("img")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium, driven."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("there is no chromium")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def opened(browser, tmp_path, thing, scripts=True):

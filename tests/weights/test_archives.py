@@ -44,7 +44,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, files, sentence):
 
 
 def test_a_path_that_is_nothing_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(WeightsError, match="is no file or folder, and no model's name: those are sorter, gpt2"):
+    with pytest.raises(WeightsError, match="is no file or folder, and no model's name: those are pocket, sorter, gpt2"):
         gpt2.load(tmp_path / "nothing")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(WeightsError, match=r"ends in \.txt"):

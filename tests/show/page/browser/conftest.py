@@ -1,25 +1,12 @@
 """A real Chromium before a real server: what a page said on its console and whom it called is checked when it is closed."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
 
-CHROMIUM = shutil.which("chromium")
 LOCAL = ("data", "blob", "file", "about")
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[object]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here: make browser installs Debian's")
-    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install regard[dev]")
-    with sync.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture
