@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = [
-    {"errors", "shown", "writing", "compiled"},
+    {"errors", "malloc", "shown", "writing", "compiled"},
     {"mechanism", "products"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},

@@ -1,4 +1,4 @@
-"""The pictures of the page: `python docs/pictures/page.py`. Needs the `view` and `dev` extras, and Chromium.
+"""The pictures of the page: `python -m docs.pictures.page`. Needs the `view` and `dev` extras, and Chromium.
 
 Six words and three hundred are read by the pocket model; a hundred thousand words attend by two heads that were planted: one
 looks at what stood just before, the other at the earlier places of the same word, nearer ones more.
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.page import Attends
 from playwright.sync_api import sync_playwright
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.show.page.server import Server
@@ -95,17 +94,6 @@ def settle(page: Any) -> None:
     while not page.evaluate("document.querySelector('#wait').hidden"):
         page.wait_for_timeout(500)
     page.wait_for_timeout(1500)
-
-
-class Attends(torch.nn.Module):
-    """A layer that attends with the q and k it was given."""
-
-    def __init__(self, q: Tensor, k: Tensor) -> None:
-        super().__init__()
-        self.q, self.k = q, k
-
-    def forward(self) -> Tensor:
-        return scaled_dot_product_attention(self.q, self.k, self.k, is_causal=True)
 
 
 def planted() -> regard.Recording:

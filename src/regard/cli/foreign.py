@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, DataError
 from regard.models import GPT2
 from regard.models.own import Own
+from regard.show.page.speaker import Speaker
 from regard.weights.gpt2 import CARRIED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -21,39 +22,15 @@ STATES, WRITER = "AutoModel", "AutoModelForCausalLM"
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
 
 
-class Opened(Protocol):
-    """A model in evaluation mode, and what turns a text into its tokens."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is recorded."""
-
-    @property
-    def context(self) -> int | None:
-        """How many tokens it was made for, where it says so."""
+class Opened(Speaker, Protocol):
+    """What the page asks of a model, and what the other commands do besides."""
 
     @property
     def layers(self) -> int:
         """How many layers it has, 0 where it does not say."""
 
-    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
-        """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
-
-    def encode(self, text: str) -> list[int]:
-        """All tokens of a text and nothing else."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
-
     def pieces(self) -> list[str]:
         """The text of every token that there is."""
-
-    def run(self, ids: Tensor) -> object:
-        """The model on tokens."""
 
 
 @dataclass(frozen=True, eq=False)

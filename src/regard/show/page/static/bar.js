@@ -11,6 +11,7 @@ export function placed(summary, state) {
 
 // The number of a layer's head in the model, of which perhaps only some heads were recorded.
 export const numberOf = (layer, head) => layer.numbers?.[head] ?? head;
+export const headOf = (app, state) => numberOf(app.attention().layers[state.layer], state.head); // of the one chosen
 
 // Draws the bar of a view; controls that stand already keep the focus.
 export function bar(line, view, app, state) {

@@ -1,6 +1,6 @@
 // The Map view: the whole of one head, from above down to a single weight.
 
-import { numberOf } from "../bar.js";
+import { headOf } from "../bar.js";
 import { camera } from "../camera.js";
 import { ground, scaleName, scaleOf, table } from "../colour.js";
 import { weight } from "../codes.js";
@@ -107,10 +107,10 @@ function mount(stage, app) {
     opening?.abort();
     const control = (opening = new AbortController());
     caption(state);
-    app.wait(`Adding up all weights of layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}`);
+    app.wait(`Adding up all weights of layer ${state.layer}, head ${headOf(app, state)}`);
     for await (const line of app.source.open(summary, place, control.signal)) {
       if (control !== opening) return;
-      if (line.levels === undefined) app.wait(`Adding up all weights of layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}`, line.done);
+      if (line.levels === undefined) app.wait(`Adding up all weights of layer ${state.layer}, head ${headOf(app, state)}`, line.done);
       else Object.assign(at, { profiles: line, kind: line.kind });
     }
     app.ready();
@@ -120,7 +120,7 @@ function mount(stage, app) {
 
   function caption(state) {
     const kind = at.kind ? ` · ${at.kind}` : "";
-    app.caption(app.el("b", {}, `Layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
+    app.caption(app.el("b", {}, `Layer ${state.layer}, head ${headOf(app, state)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
   }
 
   // The link follows the camera once it rests.

@@ -1,7 +1,7 @@
 // Steps: the computation of one head as the lectures draw it, a step at a time, with its numbers and switches.
 
 import { written } from "../arithmetic.js";
-import { numberOf } from "../bar.js";
+import { headOf } from "../bar.js";
 import { three } from "../codes.js";
 import { css, shade } from "../colour.js";
 import { el } from "../el.js";
@@ -122,7 +122,7 @@ function mount(stage, app) {
 
   function caption(state) {
     const { data } = loaded;
-    const where = chosen(state) ? [app.el("b", {}, data.title), data.source ? `, ${data.source}` : ""] : [app.el("b", {}, `Layer ${state.layer}, head ${numberOf(app.attention().layers[state.layer], state.head)}`), ` of ${app.summary().model}`];
+    const where = chosen(state) ? [app.el("b", {}, data.title), data.source ? `, ${data.source}` : ""] : [app.el("b", {}, `Layer ${state.layer}, head ${headOf(app, state)}`), ` of ${app.summary().model}`];
     app.caption(...where, data.partial ? ": a row for each key, the column is the query." : data.rows.length ? ": a row is a word that looks (a query), a column one it looks at (a key)." : ".");
   }
 

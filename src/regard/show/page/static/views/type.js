@@ -1,6 +1,6 @@
 // Type: words of one's own, what the last or the picked one of them looked at, and what the model expects next.
 
-import { numberOf } from "../bar.js";
+import { headOf } from "../bar.js";
 import { weight } from "../codes.js";
 import { css, ink, scale, scaleOf, round, shade, table } from "../colour.js";
 import { el } from "../el.js";
@@ -86,7 +86,7 @@ function mount(stage, app) {
     if (signal.aborted) return;
     shadeWords(state, row, words, asks, keys, q);
     page.heads(thumbs, one ? state.head : null, table(scaleOf(state, keys)), q / queries, state.layer, (head) => app.go(head === null ? { of: null } : { of: "head", head }));
-    const who = one ? `layer ${state.layer}, head ${numberOf(layers[state.layer], state.head)}` : `layer ${state.layer}, the mean of its ${heads} heads`;
+    const who = one ? `layer ${state.layer}, head ${headOf(app, state)}` : `layer ${state.layer}, the mean of its ${heads} heads`;
     app.caption(app.el("b", {}, quoted(asks)), ` and what it looked at: ${who}. Pick another word to ask for it.`);
   }
 
