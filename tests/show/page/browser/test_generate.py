@@ -1,5 +1,7 @@
 """The Generate view: words come one by one, each with what it looked at and what else was likely; it stops when told to."""
 
+from threading import Event
+from time import sleep
 from xml.etree import ElementTree
 
 import pytest
@@ -131,21 +133,39 @@ def test_the_temperature_of_writing_is_no_switch_of_steps(opened, address):
     assert page.get_by_role("slider", name="Temperature").input_value() == "0"
 
 
+def waiting(wait) -> GPT2:
+    """A model that waits before each word, as a large one does on any machine."""
+    slow = lettered(width=22, heads=2, layers=3)
+    slow.register_forward_pre_hook(lambda *_: wait())
+    return slow
+
+
 def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
-    slow = lettered(width=512, heads=8, layers=8)
-    page = opened(f"{serving(Session(None, speaker_of(slow)))}#view=generate")
+    page = opened(f"{serving(Session(None, speaker_of(waiting(lambda: sleep(0.1)))))}#view=generate")
     page.get_by_role("textbox", name="The beginning").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
     page.get_by_role("button", name="Go on").click()
+    page.wait_for_selector(".generate-came .word")
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Go on").wait_for()
     count = page.locator(".generate-came .word").count()
-    assert count < 160
-    page.wait_for_timeout(200)
+    assert 0 < count < 160
+    page.wait_for_timeout(400)
     assert page.locator(".generate-came .word").count() == count
     whole = TEXT + came(page)
     page.get_by_role("link", name="Look at these words in Type").click()
     until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
+
+
+def test_stop_before_the_first_word_is_told(opened, serving):
+    stopped = Event()
+    page = opened(f"{serving(Session(None, speaker_of(waiting(lambda: stopped.wait(30)))))}#view=generate")
+    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.get_by_role("button", name="Go on").click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Go on").wait_for()
+    stopped.set()
+    assert page.locator(".generate-after").inner_text() == "Stopped before the first word came."
 
 
 def test_nothing_to_begin_with_is_told_beside_the_box(opened, address):

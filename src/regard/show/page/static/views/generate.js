@@ -39,7 +39,7 @@ function mount(stage, app) {
       if (fault.name !== "AbortError") app.fail(fault.message, page.form);
     } finally {
       if (running === mine) page.busy(false);
-      if (running === mine && !made) page.end(written.length ? stopped() : "", null);
+      if (running === mine && !made) page.end(stopped(mine.signal.aborted), null);
       app.ready();
     }
   }
@@ -71,7 +71,8 @@ function mount(stage, app) {
   }
 
   // What was stopped has no recording yet; Type makes one of the same words.
-  function stopped() {
+  function stopped(asked) {
+    if (!written.length) return asked ? "Stopped before the first word came." : "";
     const text = begun + written.map((one) => one.word).join("");
     return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Look at these words in Type"), ".");
   }
