@@ -18,7 +18,7 @@ FLOORS = [
 ]
 DOOR = {"__init__", "__main__"}  # they hand names on, and nobody below imports them
 EDGES = {  # a heavy dependency, and the only modules that may import it
-    "starlette": {"show.page.server", "show.page.desk", "show.page.answers"},
+    "starlette": {"show.page.server", "show.page.desk", "show.page.stream", "show.page.answers"},
     "uvicorn": {"show.page.server", "show.page.patience"},
     "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "every_head", "arcs", "profiles", "curves")},
     "safetensors": {"weights", "observe.files"},
@@ -26,10 +26,18 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
     "google_crc32c": {"weights"},
     "tiktoken": {"text"},
     "tokenizers": {"text"},
+    "sacrebleu": {"evaluate.translation"},
     "torch.distributed": {"train.engine", "train.checkpoints"},
     "transformers": {"cli.foreign"},  # elsewhere it is met where the program has imported it
     "rich": {"show", "cli"},
-    "numba": {"compiled", "map.compiled", "mechanism.compiled", "products.compiled", "train.compiled"},
+    "numba": {
+        "compiled",
+        "map.compiled",
+        "mechanism.compiled",
+        "mechanism.compiled_additive",
+        "products.compiled",
+        "train.compiled",
+    },
     "llvmlite": {"compiled"},
 }
 

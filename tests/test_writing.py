@@ -30,6 +30,16 @@ def test_of_several_files_none_takes_its_place_before_all_are_written(tmp_path):
     assert [place.read_text() for place in places] == ["A", "B"]
 
 
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    folder, pipe = tmp_path / "folder", tmp_path / "pipe"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    for place in (folder, pipe):
+        with pytest.raises(FileExistsError, match="is no file"), whole(tmp_path / "a", place) as (beside, _):
+            beside.write_text("never")
+    assert pipe.is_fifo() and folder.is_dir() and not (tmp_path / "a").exists()
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

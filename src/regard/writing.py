@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside, brought to the disk, then renamed onto their places."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,12 @@ from pathlib import Path
 def whole(*places: Path) -> Iterator[list[Path]]:
     """Paths beside these places, for the block to write: they take their places, in this order, where it raises nothing.
 
-    What was at the places stays until then; where the block raises, or the process is killed, it stays for good.
+    What was at the places stays until then; where the block raises, or the process is killed, it stays for good. Raises
+    FileExistsError, before anything is written, where a place is a folder, a device or a pipe.
     """
+    for place in places:
+        if place.exists() and not place.is_file():
+            raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
     beside = [place.with_name(f".{place.name}.{os.getpid()}.partial") for place in places]
     try:
         yield beside

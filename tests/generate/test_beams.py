@@ -115,5 +115,21 @@ def test_a_string_ends_a_sequence_of_beams():
     assert [Letters().bytes(row).decode() for row in found.tolist()] == ["bcde", "deaa"]
 
 
+def test_each_row_ends_at_its_own_limit_as_it_would_alone():
+    logits = table(N, seed=3, spread=2.0).logits.log_softmax(-1)
+    firsts, limits = [4, 7, 2], [3, 9, 1]
+
+    def searched(rows):
+        def step(_, tokens):
+            return logits[torch.tensor(tokens)]
+
+        found = search(logits[torch.tensor([firsts[n] for n in rows])], step, 3, [limits[n] for n in rows], lambda _: False)
+        return [[(one.tokens, one.score) for one in row] for row in found]
+
+    together = searched([0, 1, 2])
+    assert together == [searched([n])[0] for n in range(3)]
+    assert [{len(tokens) for tokens, _ in row} for row in together] == [{3}, {9}, {1}]
+
+
 def test_no_tokens_are_none():
     assert list(generate(table(3), [0], 0, beams=2)) == []

@@ -159,3 +159,13 @@ def test_memory_for_the_gradient_grows_with_the_tokens_and_not_with_their_square
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         attention(q, k, v, Causal())
     assert max(kept) <= B * H * 1024 * max(D, E)
+
+
+def test_of_bfloat16_with_a_gradient_fewer_weights_are_worth_the_loops():
+    leaves = [x.detach().bfloat16().requires_grad_() for x in tensors(q=40, k=40, groups=H)]
+    assert B * H * 40 * 40 < cpu.LEAST
+    assert choose(*leaves, Causal()).kernel == "compiled"
+    with torch.no_grad():
+        assert choose(*leaves, Causal()).kernel == "sdpa causal"
+    assert choose(*(x.detach().float().requires_grad_() for x in leaves), Causal()).kernel == "sdpa causal"
+    assert choose(*(x[:, :, :20] for x in leaves), Causal()).kernel == "sdpa causal"

@@ -4,10 +4,17 @@ from pathlib import Path
 
 from regard.models import GPT2Config
 from regard.text import Letters
+from regard.text import pairs as sentence_pairs
 from regard.text.corpus import prepare
 from regard.train import TrainConfig
+from text.pairs.small import aligned, many
 
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again. " * 30
+TRANSLATORS = {
+    "transformer": {"kind": "transformer", "width": 12, "heads": 2, "layers": 2, "context": 61},
+    "additive": {"kind": "recurrent", "attention": "additive", "width": 10, "hidden": 11},
+    "plain": {"kind": "recurrent", "width": 10, "hidden": 11, "cell": "lstm"},
+}
 SIZES = {"layers": 2, "heads": 2, "width": 12, "context": 11}
 
 
@@ -24,3 +31,17 @@ def config(folder: Path, **settings) -> TrainConfig:
     first = {"corpus": str(folder / "corpus"), "out": str(folder / "run"), "steps": 7, "batch": 3, "warmup": 2}
     first |= {"evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, "spike": 0.0}
     return TrainConfig(**{**first, **settings, "model": GPT2Config(**{**SIZES, **sizes})})
+
+
+def pairs(folder: Path, count: int = 90) -> str:
+    """A folder with small sentence pairs prepared in it, some of them held out."""
+    made = sentence_pairs.prepare(aligned(folder, "some", many(count)), folder / "pairs", vocabulary=290, valid=0.2, test=0.1)
+    return str(made.folder)
+
+
+def translation(folder: Path, name: str, **settings) -> TrainConfig:
+    """A run of a few steps of a translator, on the pairs beside it."""
+    first = {"corpus": str(folder / "pairs"), "out": str(folder / "run"), "steps": 7, "batch_tokens": 150, "warmup": 2}
+    first |= {"evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, "spike": 0.0, "label_smoothing": 0.1}
+    sizes = {**TRANSLATORS[name], **settings.pop("model", {})}
+    return TrainConfig.of({**first, **settings, "model": sizes})

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from regard import ConfigError
 from regard.models import GPT2Config
 from regard.train import TrainConfig
-from regard.train.config import MODEL, refuse_another_run
+from regard.train.config import MODEL, OF_PAIRS, refuse_another_run
+from regard.train.sizes import TranslatorSizes
 
 SIZES = GPT2Config(**MODEL)
 
@@ -63,7 +64,16 @@ def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path
         ({"learning_rate": 0}, "learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
         ({"clip": -1}, "clip must be at least 0"),
-        ({"schedule": "linear"}, "schedule must be one of cosine, constant then decay"),
+        ({"schedule": "linear"}, "schedule must be one of cosine, constant then decay, inverse square root"),
+        ({"label_smoothing": 1}, "label_smoothing must be below 1"),
+        ({"languages": ["en", "en"]}, "languages must be two endings"),
+        ({"pairs": [3]}, "pairs must be a text, or a list of texts"),
+        ({"model": {"kind": "lstm"}}, "model.kind must be one of gpt2, recurrent, transformer; got 'lstm'"),
+        ({"model": {"kind": "transformer", "hidden": 3}}, "model.hidden is no setting of training"),
+        ({"model": {"kind": "transformer", "width": 33}}, "width must be a multiple of heads"),
+        ({"model": {"kind": "recurrent", "attention": "dot"}}, "attention must be None or"),
+        ({"model": {"kind": "recurrent"}, "batch": 3}, "batch says nothing to a model of the kind 'recurrent'"),
+        ({"batch_tokens": 3}, "batch_tokens says nothing to a model of the kind 'gpt2'"),
         ({"precision": "float16"}, "precision must be one of float32, bfloat16"),
         ({"vocabulary": "words"}, "vocabulary must be letters, gpt2 or a number"),
         ({"out": ""}, "out must be a folder"),
@@ -86,8 +96,9 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 def test_a_run_that_goes_on_may_change_what_the_weights_do_not_hear_of_and_nothing_else(field, tmp_path):
     other = {"vocabulary": "gpt2", "schedule": "constant then decay", "precision": "bfloat16", "betas": (0.5, 0.5)}
     other |= {"model": dataclasses.replace(SIZES, dropout=0.5), "mask_documents": True, "held_out": 0.5}
+    other |= {"label_smoothing": 0.1, "languages": ("en", "de")}
     other |= {"final_rate": 0.3, "decay_share": 0.3, "engine": "fsdp", "activation_checkpointing": True, "compile": True}
-    config = TrainConfig()
+    config = TrainConfig(model=TranslatorSizes("recurrent", {})) if field.name in OF_PAIRS else TrainConfig()
     value = getattr(config, field.name)
     new = other[field.name] if field.name in other else value + type(value)("7")
     changed = dataclasses.replace(config, **{field.name: new})
@@ -98,6 +109,25 @@ def test_a_run_that_goes_on_may_change_what_the_weights_do_not_hear_of_and_nothi
         name = "model.dropout" if field.name == "model" else field.name
         with pytest.raises(ConfigError, match=f"^{name} is "):
             refuse_another_run(config, changed, tmp_path)
+
+
+def test_a_translators_config_is_the_same_after_it_was_written_and_read_and_says_nothing_of_texts():
+    asked = {"kind": "recurrent", "attention": "additive", "hidden": 24}
+    config = TrainConfig.of({"pairs": "a.tsv", "languages": ["de", "en"], "vocabulary": 300, "model": asked})
+    assert config.pairs == ("a.tsv",)
+    assert TrainConfig.of(tomllib.loads(str(config))) == TrainConfig.of(config.table()) == config
+    assert "held_out" not in str(config)
+    assert "pairs" not in str(TrainConfig())
+    plain = TrainConfig.of(config.table(), model={"hidden": 48})
+    assert (plain.model.sizes["attention"], plain.model.sizes["hidden"]) == ("additive", 48)
+
+
+def test_a_run_of_one_kind_of_model_is_not_gone_on_with_by_another(tmp_path):
+    one, other = (TrainConfig.of({"model": {"kind": kind}}) for kind in ("recurrent", "transformer"))
+    with pytest.raises(ConfigError, match=r"^model\.kind is 'transformer', but the run in .* has 'recurrent'"):
+        refuse_another_run(one, other, tmp_path)
+    with pytest.raises(ConfigError, match="this is of a GPT-2 alone"):
+        _ = one.gpt2
 
 
 def test_every_field_says_what_it_is():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.train import begin
+from regard.train import TrainConfig, begin
 from regard.train.listeners.lines import read
 from train import small
 
@@ -16,21 +16,30 @@ NURSERY = Path(__file__).with_name("nursery.py")
 KILLS = 20
 
 
-def nursed(folder: Path, name: str, kills: int) -> dict:
-    settings = {"out": str(folder / name), "steps": 260, "dropout": 0.2, "accumulate": 2, "evaluate_every": 7, "warmup": 9}
-    config = small.config(folder, **settings, checkpoint_every=3, sample_every=50, learning_rate=0.01)
-    (folder / f"{name}.json").write_text(json.dumps(config.table()))
+def config(folder: Path, name: str, learns: str) -> TrainConfig:
+    settings = {"out": str(folder / name), "steps": 260, "accumulate": 2, "evaluate_every": 7, "warmup": 9}
+    settings |= {"checkpoint_every": 3, "sample_every": 50, "learning_rate": 0.01}
+    if learns == "gpt2":
+        return small.config(folder, **settings, dropout=0.2)
+    return small.translation(folder, learns, **settings, model={"dropout": 0.2})
+
+
+def nursed(folder: Path, name: str, learns: str, kills: int) -> dict:
+    one = config(folder, name, learns)
+    (folder / f"{name}.json").write_text(json.dumps(one.table()))
     command = [sys.executable, "-W", "error", NURSERY, folder / f"{name}.json", str(kills), "7"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
-    return {**json.loads(ran.stdout), "config": config}
+    return {**json.loads(ran.stdout), "config": one}
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_no_bit(tmp_path):
+@pytest.mark.parametrize("learns", ["gpt2", "transformer", "additive"])
+def test_twenty_kills_change_no_bit(tmp_path, learns):
     small.corpus(tmp_path)
-    whole, killed = nursed(tmp_path, "whole", 0), nursed(tmp_path, "killed", KILLS)
+    small.pairs(tmp_path)
+    whole, killed = nursed(tmp_path, "whole", learns, 0), nursed(tmp_path, "killed", learns, KILLS)
     assert (whole["code"], killed["code"], killed["kills"]) == (0, 0, KILLS)
     assert killed["half"] >= KILLS // 4  # these fell into a write
     one, other = (

@@ -21,9 +21,9 @@ def logits_and_targets(dtype=torch.float32, size=4.0):
     return logits, targets
 
 
-def exact(logits, targets):
+def exact(logits, targets, smoothing=0.0):
     wide = logits.detach().double().requires_grad_()
-    loss = F.cross_entropy(wide, targets, ignore_index=quick.NONE, reduction="sum")
+    loss = F.cross_entropy(wide, targets, ignore_index=quick.NONE, reduction="sum", label_smoothing=smoothing)
     return loss, torch.autograd.grad(3 * loss, wide)[0]
 
 
@@ -35,6 +35,16 @@ def test_cross_entropy_and_its_gradient_are_those_of_float64(size):
     expected, slope = exact(logits, targets)
     torch.testing.assert_close(loss.double(), expected, rtol=3e-7, atol=0)
     torch.testing.assert_close(grad.double(), slope, rtol=0, atol=2e-6 * max(size, 1))  # a logit of 300 has steps of 3e-5
+
+
+@pytest.mark.parametrize("rows", [ROWS, 3])  # by the loops, and by torch
+def test_smoothed_cross_entropy_and_its_gradient_are_those_of_float64(rows):
+    logits, targets = (x[:rows] for x in logits_and_targets())
+    loss = quick.cross_entropy(logits, targets, 0.3)
+    (grad,) = torch.autograd.grad(3 * loss, logits)
+    expected, slope = exact(logits, targets, 0.3)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad.double(), slope, rtol=0, atol=8e-6)
 
 
 def test_of_bfloat16_the_loss_is_that_of_its_numbers_and_the_gradient_is_rounded_once():

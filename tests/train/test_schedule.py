@@ -38,6 +38,12 @@ def test_the_cosine_is_half_way_in_the_middle():
     assert rate(35, config) == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
 
 
+def test_by_the_inverse_square_root_four_times_the_steps_have_half_the_rate():
+    config = TrainConfig(steps=1000, warmup=50, schedule="inverse square root", learning_rate=1.0)
+    assert [rate(step, config) for step in (25, 50, 200, 800)] == pytest.approx([0.5, 1, 0.5, 0.25])
+    assert rate(4, TrainConfig(warmup=0, schedule="inverse square root", learning_rate=1.0)) == 0.5
+
+
 def test_constant_then_decay_is_constant_until_the_last_share():
     config = TrainConfig(
         steps=100, warmup=10, schedule="constant then decay", decay_share=0.4, final_rate=0.0, learning_rate=1.0

@@ -108,7 +108,7 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
 def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
     training, out = whole
     model = GPT2.load(out / "model")
-    assert model.text.encode("the cat") == training.corpus.text.encode("the cat")
+    assert model.text.encode("the cat") == training.subject.text.encode("the cat")
     best = min((row for row in log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
     last = log(out)[-1]
     name = "model" if best == last else "last"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import evaluate, generate, heads, look, serve, train, verify, walk
+from regard.cli import evaluate, generate, heads, look, serve, train, translate, verify, walk
 from regard.errors import RegardError
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": generate,
     "train": train,
     "evaluate": evaluate,
+    "translate": translate,
     "verify": verify,
 }
 

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_flag(parser, one.name, hints[one.name], None if default is MISSING else default, SIZES[one.name])
 
 
-def add_flag(parser: argparse.ArgumentParser, name: str, kind: Any, default: Any, says: str) -> None:
+def add_flag(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any, says: str) -> None:
     """A flag of a field; what is not said is not among the options."""
     flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
     told = f"{says} ({default})" if default not in ("", None) else says
@@ -89,6 +89,9 @@ def add_flag(parser: argparse.ArgumentParser, name: str, kind: Any, default: Any
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=says, **known)  # type: ignore[arg-type]
     elif kind == tuple[float, float]:
         parser.add_argument(flag, nargs=2, type=float, metavar="X", help=told, **known)  # type: ignore[arg-type]
+    elif kind == tuple[str, ...]:
+        told = f"{says} ({' '.join(default)})" if default else says
+        parser.add_argument(flag, nargs="+", metavar="NAME", help=told, **known)  # type: ignore[arg-type]
     else:
         metavar = {int: "N", float: "X"}.get(kind, "WORDS" if name in ("prompt", "observe_text") else "NAME")
         parser.add_argument(flag, type=kind, metavar=metavar, help=told, **known)  # type: ignore[arg-type]
@@ -99,7 +102,12 @@ def run(options: argparse.Namespace) -> int:
     if options.plan is not None:
         say(table_of(configured(options), options))
         return 0
-    config, signals = configured(options), Signals()
+    return trained(configured(options))
+
+
+def trained(config: TrainConfig) -> int:
+    """Trains what a config says."""
+    signals = Signals()
     with started(config) as engine:
         training = begun(config, engine)
         if training.first:
@@ -129,7 +137,7 @@ def table_of(config: TrainConfig, options: argparse.Namespace) -> str:
     elif config.corpus:
         config = texts.fitted(config, Corpus.load(config.corpus))
     elif config.vocabulary.isdecimal():
-        config = replace(config, model=replace(config.model, vocabulary=int(config.vocabulary)))
+        config = replace(config, model=replace(config.gpt2, vocabulary=int(config.vocabulary)))
     engines = {number: ENGINES if number > 1 else ENGINES[:1] for number in options.accelerators}
     plans = [plan.planned(config, number, engine) for number, known in engines.items() for engine in known]
     return plan.table(config, plans, columns=shutil.get_terminal_size().columns, link=options.link)
@@ -155,12 +163,12 @@ def observed(word: str) -> int:
 
 def tell(training: Training) -> None:
     """The config; what is trained, on what, by whom, and from where it goes on."""
-    config, corpus, engine = training.config, training.corpus, training.engine
+    config, engine = training.config, training.engine
     say(f"{config}\n")
     if engine.world > 1:
         say(f"{engine.world} processes, {config.engine}")
-    say(f"{config.model.parameters:,} parameters")
-    say(f"{corpus.tokens:,} tokens, {training.reader.windows:,} rows an epoch")
+    say(f"{sum(one.numel() for one in training.model.parameters()):,} parameters")
+    say(training.subject.about(training.reader))
     if training.step == config.steps:
         say(f"all {config.steps:,} steps are done; --steps asks for more")
     elif training.resumed:
@@ -169,8 +177,9 @@ def tell(training: Training) -> None:
 
 def listeners(training: Training, signals: Signals) -> list[Listener]:
     """Who hears of every step."""
-    config, folder = training.config, training.folder
-    peak = training.engine.total(config.peak_tflops * 1e12 or measured(config.precision, training.engine.device))
+    config, folder, peak = training.config, training.folder, 0.0
+    if training.subject.flops:
+        peak = training.engine.total(config.peak_tflops * 1e12 or measured(config.precision, training.engine.device))
     found: list[Listener] = [signals, lines.Log(folder / lines.LOG)]
     if config.observe_every:
         found.append(Observation(folder / lines.HEADS, config.observe_every, config.observe_text))

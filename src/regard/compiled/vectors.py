@@ -41,17 +41,22 @@ def exponential(x):
     return power * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
+@njit(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # which divides without looking for 0
+def tangent(x):
+    """tanh(x)."""
+    z = x * x
+    near = x + x * z * (T3 + z * (T5 + z * (T7 + z * (T9 + z * (T11 + z * T13)))))
+    size = abs(x)
+    e = exponential(LOWEST if size > -HALF * LOWEST else -(size + size))
+    far = (ONE - e) / (ONE + e)
+    return near if size < NEAR else far if x > ZERO else -far
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
 def cap(s, softcap):
     """softcap tanh(s / softcap) in the place of s."""
     for j in range(len(s)):
-        x = s[j] / softcap
-        z = x * x
-        near = x + x * z * (T3 + z * (T5 + z * (T7 + z * (T9 + z * (T11 + z * T13)))))
-        size = abs(x)
-        e = exponential(LOWEST if size > -HALF * LOWEST else -(size + size))
-        far = (ONE - e) / (ONE + e)
-        s[j] = softcap * (near if size < NEAR else far if x > ZERO else -far)
+        s[j] = softcap * tangent(s[j] / softcap)
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)

@@ -35,7 +35,7 @@ def search(
     first: Tensor,
     step: Step,
     beams: int,
-    longest: int,
+    longest: int | Sequence[int],
     ended: Callable[[Sequence[int]], bool],
     length_penalty: float = 1.0,
 ) -> list[list[Found]]:
@@ -43,17 +43,18 @@ def search(
 
     first are the log-probabilities (b, n) of a first token; `step` reads one token each for rows that continue rows of the
     last time, (b,) at first and (b beams,) from then on, and gives those of the next; `longest` is the most tokens of a
-    sequence, where it ends as well; `ended` says whether a sequence has.
+    sequence, of all or of each row, where it ends as well; `ended` says whether a sequence has.
     """
     rows = [Row() for _ in first]
+    limits = [longest] * len(rows) if isinstance(longest, int) else longest
     scores = first.unsqueeze(1)  # (b, 1 or beams, n)
-    for length in range(1, longest + 1):
+    for length in range(1, max(limits) + 1):
         parents, tokens = [], []
-        for number, (row, theirs) in enumerate(zip(rows, scores, strict=True)):
-            kept = advanced(row, theirs, beams, length, length == longest, ended, length_penalty)
+        for number, (row, theirs, limit) in enumerate(zip(rows, scores, limits, strict=True)):
+            kept = advanced(row, theirs, beams, length, length == limit, ended, length_penalty)
             parents += [number * len(theirs) + parent for parent in kept]
             tokens += [sequence[-1] for _, sequence in row.running]
-        if length == longest or all(row.done for row in rows):
+        if all(row.done for row in rows):
             break
         scores = step(torch.tensor(parents), tokens).view(len(rows), beams, -1)
     return [row.finished for row in rows]

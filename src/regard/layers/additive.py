@@ -5,9 +5,8 @@ from torch import Tensor, nn
 
 from regard.layers import checks
 from regard.layers.one_head import without_heads
-from regard.mechanism import EVERYTHING, Mask, Steps, scores
-from regard.mechanism.request import ask, exactly
-from regard.mechanism.steps import finish, restored
+from regard.mechanism import EVERYTHING, Mask, Steps
+from regard.mechanism.additive import additive_attention, attend_additive
 
 
 class AdditiveAttention(nn.Module):
@@ -29,21 +28,41 @@ class AdditiveAttention(nn.Module):
         self, queries: Tensor, keys: Tensor | None = None, values: Tensor | None = None, mask: Mask = EVERYTHING
     ) -> Tensor:
         """The context of each query."""
-        return self.steps(queries, keys, values, mask).context
+        keys, values = given(queries, keys, values)
+        return self.over(queries, self.project(keys), values, mask)
+
+    def project(self, keys: Tensor) -> Tensor:
+        """W_key k, for `over`: of queries that come one after the other the keys are the same."""
+        checks.fits(keys, self.W_key.in_features, name="keys")
+        k: Tensor = self.W_key(keys)
+        return k.to(self.W_key.weight.dtype)  # what torch.autocast has rounded: gradients of many queries are summed in it
+
+    def over(self, queries: Tensor, projected: Tensor, values: Tensor, mask: Mask = EVERYTHING) -> Tensor:
+        """The context of each query, of keys that `project` has projected."""
+        return additive_attention(*self.laid_out(queries, projected, values), self.weight, mask).squeeze(-3)
 
     def steps(
         self, queries: Tensor, keys: Tensor | None = None, values: Tensor | None = None, mask: Mask = EVERYTHING
     ) -> Steps:
         """Every step of forward; the scores are the network's, and are not divided by anything."""
-        keys = queries if keys is None else keys
-        values = keys if values is None else values
+        keys, values = given(queries, keys, values)
+        return without_heads(attend_additive(*self.laid_out(queries, self.project(keys), values), self.weight, mask))
+
+    def laid_out(self, queries: Tensor, projected: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected queries and keys, and values, in one dtype and as one head."""
         checks.fits(queries, self.W_query.in_features, name="queries")
-        checks.fits(keys, self.W_key.in_features, name="keys")
+        checks.fits(projected, self.W_query.out_features, name="projected keys")
         checks.fits(values, name="values")
-        checks.same_rank(queries=queries, keys=keys, values=values)
-        q, k, v = (x.unsqueeze(-3) for x in (self.W_query(queries), self.W_key(keys), values))  # one head
-        request = ask(q, k, v.to(q.dtype), mask, scale=1.0)
-        exact = scores.wide(q.dtype)
-        with exactly(q.device):
-            raw = scores.additive(request.q.to(exact), request.k.to(exact), self.weight.to(exact))
-            return without_heads(restored(finish(raw, request), request))
+        checks.same_rank(queries=queries, keys=projected, values=values)
+        q, k, v = (x.to(projected.dtype).unsqueeze(-3) for x in (self.W_query(queries), projected, values))
+        return q, k, v
+
+
+def given(queries: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The keys, which are the queries where none are given, and the values, which are the keys where none are given."""
+    keys = queries if keys is None else keys
+    values = keys if values is None else values
+    for name, x in (("queries", queries), ("keys", keys), ("values", values)):
+        checks.fits(x, name=name)
+    checks.same_rank(queries=queries, keys=keys, values=values)
+    return keys, values

@@ -18,6 +18,7 @@ from regard.mechanism.rule import Stretches
 
 MOST = 2**15  # keys, up to which these loops are measured to be faster: a block of scores grows with them
 LEAST = 2**19  # weights, of all heads together; for fewer it is not worth to compile the loops, some seconds the first time
+FEW = 2**13  # the same where a gradient of bfloat16 is wanted, which torch's kernel takes longer to prepare than to compute
 
 
 def stretches(request: Request) -> Stretches | None:
@@ -26,7 +27,9 @@ def stretches(request: Request) -> Stretches | None:
     if not unwatched() or q.dtype not in KINDS or not (plain(q) and plain(k) and plain(v)):
         return None
     more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
-    if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= LEAST or k.shape[2] > MOST:
+    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    least = FEW if learns and q.dtype == torch.bfloat16 else LEAST
+    if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= least or k.shape[2] > MOST:
         return None
     return request.mask.stretches(q.shape[2], k.shape[2], request.offset) if threads.usable() else None
 

@@ -29,6 +29,9 @@ class Engine(Protocol):
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
         """A context of one backward; gradients need to be exchanged in the last of a step alone."""
 
+    def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
+        """A context in which parts of the model may be called, as a translator's encoder is, and not it as a whole alone."""
+
     def gradient_norm(self, model: nn.Module) -> Tensor:
         """The norm of all gradients as one vector."""
 
@@ -57,6 +60,9 @@ class Alone:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
         return nullcontext()
 
     def gradient_norm(self, model: nn.Module) -> Tensor:

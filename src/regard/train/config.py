@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from regard.errors import ConfigError
 from regard.models import GPT2Config
+from regard.train.sizes import GPT2, TranslatorSizes, arguments
 
 MODEL: dict[str, Any] = {
     "layers": 4,
@@ -20,10 +21,13 @@ MODEL: dict[str, Any] = {
 }  # where nothing is said: small enough for two cores
 PRECISIONS = ("float32", "bfloat16")
 ENGINES = ("ddp", "fsdp")
-SCHEDULES = ("cosine", "constant then decay")
-COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience")  # at least 1
-NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed")  # at least 0
-SHARES = ("held_out", "final_rate", "decay_share")  # from 0 to 1
+SCHEDULES = ("cosine", "constant then decay", "inverse square root")
+COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")  # at least 1
+NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")  # at least 0
+SHARES = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
+OF_TEXT: tuple[str, ...] = ("text", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
+OF_TEXT += ("compile", "activation_checkpointing")
+OF_PAIRS = ("pairs", "languages", "batch_tokens", "most_words")
 
 
 def said(default: Any, says: str) -> Any:
@@ -40,23 +44,24 @@ def free(default: Any, says: str) -> Any:
 class TrainConfig:
     """A training run: its text, its model, how it learns, and what is told and kept on the way."""
 
-    corpus: str = free("", "a folder that regard.text.corpus.prepare wrote")
+    corpus: str = free("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
     text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
     vocabulary: str = said("letters", "of that text: letters, gpt2, or how many pieces to learn from it")
     held_out: float = said(0.1, "the share of the tokens, the last ones, that is not trained on")
     out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it goes on")
-    model: GPT2Config = field(default=GPT2Config(**MODEL))
+    model: GPT2Config | TranslatorSizes = field(default=GPT2Config(**MODEL))
     steps: int = free(2000, "updates of the weights")
     batch: int = said(12, "rows of the model's context at a time")
     accumulate: int = said(1, "batches for one update")
     learning_rate: float = said(1e-3, "at its highest")
     warmup: int = said(100, "steps in which the rate rises to it")
-    schedule: str = said("cosine", "how it falls: cosine, or constant then decay")
+    schedule: str = said("cosine", "how it falls: cosine, constant then decay, or inverse square root")
     decay_share: float = said(0.2, "of all steps, those of the decay after constant")
     final_rate: float = said(0.1, "the rate at the end, as a share of the highest")
     weight_decay: float = said(0.1, "of matrices; biases and norms have none")
     betas: tuple[float, float] = said((0.9, 0.99), "of AdamW")
     clip: float = said(1.0, "the longest gradient; 0 for any")
+    label_smoothing: float = said(0.0, "the share of a target that is spread over all words")
     seed: int = said(0, "of the first weights, the order of the text and dropout")
     precision: str = said("float32", "of the products: float32, or bfloat16 (weights stay float32)")
     engine: str = free("ddp", "of several processes, which torchrun starts: ddp, or fsdp (weights in parts too)")
@@ -75,6 +80,10 @@ class TrainConfig:
     observe_every: int = free(0, "steps between two looks at what kind each head is; 0 for never")
     observe_text: str = free("", "the text of these looks; nothing said, the held-out text's first tokens")
     peak_tflops: float = free(0.0, "of one process's machine; 0 to measure it at the start")
+    pairs: tuple[str, ...] = said((), "for a translator: files of sentence pairs to prepare first, into out/corpus")
+    languages: tuple[str, ...] = said(("en", "fr"), "the endings of aligned files, the one that is translated first")
+    batch_tokens: int = said(4096, "of a batch of pairs, on its longer side, padding among them")
+    most_words: int = said(0, "of a side of a pair; those with more are left out; 0 for any")
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
@@ -87,6 +96,8 @@ class TrainConfig:
             check(name, 0 <= getattr(self, name) <= 1, "a share, from 0 to 1", getattr(self, name))
         for name in ("weight_decay", "clip", "spike", "peak_tflops"):
             check(name, 0 <= getattr(self, name) < math.inf, "at least 0", getattr(self, name))
+        check("label_smoothing", self.label_smoothing < 1, "below 1", self.label_smoothing)
+        check("languages", len({*self.languages}) == 2, "two endings", self.languages)
         check("held_out", self.held_out < 1, "below 1: something must be trained on", self.held_out)
         check("learning_rate", 0 < self.learning_rate < math.inf, "above 0", self.learning_rate)
         check("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1", self.betas)
@@ -96,43 +107,89 @@ class TrainConfig:
         check("out", self.out != "", "a folder", self.out)
         numbered = self.vocabulary.isdecimal() and int(self.vocabulary) > 0
         check("vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary)
+        self.refuse_of_another()
+
+    @property
+    def gpt2(self) -> GPT2Config:
+        """The sizes of a GPT-2; ConfigError where the model is another."""
+        if not isinstance(self.model, GPT2Config):
+            raise ConfigError(f"model.kind is {self.model.kind!r}, and this is of a GPT-2 alone.")
+        return self.model
+
+    @property
+    def of_another(self) -> tuple[str, ...]:
+        """The settings that this model does not hear of."""
+        return OF_TEXT if isinstance(self.model, TranslatorSizes) else OF_PAIRS
+
+    def refuse_of_another(self) -> None:
+        """Raises ConfigError for a setting that would not be heard of."""
+        kind = self.model.kind if isinstance(self.model, TranslatorSizes) else GPT2
+        for one in fields(self):
+            if one.name in self.of_another and getattr(self, one.name) != one.default:
+                instead = "a text is foretold by a gpt2" if one.name in OF_TEXT else "[model] kind says which translator"
+                raise ConfigError(f"{one.name} says nothing to a model of the kind {kind!r}: {instead}. Leave it out.")
 
     @classmethod
     def read(cls, path: str | Path, **flags: Any) -> "TrainConfig":
-        """The config of a TOML file, whose [model] table is GPT2Config's fields; flags, where there are any, over it."""
-        path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"there is no {path}. A config is a TOML file: steps = 2000, say.") from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} is no TOML file: {error}.") from None
-        return cls.of(table, **flags)
+        """The config of a TOML file, whose [model] table is GPT2Config's fields, or kind, a translator's, and its arguments.
+
+        Flags, where there are any, go over it.
+        """
+        return cls.of(read_table(path), **flags)
 
     @classmethod
     def of(cls, table: Mapping[str, Any], **flags: Any) -> "TrainConfig":
-        """The config of a table and flags over it; "model" in either is a table of GPT2Config's fields, or some of them."""
+        """The config of a table and flags over it; "model" in either is a table as [model] is in a file, or some of it."""
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
             raise ConfigError(f"[model] is a table of sizes, layers = 4 say; got {sizes!r}.")
-        asked = {**table, **flags, "model": {**MODEL, **sizes, **flags.get("model", {})}}
+        asked = {**table, **flags}
         known(asked, [one.name for one in fields(cls)], "")
-        known(asked["model"], [one.name for one in fields(GPT2Config)], "model.")
-        try:
-            return cls(**{**asked, "model": GPT2Config(**asked["model"])})
-        except TypeError as error:  # a word where a size's range is checked
-            raise ConfigError(f"a size in [model] is no number: {error}.") from None
+        return cls(**{**asked, "model": sized({**sizes, **flags.get("model", {})})})
 
     def table(self) -> dict[str, Any]:
         """The config as `of` takes it, in what JSON and TOML know."""
-        return {**asdict(self), "betas": list(self.betas)}
+        table = {one.name: getattr(self, one.name) for one in fields(self)}
+        lists = {name: list(value) for name, value in table.items() if isinstance(value, tuple)}
+        return {**table, **lists, "model": model_table(self.model)}
 
     def __str__(self) -> str:
-        """The whole config as a TOML file has it."""
+        """The whole config as a TOML file has it, without the settings of what is not trained."""
         table = self.table()
         sizes = table.pop("model")
+        for name in self.of_another:
+            del table[name]
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items()]
         return "\n".join([*lines, "", "[model]", *(f"{name} = {json.dumps(value)}" for name, value in sizes.items())])
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says."""
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {path}. A config is a TOML file: steps = 2000, say.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no TOML file: {error}.") from None
+
+
+def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
+    """The sizes of a [model] table."""
+    kind, sizes = table.get("kind", GPT2), {name: value for name, value in table.items() if name != "kind"}
+    if kind != GPT2:
+        known(sizes, list(arguments(kind)), "model.")
+        return TranslatorSizes(kind, sizes)
+    known(sizes, [one.name for one in fields(GPT2Config)], "model.")
+    try:
+        return GPT2Config(**{**MODEL, **sizes})
+    except TypeError as error:  # a word where a size's range is checked
+        raise ConfigError(f"a size in [model] is no number: {error}.") from None
+
+
+def model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
+    """Sizes as `sized` takes them."""
+    return model.table() if isinstance(model, TranslatorSizes) else asdict(model)
 
 
 def typed(name: str, kind: Any, value: Any) -> Any:
@@ -143,6 +200,11 @@ def typed(name: str, kind: Any, value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) == 2 and all(type(one) in (int, float) for one in value):
             return float(value[0]), float(value[1])
         raise ConfigError(f"{name} must be two numbers, got {value!r}.")
+    if kind == tuple[str, ...]:
+        several = [value] if isinstance(value, str | Path) else value
+        if isinstance(several, list | tuple) and all(isinstance(one, str | Path) for one in several):
+            return tuple(map(str, several))
+        raise ConfigError(f"{name} must be a text, or a list of texts; got {value!r}.")
     if kind is str and isinstance(value, Path | int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -170,12 +232,11 @@ def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
 
 def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
     """Raises ConfigError, naming the field, where a config would make another run of the one in a folder."""
-    pairs: list[tuple[str, object, object]] = [
-        (one.name, former, config) for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")
-    ]
-    pairs += [(f"model.{one.name}", former.model, config.model) for one in fields(GPT2Config)]
-    for name, before, now in pairs:
-        was, came = (getattr(one, name.removeprefix("model.")) for one in (before, now))
+    names = [one.name for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")]
+    compared = [(name, getattr(former, name), getattr(config, name)) for name in names]
+    before, now = (model_table(one.model) for one in (former, config))
+    compared += [(f"model.{name}", before.get(name), now.get(name)) for name in ("kind", *({**before, **now}))]
+    for name, was, came in compared:
         if was != came:
             raise ConfigError(
                 f"{name} is {came!r}, but the run in {folder} has {was!r}, and would be another with it. "

@@ -8,7 +8,7 @@ has a part of every weight, gradient and moment, and gathers the weights of a bl
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import count
@@ -153,6 +153,10 @@ class Several(ABC):
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
         """A context of one backward."""
 
+    def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
+        """A context in which each process has what is outside the blocks whole."""
+        return nullcontext()
+
     @abstractmethod
     def gradient_norm(self, model: nn.Module) -> Tensor:
         """The norm of all gradients as one vector."""
@@ -200,14 +204,14 @@ class Shards(Several):
     """
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model, its blocks sharded, and then what is left: the embeddings, one of which is the head too."""
+        """The model, its blocks sharded, and then what is left: a GPT-2's embeddings, one of which is the head too."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.world,))
         half = self.precision == "bfloat16"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
-        for block in cast(nn.ModuleList, model.blocks):
+        for block in cast(Iterable[nn.Module], getattr(model, "blocks", ())):  # a translator is one part
             fully_shard(block, mesh=mesh, mp_policy=policy)
         whole = fully_shard(model, mesh=mesh, mp_policy=policy)
         assert isinstance(whole, FSDPModule)
@@ -223,6 +227,18 @@ class Shards(Several):
 
         cast(FSDPModule, model).set_requires_gradient_sync(last)
         return nullcontext()
+
+    @contextmanager
+    def gathered(self, model: nn.Module) -> Iterator[None]:
+        """A context in which each process has what is outside the blocks whole: of a translator, all weights."""
+        from torch.distributed.fsdp import FSDPModule
+
+        whole = cast(FSDPModule, model)
+        whole.unshard()
+        try:
+            yield
+        finally:
+            whole.reshard()
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
         """The norm of all gradients, of which each process has its parts."""

@@ -2,23 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from regard.errors import DataError
-from regard.text.corpus import Batch, Reader
 from regard.train import optimiser, schedule
 from regard.train.alone import Engine
 from regard.train.config import TrainConfig
 from regard.train.divergence import fault
 from regard.train.engine import started
-from regard.train.loss import loss_of, targets_of
+from regard.train.loss import targets_of
 from regard.train.report import Report
-from regard.train.seeds import seed_of, seeded
+from regard.train.seeds import seeded
+from regard.train.subject import Reader
 from regard.train.training import Training, begin
 
 Listener = Callable[[Training, Report], object]
@@ -68,9 +69,10 @@ def loop(training: Training) -> Iterator[Report]:
 def stepped(training: Training) -> Report:
     """One step: the gradient of the mean loss over all its batches, and the update."""
     config, engine, model, began = training.config, training.engine, training.called, time.perf_counter()
+    subject = training.subject
     number, first = training.step + 1, training.step * config.accumulate
     rate = schedule.rate(number, config)
-    batches = [placed(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
+    batches = [subject.placed(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
     loss = backward(training, number, batches)
     norm = float(engine.gradient_norm(model))
     wrong = fault(loss, norm, training.running, config.spike)
@@ -82,14 +84,14 @@ def stepped(training: Training) -> Report:
     training.optimiser.zero_grad(set_to_none=True)
     training.running = training.running.taken(loss) if wrong is None else training.running.left()
     training.step, training.looked = number, None
-    tokens = sum(batch.tokens.numel() for batch in batches) * engine.world
+    tokens = sum(subject.tokens(batch, engine.world) for batch in batches)
     seconds = time.perf_counter() - began
     return Report(
         step=number, loss_nats=loss, rate=rate, gradient_norm=norm, tokens=tokens, seconds=seconds, batch=first, skipped=wrong
     )
 
 
-def backward(training: Training, step: int, batches: list[Batch]) -> float:
+def backward(training: Training, step: int, batches: Sequence[Any]) -> float:
     """The mean loss over all targets of all batches in all processes, its gradient left in the parameters."""
     config, engine = training.config, training.engine
     count = engine.total(sum(map(targets_of, batches)))
@@ -98,7 +100,7 @@ def backward(training: Training, step: int, batches: list[Batch]) -> float:
         for n, batch in enumerate(batches):
             with engine.exchanging(training.called, n == len(batches) - 1):
                 with engine.products(config.precision):  # gradients are exchanged as means: hence a share of the count
-                    loss = loss_of(training.called, batch, count=count / engine.world, mask_documents=config.mask_documents)
+                    loss = training.subject.loss(training.called, batch, count / engine.world)
                 loss.backward()
             parts.append(loss.detach())
     return engine.total(float(torch.stack(parts).sum())) / engine.world
@@ -120,33 +122,21 @@ def looked_at(training: Training, report: Report) -> Report:
 def held_out_loss(training: Training, reader: Reader) -> float:
     """The mean loss over the first held-out batches, the same ones at every look."""
     config, engine = training.config, training.engine
-    count = min(config.evaluate_batches, max(reader.windows // reader.batch, 1))
+    count = min(config.evaluate_batches, reader.batches)
     total = targets = 0.0
     with evaluating(training.called), engine.products(config.precision):
         for n in range(count):
-            batch = placed(reader.read(n), engine.device)
+            batch = training.subject.placed(reader.read(n), engine.device)
             here = targets_of(batch)
-            total += float(loss_of(training.called, batch, count=1, mask_documents=config.mask_documents))
+            total += float(training.subject.nats(training.called, batch))
             targets += here
     return engine.total(total) / max(engine.total(targets), 1)
 
 
 def sampled(training: Training) -> str:
-    """What the model writes after the prompt, the same dice at the same step."""
-    config, model, text = training.config, training.model, training.corpus.text
-    prompt = text.encode(config.prompt) or opening(training)
-    room = config.model.context - len(prompt)
-    settings = {**model.ending(), "seed": seed_of(config.seed, training.step)}
-    with evaluating(model):
-        tokens = [int(one) for one in model.generate(prompt, min(config.sample_tokens, room), **settings)]
-    return config.prompt + text.decode(tokens)
-
-
-def opening(training: Training) -> list[int]:
-    """What a sample begins with where nothing is said."""
-    end = training.corpus.text.special.get("<|endoftext|>")
-    reader = training.held_out or training.reader
-    return [int(reader.read(0).tokens[0, 0])] if end is None else [end]
+    """What the model writes now."""
+    with evaluating(training.model), training.engine.gathered(training.called):
+        return training.subject.sampled(training.model, training.held_out or training.reader, training.step)
 
 
 @contextmanager
@@ -165,11 +155,6 @@ def agree(training: Training) -> None:
     """Stops a run in all processes where one was told to stop."""
     if training.engine.total(bool(training.stopped)) and not training.stopped:
         training.stop("another process")
-
-
-def placed(batch: Batch, device: torch.device) -> Batch:
-    """A batch on a device."""
-    return batch if device.type == "cpu" else Batch(*(x.to(device) for x in (batch.tokens, batch.targets, batch.documents)))
 
 
 def due(every: int, step: int) -> bool:

@@ -5,20 +5,29 @@ from torch import Tensor, nn
 from regard.mechanism import EVERYTHING, Documents
 from regard.text.corpus import Batch
 from regard.text.corpus.reader import NONE
+from regard.text.pairs import Batch as PairBatch
 from regard.train.quick import cross_entropy
 
 
-def loss_of(model: nn.Module, batch: Batch, *, count: float | None = None, mask_documents: bool = False) -> Tensor:
+def loss_of(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    count: float | None = None,
+    mask_documents: bool = False,
+    smoothing: float = 0.0,
+) -> Tensor:
     """-Σ log p(target) / count, over the real targets; count is how many there are, or are in all the batches of a step.
 
     p is the softmax of the logits, in float32 or better. With mask_documents a token sees none of an earlier document.
+    smoothing is quick.cross_entropy's.
     """
     mask = Documents(batch.documents) if mask_documents else EVERYTHING
     logits = model(batch.tokens, mask=mask)  # (b, t, n)
-    nats = cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
+    nats = cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
     return nats / max(targets_of(batch) if count is None else count, 1)
 
 
-def targets_of(batch: Batch) -> int:
+def targets_of(batch: Batch | PairBatch) -> int:
     """How many real targets a batch has."""
     return int((batch.targets != NONE).sum())

@@ -98,7 +98,7 @@ def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
     """The plan of a config on so many accelerators: as many rows a step, and at a time on each, as on one."""
     if accelerators < 1:
         raise ConfigError(f"accelerators are counted from 1, got {accelerators}.")
-    model, known = config.model, Shapes.of(config.model)
+    model, known = config.gpt2, Shapes.of(config.gpt2)
     n, layers, half = accelerators, model.layers, config.precision == "bfloat16"
     accumulate = ceil(config.accumulate / n)
     rows = ceil(config.batch * config.accumulate / (n * accumulate))
@@ -216,7 +216,7 @@ def rows_of(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[li
 
 def title(config: TrainConfig, columns: int) -> str:
     """What is planned, in as many lines as it needs."""
-    model, rows = config.model, config.batch * config.accumulate
+    model, rows = config.gpt2, config.batch * config.accumulate
     says = [
         f"{model.parameters:,} parameters: {model.layers} layers of {model.heads} heads, width {model.width:,}, "
         f"context {model.context:,}, vocabulary {model.vocabulary:,}",

@@ -20,13 +20,16 @@ from regard.text.corpus.reader import NONE
 LEAST = 2**16  # numbers that it is worth compiling for
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-Σ log softmax(logits)[target] over the rows whose target is not NONE, in nats; logits (m, n), targets (m,)."""
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-Σ log softmax(logits)[target] over the rows whose target is not NONE, in nats; logits (m, n), targets (m,).
+
+    With smoothing s a row's target is 1 - s of it, and s of all words alike (Szegedy et al. 2016, section 7).
+    """
     if suits(logits):
-        total: Tensor = Entropy.apply(logits.contiguous(), targets)  # type: ignore[no-untyped-call]
+        total: Tensor = Entropy.apply(logits.contiguous(), targets, smoothing)  # type: ignore[no-untyped-call]
         return total
     wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return F.cross_entropy(wide, targets, ignore_index=NONE, reduction="sum")
+    return F.cross_entropy(wide, targets, ignore_index=NONE, reduction="sum", label_smoothing=smoothing)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -64,24 +67,30 @@ class Entropy(torch.autograd.Function):
     """The sum of the cross entropies of rows of logits; nothing of their size is kept but themselves."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
         """One number."""
         rows, n = logits.shape
         lse = logits.new_empty(rows, dtype=torch.float32)
         call("entropy", logits.dtype, rows, n, logits, lse)
         real = targets != NONE
         ctx.save_for_backward(logits, lse, targets, real)
+        ctx.smoothing = smoothing
         there = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0].float()
+        if smoothing:
+            there = (1 - smoothing) * there + smoothing * logits.mean(1, dtype=torch.float32)
         return torch.where(real, lse - there, 0).sum(dtype=torch.float64).float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """softmax - 1 at the target, (m, n)."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """softmax - 1 at the target, (m, n); with smoothing less there, and the rest at all words alike."""
         logits, lse, targets, real = ctx.saved_tensors
         out, factors = torch.empty_like(logits), real * grad.float()
         call("entropy_slope", logits.dtype, *logits.shape, logits, lse, targets.contiguous(), factors, out)
-        return out, None
+        if ctx.smoothing:
+            away = (factors * ctx.smoothing).to(out.dtype)[:, None]
+            out.sub_(away / out.shape[1]).scatter_add_(1, targets.clamp(min=0)[:, None], away)
+        return out, None, None
 
 
 class Gelu(torch.autograd.Function):

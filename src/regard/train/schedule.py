@@ -1,4 +1,4 @@
-"""The learning rate of a step: a rise, then a cosine, or a constant and a straight fall."""
+"""The learning rate of a step: a rise, then a cosine, a constant and a straight fall, or an inverse square root."""
 
 import math
 
@@ -8,10 +8,13 @@ from regard.train.config import TrainConfig
 def rate(step: int, config: TrainConfig) -> float:
     """The rate of step 1 to steps: learning_rate * min(step / warmup, fall(step)).
 
-    It reaches learning_rate in the last step of the warm-up, and final_rate of it in the last step of all.
+    It reaches learning_rate in the last step of the warm-up, and final_rate of it in the last step of all; by the inverse
+    square root it is learning_rate √(warmup / step), whatever the last step is (Vaswani et al. 2017, equation 3).
     """
     if step <= config.warmup:
         return config.learning_rate * step / config.warmup
+    if config.schedule == "inverse square root":
+        return config.learning_rate * math.sqrt(max(config.warmup, 1) / step)
     fall = cosine(step, config) if config.schedule == "cosine" else straight(step, config)
     return config.learning_rate * (config.final_rate + (1 - config.final_rate) * fall)
 

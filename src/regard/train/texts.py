@@ -41,16 +41,16 @@ def encoding(config: TrainConfig) -> Text:
 
 def check_prompt(config: TrainConfig, text: Text) -> None:
     """Raises DataError or ConfigError for a prompt that the vocabulary does not have or the context has no room for."""
-    length, context = len(text.encode(config.prompt)), config.model.context
+    length, context = len(text.encode(config.prompt)), config.gpt2.context
     if length >= context:
         raise ConfigError(f"the prompt is {length} tokens, and must be shorter than the model's context, {context}.")
 
 
 def fitted(config: TrainConfig, corpus: Corpus) -> TrainConfig:
     """The config with the corpus's vocabulary, where none was said; ConfigError where there are too few logits for it."""
-    size = corpus.text.vocabulary
-    if config.model.vocabulary == GPT2Config.vocabulary:
-        return replace(config, model=replace(config.model, vocabulary=size))
-    if config.model.vocabulary < size:
-        raise ConfigError(f"model.vocabulary is {config.model.vocabulary:,}, and the corpus has {size:,}. Leave it out.")
+    size, model = corpus.text.vocabulary, config.gpt2
+    if model.vocabulary == GPT2Config.vocabulary:
+        return replace(config, model=replace(model, vocabulary=size))
+    if model.vocabulary < size:
+        raise ConfigError(f"model.vocabulary is {model.vocabulary:,}, and the corpus has {size:,}. Leave it out.")
     return config

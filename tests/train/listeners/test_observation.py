@@ -46,7 +46,7 @@ def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
     training = begin(settings(folder, tmp_path))
     rows = list(Observation(tmp_path / "heads.jsonl", 1, "the cat sat").rows(training, 5))
     training.model.eval()
-    for on, tokens in (("text", torch.tensor([training.corpus.text.encode("the cat sat")])), ("repeated", repeated(training))):
+    for on, tokens in (("text", torch.tensor([training.subject.text.encode("the cat sat")])), ("repeated", repeated(training))):
         with record(training.model) as recording, torch.no_grad():
             training.model(tokens)
         expected = heads(recording, tokens=tokens)

@@ -85,12 +85,12 @@ def text_checksums(folder: Path) -> dict[str, int]:
     return {path.name: zlib.crc32(path.read_bytes()) for path in found}
 
 
-def text_of(folder: Path, index: Index) -> Text:
-    """The encoding that lies in a corpus; DataError where it is not the one it was prepared with."""
-    for name, checksum in index.text.items():
+def text_of(folder: Path, files: dict[str, int]) -> Text:
+    """The encoding that lies in a corpus, of these files; DataError where it is not the one it was prepared with."""
+    for name, checksum in files.items():
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
         if zlib.crc32(path.read_bytes()) != checksum:
             raise damaged(path, "it is not the file that was written")
-    return Letters.load(folder) if LETTERS in index.text else BytePair.load(folder)
+    return Letters.load(folder) if LETTERS in files else BytePair.load(folder)

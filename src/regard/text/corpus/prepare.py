@@ -1,7 +1,6 @@
 """Texts to tokens on disk: encoded by several processes, and written as they come into a folder that is whole or not there."""
 
 import os
-import shutil
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from regard.text.corpus.columns import Column, Growing, Numbers
 from regard.text.corpus.index import Index, Text
 from regard.text.corpus.shards import Corpus
 from regard.text.corpus.sources import BLOCK, Part, Source, parts, total
+from regard.text.folders import renewed
 
 FEW = 64  # chunks that one process has encoded before others have started
 STARTS = "documents.npy"
@@ -49,22 +49,11 @@ def prepare(
     if shard < 1 or (workers is not None and workers < 1):
         raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
     folder = Path(folder)
-    replaceable(folder)
-    whole = total(source)
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
+    with renewed(folder, former) as beside:
         text.save(beside)
         chunks = encoded(gathered(parts(source, field)), text, workers)
-        index = written(beside, chunks, text, shard, progress, whole)
+        index = written(beside, chunks, text, shard, progress, total(source))
         index.write(beside)
-        settle(beside)
-        put(beside, folder)
-    except OSError as error:
-        raise DataError(f"the corpus could not be written to {folder}: {error}. What was there is as it was.") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return Corpus(folder, text, index, 0, index.tokens)
 
 
@@ -190,34 +179,6 @@ def name(number: int) -> str:
     return f"tokens-{number:05d}.npy"
 
 
-def replaceable(folder: Path) -> None:
-    """DataError where a folder holds anything but a corpus."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists() or folder.is_symlink():
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        ours = indices.read(folder).names if indices.NAME in names else set()
-        if not names or names - ours:
-            other = next(iter(sorted(names - ours)), folder.name)
-            raise DataError(f"{folder} holds what is no part of a corpus, {other}: nothing was changed. Name another folder.")
-
-
-def settle(folder: Path) -> None:
-    """Sees that every file of a folder is on disk."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def put(beside: Path, folder: Path) -> None:
-    """Renames the new folder to its name; a former one goes when the new one stands there."""
-    former = beside.with_suffix(".former")
-    if folder.exists():
-        os.replace(folder, former)
-    try:
-        os.replace(beside, folder)
-    except OSError:
-        if former.exists():
-            os.replace(former, folder)
-        raise
-    shutil.rmtree(former, ignore_errors=True)
+def former(folder: Path) -> set[str]:
+    """The files of the corpus that a folder holds; none where it holds none."""
+    return indices.read(folder).names if (folder / indices.NAME).exists() else set()

@@ -58,6 +58,11 @@ class Reader:
         """How many windows an epoch has."""
         return -(-(self.corpus.tokens - 1) // self.context)
 
+    @property
+    def batches(self) -> int:
+        """How many whole batches an epoch has, one at least."""
+        return max(self.windows // self.batch, 1)
+
     def read(self, n: int) -> Batch:
         """Batch n, from 0 on, past the first epoch too."""
         if n < 0:

@@ -35,7 +35,7 @@ class Corpus:
         index = indices.read(folder)
         for column in (*index.shards, index.starts):
             column.weighed(folder)
-        return cls(folder, indices.text_of(folder, index), index, 0, index.tokens)
+        return cls(folder, indices.text_of(folder, index.text), index, 0, index.tokens)
 
     @property
     def tokens(self) -> int:

@@ -50,19 +50,19 @@ class Observation:
     def words(self, training: Training) -> torch.Tensor:
         """The tokens (1, t) of the text that was given, or of the first that is not trained on."""
         if self.text:
-            found: Sequence[int] = training.corpus.text.encode(self.text)
+            found: Sequence[int] = training.subject.text.encode(self.text)
         else:
             found = (training.held_out or training.reader).read(0).tokens[0].tolist()
         if len(found) < 2:
             raise ConfigError(f"a text in which heads are observed has two tokens or more, got {len(found)}.")
-        return torch.tensor([found[: min(training.config.model.context, MOST)]], device=training.engine.device)
+        return torch.tensor([found[: min(training.config.gpt2.context, MOST)]], device=training.engine.device)
 
 
 def repeated(training: Training) -> torch.Tensor:
     """Random tokens (1, t), the second half the first once more; the same in every run of these sizes."""
-    config = training.config.model
+    config = training.config.gpt2
     half = max(min(config.context, MOST) // 2, 1)
     dice = torch.Generator().manual_seed(seed_of(0, 0))
-    size = training.corpus.text.vocabulary
+    size = training.subject.text.vocabulary
     tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few twice
     return torch.cat([tokens, tokens], 1).to(training.engine.device)

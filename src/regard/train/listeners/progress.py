@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TextIO
 
-from regard.train.peak import flops_of
 from regard.train.report import Report
 from regard.train.training import Training
 
@@ -48,7 +47,8 @@ class Progress:
     def print(self, training: Training, report: Report) -> None:
         """A line of columns, under a line of titles where it is the first."""
         if not self._names:
-            self._names = fitting(shutil.get_terminal_size().columns, bool(self.peak), training.held_out is not None)
+            peak = bool(self.peak and training.subject.flops)
+            self._names = fitting(shutil.get_terminal_size().columns, peak, training.held_out is not None)
             self.write("  ".join(name.rjust(COLUMNS[name]) for name in self._names))
         pace = self._tokens / max(self._seconds, 1e-9)
         steps = training.config.steps - report.step
@@ -58,7 +58,7 @@ class Progress:
             "loss": f"{report.loss_nats:.4f}",
             "held out": "" if report.held_out_nats is None else f"{report.held_out_nats:.4f}",
             "tokens/s": f"{pace:,.0f}",
-            "of peak": f"{pace * flops_of(training.config.model) / self.peak:.0%}" if self.peak else "",
+            "of peak": f"{pace * training.subject.flops / self.peak:.0%}" if self.peak else "",
             "left": left,
         }
         self.write("  ".join(cells[name].rjust(COLUMNS[name]) for name in self._names))

@@ -1,0 +1,267 @@
+"""The Transformer of 2017: an encoder reads a sentence, a decoder writes another, and all that joins words is attention.
+
+Read it from top to bottom. Nothing is recurrent: a word finds what it needs of the others by looking at all of them at
+once, and where it stands is added to what it is. Source: Vaswani et al. 2017; `norm="pre"` is Xiong et al. 2020.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, ShapeError
+from regard.layers import checks
+from regard.layers.linear import Linear
+from regard.mechanism import Causal, Mask, attention, heads
+from regard.mechanism.heads import indivisible
+from regard.mechanism.positions import sinusoidal
+from regard.mechanism.request import probability
+from regard.models.sentences import Lengths, checked, padding, refuse
+from regard.models.vocabulary import Vocabulary
+from regard.text import BytePair
+from regard.weights import translators as files
+
+Pair = tuple[Tensor, Tensor]  # keys and values, (b, h, t, d)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the encoder made of the sources: a vector for each token, (b, s, c), and how many of them are no padding."""
+
+    vectors: Tensor
+    lengths: Lengths
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """How far the decoder has come: of each block the keys and values of the sources, and of the targets it has read."""
+
+    sources: tuple[Pair, ...]
+    lengths: Lengths
+    targets: tuple[Pair, ...] = ()
+
+    def rows(self, index: Tensor) -> "State":
+        """The state of these rows, one of which may be there several times."""
+        sources, targets = (tuple((k[index], v[index]) for k, v in pairs) for pairs in (self.sources, self.targets))
+        return State(sources, tuple(self.lengths[row] for row in index.tolist()), targets)
+
+
+class Transformer(nn.Module):
+    """Embeddings and positions, encoder blocks over the source, decoder blocks over target and source, and logits.
+
+    Shapes: sources (b, s), of which the first lengths (b,) are no padding; targets (b, t); logits (b, t, n): what comes after
+    each target token. Dropout is of the embeddings and of what each part of a block adds, as in the paper's section 5.4.
+    """
+
+    KIND = "transformer"
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        width: int = 256,
+        heads: int = 4,
+        layers: int = 3,
+        inner: int | None = None,
+        norm: str = "post",
+        dropout: float = 0.0,
+        tied: bool = True,
+        context: int = 512,
+    ) -> None:
+        super().__init__()
+        inner = 4 * width if inner is None else inner
+        checks.positive(vocabulary=vocabulary, width=width, heads=heads, layers=layers, inner=inner, context=context)
+        if width % heads:
+            raise ConfigError(indivisible("width", width, "heads", heads))
+        if norm not in ("post", "pre"):
+            raise ConfigError(f'norm must be "post", after each part of a block, or "pre", before it; got {norm!r}.')
+        self.sizes: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "width": width,
+            "heads": heads,
+            "layers": layers,
+            "inner": inner,
+            "norm": norm,
+            "dropout": probability(dropout),
+            "tied": tied,
+            "context": context,
+        }
+        self.context = context
+        self.text: BytePair | None = None
+        self.vocabulary = Vocabulary(vocabulary, width, tied)
+        self.register_buffer("positions", sinusoidal(context, width), persistent=False)
+        self.dropout = nn.Dropout(dropout)
+        first = norm == "pre"
+        self.encoder = nn.ModuleList(EncoderBlock(width, heads, inner, dropout, first) for _ in range(layers))
+        self.decoder = nn.ModuleList(DecoderBlock(width, heads, inner, dropout, first) for _ in range(layers))
+        self.encoder_norm = nn.LayerNorm(width) if first else nn.Identity()  # else the last block has normalised
+        self.decoder_norm = nn.LayerNorm(width) if first else nn.Identity()
+        self.initialise()
+
+    def forward(self, sources: Tensor, lengths: Tensor | Sequence[int], targets: Tensor) -> Tensor:
+        """The logits of what comes after each target token, given the source and the targets up to it."""
+        refuse("targets", targets, self.context)
+        return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
+
+    def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
+        """Reads the sources."""
+        found = checked(sources, lengths, self.context)
+        mask = padding(found, sources.shape[1])
+        x = self.placed(self.vocabulary.source(sources), 0)
+        for block in self.encoder:
+            x = block(x, mask)
+        return Memory(self.encoder_norm(x), found)
+
+    def begin(self, memory: Memory) -> State:
+        """The state before a target token is read: each block's keys and values of the sources, computed once."""
+        return State(tuple(cast(DecoderBlock, block).cross.project(memory.vectors) for block in self.decoder), memory.lengths)
+
+    def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Reads one target token (b,) of each row: the logits (b, n) of what comes after it, and the state."""
+        logits, state = self.decode(tokens.unsqueeze(1), state)
+        return logits[:, 0], state
+
+    def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
+        """Reads target tokens (b, t), after those that the state has read."""
+        before = state.targets or (None,) * len(self.decoder)
+        mask = padding(state.lengths, state.sources[0][0].shape[2])
+        x = self.placed(self.vocabulary.target(targets), 0 if before[0] is None else before[0][0].shape[2])
+        read = []
+        for block, source, past in zip(self.decoder, state.sources, before, strict=True):
+            x, pair = block(x, past, source, mask)
+            read.append(pair)
+        return self.vocabulary.logits(self.decoder_norm(x)), State(state.sources, state.lengths, tuple(read))
+
+    def placed(self, x: Tensor, first: int) -> Tensor:
+        """Vectors (b, t, c) with where they stand added, the first at this position."""
+        if first + x.shape[1] > self.context:
+            raise ShapeError(f"{first} tokens are read and {x.shape[1]} more given; the model's context is {self.context}.")
+        places = cast(Tensor, self.positions)[first : first + x.shape[1]]
+        placed: Tensor = self.dropout(x + places.to(x.dtype))
+        return placed
+
+    def initialise(self) -> None:
+        """Glorot's uniform numbers for every matrix but the embeddings, q, k and v each for itself; biases of zero."""
+        for name, weight in (*self.encoder.named_parameters(), *self.decoder.named_parameters()):
+            if weight.dim() == 2:
+                for part in weight.split(weight.shape[1]) if "W_" in name else (weight,):
+                    nn.init.xavier_uniform_(part)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one."""
+        if self.text is not None:
+            self.text.save(folder)
+        files.save(folder, self.KIND, self.sizes, self.state_dict())
+
+
+class SelfAttention(nn.Module):
+    """Attention of a sequence to itself, its q, k and v from one product."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.heads = count
+        self.W_query_key_value = Linear(width, 3 * width)
+        self.out_proj = Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Mask, past: Pair | None = None) -> tuple[Tensor, Pair]:
+        """The output, and the keys and values of all tokens, those of the past before the new ones."""
+        q, k, v = (heads.split(part, self.heads) for part in self.W_query_key_value(x).chunk(3, -1))
+        offset = 0
+        if past is not None:
+            offset = past[0].shape[2]
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        return self.out_proj(heads.join(attention(q, k, v, mask, offset=offset))), (k, v)
+
+
+class CrossAttention(nn.Module):
+    """Attention of the target to the source, whose keys and values are projected once a sentence."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.heads = count
+        self.W_query = Linear(width, width)
+        self.W_key_value = Linear(width, 2 * width)
+        self.out_proj = Linear(width, width)
+
+    def project(self, memory: Tensor) -> Pair:
+        """The keys and values of the source."""
+        k, v = (heads.split(part, self.heads) for part in self.W_key_value(memory).chunk(2, -1))
+        return k, v
+
+    def forward(self, x: Tensor, source: Pair, mask: Mask) -> Tensor:
+        """What each target token takes from the source."""
+        context = attention(heads.split(self.W_query(x), self.heads), *source, mask)
+        output: Tensor = self.out_proj(heads.join(context))
+        return output
+
+
+class FeedForward(nn.Module):
+    """max(0, x W₁ + b₁) W₂ + b₂, of each token for itself."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up = Linear(width, inner)
+        self.down = Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (b, t, c) to the same shape."""
+        output: Tensor = self.down(F.relu(self.up(x)))
+        return output
+
+
+class Residual(nn.Module):
+    """norm(x + part(x)), as in 2017, or x + part(norm(x)): what a part of a block adds to the stream, and where the norm is."""
+
+    def __init__(self, width: int, dropout: float, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the part is given."""
+        return self.norm(x) if self.first else x
+
+    def after(self, x: Tensor, added: Tensor) -> Tensor:
+        """The stream with what the part gave."""
+        x = x + self.dropout(added)
+        return x if self.first else self.norm(x)
+
+
+class EncoderBlock(nn.Module):
+    """A source token looks at all source tokens, then makes something of what it saw."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
+        super().__init__()
+        self.attention = SelfAttention(width, heads)
+        self.feed = FeedForward(width, inner)
+        self.around_attention, self.around_feed = (Residual(width, dropout, first) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Mask) -> Tensor:
+        """The stream (b, s, c) after this block."""
+        x = self.around_attention.after(x, self.attention(self.around_attention.before(x), mask)[0])
+        return self.around_feed.after(x, self.feed(self.around_feed.before(x)))
+
+
+class DecoderBlock(nn.Module):
+    """A target token looks at those before it, then at the source, then makes something of both."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
+        super().__init__()
+        self.attention = SelfAttention(width, heads)
+        self.cross = CrossAttention(width, heads)
+        self.feed = FeedForward(width, inner)
+        self.around_attention, self.around_cross, self.around_feed = (Residual(width, dropout, first) for _ in range(3))
+
+    def forward(self, x: Tensor, past: Pair | None, source: Pair, mask: Mask) -> tuple[Tensor, Pair]:
+        """The stream (b, t, c) after this block, and the keys and values of all target tokens."""
+        seen, pair = self.attention(self.around_attention.before(x), Causal(), past)
+        x = self.around_attention.after(x, seen)
+        x = self.around_cross.after(x, self.cross(self.around_cross.before(x), source, mask))
+        return self.around_feed.after(x, self.feed(self.around_feed.before(x))), pair

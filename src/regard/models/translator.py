@@ -1,0 +1,50 @@
+"""Translators of every kind in a folder: load, by its path or by the name of one that is carried, and write."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError, WeightsError
+from regard.models.recurrent import RecurrentTranslator
+from regard.models.transformer import Transformer
+from regard.text import BytePair, byte_pair
+from regard.weights import translators as files
+
+Translator = RecurrentTranslator | Transformer
+KINDS: dict[str, type[Translator]] = {kind.KIND: kind for kind in (RecurrentTranslator, Transformer)}
+
+
+def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
+    """The translator of a folder, or of a name ("translator", "translator-plain"), in evaluation mode, its text with it.
+
+    The file may be in another dtype, such as bfloat16. Raises WeightsError, naming the file and the tensor.
+    """
+    settings = files.read(name)
+    model = made(settings).to(dtype)
+    files.fill(settings.folder, model.state_dict())
+    if any((settings.folder / file).is_file() for pair in byte_pair.FILES for file in pair):
+        model.text = BytePair.load(settings.folder)
+    return model.eval()
+
+
+def write(
+    folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], text: BytePair | None
+) -> None:
+    """Writes what `load` reads, each file whole or not there: the text first, without which the numbers mean nothing."""
+    if text is not None:
+        text.save(folder)
+    files.save(folder, kind, sizes, tensors)
+
+
+def made(settings: files.Settings) -> Translator:
+    """An untrained model of these settings."""
+    place = settings.folder / files.SETTINGS
+    if settings.kind not in KINDS:
+        raise WeightsError(f"{place} says kind={settings.kind!r}; there is {', '.join(KINDS)}.")
+    try:
+        return KINDS[settings.kind](**settings.sizes)
+    except (RegardError, TypeError) as error:
+        raise WeightsError(f"{place} describes no {settings.kind} translator: {error}.") from None

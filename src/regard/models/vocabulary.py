@@ -1,0 +1,39 @@
+"""Vocabulary: what a word is on its way into a translator, and how likely each is on the way out."""
+
+import math
+
+from torch import Tensor, nn
+
+from regard.layers.linear import Linear
+from regard.products import linear
+
+
+class Vocabulary(nn.Module):
+    """Embeddings of source and target, and the matrix that turns a vector into logits: one for all where tied, or three.
+
+    An embedding is multiplied by √width, so that numbers small enough for logits are large enough for what reads them.
+    Source: Vaswani et al. 2017, section 3.4, after Press and Wolf 2017.
+    """
+
+    def __init__(self, vocabulary: int, width: int, tied: bool) -> None:
+        super().__init__()
+        self.scale = math.sqrt(width)
+        self.words = nn.Embedding(vocabulary, width)
+        self.targets = None if tied else nn.Embedding(vocabulary, width)
+        self.head = None if tied else Linear(width, vocabulary, bias=False)
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=1 / self.scale)
+
+    def source(self, tokens: Tensor) -> Tensor:
+        """The vectors of tokens that are read."""
+        vectors: Tensor = self.words(tokens) * self.scale
+        return vectors
+
+    def target(self, tokens: Tensor) -> Tensor:
+        """The vectors of tokens that have been written."""
+        vectors: Tensor = (self.words if self.targets is None else self.targets)(tokens) * self.scale
+        return vectors
+
+    def logits(self, x: Tensor) -> Tensor:
+        """How well each token of the vocabulary fits a vector, (..., n)."""
+        return linear(x, self.words.weight) if self.head is None else self.head(x)

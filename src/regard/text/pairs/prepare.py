@@ -1,0 +1,97 @@
+"""Files of sentence pairs to tokens on disk: divided into parts, a vocabulary learned from the training part, and encoded."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from regard.errors import ConfigError, DataError
+from regard.text.byte_pair import BytePair
+from regard.text.corpus.columns import Column, Growing
+from regard.text.corpus.index import text_checksums
+from regard.text.corpus.prepare import kind
+from regard.text.folders import renewed
+from regard.text.pairs import stored
+from regard.text.pairs.sources import PARTS, Given, given
+from regard.text.pairs.split import divided
+from regard.text.pairs.stored import COLUMNS, Index, Pairs
+
+LANGUAGES = ("en", "fr")
+BLOCK = 4096  # pairs that are encoded before they are written
+
+
+def prepare(
+    source: str | Path | Sequence[str | Path],
+    folder: str | Path,
+    *,
+    vocabulary: int | BytePair = 4000,
+    languages: tuple[str, str] = LANGUAGES,
+    valid: float = 0.01,
+    test: float = 0.01,
+) -> Pairs:
+    """The sentence pairs of a source, or of several together, in the three parts that regard.text.pairs.split says.
+
+    regard.text.pairs.sources says what a source may be. vocabulary is how many pieces are learned, from both sides of the
+    training part, or an encoding that is there already. languages are the endings of aligned files. valid and test are the
+    shares of the sentences that no file gives to a part. A former folder of pairs is replaced, any other is refused.
+    """
+    check(languages, valid, test)
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    found = [one for path in sources for one in given(path, languages)]
+    parts: dict[str, list[Given]] = {name: [] for name in PARTS}
+    for name, one in divided(found, valid, test):
+        parts[name].append(one)
+    if not parts["train"]:
+        raise DataError(f"there is no sentence pair to train on in {', '.join(map(str, sources))}.")
+    text = vocabulary if isinstance(vocabulary, BytePair) else learned(parts["train"], vocabulary)
+    with renewed(Path(folder), former) as beside:
+        text.save(beside)
+        columns = {name: written(beside, name, some, text) for name, some in parts.items()}
+        rule = f"as the files say, else by the sentence's hash: test below {test:g}, valid below {test + valid:g}"
+        Index(text.vocabulary, rule, columns, text_checksums(beside)).write(beside)
+    return Pairs.load(folder)
+
+
+def check(languages: tuple[str, str], valid: float, test: float) -> None:
+    """ConfigError for what cannot be."""
+    if len(languages) != 2 or languages[0] == languages[1]:
+        raise ConfigError(f"languages are two endings of files, en and fr say; got {languages!r}.")
+    if min(valid, test) < 0 or valid + test >= 1:
+        raise ConfigError(f"valid and test are shares, together below 1; got valid={valid!r}, test={test!r}.")
+
+
+def learned(pairs: Iterable[Given], vocabulary: int) -> BytePair:
+    """The encoding of both sides of some pairs."""
+    return BytePair.train((side for one in pairs for side in (one.source, one.target)), vocabulary)
+
+
+def written(folder: Path, name: str, pairs: Sequence[Given], text: BytePair) -> dict[str, Column]:
+    """Writes the columns of a part."""
+    growing = {one: Growing(folder / f"{name}.{one}.npy", dtype or kind(text)) for one, dtype in COLUMNS.items()}
+    try:
+        ends = {"source": 0, "target": 0}
+        for side in ends:
+            growing[f"{side}-starts"].add(np.zeros(1, np.int64))
+        for some in blocks(pairs):
+            for side in ends:
+                ids = [text.encode(getattr(one, side)) for one in some]
+                sums = ends[side] + np.cumsum([len(one) for one in ids])
+                growing[side].add(np.concatenate(ids))
+                growing[f"{side}-starts"].add(sums)
+                ends[side] = int(sums[-1])
+            growing["words"].add(np.array([max(len(one.source.split()), len(one.target.split())) for one in some]))
+        return {one: column.close() for one, column in growing.items()}
+    finally:
+        for column in growing.values():
+            column.abandon()
+
+
+def blocks(pairs: Sequence[Given]) -> Iterator[Sequence[Given]]:
+    """The pairs, some at a time."""
+    for start in range(0, len(pairs), BLOCK):
+        yield pairs[start : start + BLOCK]
+
+
+def former(folder: Path) -> set[str]:
+    """The files of the pairs that a folder holds; none where it holds none."""
+    return stored.read(folder).names if (folder / stored.NAME).exists() else set()

@@ -1,0 +1,126 @@
+"""Sentence pairs from where they lie: two aligned files, a folder of such, one file with tabs, an archive of one.
+
+    folder          train.en and train.fr, valid.en (val, dev), test.en (test_...) and theirs: parts that are given
+    name            name.en and name.fr, line n of one the translation of line n of the other
+    name.tsv, .txt  a sentence, a tab, its translation; what comes after another tab is left out
+    name.zip        an archive with one such file, as the Tatoeba project's are handed on
+
+White space of any kind counts as one space, and a pair of which a side is empty as none.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.errors import DataError
+
+PARTS = ("train", "valid", "test")
+CALLED = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # files, by their first word
+TABLES = (".tsv", ".txt", ".tab")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A sentence and its translation, and the part that a folder of files gave it to."""
+
+    source: str
+    target: str
+    part: str | None = None
+
+
+def given(path: str | Path, languages: tuple[str, str]) -> Iterator[Given]:
+    """The pairs of a source; languages are the endings of aligned files, the source's first."""
+    path = Path(path)
+    if path.is_dir():
+        yield from of_folder(path, languages)
+    elif path.suffix == ".zip" and path.is_file():
+        yield from of_archive(path)
+    elif path.suffix in TABLES and path.is_file():
+        yield from of_table(read(path).split("\n"), str(path))
+    elif beside(path, languages[0]).is_file():
+        yield from aligned(beside(path, languages[0]), beside(path, languages[1]), None)
+    else:
+        first, second = (beside(path, one).name for one in languages)
+        raise DataError(
+            f"{path} is no sentence pairs: a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that ends "
+            f"in {', '.join(TABLES)} or .zip, or a name beside which {first} and {second} lie."
+        )
+
+
+def beside(path: Path, language: str) -> Path:
+    """The file of a language."""
+    return path.with_name(f"{path.name}.{language}")
+
+
+def of_folder(folder: Path, languages: tuple[str, str]) -> Iterator[Given]:
+    """The pairs of all aligned files of a folder, each of its part."""
+    files = sorted(path for path in folder.glob(f"*.{languages[0]}") if part_of(path) in PARTS)
+    if not any(part_of(path) == "train" for path in files):
+        raise DataError(f"{folder} has no train.{languages[0]}, whose translation is train.{languages[1]}.")
+    for path in files:
+        yield from aligned(path, path.with_name(f"{path.stem}.{languages[1]}"), part_of(path))
+
+
+def part_of(path: Path) -> str | None:
+    """What part a file is of, by its name's first word."""
+    return CALLED.get(path.stem.replace("-", "_").partition("_")[0].lower())
+
+
+def aligned(source: Path, target: Path, part: str | None) -> Iterator[Given]:
+    """The pairs of two files."""
+    sides = [read(path).removesuffix("\n").split("\n") for path in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise DataError(
+            f"{source} has {len(sides[0]):,} lines and {target} {len(sides[1]):,}: "
+            "line n of one must translate line n of the other."
+        )
+    for one, other in zip(*sides, strict=True):
+        yield from pair(one, other, part)
+
+
+def of_archive(path: Path) -> Iterator[Given]:
+    """The pairs of the one table in an archive; files of a name with a _ or a . before are about it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            tables = [name for name in archive.namelist() if Path(name).suffix in TABLES and Path(name).name[0] not in "._"]
+            if len(tables) != 1:
+                raise DataError(f"{path} must have one file that ends in {', '.join(TABLES)}; it has {len(tables)}.")
+            data = archive.read(tables[0])
+    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+        raise DataError(f"{path} is no archive that can be read: {error}.") from None
+    yield from of_table(text_of(data, path).split("\n"), str(path))
+
+
+def of_table(lines: Iterable[str], place: str) -> Iterator[Given]:
+    """The pairs of lines with tabs."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            sides = line.split("\t")
+            if len(sides) < 2:
+                raise DataError(f"{place}:{number} has no tab: a line is a sentence, a tab, and its translation.")
+            yield from pair(sides[0], sides[1], None)
+
+
+def pair(source: str, target: str, part: str | None) -> Iterator[Given]:
+    """The pair of two sentences, where both say something."""
+    one, other = (" ".join(side.split()) for side in (source, target))
+    if one and other:
+        yield Given(one, other, part)
+
+
+def read(path: Path) -> str:
+    """A file of text in UTF-8."""
+    try:
+        return text_of(path.read_bytes(), path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def text_of(data: bytes, path: Path) -> str:
+    """Bytes as text; lines end as they do in any system's files."""
+    try:
+        return io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode("utf-8-sig"), final=True)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None

@@ -1,0 +1,66 @@
+"""TranslatorSizes: which translator a run trains, and every argument that makes it."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from regard.errors import ConfigError
+from regard.models.translator import KINDS, Translator
+
+GPT2 = "gpt2"  # the kind where nothing is said
+
+
+@dataclass(frozen=True)
+class TranslatorSizes:
+    """A kind of translator and its arguments, those that were not said with their defaults; checked when it is made.
+
+    A vocabulary of 0 is that of the pairs.
+    """
+
+    kind: str
+    sizes: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        known = arguments(self.kind)
+        defaults = {name: default for name, (_, default) in known.items()}
+        object.__setattr__(self, "sizes", {**defaults, **self.sizes})
+        try:
+            with torch.device("meta"):  # takes no memory
+                KINDS[self.kind](**{**self.sizes, "vocabulary": self.vocabulary or 1})
+        except TypeError as error:
+            raise ConfigError(f"a size in [model] is none of a {self.kind} translator: {error}.") from None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are; 0 where nothing is said."""
+        return int(self.sizes["vocabulary"])
+
+    def made(self) -> Translator:
+        """A translator of these sizes, from its first weight."""
+        return KINDS[self.kind](**self.sizes)
+
+    def table(self) -> dict[str, Any]:
+        """The kind and the arguments, those left out that are None, which TOML does not know."""
+        return {"kind": self.kind, **{name: value for name, value in self.sizes.items() if value is not None}}
+
+
+@cache
+def arguments(kind: str) -> dict[str, tuple[Any, Any]]:
+    """The arguments of a kind of translator: what each is, and its default."""
+    if kind not in KINDS:
+        raise ConfigError(f"model.kind must be one of {', '.join((GPT2, *KINDS))}; got {kind!r}.")
+    made = KINDS[kind].__init__
+    hints = get_type_hints(made)
+    named = [one for one in inspect.signature(made).parameters.values() if one.name != "self"]
+    found = {one.name: (plain(hints[one.name]), one.default) for one in named}
+    return {**found, "vocabulary": (int, 0)}
+
+
+def plain(hint: Any) -> Any:
+    """What an argument is where it is not None."""
+    kinds = [one for one in get_args(hint) if one is not type(None)]
+    return kinds[0] if kinds else hint

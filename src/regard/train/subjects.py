@@ -1,0 +1,20 @@
+"""Which subject a config is about."""
+
+from collections.abc import Callable
+
+from regard.train import texts
+from regard.train.config import TrainConfig
+from regard.train.language import Language
+from regard.train.sizes import TranslatorSizes
+from regard.train.subject import Subject
+from regard.train.translation import Translation
+
+
+def subject_of(config: TrainConfig, progress: Callable[[int, int | None], None] | None = None) -> Subject:
+    """The subject of a config, its data prepared; ConfigError where the model cannot learn from it."""
+    if isinstance(config.model, TranslatorSizes):
+        return Translation.of(config)
+    corpus = texts.corpus_of(config, progress)
+    config = texts.fitted(config, corpus)
+    texts.check_prompt(config, corpus.text)
+    return Language(config, corpus)

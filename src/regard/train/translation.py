@@ -1,0 +1,145 @@
+"""Translation: a translator learns to foretell the next token of a sentence from those before it and from its source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.generate.translation import Translator, translate
+from regard.text import BytePair
+from regard.text.pairs import Batch, PairReader, Pairs, Part, prepare
+from regard.train import subject
+from regard.train.alone import Engine
+from regard.train.config import TrainConfig
+from regard.train.quick import cross_entropy
+from regard.train.sizes import TranslatorSizes
+from regard.weights import translators as files
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """Sentence pairs, and a translator that learns from them."""
+
+    config: TrainConfig
+    corpus: Pairs
+    sizes: TranslatorSizes
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> "Translation":
+        """That of a config, whose pairs are prepared into out/corpus where they are not there yet."""
+        corpus = pairs_of(config)
+        sizes = fitted(config, corpus)
+        found = cls(replace(config, model=sizes), corpus, sizes)
+        for part in (found.part(corpus.train), found.part(corpus.valid)):
+            refuse_long(part, sizes.sizes.get("context"))
+        return found
+
+    @property
+    def text(self) -> BytePair:
+        """The encoding of both languages."""
+        return self.corpus.text
+
+    @property
+    def flops(self) -> float:
+        """They are not counted: half of a recurrent translator's depend on the lengths."""
+        return 0.0
+
+    def identity(self) -> dict[str, int | str]:
+        """What tells the pairs from others, wherever they lie."""
+        return {"pairs": len(self.corpus.train), "checksum": self.corpus.checksum}
+
+    def part(self, part: Part) -> Part:
+        """Those pairs of a part that are not too long."""
+        return part.upto(self.config.most_words) if self.config.most_words else part
+
+    def readers(self, engine: Engine) -> tuple[PairReader, PairReader | None]:
+        """The batches of the training part, and of the valid one where it has any pairs."""
+        config, valid = self.config, self.part(self.corpus.valid)
+        share = {"tokens": config.batch_tokens, "rank": engine.rank, "world": engine.world}
+        reader = PairReader(self.part(self.corpus.train), seed=config.seed, **share)
+        return reader, PairReader(valid, seed=0, **share) if len(valid) and config.evaluate_every else None
+
+    def model(self) -> nn.Module:
+        """A translator with its first weights."""
+        model = self.sizes.made()
+        model.text = self.text
+        return model
+
+    def placed(self, batch: Batch, where: torch.device) -> Batch:
+        """A batch on a device; how long sources are stays where it is asked for, in the CPU's memory."""
+        if where.type == "cpu":
+            return batch
+        return replace(batch, **{name: getattr(batch, name).to(where) for name in ("sources", "before", "targets")})
+
+    def tokens(self, batch: Batch, world: int) -> int:
+        """How many real tokens, of sources and targets, all processes read."""
+        return batch.tokens
+
+    def loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
+        """The cross entropy of the targets, smoothed where the config says so."""
+        return self.entropy(model, batch, self.config.label_smoothing) / max(count, 1)
+
+    def nats(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Σ -log p(target)."""
+        return self.entropy(model, batch, 0.0)
+
+    def entropy(self, model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+        """The cross entropy of all targets, after all that stands before each."""
+        logits = model(batch.sources, batch.lengths, batch.before)  # (b, t, n)
+        return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
+
+    def sampled(self, model: Translator, reader: subject.Reader, step: int) -> str:
+        """A sentence and what the model makes of it: the prompt, or the first held-out one."""
+        batch = reader.read(0)
+        ids: Sequence[int] = self.text.encode(self.config.prompt) or batch.sources[0, : batch.lengths[0] - 1].tolist()
+        (found,) = translate(model, [[*ids, self.text.end]], longest=self.config.sample_tokens)
+        return f"{self.text.decode(ids)}\n{self.text.decode([one for one in found.tokens if one != self.text.end])}"
+
+    def save(self, folder: Path, model: Translator, weights: dict[str, Tensor]) -> None:
+        """Writes a folder that regard.models.translator.load reads."""
+        self.text.save(folder)
+        files.save(folder, self.sizes.kind, model.sizes, weights)
+
+    def about(self, reader: subject.Reader) -> str:
+        """The pairs that are trained on, and the batches of an epoch."""
+        return f"{len(self.part(self.corpus.train)):,} sentence pairs, {reader.batches:,} batches an epoch"
+
+
+def pairs_of(config: TrainConfig) -> Pairs:
+    """The sentence pairs that a config names."""
+    if bool(config.corpus) == bool(config.pairs):
+        raise ConfigError(
+            "a translator needs its corpus, a folder of pairs that were prepared, or pairs, files to prepare: one of the two."
+        )
+    if config.corpus:
+        return Pairs.load(config.corpus)
+    folder = Path(config.out) / "corpus"
+    if folder.is_dir():
+        return Pairs.load(folder)
+    if config.vocabulary == "letters":
+        raise ConfigError("vocabulary must be gpt2, or how many pieces to learn from the pairs, 4000 say; got 'letters'.")
+    size = BytePair.gpt2() if config.vocabulary == "gpt2" else int(config.vocabulary)
+    source, target = config.languages
+    return prepare(config.pairs, folder, vocabulary=size, languages=(source, target))
+
+
+def fitted(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
+    """The sizes with the vocabulary of the pairs, where none was said; ConfigError where there are too few logits for it."""
+    assert isinstance(config.model, TranslatorSizes)
+    size, asked = corpus.text.vocabulary, config.model.vocabulary
+    if asked and asked < size:
+        raise ConfigError(f"model.vocabulary is {asked:,}, and the pairs have {size:,}. Leave it out.")
+    return replace(config.model, sizes={**config.model.sizes, "vocabulary": asked or size})
+
+
+def refuse_long(part: Part, context: int | None) -> None:
+    """Raises ConfigError where a sentence is longer than a model of this context reads."""
+    longest = int(part.lengths.max()) + 1 if len(part) else 0
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"a {part.name} sentence has {longest:,} tokens with its end, and model.context is {context:,}. "
+            "Say more, or leave long sentences out by most_words."
+        )

@@ -1,0 +1,153 @@
+import io
+import re
+import tomllib
+from dataclasses import fields
+
+import pytest
+
+from regard.cli import main
+from regard.cli.translate import SIZES
+from regard.evaluate.translation import bleu, chrf, translations
+from regard.models import translator
+from regard.models.recurrent import RecurrentTranslator
+from regard.models.translator import KINDS
+from regard.text import BytePair
+from regard.train import TrainConfig
+from regard.train.config import OF_TEXT
+from regard.train.listeners.lines import read
+from regard.train.sizes import arguments
+from text.pairs.small import aligned, many
+
+SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
+SMALL += ["--evaluate-every", "5", "--layers", "1"]
+
+
+@pytest.fixture(autouse=True)
+def a_quiet_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    aligned(tmp_path, "some", many(60))
+    for name, some in (("train", many(60)), ("val", many(70)[60:])):
+        aligned(tmp_path / "set", name, some)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small random translator with its vocabulary beside it."""
+    sentences = [side for pair in many(60) for side in pair]
+    model = RecurrentTranslator("additive", vocabulary=280, width=8, hidden=9)
+    model.text = BytePair.train(sentences, 280)
+    path = tmp_path_factory.mktemp("model") / "small"
+    model.save(path)
+    return str(path)
+
+
+def said(capsys, *arguments):
+    code = main(["translate", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def expected(folder, sentences, **settings):
+    found = translations(translator.load(folder), sentences, **settings)
+    return [re.sub(r"[^ -~\u00a1-\uffff]", lambda x: x[0].encode("unicode_escape").decode(), one) for one in found]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_each_sentence_becomes_a_line(capsys, folder, beams):
+    sentences = ["1 one", "2 two three"]
+    code, out, err = said(capsys, *sentences, "--model", folder, "--beams", str(beams))
+    assert (code, err) == (0, "")
+    assert out.split("\n") == [*expected(folder, sentences, beams=beams), ""]
+
+
+def test_lines_of_standard_input_become_as_many_lines_in_their_order(capsys, folder, monkeypatch):
+    sentences = ["2 two three five", "1 one", "", "7 seven"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(sentences) + "\n"))
+    code, out, err = said(capsys, "--lines", "--model", folder)
+    assert (code, err) == (0, "")
+    assert out.split("\n") == [*expected(folder, sentences), ""]
+    assert out.split("\n")[2] == ""
+
+
+def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeypatch):
+    monkeypatch.setattr("regard.cli.translate.translations", lambda model, some, **settings: ["a\x1b[31mb" for _ in some])
+    _, out, _ = said(capsys, "1 one", "--model", folder)
+    assert "\x1b" not in out
+    assert out.startswith("a")
+
+
+def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
+    code, out, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
+    sources, references = zip(*many(60), strict=True)
+    found = list(translations(translator.load(folder), sources))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == ["60 sentences", str(bleu(found, references)), str(chrf(found, references))]
+    (tmp_path / "some.fr").write_text("un\n")
+    code, _, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.endswith("some.en 60 and some.fr 1: line n must translate line n.\n")
+
+
+@pytest.mark.parametrize("kind", [["--heads", "2"], ["--kind", "recurrent", "--attention", "additive", "--hidden", "9"]])
+def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys, tmp_path, kind):
+    code, out, err = said(capsys, "--train", *SMALL, *kind, "--steps", "6", "--sample-every", "5")
+    assert (code, err) == (0, "")
+    assert "sentence pairs, " in out
+    assert "of peak" not in out  # whose operations are not counted
+    assert "model: run/model, the best: " in out
+    code, out, _ = said(capsys, "--train", *SMALL, *kind, "--steps", "11")
+    assert code == 0
+    assert "goes on after step 6\n" in out
+    assert [row["step"] for row in read(tmp_path / "run" / "log.jsonl")] == [*range(1, 12)]
+    code, out, err = said(capsys, "1 one", "--model", "run/model")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    code, _, err = said(capsys, "--train", *SMALL, *kind, "--steps", "11", "--dropout", "0.5")
+    assert code == 2
+    assert err.startswith("regard translate: model.dropout is 0.5, but the run in run has 0.1")
+
+
+def test_a_config_file_of_a_translator_is_trained_by_both_commands(capsys, tmp_path):
+    (tmp_path / "small.toml").write_text(
+        'pairs = "some"\nvocabulary = "280"\nbatch_tokens = 150\nevaluate_every = 0\n'
+        '[model]\nkind = "recurrent"\nwidth = 12\nhidden = 7\n'
+    )
+    code, out, err = said(capsys, "--train", "--config", "small.toml", "--steps", "2", "--hidden", "9", "--out", "one")
+    assert (code, err) == (0, "")
+    shown = tomllib.loads(out[: out.index("\n\n", out.index("[model]"))])
+    assert (shown["model"]["hidden"], shown["model"]["dropout"], shown["label_smoothing"]) == (9, 0.1, 0.1)
+    assert main(["train", "--config", "small.toml", "--steps", "2", "--out", "other"]) == 0
+    shown = capsys.readouterr().out
+    assert "hidden = 7\n" in shown
+    assert "label_smoothing = 0.0\n" in shown
+
+
+def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
+    with pytest.raises(SystemExit):
+        main(["translate", "--help"])
+    told = capsys.readouterr().out
+    names = [one.name for one in fields(TrainConfig) if one.name not in ("model", *OF_TEXT)] + [*SIZES]
+    assert [name for name in names if f"--{name.replace('_', '-')} " not in told] == []
+    assert {*SIZES} == {"kind"} | {name for kind in KINDS for name in arguments(kind)} - {"vocabulary"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "say one of sentences, --lines, --evaluate, --train; got none"),
+        (["a", "--lines"], "got sentences and --lines"),
+        (["a", "--hidden", "3"], "--hidden is a setting of --train, which is not said"),
+        (["a", "--model", "nowhere"], "nowhere has no settings.json"),
+        (["--train", "--pairs", "none"], "none is no sentence pairs"),
+        (["--train"], "a translator needs its corpus"),
+        (["--train", "--kind", "gru"], "model.kind must be one of gpt2, recurrent, transformer"),
+        (["--evaluate", "none.en", "none.fr", "--model", "{folder}"], "none.en cannot be read"),
+        (["a", "--beams", "0", "--model", "{folder}"], "beams must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_2(capsys, folder, arguments, says):
+    code, _, err = said(capsys, *(one.format(folder=folder) for one in arguments))
+    assert code == 2
+    assert err.startswith("regard translate: ")
+    assert says in err
+    assert err.count("\n") == 1

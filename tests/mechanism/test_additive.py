@@ -1,0 +1,182 @@
+import math
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from regard import Causal, ConfigError, Padding, ShapeError, Window
+from regard.compiled import threads
+from regard.mechanism import additive
+from regard.mechanism.additive import additive_attention, attend_additive
+
+LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")
+B, H, G, Q, K, N, E = 2, 6, 3, 5, 7, 11, 13
+RULES = {"padding": Padding([3, 7]), "causal": Causal(), "window": Causal() & Window(2)}
+
+
+def tensors(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (B, H, Q, N), (B, G, K, N), (B, G, K, E), (N,)
+    return [torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype) for shape in shapes]
+
+
+def test_the_context_is_the_formula_written_out_for_each_query():
+    q, k, v, weight = tensors()
+    found = additive_attention(q, k, v, weight, Padding([3, 7]))
+    for b, h, i in ((0, 0, 0), (1, 3, 2), (1, 5, 4)):
+        seen, g = (3, 7)[b], h // (H // G)
+        scores = [sum(float(weight[n] * math.tanh(q[b, h, i, n] + k[b, g, j, n])) for n in range(N)) for j in range(seen)]
+        total = sum(map(math.exp, scores))
+        expected = sum(math.exp(score) / total * v[b, g, j] for j, score in enumerate(scores))
+        torch.testing.assert_close(found[b, h, i], expected)
+
+
+def test_the_steps_end_in_the_context_and_nothing_is_divided():
+    q, k, v, weight = tensors()
+    steps = attend_additive(q, k, v, weight, Causal(), offset=1)
+    assert torch.equal(steps.scaled, steps.scores)
+    torch.testing.assert_close(steps.context, additive_attention(q, k, v, weight, Causal(), offset=1))
+    torch.testing.assert_close(
+        attend_additive(q[0, 0], k[0, 0], v[0, 0], weight).weights, attend_additive(q, k, v, weight).weights[0, 0]
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_queries_that_go_a_run_at_a_time_find_the_same_context_and_gradient(rule, monkeypatch):
+    def all_of_it():
+        leaves = [x.requires_grad_() for x in tensors()]
+        context = additive_attention(*leaves, RULES[rule], offset=2)
+        return context, *torch.autograd.grad(context.square().sum(), leaves)
+
+    expected = all_of_it()
+    monkeypatch.setattr(additive, "ROOM", 2 * B * H * K * N)  # two queries of all heads
+    for one, other in zip(all_of_it(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_of_long_queries_the_numbers_within_the_tanh_are_never_there_at_once(monkeypatch):
+    t, most = 128, []
+    monkeypatch.setattr(additive, "ROOM", 16 * t * N)
+    scored = additive.scores.additive
+    monkeypatch.setattr(
+        additive.scores, "additive", lambda q, k, w: (most.append(q.shape[2] * k.shape[2] * N), scored(q, k, w))[1]
+    )
+    x = torch.randn(1, 1, t, N)
+    additive_attention(x, x, x, torch.randn(N), Causal())
+    assert max(most) <= 16 * t * N
+    assert len(most) == t // 16
+
+
+def test_gradients_are_those_of_finite_differences():
+    leaves = [x[:, :2, :3] if x.dim() == 4 else x for x in tensors()]
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    torch.autograd.gradcheck(lambda *x: additive_attention(*x, Padding([2, 0])), leaves)
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+    context = additive_attention(*tensors(), Padding([0, 4]))
+    assert (context[0] == 0).all()
+    assert (context[1] != 0).any()
+
+
+def test_half_precision_is_scored_in_float32_and_autocast_rounds_nothing():
+    q, k, v, weight = tensors(torch.bfloat16)
+    steps = attend_additive(q, k, v, weight)
+    assert (steps.scores.dtype, steps.weights.dtype, steps.context.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    whole = tensors(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = additive_attention(*whole)
+    assert torch.equal(found, additive_attention(*whole))
+
+
+def test_a_mode_of_torch_functions_looks_on_and_changes_nothing():
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    seen = []
+    with Watch():
+        found = additive_attention(*tensors(), Causal(), offset=1)
+    assert seen.count(additive_attention) == 1
+    assert torch.equal(found, additive_attention(*tensors(), Causal(), offset=1))
+
+
+def test_a_weight_of_another_width_is_refused():
+    q, k, v, weight = tensors()
+    with pytest.raises(ShapeError, match=r"weight is \(n,\), .* expected \(11,\), got \(10,\)"):
+        additive_attention(q, k, v, weight[:-1])
+    with pytest.raises(ConfigError, match="a mask is a rule"):
+        additive_attention(q, k, v, weight, torch.ones(Q, K))
+
+
+def quick_and_torchs(monkeypatch, rule, *shapes):
+    """The context and the gradients by the loops and by torch, in float32, and by torch in float64."""
+    generator = torch.Generator().manual_seed(0)
+    wide = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    found = []
+    for least, dtype in ((0, torch.float32), (2**60, torch.float32), (2**60, torch.float64)):
+        monkeypatch.setattr(additive, "LEAST", least)
+        leaves = [x.to(dtype).requires_grad_() for x in wide]
+        context = additive_attention(*leaves, rule)
+        found.append((context, *torch.autograd.grad((context * context.detach().cos()).sum(), leaves)))
+    return found
+
+
+@LOOPS
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "shapes", [((B, H, Q, N), (B, G, K, N), (B, G, K, E), (N,)), ((2, 1, 1, 67), (2, 1, 7, 67), (2, 1, 7, 3), (67,))]
+)
+def test_the_loops_are_as_near_to_float64_as_torch(rule, shapes, monkeypatch):
+    loops, torchs, exact = quick_and_torchs(monkeypatch, RULES[rule], *shapes)
+    for ours, theirs, expected in zip(loops, torchs, exact, strict=True):
+        allowed = max(3 * (theirs - expected).abs().max(), 3e-6 * expected.abs().max())
+        assert (ours - expected).abs().max() <= allowed
+
+
+@LOOPS
+def test_the_loops_take_tensors_however_they_lie_in_memory(monkeypatch):
+    monkeypatch.setattr(additive, "LEAST", 0)
+    q, k, v, weight = tensors(torch.float32)
+    strange = (q.mT.contiguous().mT, k.transpose(0, 2).contiguous().transpose(0, 2), v, weight.repeat_interleave(2)[::2])
+    assert torch.equal(additive_attention(*strange, Causal()), additive_attention(q, k, v, weight, Causal()))
+
+
+@LOOPS
+def test_the_loops_keep_a_nan_in_its_own_row_and_let_a_hidden_key_have_no_gradient(monkeypatch):
+    monkeypatch.setattr(additive, "LEAST", 0)
+    q, k, v, weight = tensors(torch.float32)
+    q[1, 0, 2, 3] = math.nan
+    context = additive_attention(q, k, v, weight)
+    assert context[1, 0, 2].isnan().all()
+    assert context.isnan().sum() == E
+    leaves = [x.requires_grad_() for x in tensors(torch.float32)]
+    additive_attention(*leaves, Padding([3, 7])).square().sum().backward()
+    assert (leaves[1].grad[0, :, 3:] == 0).all()
+    assert (leaves[1].grad[0, :, :3] != 0).all()
+
+
+@LOOPS
+def test_the_loops_hold_no_tanh_for_the_gradient(monkeypatch):
+    b, s, n = 8, 64, 128
+    x, queries = torch.randn(b, 1, s, n, requires_grad=True), torch.randn(b, 1, s, n)
+    kept = {}
+    for least in (0, 2**60):
+        monkeypatch.setattr(additive, "LEAST", least)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda y, sizes=sizes: (sizes.append(y.numel()), y)[1], lambda y: y):
+            additive_attention(queries, x, x, torch.randn(n))
+        kept[least] = max(sizes)
+    assert kept[0] <= b * s * n < b * s * s * n <= kept[2**60]
+
+
+@LOOPS
+def test_only_many_numbers_of_float32_go_through_the_loops():
+    many, weight = torch.zeros(1, 1, 64, 64), torch.zeros(64)
+    assert additive.quick(many, many, weight)
+    assert not additive.quick(many.double(), many.double(), weight.double())
+    assert not additive.quick(many[:, :, :4], many[:, :, :4], weight)
+    with FakeTensorMode():
+        fake = torch.zeros(1, 1, 64, 64)
+        assert not additive.quick(fake, fake, fake[0, 0, 0])

@@ -1,0 +1,176 @@
+import pytest
+import torch
+
+from models.translators import RECURRENT, made, padded, sentences
+from regard import ConfigError, ShapeError
+from regard.models.recurrent import RecurrentTranslator
+
+KINDS = ["plain", "plain lstm of two layers", "additive", "additive lstm of two layers"]
+NEVER = 50  # a token of no sentence below
+HIDDEN, WIDTH = RECURRENT["hidden"], RECURRENT["width"]
+
+
+def sizes(**other) -> dict:
+    return {**RECURRENT, **other}
+
+
+def gru(x, state, part, direction=""):
+    """A step of Cho et al. 2014's unit, as torch writes its equations."""
+    weights = (getattr(part, f"{name}_l0{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    w, u, b, a = weights
+    (xr, xz, xn), (hr, hz, hn) = (w @ x + b).chunk(3), (u @ state + a).chunk(3)
+    reset, update = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+    return (1 - update) * torch.tanh(xn + reset * hn) + update * state
+
+
+def written_out(model, source, target):
+    """The logits by the papers' equations, a sentence and a word at a time."""
+    embedding = model.vocabulary.words.weight
+    words = [embedding[token] * WIDTH**0.5 for token in source]
+    forward, backward = [torch.zeros(HIDDEN).double()], [torch.zeros(HIDDEN).double()]
+    for ahead, back in zip(words, reversed(words), strict=True):
+        forward.append(gru(ahead, forward[-1], model.encoder))
+        backward.append(gru(back, backward[-1], model.encoder, "_reverse"))
+    annotations = [torch.cat(pair) for pair in zip(forward[1:], reversed(backward[1:]), strict=True)]
+    state, logits = torch.tanh(model.start(backward[-1])), []
+    for token in target:
+        context, word = torch.cat((forward[-1], backward[-1])), embedding[token] * WIDTH**0.5
+        if model.attention is not None:
+            query, key, weight = model.attention.W_query.weight, model.attention.W_key.weight, model.attention.weight
+            scores = torch.stack([weight @ torch.tanh(query @ state + key @ one) for one in annotations])
+            context = sum(share * one for share, one in zip(scores.exp() / scores.exp().sum(), annotations, strict=True))
+        state = gru(torch.cat((word, context)), state, model.decoder)
+        logits.append(embedding @ torch.tanh(model.readout(torch.cat((state, word, context)))))
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("kind", ["plain", "additive"])
+@torch.no_grad()
+def test_the_logits_are_the_equations_of_the_papers_written_out(kind):
+    model, rows = made(kind), sentences(5, 3, 1)
+    targets = torch.tensor([[5, 2, 7, 1], [5, 9, 9, 4], [5, 1, 2, 3]])
+    found = model(*padded(rows), targets)
+    for row, source in enumerate(rows):
+        torch.testing.assert_close(found[row], written_out(model, source, targets[row]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_never_enters(kind):
+    model, rows, targets = made(kind), sentences(7, 2, 5), torch.tensor([[5, 2, 7], [5, 9, 9], [5, 1, 2]])
+    found = model(*padded(rows), targets)
+    assert torch.equal(found, model(*padded(rows, filler=11), targets))
+    for row, source in enumerate(rows):
+        torch.testing.assert_close(found[row], model(*padded([source]), targets[row : row + 1])[0])
+
+
+def test_a_word_that_is_padding_alone_learns_nothing():
+    model, rows = made("additive", tied=False), sentences(7, 2)
+    model(*padded(rows, filler=NEVER), torch.tensor([[5, 2], [5, 9]])).square().sum().backward()
+    gradient = model.vocabulary.words.weight.grad
+    assert not any(NEVER in row for row in rows)
+    assert (gradient[NEVER] == 0).all()
+    assert (gradient[rows[0]] != 0).any(1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_word_at_a_time_gives_the_logits_of_all_at_once(kind):
+    model, source = made(kind), padded(sentences(7, 2, 5))
+    targets = torch.tensor([[5, 2, 7, 3], [5, 9, 9, 1], [5, 1, 2, 8]])
+    state, logits = model.begin(model.encode(*source)), []
+    for column in targets.T:
+        found, state = model.read(column, state)
+        logits.append(found)
+    torch.testing.assert_close(torch.stack(logits, 1), model(*source, targets))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_state_go_on_as_those_rows(kind):
+    model, source, index = made(kind), padded(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
+    state = model.read(torch.tensor([5, 5, 5]), model.begin(model.encode(*source)))[1]
+    expected = model.read(torch.tensor([3, 4, 8]), state)[0]
+    found = model.read(torch.tensor([3, 4, 8])[index], state.rows(index))[0]
+    torch.testing.assert_close(found, expected[index])
+    torch.testing.assert_close(model.read(torch.tensor([3, 4, 8]), state)[0], expected)  # the state is a value
+
+
+def test_the_keys_are_projected_once_a_sentence_and_not_once_a_word():
+    model, calls = made("additive"), []
+    model.attention.W_key.register_forward_hook(lambda *_: calls.append(1))
+    model(*padded(sentences(7, 2)), torch.tensor([[5, 2, 7, 3], [5, 9, 9, 1]]))
+    assert len(calls) == 1
+
+
+def test_the_two_models_differ_by_the_attention_alone():
+    plain, searching = (RecurrentTranslator(kind, **sizes()).state_dict() for kind in (None, "additive"))
+    extra = {name for name in searching if name not in plain}
+    assert extra == {"attention.weight", "attention.W_query.weight", "attention.W_key.weight"}
+    assert all(searching[name].shape == weight.shape for name, weight in plain.items())
+
+
+def test_without_attention_only_the_last_states_of_the_encoder_reach_the_decoder():
+    model, targets = made("plain"), torch.tensor([[5, 2, 7]])
+    memory = model.encode(*padded(sentences(7)))
+    blank = type(memory)(memory.annotations * 0, memory.lengths, memory.summary, memory.start)
+    assert torch.equal(model.decode(targets, model.begin(memory))[0], model.decode(targets, model.begin(blank))[0])
+    searching = made("additive")
+    memory = searching.encode(*padded(sentences(7)))
+    other = type(memory)(memory.annotations, memory.lengths, memory.summary * 0, memory.start)
+    assert torch.equal(
+        searching.decode(targets, searching.begin(memory))[0], searching.decode(targets, searching.begin(other))[0]
+    )
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_matrices_from_state_to_state_begin_orthogonal(cell):
+    model = RecurrentTranslator("additive", **sizes(cell=cell, layers=2))
+    for part in (model.encoder, model.decoder):
+        for name, weight in part.named_parameters():
+            if name.startswith("weight_hh"):
+                for gate in weight.split(HIDDEN):
+                    torch.testing.assert_close(gate @ gate.T, torch.eye(HIDDEN), atol=1e-5, rtol=0)
+
+
+def test_dropout_is_of_training_alone():
+    torch.manual_seed(0)
+    model = RecurrentTranslator("additive", **sizes(dropout=0.5))
+    asked = (*padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
+    assert not torch.equal(model(*asked), model(*asked))
+    model.eval()
+    assert torch.equal(model(*asked), model(*asked))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_sizes_make_it_again(kind):
+    model = made(kind, dtype=torch.float32, tied=False)
+    again = type(model)(**model.sizes)
+    again.load_state_dict(model.state_dict())
+    asked = (*padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]]))
+    assert torch.equal(again.eval()(*asked), model(*asked))
+    assert again.sizes == model.sizes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"cell": "rnn"}, "cell must be one of gru, lstm; got 'rnn'"),
+        ({"attention": "dot"}, "attention must be None or \"additive\", got 'dot'"),
+        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout is a probability"),
+    ],
+)
+def test_impossible_sizes_are_refused(wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        RecurrentTranslator(**sizes(**wrong))
+
+
+@pytest.mark.parametrize("lengths", [[3, 0], [3, 4], [3], [3.0, 2.0]])
+def test_lengths_that_do_not_fit_the_sources_are_refused(lengths):
+    with pytest.raises(ShapeError, match=r"lengths is \(b,\), for each of the 2 sources a whole number from 1 to 3"):
+        made("plain").encode(torch.ones(2, 3, dtype=torch.int64), lengths)
+
+
+def test_tokens_are_whole_numbers_in_rows():
+    with pytest.raises(ShapeError, match=r"sources are whole numbers \(b, s\)"):
+        made("plain").encode(torch.ones(2, 3), [3, 3])
+    with pytest.raises(ShapeError, match=r"targets are whole numbers"):
+        made("plain")(torch.ones(2, 3, dtype=torch.int64), [3, 3], torch.ones(2, dtype=torch.int64))
