@@ -15,10 +15,13 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 demo: .venv/ready
 	@mkdir -p build
-	@echo 'A trained model reads a story: regard look "$(STORY)"'
+	@echo 'A small trained model reads a story, and this is what its heads do: regard look "$(STORY)"'
+	@echo
 	@$(BIN)/regard look "$(STORY)" --out build/story.reg --page build/story.html
 	@echo
-	@echo "The same as a page that needs no network: build/story.html. And live, with whatever you type:"
+	@echo "All of it is also on a page, a file that needs no network: build/story.html."
+	@echo "More in the terminal, in another window: . .venv/bin/activate && regard heads build/story.reg --head 4.1"
+	@echo "And the page live, with whatever you type. Open this address in a browser:"
 	@$(BIN)/regard serve build/story.reg --model pocket
 
 test: .venv/ready-for-work

@@ -1,7 +1,8 @@
 """The pictures of the page: `python -m docs.pictures.page`. Needs the `view` and `dev` extras, and Chromium.
 
-Six words and three hundred are read by the pocket model; a hundred thousand words attend by two heads that were planted: one
-looks at what stood just before, the other at the earlier places of the same word, nearer ones more.
+Six words and three hundred tokens are read by the pocket model; a hundred thousand words attend by two heads that were planted:
+one looks at what stood just before, the other at what came after earlier places of the same word, nearer ones more. Type and
+Generate run a model, and none here reads so much: they have no picture of a hundred thousand.
 """
 
 import shutil
@@ -20,6 +21,7 @@ from regard.show.page.speaker import speaker_of
 
 FOLDER = Path(__file__).parent
 SIX = "Your journey starts with one step"
+STORY = 300  # tokens
 LONG, WIDTH, VOCABULARY = 100_000, 64, 4000
 VIEWS = {  # the name of a picture, and the link that it shows
     "type": "view=type",
@@ -29,18 +31,18 @@ VIEWS = {  # the name of a picture, and the link that it shows
     "steps": "view=steps&layer={layer}&head={head}&step=weights",
     "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
 }
+WRITTEN = {"6": 5, "300": 300}  # words that Generate is asked for, of those that it offers
 
 
 def main() -> None:
     """Takes them all, or those named."""
     named = set(sys.argv[1:])
     model = regard.GPT2.load("pocket")
-    story = "".join(model.complete("Once upon a time", 296, temperature=0.8, top_k=40, seed=7, stop=None))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, session, place in (
             ("6", read(model, SIX), {"layer": 3, "head": 1, "q": 5}),
-            ("300", read(model, "Once upon a time" + story), {"layer": 3, "head": 1, "q": 250}),
+            ("300", read(model, stories(model)), {"layer": 3, "head": 1, "q": 250}),
             ("100000", Session(planted()), {"layer": 0, "head": 1, "q": 60_000}),
         ):
             views = VIEWS if name != "100000" else {view: link for view, link in VIEWS.items() if view != "type"}
@@ -48,13 +50,25 @@ def main() -> None:
                 for view, link in views.items():
                     if not named or f"{view}-{name}" in named:
                         shoot(browser, f"{server.address}#{link.format(**place)}", f"page-{view}-{name}.png")
-                if name == "6" and (not named or "generate-6" in named):
-                    generate(browser, server.address)
+                if name in WRITTEN and (not named or f"generate-{name}" in named):
+                    generate(browser, server.address, WRITTEN[name], f"page-generate-{name}.png")
                 if name == "300" and (not named or "dark" in named):
                     text = f"{server.address}#{VIEWS['text'].format(**place)}"
                     shoot(browser, text, "page-dark.png", dark=True)
                     shoot(browser, text, "page-phone.png", width=390)
         browser.close()
+
+
+def stories(model: regard.GPT2) -> str:
+    """Three hundred tokens of stories of the model's own, one after the other."""
+    told = ""
+    for seed in range(STORY):
+        told += (
+            "Once upon a time" + "".join(model.complete("Once upon a time", STORY, temperature=0.8, top_k=40, seed=seed)) + "\n"
+        )
+        if len(tokens := model.text.encode(told)) >= STORY:
+            break
+    return str(model.text.decode(tokens[:STORY]))
 
 
 def read(model: regard.GPT2, text: str) -> Session:
@@ -74,18 +88,19 @@ def shoot(browser: Any, address: str, name: str, dark: bool = False, width: int 
         page.screenshot(path=FOLDER / name)
 
 
-def generate(browser: Any, address: str) -> None:
+def generate(browser: Any, address: str, words: int, name: str) -> None:
     """The picture of a text that was written."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
         page.goto(f"{address}#view=generate")
         settle(page)
+        page.locator("select[name=tokens]").select_option(str(words))
         box = page.get_by_role("textbox").first
         box.fill("Once upon a time there was a little dog. He")
         box.press("Enter")
-        page.wait_for_timeout(4000)
+        page.wait_for_selector(".generate-after a", timeout=120_000)
         settle(page)
-        page.screenshot(path=FOLDER / "page-generate-6.png")
+        page.screenshot(path=FOLDER / name)
 
 
 def settle(page: Any) -> None:
@@ -103,9 +118,9 @@ def planted() -> regard.Recording:
     words = torch.multinomial(often, LONG, replacement=True, generator=dice)
     places = regard.mechanism.positions.sinusoidal(LONG, WIDTH)
     meanings = torch.randn(VOCABULARY, WIDTH, generator=dice)[words]
-    before = torch.roll(places, 1, 0)
-    q = torch.stack([9 * before, 1.6 * meanings + 2 * places])
-    k = torch.stack([places, 1.6 * meanings + 2 * places])
+    before, follows = torch.roll(places, 1, 0), torch.roll(meanings, 1, 0)  # a word is found by the one that it follows
+    q = torch.stack([9 * before, 1.6 * meanings + places])
+    k = torch.stack([places, 1.6 * follows + places])
     model = Attends(q[None].float(), k[None].float()).eval()
     with regard.record(model) as recording, torch.no_grad():
         model()

@@ -1,11 +1,14 @@
 import re
+import shutil
 
 import pytest
 import torch
 from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
 
+from regard import DataError
 from regard.cli import main
+from regard.cli.foreign import only_here
 from regard.models import GPT2, GPT2Config
 from regard.observe import load
 from regard.text.byte_pair import OWN
@@ -88,6 +91,13 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("words", "--model", "{folder}", "--sort", "wizardry"), "there is no score 'wizardry'"),
         (("words", "--model", "{folder}", "--tokens", "0"), "--tokens must be at least 1, got 0"),
         (("absent.txt", "--model", "{folder}"), "absent.txt is no file"),
+        (("absent.rst", "--model", "{folder}"), "absent.rst is no file"),
+        (("some/where/absent.py", "--model", "{folder}"), "absent.py is no file"),
+        (("{tmp}", "--model", "{folder}"), "is a folder: name a file in it"),
+        (
+            ("words", "--model", "no-such-model"),
+            "there is no folder no-such-model, and the hub was asked for that name",
+        ),
         (("words", "--model", "/no/such/folder"), "/no/such/folder is no folder"),
         (("words", "--model", "{tmp}"), "it holds none of these"),
         (("words", "--model", "{tmp}/absent.gguf"), "absent.gguf is no file"),
@@ -106,6 +116,33 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monke
     assert err.startswith("regard look: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["and/or", "U.S.A", "3.14", "Hello.", "e.g. this"])
+def test_words_with_points_and_strokes_in_them_are_no_files(capsys, folder, words):
+    assert look(capsys, words, "--model", folder)[0] == 0
+
+
+def test_one_token_is_no_plural(capsys, folder):
+    assert "8 heads. 1 token in" in look(capsys, "the", "--model", folder)[1]
+
+
+def test_letters_that_were_cut_into_bytes_are_explained(capsys, folder):
+    for model, written in ((folder, "�"), ("pocket", "\\x")):
+        assert f"read byte by byte, and written like {written}" in " ".join(look(capsys, "𓀀", "--model", model)[1].split())
+    assert "byte by byte" not in look(capsys, "the cat", "--model", folder)[1]
+
+
+def test_a_model_that_the_hub_cannot_be_asked_for_is_taken_from_its_cache(capsys, folder, tmp_path, monkeypatch):
+    kept = tmp_path / "models--one--two" / "snapshots" / "0"
+    shutil.copytree(folder, kept)
+    (tmp_path / "models--one--two" / "refs").mkdir()
+    (tmp_path / "models--one--two" / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert only_here("one/two")
+    with pytest.raises(DataError, match="there is no folder one/three"):
+        only_here("one/three")
 
 
 def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(capsys):

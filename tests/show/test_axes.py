@@ -1,7 +1,7 @@
 import pytest
 
 from regard import ConfigError
-from regard.show.axes import place_of, words_of
+from regard.show.axes import byte_note, place_of, words_of
 from show.recorded import WORDS, small
 
 
@@ -36,3 +36,12 @@ def test_words_are_those_of_the_batch_row_or_numbers():
     recording.tokens = [["a", "b"], ["c", "d"]]
     assert words_of(recording, 1, 2) == ["c", "d"]
     recording.tokens = list(WORDS)
+
+
+def test_it_is_said_where_letters_were_cut_into_bytes_and_nowhere_else():
+    assert byte_note(["a", " caf", "\\xc3", "\\xa9"]) == (
+        "Letters that the model has no tokens for are read byte by byte, and written like \\xc3."
+    )
+    assert "like �." in byte_note(["\ufffd"])
+    for words in (WORDS, ["\\t", "\\x", "x41", "日本"], []):
+        assert byte_note(words) is None

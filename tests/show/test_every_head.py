@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import LogNorm, Normalize
 
 import regard
 from regard import ConfigError
@@ -23,7 +24,11 @@ def test_every_weight_of_every_head_is_drawn_in_its_place():
     assert len(found) == 6
     for n, image in enumerate(found):
         dense = small().map(n // 3, n % 3).dense()[0, 0].double().numpy()
-        np.testing.assert_allclose(image.filled(0), np.where(dense > 0, np.maximum(dense, 1e-4), 0), atol=1e-7)
+        np.testing.assert_allclose(image.filled(0), dense, atol=1e-7)
+
+
+def test_colours_are_even_over_few_tokens_and_go_by_ratios_over_many():
+    assert [type(every_head(found()).axes[0].images[0].norm) for found in (small, long)] == [Normalize, LogNorm]
 
 
 def test_many_tokens_share_a_cell_that_shows_the_largest_weight():

@@ -118,6 +118,21 @@ def test_a_number_is_written_with_the_digits_it_needs():
     assert first(2e7) == "2e+07"
 
 
+def test_a_small_number_has_a_second_digit_where_there_is_room():
+    def first(columns):
+        picture = figure.heat(torch.full((1, columns), 0.0123), ["a"], words(columns), scale=Log(1e-3, 1))
+        return next(iter(written(panels(picture)[0]).values()))
+
+    assert (first(6), first(28)) == ("0.012", "0.01")
+
+
+@pytest.mark.parametrize(("low", "marks"), [(0.002, {"0.003", "0.01", "0.1", "0.3", "1"}), (0.2, {"0.3", "1"})])
+def test_a_short_log_scale_has_more_numbers_than_the_powers_of_ten(low, marks):
+    picture = figure.heat(torch.tensor([[low], [1.0]]).expand(2, 6).repeat(6, 1), words(12), words(6), scale=Log(low, 1))
+    drawn(picture)
+    assert marks <= {label.get_text() for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()}
+
+
 def test_a_number_that_rounds_to_zero_has_no_sign():
     texts = written(panels(figure.heat(torch.tensor([[-0.001, 1.0]]), ["a"], ["b", "c"]))[0])
     assert list(texts.values()) == ["0.00", "1.00"]

@@ -4,9 +4,9 @@ import torch
 from observe.models import gpt2, words
 from regard import ConfigError
 from regard.observe import record
-from regard.observe.heads import heads
+from regard.observe.heads import PATTERNS, Head, Heads, heads
 from regard.show.head_figure import BINS, figure
-from regard.show.observed import clearest, links, strongest, summary, table
+from regard.show.observed import MEANS, clearest, kinds, links, strongest, table
 
 
 @pytest.fixture(scope="module")
@@ -18,17 +18,33 @@ def recording():
     return found
 
 
-def test_the_kinds_are_counted_in_a_sentence(recording):
+def test_the_kinds_are_counted_and_each_is_explained(recording):
     found = heads(recording)
-    counts = [int(part.split()[0]) for part in summary(found).split(", ")]
-    assert sum(counts) == len(found) == 12
+    said = [line.plain for line in kinds(found, 200)]
+    assert sum(int(line.split()[0]) for line in said) == len(found) == 12
+    for row in found:
+        assert any(f" {row.kind} " in line and line.endswith(f"  {MEANS[row.kind]}") for line in said)
+
+
+@pytest.mark.parametrize("width", [30, 40, 80])
+def test_on_a_narrow_screen_the_sentences_take_more_lines(width):
+    rows = tuple(Head(0, "a", n, kind, {"entropy": 0.0}) for n, kind in enumerate(MEANS))
+    lines = [line.plain for line in kinds(Heads(rows), width)]
+    assert max(map(len, lines)) <= width
+    told = " ".join(" ".join(lines).split())
+    assert all(f"1 {kind} {sentence}" in told for kind, sentence in MEANS.items())
+
+
+def test_every_pattern_that_names_a_head_has_its_sentence():
+    assert {*PATTERNS, "first token", "broad", "local", "mixed"} == set(MEANS)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_keep_to_the_screen(recording, width):
     found = heads(recording)
-    lines = [*table(found, width, whole=True), *links(recording, found, width)]
-    assert all(line.cell_len <= width for line in lines[:-12] if "words" not in line.plain)
+    lines = [*kinds(found, width), *table(found, width, whole=True), *table(found, width, whole=False)]
+    lines += links(recording, found, width)
+    assert all(line.cell_len <= width for line in lines)
     assert len(lines) >= len(found) + 2
 
 
@@ -55,13 +71,23 @@ def test_a_few_tokens_are_drawn_with_their_words(recording):
     main = drawn.axes[0]
     assert [text.get_text() for text in main.get_yticklabels()] == [f" w{n}" for n in range(20, 30)]
     values = main.collections[0].get_array().reshape(10, 15)
-    assert torch.allclose(torch.from_numpy(values.filled()).float(), recording.map(1, 3)[0, 0, 20:30, 15:30], atol=1e-6)
+    assert torch.allclose(torch.from_numpy(values.filled(0)).float(), recording.map(1, 3)[0, 0, 20:30, 15:30], atol=1e-6)
+
+
+def test_what_no_query_may_see_is_hatched_among_words_and_paper_in_a_picture(recording):
+    drawn = figure(recording, 1, 3, queries=slice(20, 30), keys=slice(15, 30))
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["hidden (−∞)"]
+    dense = recording.map(1, 3).dense()[0, 0, :60, :60].numpy()
+    main = figure(recording, 1, 3, queries=slice(60), keys=slice(60)).axes[0]
+    assert (main.images[0].get_array().mask == (dense == 0)).all()
+    assert main.get_xlabel() == "keys"
 
 
 def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
     drawn = figure(recording, 1, 3)
     image = drawn.axes[0].images[0]
     assert image.get_array().shape == (BINS, BINS)
+    assert drawn.axes[0].get_xlabel() == "keys, in bins of 1.4 tokens"
     assert float(image.get_array().max()) == pytest.approx(float(recording.map(1, 3).dense()[0].max()), abs=1e-6)
 
 

@@ -3,11 +3,12 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import ConfigError
-from regard.show.scale import Linear, Log
+from regard.show.scale import FEW, Linear, Log, fitting
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=11))
@@ -20,6 +21,25 @@ def test_the_ends_of_a_scale_are_finite_and_in_order_whatever_the_values(values)
 def test_only_what_can_be_drawn_moves_the_ends():
     assert Linear().ends([2.0, -math.inf, math.nan, 5.0, math.inf]) == (2, 5)
     assert Log().ends([0.0, -3.0, 0.01, 2.0]) == (0.01, 2)
+
+
+def test_colour_is_even_while_attention_lies_on_large_weights_and_goes_by_ratios_where_much_lies_on_small_ones():
+    sharp = torch.eye(20).clamp(min=0.01).tril()
+    spread = torch.ones(20, 20).tril() / torch.arange(1, 21).unsqueeze(1)
+    assert fitting(sharp, 20) == Linear(low=0)
+    assert fitting(spread[:6, :6], 6) == Linear(low=0)
+    low, high = fitting(spread, 20).ends([])
+    assert isinstance(fitting(spread, 20), Log)
+    assert low == pytest.approx(0.05)
+    assert high == 1
+    assert isinstance(fitting(sharp, FEW + 1), Log)
+
+
+@pytest.mark.parametrize("weights", [torch.zeros(3), torch.tensor([math.nan, 1.0]), torch.tensor([1e-30])])
+@pytest.mark.parametrize("tokens", [2, FEW + 1])
+def test_of_any_weights_there_is_a_scale(weights, tokens):
+    low, high = fitting(weights, tokens).ends(weights.tolist())
+    assert low < high < math.inf
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1)])

@@ -16,9 +16,11 @@ from regard.models import GPT2
 from regard.models.own import Own
 from regard.show.page.speaker import Speaker
 from regard.weights.gpt2 import CARRIED
+from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 STATES, WRITER = "AutoModel", "AutoModelForCausalLM"
+PATIENCE_SECONDS = 10.0  # for the hub's answer
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
 
 
@@ -117,6 +119,8 @@ def foreign(name: str, kind: str) -> Foreign:
             raise DataError(f"{name} is no file.")
     elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
         raise DataError(f"{name} is no folder, and no name on the hub, which is like gpt2 or owner/model.")
+    elif not path.exists():
+        where["local_files_only"] = only_here(name)
     try:
         with silence():
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
@@ -131,6 +135,27 @@ def foreign(name: str, kind: str) -> Foreign:
     if kind == STATES and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return Foreign(path.name if path.exists() else name, model, tokenizer)
+
+
+def only_here(name: str) -> bool:
+    """Whether a model is in the hub's cache and the hub cannot be asked for it; DataError where it is in neither.
+
+    Asked once: transformers would try a hub that cannot be reached for a minute.
+    """
+    hub: Any = import_module("huggingface_hub")
+    try:
+        with silence():
+            hub.HfApi().model_info(name, timeout=PATIENCE_SECONDS)
+        return False
+    except Exception as error:  # what is raised without a network is each version's own
+        with contextlib.suppress(ValueError):  # of what is no name
+            if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
+                return True
+        known = ", ".join((*CARRIED, *RELEASED))
+        raise DataError(
+            f"there is no folder {name}, and the hub was asked for that name in vain: {first_sentence(error)} "
+            f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."
+        ) from None
 
 
 def first_sentence(error: Exception) -> str:

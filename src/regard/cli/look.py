@@ -4,6 +4,7 @@ Exit code 2 where the model, the text or the settings cannot be used.
 """
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -20,23 +21,34 @@ from regard.observe import Recording, record
 from regard.observe.heads import Heads, Wanted
 from regard.observe.heads import each as typed
 from regard.show import closer
+from regard.show.axes import byte_note
 from regard.show.grids import grids
-from regard.show.observed import clearest, links, summary, table
+from regard.show.observed import clearest, kinds, links, table
 from regard.show.page.onefile import page
 from regard.show.swatches import window
 from regard.show.terminal import open_console, palette, write
 
 MODEL = "pocket"  # where none is named
+FILE = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z]\w{1,4}")  # what a file that is missing looks like
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
 runs as it always does; queries and keys are kept, and every number comes
 from them: no matrix is stored. --out keeps the recording for `regard heads`
-and for regard.load in Python."""
+and for regard.load in Python.
+
+"""
+COLUMNS = """\
+The columns are means over the words of the text. Of a word's attention:
+  prev, self    on the word before, on itself
+  dup, ind      on earlier places of the same word, on what came after these
+  first, sink   on the first word; how many words have more than 0.3 there
+  local         on the 16 words before it and itself
+  dist, keys    how many words back it looks, at how many words
+  heavy         what a twentieth of the words receives of all attention"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What may stand after `regard look`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
@@ -53,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """What `regard look` and `regard heads` say about the table alike."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = (parser.epilog or "") + COLUMNS
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, 'induction' say")
     parser.add_argument("--sort", metavar="SCORE", help="rows by a score, 'previous token' say, largest first")
@@ -89,12 +103,15 @@ def read(text: str) -> str:
     try:
         path = Path(text)
         found = path.read_text(encoding="utf-8") if path.is_file() else text
+        folder = path.is_dir() and bool(text.strip())
     except UnicodeDecodeError as error:
         raise DataError(f"{text} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
     except OSError:  # too long a name, say
         return text
-    if found == text and "\n" not in text and text.endswith((".txt", ".md")):
-        raise DataError(f"{text} is no file.")
+    if folder:
+        raise DataError(f"{text} is a folder: name a file in it. As words it can be read from standard input: -.")
+    if found == text and FILE.fullmatch(text):
+        raise DataError(f"{text} is no file. As words it can be read from standard input: -.")
     return found
 
 
@@ -111,7 +128,9 @@ def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[R
     cut = f" of {whole:,}" if len(words) < whole else ""
     beyond = foreign.context is not None and len(words) > foreign.context
     note = f" It was made for {foreign.context:,}." if beyond else ""
-    return recording, f"{len(words):,}{cut} tokens in {seconds:.1f} s.{note}"
+    spelled = byte_note(words)
+    note += f" {spelled}" if spelled else ""
+    return recording, f"{len(words):,}{cut} token{'s' * (whole != 1)} in {seconds:.1f} s.{note}"
 
 
 def report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
@@ -141,12 +160,12 @@ def overview(console: Console, recording: Recording, options: argparse.Namespace
     wanted, count = Wanted(recording.tokens), len(names) * recording.map(0).shape[1]
     heads = Heads(tuple(each("typing heads", typed(recording, wanted), count)), wanted.notes())
     if options.kind is not None and not len(heads.of(options.kind)):
-        kinds = ", ".join(dict.fromkeys(row.kind for row in heads))
-        raise ConfigError(f"no head is of the kind {options.kind!r}; there is {kinds}.")
+        there = ", ".join(dict.fromkeys(row.kind for row in heads))
+        raise ConfigError(f"no head is of the kind {options.kind!r}; there is {there}.")
     shown = heads.of(options.kind) if options.kind else heads
     shown = shown.sorted(options.sort) if options.sort else shown
     write(console, Text(f"{recording.model}: {len(names)} layers, {len(heads)} heads. {line}".strip(), style="bold"))
-    write(console, Text(summary(heads)))
+    put(console, kinds(heads, console.width))
     whole = options.all or bool(options.kind or options.sort)
     parts = (
         closer.text(recording, window(console), options.all),

@@ -1,5 +1,6 @@
 """The words along the axes of a map: those of the recording, or their numbers; and where a word that is asked for stands."""
 
+import re
 from collections.abc import Sequence
 
 from regard.errors import ConfigError
@@ -7,6 +8,7 @@ from regard.observe import Recording
 from regard.observe.words import MARKS
 
 SOME = 6  # words of the text that an error names
+BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # of half a character, as the texts of tokens write it
 
 
 def words_of(recording: Recording, row: int, count: int) -> list[str]:
@@ -15,6 +17,12 @@ def words_of(recording: Recording, row: int, count: int) -> list[str]:
     if len(found) and not isinstance(found[0], str):
         found = found[row]  # type: ignore[assignment]
     return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+
+
+def byte_note(words: Sequence[str]) -> str | None:
+    """What is to be said where letters were cut into bytes; None where each word is text."""
+    part = next((found[0] for found in map(BYTES.search, words) if found), None)
+    return part and f"Letters that the model has no tokens for are read byte by byte, and written like {part}."
 
 
 def place_of(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.image import AxesImage
 
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.show.figure import COLOURS, FAINT, LINE, PAPER, POINTS, SMALLEST, TEXT, Array, Picture, longest
-from regard.show.head_figure import FAINTEST
+from regard.show.scale import Linear, fitting
 
 BINS = 64  # of a small picture along an axis
 WIDE, HIGH, LARGEST, GAP = 6.6, 8.8, 1.2, 0.06  # inches: of all pictures together, at most; of one; between two
@@ -26,10 +27,11 @@ def every_head(
     row: int = 0,
     title: str = "",
 ) -> Picture:
-    """The weights of all heads, or of those of some layers, in bins that show the largest weight, in logarithmic colour.
+    """The weights of all heads, or of those of some layers, in bins that show the largest weight.
 
-    Rows are layers and columns heads; within each, rows are queries and columns keys, from the upper left corner on. kind and
-    part choose modules, as in recording.map; row is that of the batch. Raises ConfigError where there is no such layer.
+    Colour is logarithmic, but where tokens are few and little of the attention lies on small weights. Rows are layers and
+    columns heads; within each, rows are queries and columns keys, from the upper left corner on. kind and part choose
+    modules, as in recording.map; row is that of the batch. Raises ConfigError where there is no such layer.
     """
     names = recording.layers(kind=kind, part=part)
     chosen = list(range(len(names)) if layers is None else layers)
@@ -53,14 +55,16 @@ def every_head(
     size = max(min(TEXT - 1, 0.9 * (side + GAP) * POINTS / LINE), SMALLEST)
     step = 1 if longest([f" {across}"]) * size / TEXT < side + GAP else 5  # so that the numbers of heads stand apart
     skip = 1 if (side + GAP) * POINTS >= LINE * size else 5
-    for down, m in enumerate(maps):
-        q, k = m.shape[2:]
-        found = m.pooled(min(q, BINS), min(k, BINS), "max")[0].double().numpy()
+    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double() for m in maps]
+    tokens = max(max(m.shape[2:]) for m in maps)
+    fits = fitting(torch.cat([found.flatten() for found in pooled]), tokens)
+    norm = Normalize(0, 1) if isinstance(fits, Linear) else LogNorm(fits.ends([])[0], 1)
+    for down, found in enumerate(pooled):
         if down % skip == 0:
             word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")
-        for head, weights in enumerate(found):
+        for head, weights in enumerate(found.numpy()):
             axes = axes_at(left + head * (side + GAP), ABOVE + down * (side + GAP), side, side)
-            image = small(axes, weights)
+            image = small(axes, weights, norm)
     for head in range(0, across, step):
         word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{head}", "center")
     word(left - 0.08, ABOVE - 0.12, "head", "right")
@@ -74,12 +78,12 @@ def every_head(
     return drawn
 
 
-def small(axes: Axes, weights: Array) -> AxesImage:
+def small(axes: Axes, weights: Array, norm: Normalize) -> AxesImage:
     """One head without words; where no query may see, the paper shows."""
     image = axes.imshow(
-        np.ma.maximum(np.ma.masked_equal(weights, 0), FAINTEST),
+        np.ma.maximum(np.ma.masked_equal(weights, 0), norm.vmin or 0.0),
         cmap=COLOURS,
-        norm=LogNorm(FAINTEST, 1),
+        norm=norm,
         aspect="auto",
         interpolation="nearest",
     )

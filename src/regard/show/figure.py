@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, LogLocator
 from PIL import Image
 from torch import Tensor
 
@@ -294,17 +295,25 @@ def bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
     drawn = axes.figure.colorbar(mesh, cax=axes.inset_axes(place), orientation="horizontal" if one.low else "vertical")
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT)
+    low, high = mesh.get_clim()
+    if isinstance(one.scale, Log) and low and high and high < 1000 * low:  # whole powers of ten would be too few
+        drawn.set_ticks(LogLocator(subs=(1, 3)))
+        drawn.formatter = FuncFormatter(lambda value, _: f"{value:g}")
+        drawn.minorticks_off()
 
 
 def write(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
     """The numbers of a panel into its cells, dark on light and light on dark, unless they would be too small to read."""
     top = np.abs(one.values[np.isfinite(one.values)]).max(initial=0)
     form = ".1g" if isinstance(one.scale, Log) or 0 < top < 0.05 else "z.2f" if top < 100 else "z.0f" if top < 1e5 else ".0e"
-    cells = [(place, format(value, form)) for place, value in np.ndenumerate(one.values) if np.isfinite(value)]
     if max(one.values.shape) > 60:
         return  # not read, and slow to measure
-    widest = longest([text for _, text in cells]) * POINTS / TEXT  # in sizes of the text
-    size = min(TEXT, 0.9 * one.cell[0] * POINTS / (widest or 1), 0.7 * one.cell[1] * POINTS)
+    for each in (".2g", form) if form == ".1g" else (form,):  # a second digit where it has room
+        cells = [(place, format(value, each)) for place, value in np.ndenumerate(one.values) if np.isfinite(value)]
+        widest = longest([text for _, text in cells]) * POINTS / TEXT  # in sizes of the text
+        size = min(TEXT, 0.9 * one.cell[0] * POINTS / (widest or 1), 0.7 * one.cell[1] * POINTS)
+        if size == TEXT:
+            break
     if size < SMALLEST:
         return
     colours = mesh.to_rgba(np.nan_to_num(one.values))

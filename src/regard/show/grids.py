@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.observe import Recording
 from regard.observe.heads import Heads
-from regard.show.terminal import abreast, fitted, literal, packed, tint
+from regard.show.shaded import seen
+from regard.show.terminal import abreast, fitted, packed, tint
 
 MOST = 16  # tokens of a text whose heads are drawn
 WORD = 6  # the widest label of a row
@@ -16,7 +17,7 @@ WORD = 6  # the widest label of a row
 
 def grids(recording: Recording, heads: Heads, width: int, colours: str | None) -> Iterator[Text]:
     """The lines of all squares, side by side where they fit; none of a longer text."""
-    words = [fitted(literal(str(word)), WORD) for word in recording.tokens or ()]
+    words = [fitted(seen(str(word)), WORD) for word in recording.tokens or ()]
     if not 0 < len(words) <= MOST:
         return
     yield Text("tenths: a row a query, a column a key", style="dim")

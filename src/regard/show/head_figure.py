@@ -1,6 +1,7 @@
 """One head of a recording as a matplotlib figure: its words where there is room, a pooled picture where there is not."""
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -11,11 +12,10 @@ from regard.map.pooling import part
 from regard.observe import Recording
 from regard.show.axes import words_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
-from regard.show.scale import Linear
+from regard.show.scale import FAINTEST, FEW, fitting
 
-WORDS, BINS = 48, 512  # tokens up to which each has its word; bins of a picture along an axis
+WORDS, BINS = FEW, 512  # tokens up to which each has its word; bins of a picture along an axis
 SIZE, PROFILE, LEFT, RIGHT, ABOVE, BELOW, GAP = 5.2, 0.75, 0.75, 0.95, 0.45, 0.6, 0.22  # inches
-FAINTEST = 1e-4  # the weight at which a picture is as pale as paper
 
 
 def figure(
@@ -32,9 +32,9 @@ def figure(
 ) -> Picture:
     """The weights of a head, or of some of its queries and keys: with their words up to 48 tokens, beyond that in bins.
 
-    A bin shows the largest weight in it, so that a lone one never vanishes, in logarithmic colour; beside it the entropy of
-    each query and above it the weight that each key receives. row is that of the batch. Raises ConfigError for a layer or a
-    head that was not recorded.
+    Colour is logarithmic where much of the attention lies on small weights, and in bins. A bin shows the largest weight in it,
+    so that a lone one never vanishes; beside it the entropy of each query and above it the weight that each key receives. row
+    is that of the batch. Raises ConfigError for a layer or a head that was not recorded.
     """
     m = recording.map(layer, head, kind, part).select(batch=row)
     q, k = m.shape[2:]
@@ -44,7 +44,8 @@ def figure(
         words = words_of(recording, row, k)
         values = m[0, 0, slice(*rows), slice(*columns)]
         sides = words[k - q :][slice(*rows)], words[slice(*columns)]
-        return heat(values, *sides, title=name, names=("query", "key"), scale=Linear(low=0))
+        scale = fitting(values, 0)
+        return heat(values.masked_fill(values == 0, -torch.inf), *sides, title=name, names=("query", "key"), scale=scale)
     return pooled(m, rows, columns, name)
 
 
@@ -69,7 +70,7 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
 
     main = axes_at(LEFT, BELOW, SIZE, SIZE)
     image = main.imshow(
-        np.maximum(values, FAINTEST),
+        np.ma.maximum(np.ma.masked_equal(values, 0), FAINTEST),  # where no query may see, the paper shows
         cmap=COLOURS,
         norm=LogNorm(FAINTEST, 1),
         extent=(columns[0], columns[1], rows[1], rows[0]),
@@ -80,12 +81,14 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
     profile(right, entropy, rows, upright=True)
     above = axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
     profile(above, received, columns, upright=False)
-    dress(main, f"keys, in bins of {bins(columns, size[1])}", f"queries, in bins of {bins(rows, size[0])}")
+    main.set_facecolor(PAPER)
+    dress(main, f"keys{bins(columns, size[1])}", f"queries{bins(rows, size[0])}")
     bar = drawn.colorbar(image, cax=axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT, which="both")
-    bar.ax.set_title("largest\nweight", fontsize=TEXT - 1, loc="left")
-    right.set_xlabel("entropy, nats\nmean, largest", fontsize=TEXT - 1)
+    alone = size == (rows[1] - rows[0], columns[1] - columns[0])
+    bar.ax.set_title("weight" if alone else "largest\nweight", fontsize=TEXT - 1, loc="left")
+    right.set_xlabel("entropy, nats" + "\nmean, largest" * (not alone), fontsize=TEXT - 1)
     above.set_ylabel("received", fontsize=TEXT - 1)
     above.set_title(title, fontsize=TEXT + 1, loc="left")
     return drawn
@@ -108,6 +111,7 @@ def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> 
         axes.set_xlim(*span)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xticks([])
     axes.tick_params(labelsize=TEXT - 2, length=2, color=FAINT)
     axes.set_facecolor(PAPER)
@@ -126,6 +130,6 @@ def dress(axes: Axes, below: str, beside: str) -> None:
 
 
 def bins(span: tuple[int, int], count: int) -> str:
-    """How many tokens a bin holds, in words."""
+    """How many tokens a bin holds, in words; nothing where it is one."""
     size = (span[1] - span[0]) / count
-    return f"{size:,.0f} token{'s' if round(size) != 1 else ''}"
+    return f", in bins of {f'{size:,.1f}'.removesuffix('.0')} tokens" if size > 1 else ""

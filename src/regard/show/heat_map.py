@@ -11,16 +11,13 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.map import AttentionMap
-from regard.show.scale import Linear, Log
+from regard.show.scale import fitting
 from regard.show.swatches import Heat, Window, colour
 from regard.show.terminal import fitted, tint
 
 UPPER, LOWER = "▀", "▄"
 WORD = 14  # cells of a word at the side, at most
 WIDE, READ = 4, 4  # cells of a weight, at most; from how many on its number stands in it
-LINEAR = 48  # tokens up to which colour is linear; beyond, most weights are small
-FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper, at the least
-PALEST = 0.02  # the share of the cells that are as pale
 
 
 @dataclass(frozen=True)
@@ -45,21 +42,13 @@ def heat_map(m: AttentionMap, words: Sequence[str], title: str, window: Window) 
     side = min(max(cell_len(fitted(word, WORD)) for word in labels), window.width // 4) + 1 if worded else 0
     side += len(f"{q - 1:,}") + 1
     grid = gridded(m, window, side)
-    heat = heat_of(grid.values, Linear(low=0) if max(q, k) <= LINEAR else Log())
+    scale = fitting(grid.values, max(q, k))
+    heat = Heat(scale, scale.ends(grid.values.flatten().tolist()))
     yield Text(title, style="bold")
     yield ruler(grid, k, side)
     yield from rows(grid, labels, side, heat, window)
     yield Text.assemble("weight ", heat.legend(window.colours, window.width - 7))
     yield from wrapped(caption(grid, m.shape[1]), window.width)
-
-
-def heat_of(values: Tensor, scale: Linear | Log) -> Heat:
-    """The scale from the least weights to the largest; where it is logarithmic, from what nearly all are above."""
-    seen = values[values > 0]
-    if isinstance(scale, Linear) or not len(seen):
-        return Heat(scale, scale.ends(seen.tolist()))
-    low = max(float(seen.float().quantile(PALEST)), FAINTEST)
-    return Heat(scale, Log(low, max(float(seen.max()), 2 * low)).ends([]))
 
 
 def gridded(m: AttentionMap, window: Window, side: int) -> Grid:
@@ -131,8 +120,9 @@ def block(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, St
 
 def caption(grid: Grid, heads: int) -> str:
     """What the rows, the columns and the cells are."""
+    mean = f", a cell the mean of {heads} heads." if heads > 1 else "."
     if max(grid.sizes) == 1:
-        return "A row is a query, a column a key" + (f", a cell the mean of {heads} heads." if heads > 1 else ".")
+        return "A row is a word that looks (a query), a column one it looks at (a key)" + mean
     kind = f"the mean of its weights in {heads} heads" if heads > 1 else "the largest of its weights"
     down, across = counted(grid.sizes[0], "query", "queries"), counted(grid.sizes[1], "key", "keys")
     return f"A cell is {down} (down) by {across} (across), and shows {kind}."

@@ -4,8 +4,10 @@ function wire(root) {
   root.dataset.wired = "yes";
   const words = JSON.parse(root.dataset.words);
   const said = root.querySelector(".regard-said");
-  const rest = said.textContent;
-  for (const image of root.querySelectorAll("img[data-frame]")) {
+  const images = root.querySelectorAll("img[data-frame]");
+  const rest = `${said.textContent} ${images.length > 1 ? "A click makes one larger." : "A click makes it larger."}`;
+  said.textContent = rest;
+  for (const image of images) {
     const view = { large: false, zoom: 1, x: 0, y: 0, small: image.style.width };
     const draw = () => place(image, view);
     image.tabIndex = 0;

@@ -23,13 +23,11 @@ from regard.show.inline import RAMP, Matrix, img, named
 from regard.show.narration import titles
 from regard.show.ramp import ink, shade
 from regard.show.sampled import cells
-from regard.show.scale import Linear, Log, Scale
+from regard.show.scale import FAINTEST, FEW, Linear, Log, Scale, fitting
 from regard.show.terminal import literal
 
 HEADS, CELLS, ONE = 16, 96, 240  # heads of a map that are drawn; cells of a side of each; of one that is alone
 TILE, SHEET = 24, 2**28  # cells of a side of each head of a recording; weights of a sheet that are looked at
-LINEAR = 48  # tokens up to which colour is linear; beyond, most weights are small
-FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper
 LETTERS, LISTED = 400, 4096  # of a recording's text; words that the pointer can name
 UNBOUND = ("distance", "keys", "entropy")  # scores that are no shares
 WIDE, HIGH = 760.0, 520.0  # pixels of a sheet of all heads, at most
@@ -91,7 +89,9 @@ def of_recording(recording: Recording) -> str:
     heads, layers = ([f"{name} {n}" for n in range(size)] for name, size in (("head", shapes[0][1]), ("layer", len(maps))))
     size = min(WIDE if sheet.shape[1] > sheet.shape[0] else HIGH, max(sheet.shape) * 3.0)
     tile = min(q, TILE), min(k, TILE)
-    matrix = Matrix(sheet, layers, heads, Log(), (FAINTEST, 1.0), (q, k), tile=tile, size=size, sampled=found[0][1])
+    linear = isinstance(fitting(sheet, max(q, k)), Linear)
+    look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (FAINTEST, 1.0))
+    matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, sampled=found[0][1])
     sampled = f" {TILE} of the {q:,} queries were looked at." if found[0][1] else ""
     said = f"In each picture {READING[0].lower()}{READING[1:]}{sampled}"
     return page(title, [figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
@@ -129,10 +129,11 @@ def of_steps(steps: Steps) -> str:
 
 
 def weighed(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
-    """The scale of weights: linear where they are few, else logarithmic."""
-    if tokens > LINEAR:
+    """The scale of weights that fits them, the same one for all long texts, and its ends."""
+    if tokens > FEW:
         return Log(), (FAINTEST, 1.0)
-    return Linear(low=0), Linear(low=0).ends(weights.flatten().tolist())
+    scale = fitting(weights, tokens)
+    return scale, scale.ends(weights.flatten().tolist())
 
 
 def fewer(values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What was observed, as lines of text: the kinds of a model's heads, their table, and their strongest links."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,25 +11,42 @@ from rich.text import Text
 from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.heads import Head, Heads
+from regard.show.heat_map import wrapped
+from regard.show.shaded import BREAK, seen
 from regard.show.terminal import ending, fitted
 
 MOST = 3  # heads of a kind in a short table
 SCORE = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # by which a kind is ranked
 PLAIN = ("first token", "itself", "broad")  # kinds whose strongest link tells nothing more
+MEANS = {
+    "previous token": "looks at the word before",
+    "itself": "looks at the word itself",
+    "duplicate": "looks at earlier places of the same word",
+    "induction": "looks at what came after the same word before",
+    "first token": "looks at the first word, whatever it is",
+    "broad": "spreads over half of what it may see, or more",
+    "local": "stays near the word",
+    "mixed": "none of the others",
+}
 NEAR = 1e-5  # of two weights that are one
 BEFORE = 4  # words before the one a link starts from
 
 
-def summary(heads: Heads) -> str:
-    """How many heads there are of each kind, in a sentence."""
-    counts = Counter(row.kind for row in heads)
-    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common()) + "."
+def kinds(heads: Heads, width: int) -> Iterator[Text]:
+    """How many heads there are of each kind, and what that is."""
+    counts = Counter(row.kind for row in heads).most_common()
+    number, wide = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
+    for kind, count in counts:
+        start = f"{count:>{number}} {kind:<{wide}}  "
+        for told in textwrap.wrap(MEANS.get(kind, ""), max(width - len(start), 8)) or [""]:
+            yield Text.assemble(start, (told, "dim"))
+            start = " " * len(start)
 
 
 def clearest(heads: Heads) -> Heads:
     """The clearest heads of each kind, in the order of the kinds' numbers."""
-    kinds = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
-    best = [heads.of(kind).sorted(SCORE.get(kind, kind)).rows[:MOST] for kind in kinds]
+    order = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
+    best = [heads.of(kind).sorted(SCORE.get(kind, kind)).rows[:MOST] for kind in order]
     return Heads(tuple(row for rows in best for row in rows), heads.notes)
 
 
@@ -39,7 +57,7 @@ def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     yield Text(first, style="dim")
     yield from map(Text, rest)
     if len(shown) < len(heads):
-        yield Text(f"the clearest of {len(heads)}; --all shows all", style="dim")
+        yield from wrapped(f"the clearest of {len(heads)}; --all shows all, --help says what the columns are", width)
     yield from (Text(note, style="dim") for note in heads.notes)
 
 
@@ -48,7 +66,7 @@ def links(recording: Recording, heads: Heads, width: int) -> Iterator[Text]:
     words = [str(word) for word in recording.tokens or ()]
     telling = [row for row in clearest(heads) if row.kind not in PLAIN]
     if telling:
-        yield Text("strongest links: a word, after those before it, → the word it looks at", style="dim")
+        yield from wrapped("strongest links: a word, after those before it, → the word it looks at", width)
     for row in sorted(telling, key=lambda row: row.kind):
         query, key, weight = strongest(recording.map(row.layer, row.head))
         yield line(row, words, query, key, weight, width)
@@ -70,8 +88,9 @@ def line(row: Head, words: list[str], query: int, key: int, weight: float, width
     if not words:
         return Text.assemble(start, f"query {query} → key {key}")
     room = width - len(start) - 4
-    before = "".join(words[max(query - BEFORE, 0) : query])
-    source, target = fitted(words[query], room // 4), fitted(words[key].strip(" ") or words[key], room // 4)
+    before = "".join(words[max(query - BEFORE, 0) : query]).replace("\n", BREAK).lstrip(" ")
+    source, target = (fitted(seen(words[place]), room // 4) for place in (query, key))
+    source = " " * (words[query].startswith(" ") and bool(before)) + source
     place = f" {query - key} back" if query != key else ""
     context = ending(before, max(room - cell_len(source) - cell_len(target) - len(place) - 4, 0))
     return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))

@@ -34,10 +34,11 @@ def rollout(
     words = words_of(recording, row, found.shape[1])
     place = query % len(words)
     name = f"rollout to “{shown(words[place].strip(' '))}”, token {place:,}" if title is None else title
+    over = "word"
     if len(words) > WORDS:
-        found, words = summed(found)
+        (found, words), over = summed(found), "words from this one on"
     layers = [f"layer {n}" for n in range(count)]
-    drawn = panel(found, layers, words, title=name, names=("after", "word"), scale=Log(FAINTEST, 1), room=ROOM)
+    drawn = panel(found, layers, words, title=name, names=("after", over), scale=Log(FAINTEST, 1), room=ROOM)
     return sheet([drawn])
 
 
@@ -45,4 +46,4 @@ def summed(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
     """Columns added in bins, each named by its first token."""
     bins = torch.arange(found.shape[1]) * WORDS // found.shape[1]
     total = found.new_zeros(found.shape[0], WORDS).index_add_(1, bins, found)
-    return total, [f"{int((bins < n).sum()):,} …" for n in range(WORDS)]
+    return total, [f"{int((bins < n).sum()):,}" for n in range(WORDS)]

@@ -4,7 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from regard.errors import ConfigError
+
+FEW = 48  # tokens up to which colour may be linear; of more, most weights are small
+SMALL = 0.1  # of the largest weight, below which even differences show nothing
+FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper, at the least
+PALEST = 0.02  # the share of the weights that are as pale
+MUCH = 1 / 3  # of all attention, on such small weights
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,22 @@ class Log:
 
 
 Scale = Linear | Log
+
+
+def fitting(weights: Tensor, tokens: int) -> Scale:
+    """Even differences from 0, or even ratios: of many tokens, and where much of the attention lies on small weights."""
+    seen = weights[weights > 0].double()
+    if tokens <= FEW and (not len(seen) or seen[seen < SMALL * seen.max()].sum() <= MUCH * seen.sum()):
+        return Linear(low=0)
+    return reaching(seen)
+
+
+def reaching(seen: Tensor) -> Log:
+    """Even ratios, from what nearly all of these weights are above up to the largest."""
+    if not len(seen):
+        return Log()
+    low = max(float(seen.float().quantile(PALEST)), FAINTEST)
+    return Log(low, max(float(seen.max()), 2 * low))
 
 
 def ordered(low: float | None, high: float | None) -> None:

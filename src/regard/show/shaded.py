@@ -61,8 +61,12 @@ def spaced(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
     apart = not any(word[:1].isspace() for word in words) and any(len(word.strip()) > 1 for word in words)
     for n, word in enumerate(words):
         ends = word.endswith("\n")
-        seen = word.strip(" \n") or (BREAK * word.count("\n") if ends else BLANK * len(word))
-        yield " " if (n and apart) or (word[:1] == " " and word.strip()) else "", literal(seen), ends
+        yield " " if (n and apart) or (word[:1] == " " and word.strip()) else "", literal(seen(word)), ends
+
+
+def seen(word: str) -> str:
+    """What there is to be seen of a token: blanks and the ends of lines only where it has nothing else."""
+    return word.strip(" \n") or (BREAK * word.count("\n") if word.endswith("\n") else BLANK * len(word))
 
 
 def part(lines: Iterable[Text], whole: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:

@@ -2,7 +2,10 @@
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlencode, urlsplit
 
@@ -10,7 +13,7 @@ import numpy as np
 import torch
 
 import regard
-from regard import GPT2, Recording
+from regard import GPT2, GPT2Config, Recording
 from regard.models.own import Own
 from regard.show.page.server import Server, server
 
@@ -32,6 +35,13 @@ def sorter() -> Own:
     return Own("sorter", GPT2.load("sorter"))
 
 
+def writer() -> Own:
+    """A model that may write much, of no sense."""
+    model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=512, vocabulary=3)).eval()
+    model.text = GPT2.load("sorter").text
+    return Own("writer", model)
+
+
 def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask | None = None, **more) -> Recording:
     """A recording of one layer whose queries and keys are given."""
 
@@ -43,6 +53,28 @@ def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask 
     with torch.inference_mode(), regard.record(layer) as recording:
         layer()
     return recording
+
+
+def in_steps(layers: int = 2, heads: int = 4, groups: int = 2, tokens: int = 13, width: int = 5) -> Recording:
+    """A recording of some layers that were called a token at a time, their keys kept as by a cache."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(layers, 2, heads, tokens, width, generator=generator)
+    given = x, x[:, :, :groups].contiguous()
+    model = torch.nn.Sequential(*(Stepped() for _ in range(layers)))
+    with torch.inference_mode(), regard.record(model, keep="values") as recording:
+        for n in range(tokens):
+            model((*given, n))
+    recording.tokens = [[f" {row}{n}" for n in range(tokens)] for row in "ab"]
+    return recording
+
+
+class Stepped(torch.nn.Module):
+    """One step of attention with a cache, and what is left for the layers after it."""
+
+    def forward(self, given):
+        (q, *others), (k, *more), n = given
+        regard.attention(q[:, :, n : n + 1], k[:, :, : n + 1], k[:, :, : n + 1], regard.Causal(), offset=n)
+        return others, more, n
 
 
 class Layer(torch.nn.Module):
@@ -100,12 +132,48 @@ class Client:
         status, _, body = self.ask(path, "POST", json.dumps(found).encode(), content_type=kind)
         return status, body
 
-    def refused(self, path: str, **query):
+    def refused(self, path: str, query=(), **more):
         """The status and the sentence of a refusal."""
+        query = query or more
         status, headers, body = self.ask(addressed(path, query))
         assert status >= 400
         assert headers["content-type"] == "application/json"
         return status, json.loads(body)["error"]
+
+    def connected(self) -> socket.socket:
+        """A connection on which nothing has been said."""
+        return socket.create_connection((self.address.hostname, self.address.port), timeout=60)
+
+    def leaving(self, path: str, sent: object = None) -> socket.socket:
+        """A connection on which something has been asked, to be closed before the answer comes."""
+        body = b"" if sent is None else json.dumps(sent).encode()
+        head = f"{'GET' if sent is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        found = self.connected()
+        found.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        return found
+
+    def idle(self) -> None:
+        """Waits until no request is being answered."""
+        until(lambda: self.server.page.desk.busy == 0)
+
+
+def until(true: Callable[[], object], seconds: float = 60) -> None:
+    """Waits until something is true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "this did not become true"
+        time.sleep(0.01)
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """A block whose servers' threads have ended after it."""
+    before = set(threading.enumerate())
+    yield
+    for one in set(threading.enumerate()) - before:
+        if one.name.startswith("regard-page"):
+            one.join(60)
+            assert not one.is_alive(), f"{one.name} goes on"
 
 
 def addressed(path: str, query) -> str:

@@ -1,12 +1,17 @@
+import json
+
 import pytest
 import torch
 
 import regard
 from regard import ConfigError
+from regard.observe.doors.passage import Missed
+from regard.observe.strand import Strand
+from regard.show.page import entry as entries
 from regard.show.page.entry import Entry, Place, summary
 from regard.show.page.kinds import typing
 from regard.show.page.steps import steps_of
-from show.page.asking import recorded, rows_and_keys
+from show.page.asking import in_steps, recorded, rows_and_keys
 
 B, H, G, T, PAST, D = 2, 4, 2, 7, 3, 5
 
@@ -79,12 +84,65 @@ def test_an_axis_whose_length_the_words_have_not_has_numbers(entry):
     assert entry.words(Place(one.kind, one.part, 0, layer))[1] == [str(n) for n in range(11)]
 
 
-def test_few_maps_are_kept(monkeypatch):
-    monkeypatch.setattr("regard.show.page.entry.MAPS", 2)
+def test_few_maps_are_kept_and_the_last_in_any_case(monkeypatch):
     entry = Entry("r1", recorded())
+    monkeypatch.setattr(entries, "MAPS_BYTES", 2 * entries.ROW_BYTES * 3 * 11)
     for layer in (0, 1, 2, 0):
-        entry.layer(Place(layer=layer))
+        entry.map(Place(layer=layer))
     assert [key[2] for key in entry._maps] == [2, 0]
+    monkeypatch.setattr(entries, "MAPS_BYTES", 0)
+    entry.map(Place(layer=1))
+    assert [key[2] for key in entry._maps] == [1]
+
+
+@pytest.mark.parametrize("limit", [0, 2**23], ids=["each head alone", "all heads of a layer"])
+def test_calls_that_are_joined_have_the_map_of_all_of_them(limit, monkeypatch):
+    monkeypatch.setattr(entries, "LAYER_BYTES", limit)
+    recording = in_steps()
+    entry = Entry("r1", recording)
+    for layer in range(2):
+        for head in range(4):
+            place = Place(b=1, layer=layer, head=head)
+            assert torch.equal(entry.map(place)[0, 0], recording.map(layer, head)[1, 0])
+            assert torch.equal(entry.values(place), recording.values(layer)[1, head // 2])
+
+
+def test_of_a_large_layer_that_is_joined_one_head_is_copied(monkeypatch):
+    monkeypatch.setattr(entries, "LAYER_BYTES", 0)
+    monkeypatch.setattr(Strand, "map", counted := Counted(Strand.map))
+    recording = in_steps()
+    entry = Entry("r1", recording)
+    m, count = entry.known(Place(layer=1, head=3))
+    assert m.nbytes == 2 * 2 * 13 * 5 * 4  # q and k of one head, of both batch rows
+    assert count >= m.nbytes
+    entry.known(Place(layer=1, head=3))
+    assert counted.times == 1
+
+
+class Counted:
+    """A method that counts how often it is called."""
+
+    def __init__(self, method) -> None:
+        self.method, self.times = method, 0
+
+    def __get__(self, owner, kind):
+        def call(*given, **more):
+            self.times += 1
+            return self.method(owner, *given, **more)
+
+        return call
+
+
+@pytest.mark.parametrize(("word", "count"), [("x", 2000), ("x" * 100, 327), ("x" * 10_000, 128), ("", 2000)])
+def test_the_words_that_come_along_are_fewer_where_they_are_long(word, count):
+    assert len(entries.first([word] * 3000)) == count
+
+
+def test_what_comes_along_is_small_whatever_a_recording_says():
+    recording = recorded()
+    recording.model, recording.tokens = "m" * 10**6, ["w" * 10**6] * 11
+    recording.missed += [Missed("kernel", "module", "reason")] * 10**4
+    assert len(json.dumps(summary(Entry("r1", recording)))) < 20_000
 
 
 def test_heads_that_were_chosen_keep_the_models_numbers():

@@ -169,5 +169,5 @@ def test_thousands_of_wrong_requests_leave_it_answering_and_it_never_shows_its_i
             if head[9:10] == b"4" and body:
                 assert set(json.loads(body)) == {"error"}
         assert client.json("/api/start")["model"] == "sorter"
-        assert client.server.page.desk.busy == 0
+        client.idle()
     assert not [record for record in caplog.records if record.name.startswith("regard")]

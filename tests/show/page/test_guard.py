@@ -48,14 +48,41 @@ def test_a_request_of_another_page_is_refused(client):
 def test_every_answer_has_a_strict_policy(client, path):
     headers = client.ask(path)[1]
     policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert "frame-ancestors 'none'" in policy
+    assert policy == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["cross-origin-opener-policy"] == "same-origin"
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert not [name for name in headers if name.startswith("access-control")]
     assert "server" not in headers
+
+
+def test_what_is_no_request_has_the_policy_too(client):
+    with client.connected() as one:
+        one.sendall(b"\x16\x03\x01\x02\0\r\n\r\n")
+        answer = b"".join(iter(lambda: one.recv(2**16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-security-policy: default-src 'none'" in head
+    assert b"nosniff" in head
+    assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: localhost\r\nHost: localhost\r\n", b"Host: localhost\r\nHost: evil\r\n"])
+def test_no_name_and_two_names_are_refused(client, hosts):
+    with client.connected() as one:
+        one.sendall(b"GET /api/start HTTP/1.0\r\nConnection: close\r\n" + hosts + b"\r\n")
+        assert one.recv(2**16).split()[1] in (b"400", b"403")
+
+
+def test_another_page_cannot_ask_whether_it_may(client):
+    status, headers, _ = client.ask("/api/type", "OPTIONS", origin="http://evil.example", access_control_request_method="POST")
+    assert status == 403
+    assert not [name for name in headers if name.startswith("access-control")]
 
 
 def test_beyond_this_machine_nothing_is_answered_without_the_token(outside):

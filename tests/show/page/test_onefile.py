@@ -12,7 +12,7 @@ import regard
 from regard import Causal, ConfigError
 from regard.map.codes import coded
 from regard.show.page import onefile
-from show.page.asking import TEXT, recorded, rows_and_keys
+from show.page.asking import TEXT, in_steps, recorded, rows_and_keys
 
 ENTRY = re.compile(r'<script type="application/json" data-name="([^"]*)">"([A-Za-z0-9+/=]*)"</script>')
 START = re.compile(r'<script type="application/json" id="regard-start">(.*?)</script>', re.DOTALL)
@@ -122,6 +122,28 @@ def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, mon
     expected = coded(recording.map(0, 1).tile(slice(None), slice(None), 300, "max")[0, 0]).to(torch.int32)
     assert torch.equal(picture(found, "r1/picture?kind=self&part=&b=0&layer=0&head=1&level=1&how=max", (300, 300)), expected)
     assert "2 x 2 weights a pixel" in json.loads(START.search(text)[1])["recordings"][0]["notes"][0]
+
+
+@pytest.mark.parametrize("place", ["nowhere/page.html", "."])
+def test_a_place_where_no_file_can_be_is_said_before_anything_is_computed(tmp_path, recording, place, monkeypatch):
+    monkeypatch.setattr(onefile, "entries", lambda *_: pytest.fail("it was computed"))
+    with pytest.raises(ConfigError, match="must be a file in a folder that is there"):
+        regard.page(recording, tmp_path / place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_recording_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="got str"):
+        regard.page("sorted.reg", tmp_path / "page.html")
+
+
+def test_calls_that_are_joined_have_every_weight_in_it(tmp_path):
+    recording = in_steps()
+    regard.page(recording, tmp_path / "page.html")
+    found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
+    expected = coded(recording.map(1, 3)[1, 0], Causal().table(13, 13).reshape(13, 13)).to(torch.int32)
+    seen = picture(found, "r1/picture?kind=self&part=&b=1&layer=1&head=3&level=0&how=mean", (13, 13))
+    assert (seen - expected).abs().max() <= 1
 
 
 def test_a_recording_of_nothing_leaves_no_file(tmp_path):

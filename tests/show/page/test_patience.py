@@ -1,3 +1,4 @@
+import contextlib
 import http.client
 import socket
 import time
@@ -6,22 +7,29 @@ import pytest
 import torch
 
 from regard.show.page import patience
-from show.page.asking import asking, recorded, rows_and_keys
+from show.page.asking import asking, recorded, rows_and_keys, until
 
 HEAD = b"GET /api/start HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /api/type HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+LONG = {"ASKING_SECONDS": 600, "SENDING_SECONDS": 600, "TAKING_SECONDS": 600}
 
 
 @pytest.fixture
-def client(monkeypatch):
-    for name in ("ASKING_SECONDS", "SENDING_SECONDS", "TAKING_SECONDS"):
-        monkeypatch.setattr(patience, name, 0.3)
+def limited(monkeypatch):
+    """limited(NAME=seconds): every other limit is too far away to be met, so that each test is of one of them."""
     monkeypatch.setattr(patience, "EVERY_SECONDS", 0.05)
+
+    def limit(**seconds):
+        for name, value in {**LONG, **seconds}.items():
+            monkeypatch.setattr(patience, name, value)
+
+    return limit
+
+
+@pytest.fixture
+def client():
     with asking(recorded()) as found:
         yield found
-
-
-def connected(client):
-    return socket.create_connection((client.address.hostname, client.address.port), timeout=30)
 
 
 def is_dropped(connection):
@@ -29,74 +37,117 @@ def is_dropped(connection):
     try:
         while connection.recv(2**16):
             pass
-    except ConnectionResetError:
+    except ConnectionError:
         pass
     return True
 
 
-def test_a_client_that_says_nothing_is_dropped(client):
-    with connected(client) as one:
+def not_heard(connection, data):
+    """Whether sending letter by letter is refused before the end."""
+    try:
+        for letter in data:
+            connection.sendall(bytes([letter]))
+            time.sleep(0.01)
+    except ConnectionError:
+        return True
+    return False
+
+
+def took(connection, count):
+    """Takes so many bytes, if they come, and says how many did."""
+    with contextlib.suppress(ConnectionError):
+        return len(connection.recv(count))
+    return 0
+
+
+def test_a_client_that_says_nothing_is_dropped(client, limited):
+    limited(ASKING_SECONDS=0.3)
+    with client.connected() as one:
         assert is_dropped(one)
 
 
-def test_a_client_that_sends_its_head_letter_by_letter_is_dropped(client):
-    with connected(client) as one:
-        try:
-            for letter in HEAD * 100:
-                one.sendall(bytes([letter]))
-                time.sleep(0.01)
-            pytest.fail("it was listened to for ever")
-        except OSError:
-            pass
+def test_a_client_that_sends_its_head_letter_by_letter_is_dropped(client, limited):
+    limited(ASKING_SECONDS=0.3)
+    with client.connected() as one:
+        assert not_heard(one, HEAD * 100)
 
 
-def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client):
-    with connected(client) as one:
-        one.sendall(
-            b"POST /api/type HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-        )
+def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client, limited):
+    limited(SENDING_SECONDS=0.3)
+    with client.connected() as one:
+        one.sendall(POST + b"Content-Length: 99\r\n\r\n{")
         assert is_dropped(one)
 
 
-def test_a_client_that_does_not_take_its_answer_is_dropped(client):
-    with asking(rows_and_keys(*many())) as large:
+def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, limited):
+    limited(SENDING_SECONDS=0.3)
+    with client.connected() as one:
+        one.sendall(POST + b"Content-Length: 9999\r\n\r\n")
+        assert not_heard(one, b"{" * 9999)
+
+
+@pytest.mark.parametrize("taken", [0, 5000], ids=["nothing", "a little at a time"])
+def test_a_client_that_takes_its_answers_too_slowly_is_dropped(taken, limited):
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, 600, 5, generator=generator) for _ in range(2))
+    with asking(rows_and_keys(q, k)) as client:
+        limited(TAKING_SECONDS=0.3)
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.connect((large.address.hostname, large.address.port))
+        one.connect((client.address.hostname, client.address.port))
         with one:
-            for _ in range(64):
-                one.sendall(b"GET /api/r/r1/tile?level=0&row=1&column=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            state = large.server._server.server_state
-            for _ in range(3000):
-                if not state.connections:
-                    break
-                time.sleep(0.01)
-            assert not state.connections
-        assert large.json("/api/start")
+            one.sendall(b"GET /api/r/r1/tile?level=0&row=1&column=0 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 64)
+            state = client.server._server.server_state
+            until(lambda: state.connections)
+            had = [0]
+            until(lambda: had.append(took(one, taken)) or not state.connections)
+            assert sum(had) < 64 * 2**17  # all the tiles
 
 
-def many():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, 1, 600, 5, generator=generator), torch.randn(1, 1, 600, 5, generator=generator)
-
-
-def test_a_client_that_is_quick_may_ask_again(client):
-    connection = http.client.HTTPConnection(client.address.hostname, client.address.port, timeout=30)
-    for _ in range(20):
+def test_a_client_that_is_quick_may_ask_again_and_again(client, limited):
+    limited(ASKING_SECONDS=2)
+    connection = http.client.HTTPConnection(client.address.hostname, client.address.port, timeout=60)
+    for _ in range(11):
         connection.request("GET", "/api/start")
         first = connection.sock
         assert connection.getresponse().read()
         assert connection.sock is first
-        time.sleep(0.05)
+        time.sleep(0.25)
     connection.close()
 
 
 @pytest.mark.parametrize("size", [17_000, 60_000, 10_000_000])
 def test_a_head_that_is_too_large_is_refused(client, size):
-    with connected(client) as one:
+    with client.connected() as one:
         try:
             one.sendall(HEAD + b"X: " + b"a" * size + b"\r\n\r\n")
             assert one.recv(2**16).split()[1] in (b"400", b"431")
-        except OSError:  # dropped while it was still sending
+        except ConnectionError:  # dropped while it was still sending
             pass
+    assert client.json("/api/start")
+
+
+def test_a_head_that_does_not_end_is_not_kept_for_long(client, limited):
+    limited()
+    with client.connected() as one, contextlib.suppress(ConnectionError):
+        one.sendall(HEAD + b"X: " + b"a" * 300_000)
+        assert one.recv(2**16).split()[1] == b"400"
+
+
+def test_an_address_that_is_too_large_is_refused(client):
+    assert client.refused("/api/start?" + "a" * 16_400)[0] in (400, 431)
+    assert client.json("/api/start?" + "a" * 15_000)
+
+
+def test_more_connections_than_there_is_room_for_are_closed(client, monkeypatch):
+    monkeypatch.setattr(patience, "CONNECTIONS", 3)
+    state = client.server._server.server_state
+    kept = [client.connected() for _ in range(3)]
+    until(lambda: len(state.connections) == 3)
+    with client.connected() as one:
+        assert is_dropped(one)
+    until(lambda: len(state.connections) == 3)
+    for one in kept:
+        one.close()
+    until(lambda: not state.connections)
     assert client.json("/api/start")

@@ -17,7 +17,7 @@ from regard.show.page.pictures import Opened, thumbs
 from regard.show.page.session import STEPS, Session
 from regard.show.page.steps import example_steps, steps_of
 
-PER_WORDS = 20_000  # of one answer
+PER_WORDS = 5000  # of one answer
 Found = list[Any]  # what an answer needs of each head, known when it is made
 Needed = list[tuple[Entry, Place]]
 
@@ -54,7 +54,7 @@ def words(session: Session, request: Request, found: Found) -> Response:
 
 def small(session: Session, request: Request, found: Found) -> Response:
     """Small pictures of the heads of a layer."""
-    pictures, sampled = thumbs(named(session, request).layer(asked.place(request.query_params)))
+    pictures, sampled = thumbs(named(session, request), asked.place(request.query_params))
     return binary(pictures, {"x-sampled": str(int(sampled))})
 
 

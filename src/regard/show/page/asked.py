@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from regard.errors import ConfigError, DataError
@@ -12,11 +12,22 @@ from regard.show.page.entry import Place
 WHOLE = re.compile(r"[0-9]{1,9}")
 LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
 NAME = re.compile(r"[\w .:/-]{1,200}")
+COLDEST, HOTTEST = 0.01, 100
 SHOWN = 40  # letters of what came, in a sentence
 
 
 class MissingError(ConfigError):
     """What was asked for is not there."""
+
+
+def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The parameters of a request, each of which is said once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{shown(twice)} must be said once, got it {names.count(twice)} times.")
+    return found
 
 
 def number(query: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -81,6 +92,13 @@ def seed(data: bytes) -> int | None:
     if (body_of(data)).get("seed") is None:
         return None
     return int(body(data, {"seed": int})["seed"])
+
+
+def temperature(came: float) -> float:
+    """How freely the model chooses: 0, or a number with which logits can still be divided."""
+    if came != 0 and not COLDEST <= came <= HOTTEST:
+        raise ConfigError(f"temperature must be 0, or at least {COLDEST} and at most {HOTTEST}, got {shown(str(came))}.")
+    return float(came)
 
 
 def refuse(constant: str) -> NoReturn:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,8 +19,7 @@ from regard.show.page.pictures import Alive, Opened
 
 QUICK, LONG = 2, 2  # threads; each that has computed keeps some memory for the next time
 AT_ONCE = 64  # requests that are being answered; more are told to try again
-AHEAD = 16  # lines of a stream that wait for a client
-ANSWER_SECONDS, STREAM_SECONDS = 300.0, 3600.0
+ANSWER_SECONDS = 300.0
 LOG = logging.getLogger("regard.page")
 
 
@@ -133,75 +132,6 @@ def alone(count: int, name: str) -> ThreadPoolExecutor:
     return pool
 
 
-class Lines(Response):
-    """NDJSON, an object a line as they come; an error in words is the last line of a stream that failed."""
-
-    media_type = "application/x-ndjson"
-
-    def __init__(self, desk: Desk, request: Request, lines: Callable[[Alive], Iterator[dict[str, Any]]]) -> None:
-        super().__init__()
-        self.desk, self.request, self.lines = desk, request, lines
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.desk.enter()
-        stop, room = threading.Event(), threading.Semaphore(AHEAD)
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
-        alive = alive_until(stop)
-
-        def hand(line: bytes | None) -> None:
-            while not room.acquire(timeout=0.1):
-                alive()
-            loop.call_soon_threadsafe(queue.put_nowait, line)
-
-        doing = loop.run_in_executor(self.desk.long, worked, self.lines, alive, hand)
-        leaving = asyncio.ensure_future(left(self.request))
-        try:
-            async with asyncio.timeout(STREAM_SECONDS):
-                await self.passed_on(queue, room, leaving, send)
-        except TimeoutError:
-            pass
-        finally:
-            self.desk.leave(stop)
-            leaving.cancel()
-            doing.cancel()
-
-    async def passed_on(
-        self, queue: "asyncio.Queue[bytes | None]", room: threading.Semaphore, leaving: "asyncio.Future[Any]", send: Any
-    ) -> None:
-        """Sends lines until there are no more, or the client has gone."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        line: bytes | None = b""
-        while line is not None:
-            getting: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
-            await asyncio.wait({getting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done():
-                getting.cancel()
-                return
-            line = getting.result()
-            await send({"type": "http.response.body", "body": line or b"", "more_body": line is not None})
-            room.release()
-
-
-def worked(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, hand: Callable[[bytes | None], None]) -> None:
-    """Runs an iterator in one thread from its beginning to its end, since the contexts in it belong to a thread."""
-    try:
-        try:
-            for line in (iterator := lines(alive)):
-                try:
-                    hand(dumped(line) + b"\n")
-                except GoneError:
-                    getattr(iterator, "close", lambda: None)()
-                    raise
-        except (GoneError, asyncio.CancelledError):
-            return
-        except Exception as error:
-            hand(dumped({"error": told(error)}) + b"\n")
-        hand(None)
-    except (GoneError, RuntimeError):  # nobody is there to hear it, or the server is no more
-        return
-
-
 def alive_until(stop: threading.Event) -> Alive:
     """What raises once nobody waits."""
 
@@ -237,4 +167,4 @@ def status_of(error: Exception) -> int:
 
 def refusal(status: int, sentence: str) -> Response:
     """An error in a sentence."""
-    return Response(dumped({"error": sentence}), status, media_type="application/json")
+    return Response(dumped({"error": sentence}), status, {"cache-control": "no-store"}, "application/json")

@@ -1,5 +1,6 @@
 """Entry: a recording as the page keeps it: its name there, its maps, and the words along their axes."""
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,11 +16,20 @@ from regard.observe import Recording
 from regard.observe.heads import Head
 from regard.observe.recording import KINDS
 from regard.observe.strand import Strand
+from regard.show.page import size
+from regard.show.page.alone import alone
 
-FIRST = 2000  # words of a list that the summary brings along
+FIRST = 2000  # words of a list that the summary brings along, at most
 BEGINNING = 80  # letters of its text
 LETTERS = 256  # of a word that are sent
-MAPS = 2  # layers whose map is kept
+FIRST_LETTERS = 2**15  # of all the first words together
+MISSED = 20  # sentences on what was not recorded
+MAPS_BYTES = 32 * 2**20  # of maps, the last of which is always kept
+ROW_BYTES = 16  # of a row of a map at most, what it is divided by
+LAYER_BYTES = 8 * 2**20  # of a layer up to which its calls are joined for all its heads at once
+
+
+Key = tuple[str, str | None, int, int | None]  # kind, part, layer, and head where it is alone
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class Entry:
     next: list[dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
     typed: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # what kind heads are
-    _maps: "OrderedDict[tuple[str, str | None, int], AttentionMap]" = field(default_factory=OrderedDict)
+    _maps: "OrderedDict[Key, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # and the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
@@ -90,26 +100,50 @@ class Entry:
         return b, h, q, k
 
     def layer(self, place: Place) -> AttentionMap:
-        """The map (1, h, q, k) of all heads of a place's layer, of its batch row; the last few layers are kept."""
+        """The map (1, h, q, k) of all heads of a place's layer, of its batch row."""
         self.shape(place)
-        key = place.kind, self.attention(place).part, place.layer
-        with self._lock:
-            if key not in self._maps:
-                self._maps[key] = self.recording.map(place.layer, kind=place.kind, part=key[1])
-            self._maps.move_to_end(key)
-            while len(self._maps) > MAPS:
-                self._maps.popitem(last=False)
-            return self._maps[key].select(batch=place.b)
+        return self.kept(place, None)[0].select(batch=place.b)
 
     def map(self, place: Place) -> AttentionMap:
         """The map (1, 1, q, k) of a place's head."""
-        return self.layer(place).select(heads=place.head)
+        return self.known(place)[0]
+
+    def known(self, place: Place) -> tuple[AttentionMap, int]:
+        """The map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
+        self.shape(place)
+        strands = self.strands(place)
+        if joins(strands) and size.of_strands(strands) > LAYER_BYTES:
+            found, count = self.kept(place, place.head)
+            return found.select(batch=place.b), count
+        found, count = self.kept(place, None)
+        return found.select(batch=place.b, heads=place.head), count
+
+    def kept(self, place: Place, head: int | None) -> tuple[AttentionMap, int]:
+        """A map of a place's layer, or of one of its heads, and its bytes; the last few are kept."""
+        part = self.attention(place).part
+        key = place.kind, part, place.layer, head
+        with self._lock:
+            if key not in self._maps:
+                whole = self.recording if head is None else alone(self.recording, place.kind, part, place.layer, head)
+                found = whole.map(place.layer, kind=place.kind, part=part)
+                copied = size.of_map(found) if joins(self.strands(place)) else 0
+                self._maps[key] = found, copied + ROW_BYTES * math.prod(found.shape[:3])
+            self._maps.move_to_end(key)
+            while len(self._maps) > 1 and sum(count for _, count in self._maps.values()) > MAPS_BYTES:
+                self._maps.popitem(last=False)
+            return self._maps[key]
+
+    def strands(self, place: Place) -> list[Strand]:
+        """What was recorded of a place's layer."""
+        return self.recording.last.of(place.layer, place.kind, self.attention(place).part)
 
     def values(self, place: Place) -> Tensor | None:
         """The values (k, e) of a place's head, where they were kept."""
-        h = self.shape(place)[1]
-        found = self.recording.values(place.layer, kind=place.kind, part=self.attention(place).part)
-        return None if found is None else found[place.b, place.head * found.shape[1] // h]
+        self.shape(place)
+        part = self.attention(place).part
+        one = alone(self.recording, place.kind, part, place.layer, place.head)
+        found = one.values(place.layer, kind=place.kind, part=part)
+        return None if found is None else found[place.b, 0]
 
     def kind(self, place: Place) -> str | None:
         """What kind of head this is, where that has been found."""
@@ -154,6 +188,11 @@ class Entry:
         return next((name for name, words in self.lists().items() if {len(words)} == lengths), None)
 
 
+def joins(strands: list[Strand]) -> bool:
+    """Whether the map of a layer is joined of many calls, and so a copy of what they keep."""
+    return len(strands) > 1 or len(strands[0].pieces) > 1
+
+
 def shape(strands: list[Strand]) -> tuple[int, int, int, int]:
     """The axes (b, h, q, k) of the map of a layer, without making it."""
     b, h = strands[0].pieces[-1].q.shape[:2]
@@ -167,6 +206,17 @@ def short(word: str) -> str:
     return word if len(word) <= LETTERS else word[:LETTERS] + "…"
 
 
+def first(words: Sequence[str]) -> list[str]:
+    """The words that the summary brings along: 2,000, or fewer where they are long."""
+    found, room = [], FIRST_LETTERS
+    for word in words[:FIRST]:
+        room -= min(len(word), LETTERS)
+        if room < 0:
+            break
+        found.append(short(word))
+    return found
+
+
 def within(name: str, number: int, count: int) -> None:
     """Raises ConfigError for a number that counts none of so many."""
     if not 0 <= number < count:
@@ -176,7 +226,7 @@ def within(name: str, number: int, count: int) -> None:
 def layer(attention: Attention, n: int) -> dict[str, Any]:
     """A layer in the summary; with the model's numbers of its heads where these are not simply counted."""
     _, h, q, k = attention.shapes[n]
-    found = {"name": attention.names[n], "heads": h, "queries": q, "keys": k}
+    found = {"name": short(attention.names[n]), "heads": h, "queries": q, "keys": k}
     numbers = attention.numbers[n]
     return found if numbers == tuple(range(h)) else found | {"numbers": list(numbers)}
 
@@ -187,7 +237,7 @@ def summary(entry: Entry) -> dict[str, Any]:
     text = "".join(words.get("words", ())[:BEGINNING])
     return {
         "id": entry.id,
-        "model": entry.recording.model,
+        "model": short(entry.recording.model),
         "text": text[:BEGINNING],
         "batch": max((shape[0] for one in entry.attentions for shape in one.shapes), default=0),
         "attentions": [
@@ -200,11 +250,12 @@ def summary(entry: Entry) -> dict[str, Any]:
             }
             for one in entry.attentions
         ],
-        "words": {name: {"count": len(some), "first": [short(word) for word in some[:FIRST]]} for name, some in words.items()},
+        "words": {name: {"count": len(some), "first": first(some)} for name, some in words.items()},
         "next": entry.next,
         "values": any(piece.values is not None for call in entry.recording.last.calls for piece in call.strand.pieces),
         "missed": [
-            f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}." for one in entry.recording.missed
+            f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
+            for one in entry.recording.missed[:MISSED]
         ],
         "notes": entry.notes,
     }

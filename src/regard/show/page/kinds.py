@@ -6,6 +6,7 @@ from typing import Any
 
 from regard.observe import heads
 from regard.observe.heads import Head, Wanted
+from regard.show.page.alone import alone
 from regard.show.page.entry import Entry, Place
 from regard.show.page.pictures import Alive
 
@@ -35,10 +36,11 @@ def found(entry: Entry, place: Place, wanted: Wanted, alive: Alive) -> Iterator[
     """The rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
     attention = entry.attention(place)
     for number, (b, h, q, k) in enumerate(attention.shapes):
-        alone = b * q * k > APART
-        for some in ([head] for head in range(h)) if alone else (None,):
+        kind, part = attention.kind, attention.part
+        apart = (alone(entry.recording, kind, part, number, head) for head in range(h))
+        for recording in apart if b * q * k > APART else (entry.recording,):
             alive()
-            yield from heads.each(entry.recording, wanted, kind=attention.kind, part=attention.part, layers=[number], some=some)
+            yield from heads.each(recording, wanted, kind=kind, part=part, layers=[number])
 
 
 def line(row: Head) -> dict[str, Any]:

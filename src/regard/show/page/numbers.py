@@ -42,12 +42,15 @@ def cell(entry: Entry, place: Place, q: int, k: int) -> dict[str, Any]:
 
 def row(entry: Entry, place: Place, q: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
     """What query q looked at: the mean weights (k,) of some heads, or that of the place, and which keys it may see."""
-    m = chosen(entry, place, heads)
-    within("q", q, m.shape[2])
-    look, keys = Look(m), torch.arange(m.shape[3], device=m.device)
-    query = torch.tensor([[q]], device=m.device)
-    seen = [look.may_see(0, head, query, keys)[0] for head in (range(1) if look.alike else range(m.shape[1]))]
-    return m[0, :, q].mean(0), torch.stack(seen).any(0)
+    within("q", q, entry.shape(place)[2])
+    weights, seen = zip(*(row_of(entry.map(one), q) for one in places(entry, place, heads)), strict=True)
+    return torch.stack(weights).mean(0), torch.stack(seen).any(0)
+
+
+def row_of(m: AttentionMap, q: int) -> tuple[Tensor, Tensor]:
+    """The weights (k,) of a row of a map of one matrix, and which keys its query may see."""
+    keys, query = torch.arange(m.shape[3], device=m.device), torch.tensor([[q]], device=m.device)
+    return m[0, 0, q], Look(m).may_see(0, 0, query, keys)[0]
 
 
 def column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
@@ -77,11 +80,6 @@ def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
 def codes(weights: Tensor, seen: Tensor) -> Tensor:
     """Weights as codes, 0 where nothing is visible."""
     return coded(weights, seen)
-
-
-def chosen(entry: Entry, place: Place, heads: Sequence[int]) -> AttentionMap:
-    """The map (1, n, q, k) of some heads of a place's layer, or of the place's own."""
-    return entry.layer(place).select(heads=[one.head for one in places(entry, place, heads)])
 
 
 def places(entry: Entry, place: Place, heads: Sequence[int]) -> list[Place]:

@@ -39,8 +39,16 @@ def page(recording: Recording, path: str | Path) -> None:
 
     It holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say), else
     the zoom levels from the finest on that fits, and says so. Weights are codes of 16 bits, see regard.map.codes; exact
-    ones and scores are there where the heads together have at most a million. Raises ConfigError where nothing was recorded.
+    ones and scores are there where the heads together have at most a million. Raises ConfigError where nothing was recorded,
+    or there is no folder for the file.
     """
+    place = Path(path)
+    if not isinstance(recording, Recording):
+        raise ConfigError(
+            f"a page is written of a recording, got {type(recording).__name__}: with regard.record(model) makes one."
+        )
+    if place.is_dir() or not place.parent.is_dir():
+        raise ConfigError(f"{place} must be a file in a folder that is there; make the folder first, or name another file.")
     if not any(run.calls for run in recording.runs):
         raise ConfigError("nothing was recorded: a page needs a recording of a model that was called.")
     entry = Entry("r1", recording)
@@ -51,7 +59,7 @@ def page(recording: Recording, path: str | Path) -> None:
             "regard serve shows every weight."
         )
     parts = [script(name, data) for name, data in entries(entry, finest)]
-    with whole(Path(path)) as (beside,):
+    with whole(place) as (beside,):
         beside.write_text(document(entry, parts), encoding="utf-8")
 
 

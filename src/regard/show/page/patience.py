@@ -5,10 +5,13 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from regard.show.page.guard import HEADERS
+
 ASKING_SECONDS = 10.0  # for the whole head of a request, and between requests
 SENDING_SECONDS = 20.0  # for its body
-TAKING_SECONDS = 30.0  # without taking any of what waits for it
+TAKING_SECONDS = 60.0  # until it has taken all that waits for it
 EVERY_SECONDS = 1.0
+CONNECTIONS = 256  # at a time; one more is closed at once
 
 
 class PatientProtocol(H11Protocol):
@@ -16,21 +19,22 @@ class PatientProtocol(H11Protocol):
 
     _asking: float  # since when no request is being answered
     _answering: float  # since when one is
-    _taking: float  # since when the client has taken nothing
-    _waiting: int  # bytes that waited for it then
+    _taking: float  # since when something has waited for the client all the time
     _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._asking = self._answering = self._taking = self.loop.time()
-        self._waiting = 0
         self._timer = self.loop.call_later(EVERY_SECONDS, self.look)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Says in JSON, as all answers do, that what came is no request."""
         said = b'{"error":"what came is no HTTP request that is understood here."}'
-        head = b"HTTP/1.1 400 \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % len(said) + said)
+        headers = {"content-type": "application/json", "content-length": len(said), "connection": "close", **HEADERS}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + b"\r\n" + said)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -44,10 +48,8 @@ class PatientProtocol(H11Protocol):
     def look(self) -> None:
         """Drops the connection where it has been slow, and else looks again a little later."""
         now = self.loop.time()
-        waiting = self.transport.get_write_buffer_size()
-        if waiting == 0 or waiting < self._waiting:
+        if not self.transport.get_write_buffer_size():
             self._taking = now
-        self._waiting = waiting
         answering = self.cycle is not None and not self.cycle.response_complete
         if answering:
             self._asking = now

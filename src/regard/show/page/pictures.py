@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ Alive = Callable[[], None]  # raises where nobody waits for the answer any more
 class Opened:
     """One head that is looked at: its pyramid, gone over once by whoever comes first, while the others wait."""
 
-    def __init__(self, m: AttentionMap) -> None:
-        self.pyramid = Pyramid(m)
+    def __init__(self, m: AttentionMap, copied: int = 0) -> None:
+        self.pyramid, self.copied = Pyramid(m), copied
         self.share = 0.0
         self._turn = threading.Lock()
 
@@ -36,8 +37,8 @@ class Opened:
 
     @property
     def nbytes(self) -> int:
-        """The bytes it keeps."""
-        return self.pyramid.nbytes
+        """The bytes it keeps, those that its map keeps beside the recording among them."""
+        return self.pyramid.nbytes + self.copied
 
     def strips(self, alive: Alive) -> Iterator[float]:
         """The share that is done, until all is; alive is asked between strips, and who comes next goes on from there."""
@@ -92,21 +93,24 @@ def profile(numbers: Tensor) -> list[float | None]:
     return [None if some else mean for mean, some in zip(means, lost.diff().tolist(), strict=True)]
 
 
-def thumbs(m: AttentionMap) -> tuple[Tensor, bool]:
-    """Small pictures of all heads of a map (1, h, q, k), codes (h, r, c), the largest weights of each pixel.
+def thumbs(entry: Entry, place: Place) -> tuple[Tensor, bool]:
+    """Small pictures of all heads of a place's layer, codes (h, r, c), the largest weights of each pixel.
 
     The second is whether only some rows were looked at, which is so where the layer has more than 16 million weights.
     """
-    _, h, q, k = m.shape
-    cuts = [edges(0, length, min(length, SMALL)) for length in (q, k)]
-    sampled = h * q * k > WHOLE
-    if sampled:
-        found = torch.stack([some_rows(m.select(heads=head), *cuts) for head in range(h)])
-    else:
-        found = m.pooled(len(cuts[0]) - 1, len(cuts[1]) - 1, "max")[0]
-    look = Look(m)
-    seen = [visible(look.plane(0, head), cuts[0], cuts[1], picture == 0) for head, picture in enumerate(found)]
-    return torch.stack([coded(*pair) for pair in zip(found, seen, strict=True)]), sampled
+    _, h, q, k = entry.shape(place)
+    rows, columns = (edges(0, length, min(length, SMALL)) for length in (q, k))
+    if h * q * k > WHOLE:
+        maps = (entry.map(replace(place, head=head)) for head in range(h))  # one at a time
+        return torch.stack([small(m, some_rows(m, rows, columns), rows, columns) for m in maps]), True
+    layer = entry.layer(place)
+    found = layer.pooled(len(rows) - 1, len(columns) - 1, "max")[0]
+    return torch.stack([small(layer.select(heads=head), found[head], rows, columns) for head in range(h)]), False
+
+
+def small(m: AttentionMap, picture: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """A picture of a map of one matrix as codes, given where its pixels begin and, last, end."""
+    return coded(picture, visible(Look(m).plane(0, 0), rows, columns, picture == 0))
 
 
 def some_rows(m: AttentionMap, rows: Tensor, columns: Tensor) -> Tensor:

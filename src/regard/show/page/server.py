@@ -1,5 +1,6 @@
 """The live page: a recording, or a model and what is typed, served to a browser on this machine."""
 
+import errno
 import gzip
 import secrets
 import signal
@@ -26,17 +27,17 @@ from regard.observe import Recording
 from regard.show.page import asked
 from regard.show.page.answers import GENERAL, OF_RECORDING, Answer, json, named
 from regard.show.page.asked import MissingError
-from regard.show.page.desk import Desk, Lines, refusal, status_of, told
+from regard.show.page.desk import Desk, refusal, status_of, told
 from regard.show.page.guard import HEAD_BYTES, Guard, is_loopback
 from regard.show.page.kinds import typing
 from regard.show.page.patience import PatientProtocol
 from regard.show.page.pictures import Alive, opening, warm
 from regard.show.page.session import Session, examples
 from regard.show.page.speaker import speaker_of
+from regard.show.page.stream import Lines
 
 STATIC = Path(__file__).parent / "static"
 MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
-CONNECTIONS = 256
 BODY_BYTES = 2**18
 WORTH_PACKING = 2**10  # bytes
 GET, POST = ["GET"], ["POST"]
@@ -65,12 +66,13 @@ class Page:
         """The route of something that is answered at once, when the heads it needs are known."""
 
         async def route(request: Request) -> Response:
+            asked.once(request.query_params.multi_items())
             heads = [partial(self.session.opened, *one) for one in answer.needs(self.session, request)]
 
             def work(alive: Alive, found: list[Any]) -> Response:
-                return answer.work(self.session, request, found)
+                return packed(request, answer.work(self.session, request, found))
 
-            return packed(request, await self.desk.answer(request, work, heads, answer.take))
+            return await self.desk.answer(request, work, heads, answer.take)
 
         return route
 
@@ -85,13 +87,13 @@ class Page:
 
     async def heads(self, request: Request) -> Response:
         """What kind each head is."""
-        entry, place = named(self.session, request), asked.place(request.query_params)
+        entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
         entry.attention(place)
         return Lines(self.desk, request, lambda alive: typing(entry, place, alive))
 
     async def open(self, request: Request) -> Response:
         """Goes over a head."""
-        entry, place = named(self.session, request), asked.place(request.query_params)
+        entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
         entry.shape(place)
         return Lines(self.desk, request, lambda alive: opening(entry, place, self.session.opened(entry, place), alive))
 
@@ -100,20 +102,19 @@ class Page:
         text = asked.body(await read(request), {"text": str})["text"]
 
         def work(alive: Alive, found: list[Any]) -> Response:
-            return json(self.session.type(text, alive))
+            return packed(request, json(self.session.type(text, alive)))
 
-        return packed(request, await self.desk.answer(request, work, long=True))
+        return await self.desk.answer(request, work, long=True)
 
     async def generate(self, request: Request) -> Response:
         """Lets the model write."""
         kinds: dict[str, type | tuple[type, ...]] = {"text": str, "tokens": int, "temperature": (int, float)}
         data = await read(request)
         found = asked.body(data, kinds)
-        seed = asked.seed(data)
-        self.session.running(found["text"])
+        temperature, seed = asked.temperature(found["temperature"]), asked.seed(data)
 
         def lines(alive: Alive) -> Iterator[dict[str, Any]]:
-            return self.session.write(found["text"], found["tokens"], float(found["temperature"]), seed, alive)
+            return self.session.write(found["text"], found["tokens"], temperature, seed, alive)
 
         return Lines(self.desk, request, lines)
 
@@ -150,7 +151,9 @@ async def failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not understood at this address."}
         detail = str(error.detail)
-        return refusal(error.status_code, sentences.get(error.status_code, detail))
+        response = refusal(error.status_code, sentences.get(error.status_code, detail))
+        response.headers.update(error.headers or {})  # which methods are, where one is not
+        return response
     return refusal(status_of(error), told(error))
 
 
@@ -172,6 +175,12 @@ class Quiet(uvicorn.Server):
         await super().startup(sockets)
         self.ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends, and what is being answered with it."""
+        for task in self.server_state.tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """A context in which both signals are taken, in the main thread, where they come."""
@@ -190,8 +199,9 @@ class Server:
     """A page that is being served; it has an address, and stops when it is told to, or at the end of a with statement."""
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.token = None if is_loopback(host) else secrets.token_urlsafe(16)
         self._socket = bound(host, port)
+        own = is_loopback(host) and is_loopback(self._socket.getsockname()[0])  # localhost is what /etc/hosts says it is
+        self.token = None if own else secrets.token_urlsafe(16)
         self.page = Page(session)
         config = uvicorn.Config(
             application(self.page, self.token),
@@ -202,7 +212,6 @@ class Server:
             log_level="critical",  # of its own: what requests are refused for is told to those who sent them
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=2,
         )
@@ -270,7 +279,12 @@ def bound(host: str, port: int) -> socket.socket:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"{host or 'any address'}, port {port}, cannot be listened at: {error}.") from None
+            shown = f"{host or 'any address'}, port {port},"
+            if getattr(error, "errno", None) == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{shown} is taken by another program: name another port, or none and a free one is found."
+                ) from None
+            raise ConfigError(f"{shown} cannot be listened at: {getattr(error, 'strerror', None) or error}.") from None
         undo.pop_all()
         return found
 

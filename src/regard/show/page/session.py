@@ -3,22 +3,25 @@
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.observe import Recording
+from regard.show.page import size
 from regard.show.page.asked import MissingError
 from regard.show.page.entry import Entry, Place, summary
 from regard.show.page.pictures import Alive, Opened
 from regard.show.page.speaker import Speaker, sentences, typed, writes, written
+from regard.show.page.turn import turn
 
+TYPED = 32  # recordings of what was typed
 TYPED_BYTES = 16 * 2**20  # of recordings of what was typed, the newest of which is always kept
 OPENED_BYTES = 120 * 2**20  # of heads that are looked at, the newest of which is always kept
 CHARACTERS = 20_000  # of a text
-TOKENS = 200  # that are written at a time
+TOKENS = 320  # that are written at a time
 READ = 2048  # tokens of a text that are read, where the model's context is longer
 STEPS = 64  # words up to which all steps of a head are shown
 
@@ -56,7 +59,7 @@ class Session:
             summary(entry)  # which says what is wrong with it
             self._entries[entry.id] = entry
             mine = [one for one in self._entries.values() if one.id != getattr(self, "_given", None)]
-            while len(mine) > 1 and sum(nbytes(one.recording) for one in mine) > TYPED_BYTES:
+            while len(mine) > 1 and (len(mine) > TYPED or sum(size.of_recording(one.recording) for one in mine) > TYPED_BYTES):
                 self.forget(mine.pop(0).id)
             return entry
 
@@ -78,7 +81,7 @@ class Session:
         key = entry.id, replace(place, part=entry.attention(place).part)
         with self._lock:
             known = self._opened.get(key)
-        made = known or Opened(entry.map(place))  # outside of the lock: to join a map of many calls takes a while
+        made = known or Opened(*entry.known(place))  # outside of the lock: to join a map of many calls takes a while
         with self._lock:
             self.entry(entry.id)  # which may be gone
             found = self._opened.setdefault(key, made)
@@ -95,7 +98,7 @@ class Session:
     def type(self, text: str, alive: Alive) -> dict[str, Any]:
         """Runs the model on a text: the summary of the new recording."""
         speaker = self.running(text)
-        with self.turn(alive):
+        with turn(self._model, alive):
             return summary(self.add(*typed(speaker, text, READ)))
 
     def write(self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive) -> Iterator[dict[str, Any]]:
@@ -103,7 +106,7 @@ class Session:
         speaker = self.running(text)
         if not 1 <= tokens <= TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
-        with self.turn(alive):
+        with turn(self._model, alive):
             for one in written(speaker, text, tokens, temperature, seed, alive):
                 yield {"recording": summary(self.add(one))} if isinstance(one, Recording) else one
 
@@ -114,32 +117,6 @@ class Session:
         if len(text) > CHARACTERS:
             raise ConfigError(f"the text has {len(text):,} characters; at most {CHARACTERS:,} are read.")
         return self.speaker
-
-    def turn(self, alive: Alive) -> "Turn":
-        """The model for one at a time."""
-        return Turn(self._model, alive)
-
-
-class Turn:
-    """A lock that is waited for as long as somebody waits for the answer."""
-
-    def __init__(self, lock: threading.Lock, alive: Callable[[], None]) -> None:
-        self.lock, self.alive = lock, alive
-
-    def __enter__(self) -> None:
-        while not self.lock.acquire(timeout=0.1):
-            self.alive()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
-
-
-def nbytes(recording: Recording) -> int:
-    """The bytes of the queries, keys and values that a recording keeps."""
-    strands = [strand for run in recording.runs for strand in run.strands.values()]
-    pieces = [piece for strand in strands for piece in strand.pieces]
-    tensors = [x for strand in strands for x in strand.keys] + [x for piece in pieces for x in (piece.q, piece.values)]
-    return sum(x.nbytes for x in tensors if x is not None)
 
 
 def limits() -> dict[str, int]:

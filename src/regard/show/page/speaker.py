@@ -11,6 +11,7 @@ from regard.generate import choices
 from regard.models import GPT2
 from regard.models.own import Own
 from regard.observe import Recording, record
+from regard.show.axes import byte_note
 from regard.show.page.entry import short
 from regard.show.page.pictures import Alive
 from regard.show.telling import last_layers, told
@@ -79,8 +80,8 @@ def typed(speaker: Speaker, text: str, most: int) -> tuple[Recording, list[dict[
     with torch.inference_mode(), record(speaker.model, keep="values") as recording:
         said = speaker.run(ids)
     recording.model, recording.tokens = speaker.name, words
-    cut = [f"The first {len(words):,} of {whole:,} tokens were read: as many as fit."] if len(words) < whole else []
-    return recording, coming(speaker, said), cut
+    cut = f"The first {len(words):,} of {whole:,} tokens were read: as many as fit." if len(words) < whole else None
+    return recording, coming(speaker, said), [note for note in (cut, byte_note(words)) if note]
 
 
 def coming(speaker: Speaker, said: object) -> list[dict[str, Any]] | None:

@@ -14,7 +14,7 @@ from regard.map.plane import Plane
 from regard.mechanism import Steps
 from regard.observe.look import Look
 from regard.show.numerals import rough
-from regard.show.page.entry import Entry, Place
+from regard.show.page.entry import Entry, Place, short
 
 KEYS = 24  # of the one row that is shown of a long text
 
@@ -48,7 +48,7 @@ def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns
     others = torch.cat((rest, row.new_empty(0) if plane.sink is None else plane.sink.view(1))).logsumexp(0)
     share = float((others - torch.logaddexp(others, row[largest].logsumexp(0))).exp()) if count else 0.0
     note = (
-        f"Of {len(columns):,} words, these {len(largest)} are what {asks.strip() or repr(asks)} looks at most; "
+        f"Of {len(columns):,} words, these {len(largest)} are what {short(asks.strip()) or repr(asks)} looks at most; "
         f"all others together have {rough(share)} of its attention. The context is mixed from these alone."
     )
     found = told(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)
@@ -62,8 +62,8 @@ def told(entry: Entry, place: Place, rows: Sequence[str], columns: Sequence[str]
         "title": f"layer {place.layer}, head {entry.number(place)}",
         "source": None,
         "notes": [],
-        "rows": list(rows),
-        "columns": list(columns),
+        "rows": [short(word) for word in rows],
+        "columns": [short(word) for word in columns],
         "focus": focus,
     }
 

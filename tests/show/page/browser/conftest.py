@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from show.page.browser.patience import watched
+
 LOCAL = ("data", "blob", "file", "about")
 
 
@@ -26,7 +28,7 @@ def opened(browser) -> Iterator[Callable]:
         ):
             look = {"color_scheme": "dark" if dark else "light", "viewport": {"width": width, "height": height}}
             context = stack.enter_context(browser.new_context(**look, **settings))
-            page, said, called = context.new_page(), [], []
+            page, said, called = watched(context.new_page()), [], []
             page.set_default_timeout(20_000)
             page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
             page.on("pageerror", lambda error: said.append(str(error)))

@@ -3,8 +3,32 @@
 import time
 from typing import Any
 from urllib.parse import parse_qs
+from weakref import WeakKeyDictionary
 
 PATIENCE = 20.0  # seconds, on a busy machine
+STILL = 0.1  # seconds without a question before a page counts as quiet
+FLYING: WeakKeyDictionary[Any, set] = WeakKeyDictionary()  # what each page has asked for and not had yet
+
+
+def watched(page: Any) -> Any:
+    """The page, whose questions are counted from now on: the browser's own "networkidle" comes once a navigation only."""
+    flying = FLYING[page] = set()
+    page.on("request", lambda request: flying.add(request))
+    page.on("requestfinished", lambda request: flying.discard(request))
+    page.on("requestfailed", lambda request: flying.discard(request))
+    return page
+
+
+def quiet(page: Any) -> Any:
+    """The page once it has every answer, and has asked for nothing more for a moment."""
+    end, since = time.monotonic() + PATIENCE, time.monotonic()
+    while time.monotonic() < end:
+        page.wait_for_timeout(20)
+        if FLYING[page]:
+            since = time.monotonic()
+        elif time.monotonic() - since > STILL:
+            return page
+    raise AssertionError(f"the page still waits for {[request.url for request in FLYING[page]]}")
 
 
 def until(page: Any, expression: str) -> Any:
@@ -26,5 +50,4 @@ def link(page: Any) -> dict[str, str]:
 def settled(page: Any) -> Any:
     """The page once it has drawn what it was asked for."""
     until(page, "document.querySelector('#caption').textContent !== '' && document.querySelector('#wait').hidden")
-    page.wait_for_load_state("networkidle")
-    return page
+    return quiet(page)

@@ -1,30 +1,26 @@
 """The formula, its sentences and its numerals in JavaScript say what attend, the narration and the numerals say in Python."""
 
-import json
 import math
+import re
 
 import pytest
 import torch
 
 import regard
 from regard.lectures.examples import EXAMPLES, example
-from regard.mechanism import Causal, Given, Steps
+from regard.mechanism import Causal, Steps
 from regard.show import narration
 from regard.show.numerals import numeral, rough
 from regard.show.page.session import Session
 from regard.show.page.steps import example_steps
+from show.page.browser.problems import asked, drawn
 from show.page.browser.recordings import recorded, some
 
 PROBLEMS, DRAWS = 300, 3000
 WORDS = ["the", "cat", "the", "sleeps", "and", "purrs", "while"]
-ASK = """async ({module, name, given}) => {
-  const found = (await import(`./static/${module}.js`))[name];
-  return JSON.stringify(given.map((one) => found(...one)), (_, value) =>
-    typeof value === "number" && !Number.isFinite(value) ? String(value).replace("Infinity", "inf").toLowerCase() : value);
-}"""
 TELL = """async (problems) => {
-  const {attend} = await import("./static/attend.js");
-  const {formulas, sentences} = await import("./static/narration.js");
+  const {attend} = await import("./static/views/steps/attend.js");
+  const {formulas, sentences} = await import("./static/views/steps/narration.js");
   return problems.map(({problem, words, query}) => {
     const steps = attend(problem);
     return [formulas(steps, problem), sentences(steps, words, words, query)];
@@ -35,30 +31,6 @@ TELL = """async (problems) => {
 @pytest.fixture(scope="module")
 def address(serving):
     return serving(Session(recorded(*some(1, 1, 3), ["a", "b", "c"])))
-
-
-def drawn(count: int) -> list[tuple[dict, Steps, float]]:
-    """Random problems of every kind, as JSON, with their steps by attend in float64, and their scale."""
-    generator = torch.Generator().manual_seed(2)
-    found = []
-    for n in range(count):
-        t, d, e = (int(torch.randint(1, most, (), generator=generator)) for most in (8, 6, 6))
-        q, k, v = (torch.randn(t, width, dtype=torch.float64, generator=generator) for width in (d, d, e))
-        visible = torch.rand(t, t, generator=generator) < (1 if n % 4 == 0 else 0.7)
-        bias = torch.randn(t, t, dtype=torch.float64, generator=generator) if n % 5 == 0 else None
-        sink = float(torch.randn((), generator=generator)) if n % 7 == 0 else None
-        softcap, scale = [None, 5.0][n % 2], [d**-0.5, 1.0, 0.3][n % 3]
-        sinks = None if sink is None else torch.tensor([sink], dtype=torch.float64)
-        steps = regard.attend(q[None], k[None], v[None], Given(visible), scale=scale, softcap=softcap, bias=bias, sinks=sinks)
-        problem = {"q": q.tolist(), "k": k.tolist(), "v": v.tolist(), "scale": scale, "softcap": softcap, "sink": sink}
-        problem |= {"bias": None if bias is None else bias.tolist(), "visible": visible.tolist()}
-        found.append((problem, Steps(*(part[0] for _, part in steps.items())), scale))
-    return found
-
-
-def asked(page, module: str, name: str, given: list[list]) -> list:
-    """What a function of a module answers, to each list of arguments."""
-    return json.loads(page.evaluate(ASK, {"module": module, "name": name, "given": given}))
 
 
 def as_tensor(rows: list) -> torch.Tensor:
@@ -74,7 +46,7 @@ def same(found: dict, steps: Steps, **close: float) -> None:
 
 def test_every_step_is_what_attend_gives(opened, address):
     problems = drawn(PROBLEMS)
-    answers = asked(opened(address), "attend", "attend", [[problem] for problem, _, _ in problems])
+    answers = asked(opened(address), "views/steps/attend", "attend", [[problem] for problem, _, _ in problems])
     for found, (_, steps, _) in zip(answers, problems, strict=True):
         same(found, steps, rtol=1e-12, atol=1e-12)
 
@@ -82,7 +54,9 @@ def test_every_step_is_what_attend_gives(opened, address):
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
 def test_a_temperature_divides_what_the_softmax_takes(opened, address, temperature):
     problems = [problem for problem, _, _ in drawn(40) if problem["sink"] is None]
-    answers = asked(opened(address), "attend", "attend", [[problem | {"temperature": temperature}] for problem in problems])
+    answers = asked(
+        opened(address), "views/steps/attend", "attend", [[problem | {"temperature": temperature}] for problem in problems]
+    )
     for found in answers:
         right = regard.mechanism.softmax.stable(as_tensor(found["masked"]) / temperature)
         torch.testing.assert_close(as_tensor(found["weights"]), right)
@@ -92,8 +66,8 @@ def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
     problems = [(problem, steps) for problem, steps, _ in drawn(60) if problem["sink"] is None and problem["softcap"] is None]
     page = opened(address)
     settings = {"mask": "causal", "root": True}
-    changed = asked(page, "attend", "switched", [[problem, settings] for problem, _ in problems])
-    answers = asked(page, "attend", "attend", [[problem] for problem in changed])
+    changed = asked(page, "views/steps/attend", "switched", [[problem, settings] for problem, _ in problems])
+    answers = asked(page, "views/steps/attend", "attend", [[problem] for problem in changed])
     for found, (problem, _) in zip(answers, problems, strict=True):
         q, k, v = (torch.tensor(problem[name], dtype=torch.float64) for name in "qkv")
         bias = None if problem["bias"] is None else torch.tensor(problem["bias"], dtype=torch.float64)
@@ -104,7 +78,7 @@ def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
 def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
     known = example(name)
     told = [example_steps(name, head) for head in range(example_steps(name)["heads"])]
-    for head, found in enumerate(asked(opened(address), "attend", "attend", [[one] for one in told])):
+    for head, found in enumerate(asked(opened(address), "views/steps/attend", "attend", [[one] for one in told])):
         right = known.steps if known.steps.scores.dim() == 2 else Steps(*(part[head] for _, part in known.steps.items()))
         same(found, right, rtol=1e-5, atol=1e-6)
 
@@ -120,7 +94,13 @@ def test_the_page_says_what_the_terminal_says(opened, address):
     ):
         assert formulas == narration.formulas_of(steps, scale, torch.tensor(problem["q"]))
         right = narration.sentences(steps, one["words"], one["query"])
-        assert {name: text.lower() for name, text in said.items()} == {name: right[name].lower() for name in said}
+        told = {name: re.sub(r"\(word (\d+)\)", from_nought, right[name]) for name in said}
+        assert {name: text.lower() for name, text in said.items()} == {name: text.lower() for name, text in told.items()}
+
+
+def from_nought(found: re.Match) -> str:
+    """The page counts tokens from 0 everywhere, regard walk the words of the lectures from 1."""
+    return f"(token {int(found[1]) - 1})"
 
 
 def test_numbers_are_written_as_in_python(opened, address):
@@ -131,5 +111,7 @@ def test_numbers_are_written_as_in_python(opened, address):
     ]
     numbers += [0.0, 0.125, -0.125, 0.375, 2.5, 0.0949, 0.0951, 0.03125, 1e-4, 1e6, 123456.5]  # some lie exactly in the middle
     page = opened(address)
-    assert asked(page, "numerals", "numeral", [[number] for number in numbers]) == [numeral(number) for number in numbers]
-    assert asked(page, "numerals", "rough", [[number] for number in numbers]) == [rough(number) for number in numbers]
+    assert asked(page, "drawing/numerals", "numeral", [[number] for number in numbers]) == [
+        numeral(number) for number in numbers
+    ]
+    assert asked(page, "drawing/numerals", "rough", [[number] for number in numbers]) == [rough(number) for number in numbers]

@@ -13,7 +13,7 @@ from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
 from regard.show.telling import last_layers
 from regard.text import Letters
-from show.page.browser.patience import until
+from show.page.browser.patience import quiet, until
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
 
@@ -47,7 +47,7 @@ def written(page, *, temperature: float = 0.0):
     page.get_by_role("slider").fill(str(temperature))
     page.get_by_role("button", name="Go on").click()
     page.wait_for_selector(".generate-after a")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     return page
 
 

@@ -5,7 +5,7 @@ import torch
 
 import regard
 from regard.show.page.session import Session
-from show.page.browser.patience import link, settled, until
+from show.page.browser.patience import link, quiet, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 LAYERS, HEADS, T = 3, 5, 29
@@ -61,7 +61,7 @@ def test_one_kind_alone_is_shown(opened, address, recording):
 
 def test_every_picture_has_pixels(opened, address):
     page = done(opened(f"{address}#view=heads"))
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     sizes = page.evaluate("[...document.querySelectorAll('.head canvas')].map((one) => [one.width, one.height])")
     assert sizes == [[T, T]] * (LAYERS * HEADS)
 

@@ -1,6 +1,5 @@
-"""How the page looks: at a phone's width, on both grounds, its contrasts, its keys, its names for a screen reader."""
+"""How the page looks: at a phone's width, on both grounds, its keys, the pictures that are kept, its links."""
 
-import itertools
 from xml.etree import ElementTree
 
 import pytest
@@ -34,41 +33,10 @@ def test_nothing_is_wider_than_a_phone(opened, address, view):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize(("view", "dark"), list(itertools.product(VIEWS, (False, True))))
-def test_every_text_has_the_contrast_that_reading_needs(opened, address, view, dark):
-    page = settled(opened(f"{address}#view={view}&q=40", dark=dark))
-    page.wait_for_timeout(300)
-    poor = page.evaluate(
-        f"""() => {{
-        const luminance = {LUMINANCE};
-        const clear = (colour) => /rgba\\(.*, 0\\)|transparent/.test(colour);
-        const paper = (one) => getComputedStyle(one).backgroundColor;
-        const last = (one) => one === document.documentElement || !clear(paper(one));
-        const ground = (one) => (last(one) ? paper(one) : ground(one.parentElement));
-        const own = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-        const read = (one) => own(one) && one.checkVisibility() && !one.matches(":disabled, option, .mark-end");
-        return [...document.querySelectorAll("body *")].filter(read).map((one) => {{
-            const [a, b] = [luminance(getComputedStyle(one).color), luminance(ground(one))].sort((x, y) => x - y);
-            return [(b + 0.05) / (a + 0.05), one.textContent.slice(0, 30), one.className];
-        }}).filter(([ratio]) => ratio < 4.5);
-    }}"""
-    )
-    assert poor == []
-
-
 def test_the_dark_page_is_dark_and_the_light_one_light(opened, address):
     ground = f"({LUMINANCE})(getComputedStyle(document.documentElement).backgroundColor)"
     assert settled(opened(f"{address}#view=map")).evaluate(ground) > 0.8
     assert settled(opened(f"{address}#view=map", dark=True)).evaluate(ground) < 0.05
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_control_has_a_name(opened, address, view):
-    page = settled(opened(f"{address}#view={view}"))
-    unnamed = """() => [...document.querySelectorAll("button, a[href], select, input, [tabindex='0']")].filter((one) =>
-        !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length))
-        .map((one) => one.outerHTML.slice(0, 100))"""
-    assert page.evaluate(unnamed) == []
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -8,7 +8,7 @@ from regard.lectures.examples import EXAMPLES, example
 from regard.mechanism import EVERYTHING, Causal
 from regard.show.narration import tell
 from regard.show.page.session import Session
-from show.page.browser.patience import link, until
+from show.page.browser.patience import link, quiet, until
 from show.page.browser.recordings import EVIL, PLAIN, Layers, some, spaced, weights
 
 LAYERS, HEADS, T, LONG = 2, 3, 7, 101
@@ -36,7 +36,7 @@ def address(serving):
 
 def drawn(page):
     page.wait_for_selector(".steps-formula b")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     return page
 
 
@@ -107,7 +107,7 @@ def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
     assert exact(page) == pytest.approx(float(attended(1, 2).scores[5, 2]), rel=1e-9)
     page.keyboard.press("[")
     page.keyboard.press("]")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     assert link(page) == {"view": "steps", "r": "r1", "layer": "1", "head": "2", "q": "5", "k": "2", "step": "scores"}
     page.keyboard.press("Escape")
     assert "q" not in link(page)
@@ -184,7 +184,7 @@ def test_a_long_text_is_told_by_the_row_of_one_query(opened, address):
     right = weights(*LONGER, 0, 0)[90]
     shown = table(page)[:, 0]
     torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=5.1e-4)
-    assert "Of 101 words, these 24" in page.locator(".steps-main .note").inner_text()
+    assert "Of 101 words, these 24" in page.locator(".steps-main > .note").inner_text()
     before = page.locator(".steps-sentence").inner_text()
     page.keyboard.press("ArrowUp")
     until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from regard.show.page.session import Session
-from show.page.browser.patience import link, settled, until
+from show.page.browser.patience import link, quiet, settled, until
 from show.page.browser.recordings import EVIL, PLAIN, recorded, some, spaced, weights
 
 HEADS, T, LONG = 3, 17, 9000
@@ -40,7 +40,7 @@ def darker(light: list[int], row) -> None:
 def test_hovering_a_word_shades_what_it_looked_at(opened, address):
     page = settled(opened(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
-    until(page, "document.querySelector('#caption').textContent.includes('place 11')")
+    until(page, "document.querySelector('#caption').textContent.includes('token 11')")
     row = weights(Q, K, 1, 2)[11]
     seen = light(page)
     darker(seen[:12], row[:12])
@@ -56,7 +56,7 @@ def test_the_other_way_shades_what_looked_at_it(opened, address):
     page = settled(opened(f"{address}#view=text&head=1&q=4"))
     page.get_by_role("button", name="what looks at it").click()
     until(page, "document.querySelector('#caption').textContent.includes('how much it looks at')")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     seen = light(page)
     assert seen[:4] == [-1] * 4
     darker(seen[4:], weights(Q, K, 0, 1)[4:, 4])
@@ -66,7 +66,7 @@ def test_several_heads_show_their_mean(opened, address):
     page = settled(opened(f"{address}#view=text&head=0&q=12"))
     page.get_by_role("button", name="2", exact=True).click()
     until(page, "document.querySelector('#caption').textContent.includes('mean of heads 0, 2')")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     both = (weights(Q, K, 0, 0)[12] + weights(Q, K, 0, 2)[12]) / 2
     darker(light(page)[:13], both[:13])
     until(page, f"document.querySelector('.text-links .note').textContent === '{int(both.argmax())}'")

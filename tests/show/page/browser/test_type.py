@@ -12,7 +12,7 @@ import regard
 from regard.models import GPT2
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
-from show.page.browser.patience import PATIENCE, until
+from show.page.browser.patience import PATIENCE, quiet, until
 
 TEXT = "CBABBC"
 
@@ -45,7 +45,7 @@ def typed(page, text: str):
 
 def drawn(page, count: int):
     until(page, f"document.querySelectorAll('.type-words .word').length === {count}")
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     return page
 
 
@@ -93,7 +93,7 @@ def test_a_picked_word_shows_what_it_looked_at(opened, address, right):
 def test_a_head_is_chosen_by_its_small_picture_or_by_a_key(opened, address, right):
     page = typed(opened(address), TEXT)
     page.get_by_role("button", name="head 1", exact=True).click()
-    page.wait_for_load_state("networkidle")
+    quiet(page)
     row = right[0].map(layer_of(page))[0, 1, 5].tolist()
     shows(page, row)
     page.locator(".type-words .word").nth(5).focus()
@@ -191,6 +191,7 @@ def test_the_picture_that_is_kept_shows_the_words_and_what_was_said_of_them(open
         page.get_by_role("menuitem", name="SVG").click()
     saving.value.save_as(tmp_path / "type.svg")
     told = [one.text or "" for one in ElementTree.parse(tmp_path / "type.svg").iter("{http://www.w3.org/2000/svg}text")]
-    assert told[: len(TEXT)] == list(TEXT)
+    read = page.locator(".type-read > .note").first.inner_text().split()
+    assert told[: len(read) + len(TEXT)] == [*read, *TEXT]
     assert page.locator(".type-told").inner_text() in " ".join(told)
     assert "Map" not in told

@@ -1,25 +1,27 @@
 // Boots the page: reads the link, asks what there is, mounts the view that the link names and redraws it when the link changes.
 
-import { bar, placed } from "./bar.js";
-import { book } from "./book.js";
-import * as colour from "./colour.js";
-import { el } from "./el.js";
-import { exporter } from "./export.js";
-import { keyboard } from "./keys.js";
-import { legend } from "./legend.js";
-import { read, visit, write } from "./link.js";
-import { notices } from "./notices.js";
-import { connect } from "./source.js";
-import { view as compare } from "./views/compare.js";
-import { view as generate } from "./views/generate.js";
-import { view as heads } from "./views/heads.js";
-import { view as map } from "./views/map.js";
-import { view as steps } from "./views/steps.js";
-import { view as text } from "./views/text.js";
-import { view as type } from "./views/type.js";
+import { book } from "./asking/book.js";
+import { connect } from "./asking/source.js";
+import * as colour from "./drawing/colour.js";
+import { el } from "./drawing/el.js";
+import { legend } from "./drawing/legend.js";
+import { tells } from "./drawing/words.js";
+import { bar, placed } from "./frame/bar.js";
+import { exporter } from "./frame/export.js";
+import { keyboard } from "./frame/keys.js";
+import { read, visit, write } from "./frame/link.js";
+import { notices } from "./frame/notices.js";
+import { view as compare } from "./views/compare/compare.js";
+import { view as generate } from "./views/generate/generate.js";
+import { view as heads } from "./views/heads/heads.js";
+import { view as map } from "./views/map/map.js";
+import { view as steps } from "./views/steps/steps.js";
+import { view as text } from "./views/text/text.js";
+import { view as type } from "./views/type/type.js";
 
 const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the questions people ask
 const ALONE = ["type", "steps", "generate"]; // these have something to show without a recording
+const NEAR = 12; // words that are gone back for one with letters
 const find = (id) => document.getElementById(id);
 
 async function boot() {
@@ -36,8 +38,17 @@ async function boot() {
   addEventListener("popstate", follow);
   addEventListener("hashchange", follow);
   colour.onGround(follow);
-  if (!location.hash) visit({ ...read(""), view: page.shelf.length || !start.model ? "text" : "type" }, { replace: true });
+  if (!location.hash) visit({ ...read(""), ...first(page) }, { replace: true });
   follow();
+}
+
+// Where a page without a link begins: at the words, under all heads of the layer in the middle, since the first look at little
+// but neighbours and the first head is as good as any.
+function first({ shelf: [summary], start }) {
+  if (!summary) return { view: start.model ? "type" : "text" };
+  const { layers } = summary.attentions[0];
+  const layer = Math.floor(layers.length / 2);
+  return { view: "text", layer, heads: layers[layer].heads > 1 ? Array.from({ length: layers[layer].heads }, (_, n) => n).join() : null };
 }
 
 // What a view may use.
@@ -71,6 +82,11 @@ function tools(page) {
     },
     words: (list, from, to) => app.book().words(list, from, to),
     word: (list, place) => app.book().word(list, place),
+    // The last word up to a place that has a letter or a digit, where one stands near: where a view begins.
+    telling(list, place) {
+      for (let n = place; n >= 0 && n > place - NEAR; n--) if (tells(app.word(list, n))) return n;
+      return place;
+    },
     caption: (...parts) => find("caption").replaceChildren(...parts),
     legend(shown) {
       page.legend = shown;

@@ -1,0 +1,88 @@
+// Numbers as people read them: on screen with three digits, in sentences and formulas as regard.show.numerals writes them.
+
+// A number for the screen: three significant digits, those that are not there as a dash.
+export function three(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value < 0 ? "−∞" : "∞";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? short(value) : grouped(value, size);
+  return text.replace(/^-/, "−");
+}
+
+function grouped(value, size) {
+  if (size >= 1000) return Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
+  return value.toPrecision(3);
+}
+
+function short(value) {
+  const [digits, power] = value.toExponential(2).split("e");
+  return `${digits}e${power.replace("+", "").replace("-", "−")}`;
+}
+
+// A count with its thousands apart.
+export function count(number) {
+  return number.toLocaleString("en").replaceAll(",", "\u202f");
+}
+
+// A number of a calculation, to four places and no more than it needs.
+export function numeral(value) {
+  if (!Number.isFinite(value)) return infinite(value);
+  if (value !== 0 && !(Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6)) return general(value, 4);
+  const text = fixed(value, 4).replace(/\.?0+$/, "");
+  return text === "-0" ? "0" : text;
+}
+
+// A number of a sentence: two places, or two digits where it is smaller than that.
+export function rough(value) {
+  if (!Number.isFinite(value) || value === 0) return numeral(value);
+  return Math.abs(value) >= 0.095 && Math.abs(value) < 1e6 ? fixed(value, 2) : general(value, 2);
+}
+
+// The numbers of one table in one format: the places they need, three at most; exponents where three would say nothing.
+export function aligned(table) {
+  const sizes = table.flat().filter((value) => Number.isFinite(value) && value !== 0).map(Math.abs);
+  const greatest = Math.max(...sizes, 0);
+  if (greatest >= 1e6 || (greatest > 0 && greatest < 5e-3)) return table.map((row) => row.map((value) => text(value, (one) => exponent(one.toExponential(2)))));
+  const most = greatest < 100 ? 3 : greatest < 1000 ? 2 : 1;
+  const exact = (places) => sizes.every((size) => Math.abs(size - Number(size.toFixed(places))) <= 2e-7 * size);
+  const needed = [0, 1, 2].find((places) => places < most && exact(places)) ?? most;
+  return table.map((row) => row.map((value) => text(value, (one) => one.toFixed(needed))));
+}
+
+function text(value, write) {
+  if (!Number.isFinite(value)) return infinite(value).replace("inf", "∞").replace("-", "−");
+  const written = value === 0 ? "0" : write(value);
+  return (Number(written) === 0 ? written.replace("-", "") : written).replaceAll("-", "−");
+}
+
+// A share as a percentage of two or three digits.
+export function percent(value) {
+  const hundred = 100 * value;
+  if (hundred !== 0 && hundred < 0.01) return "< 0.01 %";
+  return `${hundred >= 10 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
+}
+
+// So many places; what lies in the middle goes to the even digit, as in Python.
+function fixed(value, places) {
+  const text = value.toFixed(places);
+  const middle = Math.abs(value * 2 ** (places + 1)) % 2 === 1; // only halves of a power of two lie exactly there
+  if (!middle || Number(text.at(-1)) % 2 === 0) return text;
+  const step = value < 0 ? 10 ** -places : -(10 ** -places);
+  return (Number(text) + step).toFixed(places);
+}
+
+// So many significant digits, as Python's format g.
+function general(value, digits) {
+  const power = Number(value.toExponential(digits - 1).split("e")[1]);
+  if (power < -4 || power >= digits) return exponent(value.toExponential(digits - 1).replace(/\.?0+e/, "e"));
+  const text = value.toFixed(digits - 1 - power);
+  return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+}
+
+function exponent(text) {
+  return text.replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+function infinite(value) {
+  return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}

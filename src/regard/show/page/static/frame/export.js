@@ -1,0 +1,117 @@
+// What is on screen as a picture to keep: PNG, or SVG where lines and letters stay lines and letters.
+
+import { css, ground } from "../drawing/colour.js";
+import { el } from "../drawing/el.js";
+import { svgPen } from "../drawing/pen.js";
+
+const FINER = 2; // pixels of a PNG for each of the screen's
+const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels about the caption, of a line of it, and of its letters
+
+// The menu of a view's picture; picture() is that of the view that stands, {svg or canvas, legend}.
+export function exporter(app, picture) {
+  const save = (kind) => async () => {
+    try {
+      const shown = picture();
+      if (!shown.svg && !shown.canvas) return app.fail("There is no picture here yet: this view draws one once something is shown.");
+      const name = `regard-${app.state().view}.${kind}`;
+      const svg = framed(shown, document.getElementById("caption").textContent);
+      return keep(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await raster(svg), name);
+    } catch (fault) {
+      return app.fail(`The picture could not be made: ${fault.message}`);
+    }
+  };
+  const chosen = (kind) => () => (close(), button.focus(), save(kind)());
+  const items = el("div", { hidden: true, role: "menu", id: "save-menu" },
+    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG, as pixels"),
+    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG, as lines"));
+  const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save", el("span", { class: "long" }, " picture"));
+  const menu = el("div", { class: "menu" }, button, items);
+
+  function open() {
+    items.hidden = false;
+    button.setAttribute("aria-expanded", "true");
+    items.firstChild.focus();
+  }
+
+  function close() {
+    items.hidden = true;
+    button.setAttribute("aria-expanded", "false");
+  }
+
+  menu.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !items.hidden) close(), button.focus(), event.stopPropagation();
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!by || items.hidden) return;
+    const all = [...items.children];
+    all.at((all.indexOf(document.activeElement) + by) % all.length).focus();
+    event.preventDefault();
+  });
+  menu.addEventListener("focusout", (event) => menu.contains(event.relatedTarget) || close());
+  document.addEventListener("pointerdown", (event) => menu.contains(event.target) || close());
+  return menu;
+}
+
+// A picture over the line that says what it is, with the scale of its colours.
+function framed({ svg, canvas, legend }, caption) {
+  const inner = svg ?? vector(canvas);
+  const [width, height] = ["width", "height"].map((side) => Number(inner.match(new RegExp(`^<svg[^>]* ${side}="([\\d.]+)"`))[1]));
+  const lines = wrapped(caption, Math.max(width - 2 * EDGE, 200));
+  const foot = EDGE + lines.length * LINE + (legend ? 44 : 0);
+  const pen = svgPen(Math.max(width, legend ? 400 : 232), height + foot, ground("--paper"));
+  pen.whole(inner);
+  lines.forEach((line, n) => pen.text(line, EDGE, height + (n + 0.5) * LINE + 6, { size: LETTER, fill: ground("--ink") }));
+  if (legend) scale(pen, legend, height + foot - 44);
+  return pen.done();
+}
+
+function vector(canvas) {
+  const { width, height } = canvas;
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"><image width="${width}" height="${height}" href="${canvas.toDataURL()}"/></svg>\n`;
+}
+
+// Words in lines no wider than so many pixels.
+function wrapped(text, room) {
+  const ruler = el("canvas").getContext("2d");
+  ruler.font = `${LETTER}px system-ui, sans-serif`;
+  const lines = [];
+  for (const word of text.split(/\s+/).filter(Boolean)) {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    if (lines.length && ruler.measureText(longer).width <= room) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+function scale(pen, { title, colour, ticks }, y) {
+  const look = { size: 11, fill: ground("--faint") };
+  const [left, steps, wide] = [EDGE, 60, 3];
+  pen.text(title, left + wide * steps + 10, y + 12, look);
+  for (let n = 0; n < steps; n++) pen.rect(left + wide * n, y + 6, wide + 0.3, 11, css(colour(n / (steps - 1))));
+  ticks.forEach(([place, text], n) => pen.text(text, left + place * wide * steps, y + 28, { ...look, anchor: n === 0 ? "start" : n === ticks.length - 1 ? "end" : "middle" }));
+}
+
+async function raster(svg) {
+  const sheet = await drawn(svg);
+  return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
+}
+
+// SVG on a canvas, finer than the screen.
+async function drawn(svg) {
+  const address = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
+  try {
+    const image = new Image();
+    image.src = address;
+    await image.decode();
+    const canvas = el("canvas", { width: FINER * image.naturalWidth, height: FINER * image.naturalHeight });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return canvas;
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+function keep(blob, name) {
+  const address = URL.createObjectURL(blob);
+  el("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

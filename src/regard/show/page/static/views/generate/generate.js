@@ -1,0 +1,117 @@
+// Generate: words appear one by one, each with what it looked at and what else was likely.
+
+import { el } from "../../drawing/el.js";
+import { likeness } from "../../drawing/likeness.js";
+import { percent } from "../../drawing/numerals.js";
+import { quoted } from "../../drawing/words.js";
+import { skeleton } from "./skeleton.js";
+
+const LINKED = 400; // letters of a text that the link holds
+
+export const view = { name: "generate", title: "Generate", question: "Which word comes next, and why?", bar: [], mount };
+
+// `it` is what the functions below share: the words that came, as the server told them, what they go on from and how many were
+// asked for; the one looked into, null for the last; the recording of it all; and the run that goes on.
+function mount(stage, app) {
+  const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null };
+  it.page = skeleton(app, { run: (asked) => run(it, asked), stop: () => it.running?.abort(), pick: (n) => pick(it, n) });
+  stage.append(it.page.root);
+  resume(it, app.state());
+  return { draw() {}, leave: () => it.running?.abort(), keys: keysOf(it), picture: () => it.written.length && { svg: likeness(it.page.body) } };
+}
+
+// What the link holds of an earlier run.
+function resume({ page }, state) {
+  page.form.elements.text.value = state.text ?? "";
+  if (state.heat) page.warm(state.heat); // not `temperature`: that is a switch of Steps
+  if (!state.text) page.form.elements.text.focus();
+}
+
+async function run(it, { text, tokens, temperature, seed }) {
+  const { app, page } = it;
+  if (!text.trim()) return app.fail("Type the beginning first.", page.form);
+  it.running?.abort();
+  const mine = new AbortController();
+  Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
+  page.begin(text);
+  app.fail("", page.form);
+  app.go({ text: text.length <= LINKED ? text : null, heat: temperature === 1 ? null : String(temperature) }, { replace: true });
+  page.busy(true);
+  try {
+    for await (const line of app.source.generate({ text, tokens, temperature, seed }, mine.signal)) {
+      if (line.recording) finish(it, line.recording);
+      else add(it, line, tokens);
+    }
+  } catch (fault) {
+    if (fault.name !== "AbortError") app.fail(fault.message, page.form);
+  } finally {
+    if (it.running === mine) page.busy(false);
+    if (it.running === mine && !it.made) page.end(stopped(it, mine.signal.aborted), null);
+    app.ready();
+  }
+  return undefined;
+}
+
+function add(it, line, tokens) {
+  it.written.push(line);
+  it.page.add(line, it.written.length - 1);
+  it.page.count(it.written.length, tokens);
+  if (it.picked === null) look(it, it.written.length - 1);
+}
+
+function look(it, n) {
+  it.page.look(it.written[n], n, it.picked === n);
+  it.page.shade(it.written, n, it.made);
+  caption(it, n);
+}
+
+const last = (it) => it.written.length - 1;
+
+function pick(it, n) {
+  it.picked = it.picked === n ? null : Math.min(Math.max(n, 0), last(it));
+  look(it, it.picked ?? last(it));
+}
+
+function step(it, by) {
+  if (!it.written.length) return;
+  it.picked = Math.min(Math.max((it.picked ?? last(it)) + by, 0), last(it));
+  look(it, it.picked);
+}
+
+function letGo(it) {
+  if (it.page.isBusy()) return it.running.abort();
+  if (!it.written.length) return undefined;
+  it.picked = null;
+  return look(it, last(it));
+}
+
+function finish(it, summary) {
+  it.made = summary;
+  if (it.written.length < it.wanted) it.page.ended(it.written.length);
+  it.app.add(summary);
+  look(it, it.picked ?? last(it));
+  const links = [["text", "Read it in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+  const changes = { r: summary.id, q: null, k: null, text: null, heat: null };
+  it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
+}
+
+// What was stopped has no recording yet; Type makes one of the same words.
+function stopped({ app, written, begun }, asked) {
+  if (!written.length) return asked ? "Stopped before the first word came." : "";
+  const text = begun + written.map((one) => one.word).join("");
+  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Look at these words in Type"), ".");
+}
+
+function caption({ app, written, picked }, n) {
+  const { word, probability } = written[n];
+  const more = picked === null ? "; pick a word to see what it looked at." : "; pick it again to let go.";
+  app.caption(app.el("b", {}, quoted(word)), ` had the probability ${percent(probability)}`, more);
+}
+
+const keysOf = (it) => [
+  ["ArrowRight", "the next word that came", () => step(it, 1)],
+  ["ArrowLeft", "the word before", () => step(it, -1)],
+  ["s", "stop", () => it.running?.abort()],
+  ["i", "write in the box", () => it.page.form.elements.text.focus()],
+  ["Escape", "stop, or let go of the picked word", () => letGo(it)],
+];

@@ -1,0 +1,218 @@
+// The Heads view: every layer and head as a small picture, named by its kind, sorted or filtered by what the detectors say.
+
+import { scaleOf, table } from "../../drawing/colour.js";
+import { el } from "../../drawing/el.js";
+import { ofWeights } from "../../drawing/legend.js";
+import { three } from "../../drawing/numerals.js";
+import { paint } from "../../drawing/picture.js";
+import { numberOf } from "../../frame/bar.js";
+import { SENTENCES, controlsOf } from "./kinds.js";
+import { sheetSvg } from "./sheet.js";
+
+const THUMB = 48; // pixels of a small picture
+const AHEAD = "300px"; // below the window, where pictures are asked for already
+
+export const view = {
+  name: "heads",
+  title: "Heads",
+  question: "Which of the heads is interesting?",
+  bar: ["attention", "batch", "scale"],
+  mount,
+};
+
+const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" });
+
+// `it` is what the functions below share: the parts of the page, and of the recording it is of: what is known of its heads by
+// name, the detectors once all are known, the small pictures by layer, and the tiles that show them by name.
+function mount(stage, app) {
+  stage.classList.add("heads");
+  const controls = el("div", { class: "heads-controls" });
+  const said = el("p", { class: "note heads-said", "aria-live": "polite" });
+  const sheet = el("div", { class: "heads-sheet" });
+  const told = el("p", { class: "note" });
+  stage.append(controls, said, sheet, told);
+  const it = { app, controls, said, sheet, told, of: "", control: new AbortController(), ...NOTHING() };
+  it.near = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting) thumbs(it, Number(target.dataset.layer));
+  }, { root: stage, rootMargin: AHEAD });
+  const leave = () => (it.control.abort(), it.near.disconnect());
+  return { draw: (state) => draw(it, state), leave, keys: keysOf(it), picture: () => ({ svg: sheetSvg(stage) }) };
+}
+
+const layersOf = ({ app }) => app.attention().layers;
+const nameOf = (it, layer, head) => `${layer}.${numberOf(layersOf(it)[layer], head)}`; // as the model counts its heads
+const rowOf = (it, one) => it.rows.get(one.name);
+
+// Every head, {layer, head, name}.
+function allOf(it) {
+  return layersOf(it).flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: nameOf(it, layer, head) })));
+}
+
+// Those that are shown, in their order.
+function chosen(it, state) {
+  const kept = allOf(it).filter((one) => !state.only || rowOf(it, one)?.kind === state.only);
+  if (!it.whole || !it.detectors.includes(state.by)) return kept;
+  const score = (one) => rowOf(it, one)?.scores[state.by] ?? -Infinity;
+  return kept.sort((a, b) => score(b) - score(a));
+}
+
+function draw(it, state) {
+  const { app } = it;
+  const of = JSON.stringify([app.summary().id, state.kind, state.part, state.b]);
+  const { keys } = layersOf(it)[state.layer];
+  const scale = scaleOf(state, keys);
+  it.colours = table(scale);
+  app.legend(ofWeights(scale, keys > THUMB ? "largest weight" : "weight"));
+  if (of !== it.of) begin(it, of);
+  else for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
+  show(it, state);
+}
+
+// Another recording, or another text of its batch.
+function begin(it, of) {
+  it.control.abort();
+  it.near.disconnect();
+  Object.assign(it, NOTHING(), { of, control: new AbortController() });
+  it.tiles = new Map(allOf(it).map((one) => [one.name, tile(it, one)]));
+  ask(it).catch((fault) => {
+    if (fault.name === "AbortError") return;
+    it.app.ready();
+    it.app.fail(fault.message, it.controls);
+  });
+}
+
+// Asks what kinds they are: a head a line, so that each has its name as soon as it is known.
+async function ask(it) {
+  const { app } = it;
+  const { signal } = it.control;
+  const { kind, part } = app.place();
+  app.wait("Asking every head what kind it is");
+  for await (const line of app.source.heads(app.summary().id, { kind, part }, signal)) {
+    if (signal.aborted || app.state().view !== "heads") return;
+    if (line.row) {
+      it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
+      app.wait("Asking every head what kind it is", line.done / line.of);
+      nameAll(it, app.state());
+    } else {
+      Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
+      show(it, app.state());
+    }
+  }
+  app.ready();
+}
+
+// The small pictures of a layer.
+async function thumbs(it, layer) {
+  const { app } = it;
+  if (it.thumbs.has(layer)) return;
+  it.thumbs.set(layer, null);
+  const { kind, part, b } = app.place();
+  try {
+    it.thumbs.set(layer, await app.source.thumbs(app.summary().id, { kind, part, b, layer }, it.control.signal));
+    shadeLayer(it, layer);
+    caption(it, app.state());
+  } catch (fault) {
+    if (fault.name === "AbortError") return;
+    it.thumbs.delete(layer);
+    app.fail(fault.message, it.controls);
+  }
+}
+
+// Draws them in the colours of the present scale.
+function shadeLayer(it, layer) {
+  const found = it.thumbs.get(layer);
+  if (!found) return;
+  const [count, rows, columns] = found.shape;
+  for (let head = 0; head < count; head++) {
+    const canvas = it.tiles.get(nameOf(it, layer, head))?.querySelector("canvas");
+    if (canvas) paint(canvas, found.codes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns, it.colours);
+  }
+}
+
+function tile(it, one) {
+  const [score, kind] = ["head-score numbers", "head-kind"].map((name) => el("span", { class: name }));
+  const element = el("a", { class: "head", "data-layer": one.layer, "data-head": one.head },
+    el("canvas", { "aria-hidden": "true" }), el("span", { class: "head-name numbers" }, one.name), score, kind);
+  it.near.observe(element);
+  return element;
+}
+
+// Names, scores and links of the tiles, which stay where they are.
+function nameAll(it, state) {
+  for (const one of allOf(it)) nameOne(it, state, one, it.tiles.get(one.name), rowOf(it, one));
+}
+
+function nameOne(it, state, { layer, head }, element, found) {
+  const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${three(value)}`);
+  element.href = it.app.link({ view: "map", layer, head, x: null, y: null, zoom: null });
+  element.title = found ? [`${found.kind}: ${SENTENCES[found.kind] ?? ""}`, ...scores].join("\n") : "";
+  element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? three(found?.scores[state.by]) : "";
+  element.querySelector(".head-kind").textContent = found?.kind ?? "";
+  element.setAttribute("aria-label", `Layer ${layer}, head ${numberOf(layersOf(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);
+  element.classList.toggle("chosen", layer === state.layer && head === state.head);
+}
+
+// Lays the tiles out, layer by layer where they stand in that order.
+function lay(it, state) {
+  const shown = chosen(it, state);
+  const grouped = shown.length && !it.detectors.includes(state.by) && !state.only;
+  const order = JSON.stringify([grouped, shown.map((one) => one.name)]);
+  if (order === it.laid) return;
+  it.laid = order;
+  const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
+  const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
+  it.sheet.replaceChildren(...(grouped ? layersOf(it).map(ofLayer) : [line(null, shown)]));
+  if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head here is of this kind on this text."));
+}
+
+function show(it, state) {
+  controlsOf(it.controls, it.app, state, it);
+  lay(it, state);
+  nameAll(it, state);
+  it.said.textContent = meaning(it, state);
+  it.told.textContent = it.notes.join(" ");
+  caption(it, state);
+}
+
+// What the kind that is asked for does, else that of the head that is marked.
+function meaning(it, { only, layer, head }) {
+  const kind = only ?? it.rows.get(nameOf(it, layer, head))?.kind;
+  if (!kind) return "";
+  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${nameOf(it, layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
+}
+
+function caption(it, state) {
+  const { queries, keys } = layersOf(it)[state.layer];
+  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "some of its rows" : "many";
+  const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows the strongest weight of ${some}` : "";
+  const count = `${plural(allOf(it).length, "head")} in ${plural(layersOf(it).length, "layer")}`;
+  it.app.caption(el("b", {}, count), ` · in each picture a row is a word that looks (a query), a column one it looks at (a key)${pooled}`);
+}
+
+// Marks another of those that are shown: step(the place of the marked one).
+function stride(it, step) {
+  const state = it.app.state();
+  const shown = chosen(it, state);
+  const now = shown.findIndex((one) => one.layer === state.layer && one.head === state.head);
+  const next = shown[Math.min(Math.max(step(now), 0), shown.length - 1)];
+  if (!next) return;
+  it.app.go({ layer: next.layer, head: next.head }, { replace: true });
+  it.tiles.get(next.name).focus({ preventScroll: false });
+}
+
+// How many pictures stand in a line.
+function across({ sheet }) {
+  const [first, ...rest] = sheet.querySelectorAll(".head");
+  const next = rest.findIndex((one) => one.offsetTop > first.offsetTop);
+  return next < 0 ? rest.length + 1 : next + 1;
+}
+
+const keysOf = (it) => [
+  ["ArrowLeft", "the picture before", () => stride(it, (now) => now - 1)],
+  ["ArrowRight", "the next picture", () => stride(it, (now) => now + 1)],
+  ["ArrowUp", "the picture above", () => stride(it, (now) => now - across(it))],
+  ["ArrowDown", "the picture below", () => stride(it, (now) => now + across(it))],
+  ["Enter", "open its map", () => it.app.go({ view: "map" })],
+];
+
+const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -1,0 +1,34 @@
+// The kinds of head in plain words, and the controls that order and filter heads by what the detectors say.
+
+import { el } from "../../drawing/el.js";
+
+export const SENTENCES = {
+  "previous token": "looks at the word before",
+  itself: "looks at the word itself",
+  duplicate: "looks at earlier places of the same word",
+  induction: "looks at what came after the same word before",
+  "first token": "looks at the first word, whatever it is",
+  broad: "spreads over half of what it may see, or more",
+  local: "stays near the word",
+  mixed: "none of the others",
+};
+
+// Sets the controls: `rows` are what is known of the heads, by name; `detectors` are there once all are known.
+export function controlsOf(element, app, state, { rows, detectors, whole }) {
+  const focused = document.activeElement?.getAttribute("data-control");
+  const select = el("select", { "data-control": "by", disabled: !whole, onchange: () => app.go({ by: select.value || null }) },
+    el("option", { value: "" }, "layer and head"), detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
+  const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
+  element.replaceChildren(
+    el("label", { class: "control" }, el("span", { class: "name" }, "in order of"), select),
+    el("span", { class: "chips", role: "group", "aria-label": "Kinds of head" }, chip("", "all"), counted(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+  );
+  if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
+}
+
+// The kinds [[kind, how many heads]], the most frequent first.
+function counted(rows) {
+  const counts = new Map();
+  for (const { kind } of rows.values()) if (kind) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]);
+}

@@ -1,0 +1,151 @@
+// Steps of attention in plain words, a formula and a sentence for each: what regard.show.narration says, for any switch of the page.
+
+import { numeral, rough } from "../../drawing/numerals.js";
+import { plain } from "../../drawing/words.js";
+import { isRoot, width } from "./attend.js";
+
+const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
+const ALWAYS = ["scores", "weights", "context"];
+const LONGEST = 24; // letters of a word in a sentence
+const PLAIN = /^[\p{L}\p{N}…'’-]+$/u; // words that need no quotation marks in a sentence
+
+// The names of the steps that differ from the one before; scores, weights and context always, where they are known.
+export function active(steps) {
+  const known = NAMES.filter((name) => steps[name] !== null);
+  return known.filter((name, n) => ALWAYS.includes(name) || !same(steps[known[n - 1]], steps[name]));
+}
+
+// The formula of each active step, in terms of the step it follows from.
+export function formulas(steps, problem) {
+  const found = {};
+  let last = "scores";
+  for (const name of active(steps)) {
+    found[name] = formula(name, last, steps, problem);
+    last = name;
+  }
+  return found;
+}
+
+function formula(name, last, steps, problem) {
+  const cooled = (problem.temperature ?? 1) === 1 ? last : `${last} / ${numeral(problem.temperature)}`;
+  const told = {
+    scores: "q kᵀ",
+    scaled: scaling(problem),
+    capped: "softcap tanh(scaled / softcap)",
+    masked: last + masking(steps),
+    weights: `softmax(${cooled})`,
+    dropped: "dropout(weights)",
+    context: `${last} v`,
+  };
+  return told[name];
+}
+
+// The formula for scores times scale, as a division by √d where it is one.
+function scaling(problem) {
+  return isRoot(problem) ? `scores / √${width(problem)}` : `scores · ${numeral(problem.scale)}`;
+}
+
+// What bias and mask did: the one where a number changed, the other where one was hidden.
+function masking({ capped, masked }) {
+  const changed = masked.some((row, i) => row.some((score, j) => score !== -Infinity && score !== capped[i][j]));
+  const hidden = masked.some((row) => row.includes(-Infinity));
+  return (changed ? " + bias" : "") + (hidden ? ", -inf where a query may not see" : "");
+}
+
+// What happened at each step, told of one query: one sentence a step, by its name. Where the words are a text's own
+// they stand in quotation marks; places are those of the columns, where these are a few of many.
+export function sentences(steps, rows, columns, query, { quoted = false, places } = {}) {
+  const asks = names(rows, { quoted })(query);
+  const name = names(columns, { quoted, places });
+  const told = {};
+  for (const step of active(steps)) told[step] = SAID[step](steps, query, asks, name, rows.length * columns.length);
+  return told;
+}
+
+const SAID = {
+  scores({ scores }, query, asks, name) {
+    const row = scores[query];
+    if (row.length === 1) return `${asks} is matched with itself alone (${rough(row[0])}).`;
+    const [best, least] = [greatest(row), smallest(row)];
+    if (row[best] === row[least]) return `${asks} matches every word alike (${rough(row[best])}).`;
+    return `${asks} matches ${name(best)} best (${rough(row[best])}), ${name(least)} least (${rough(row[least])}).`;
+  },
+
+  scaled({ scores, scaled }, query, asks) {
+    const [before, after] = [scores, scaled].map((table) => Math.max(...table[query]) - Math.min(...table[query]));
+    return (
+      `The order stays, the differences change: the scores of ${asks} now lie ${rough(after)} apart at most, ` +
+      `before ${rough(before)}.`
+    );
+  },
+
+  capped({ scaled, capped }) {
+    const [before, after] = [scaled, capped].map((table) => Math.max(...table.flat()));
+    return `No score can pass the cap: the largest, ${rough(before)}, became ${rough(after)}.`;
+  },
+
+  masked({ masked }, query, asks, name, pairs) {
+    const seen = masked[query].filter((score) => score !== -Infinity).length;
+    const hidden = masked.flat().filter((score) => score === -Infinity).length;
+    return `${asks} may see ${seen} of ${masked[query].length} words; ${hidden} of ${pairs} pairs are hidden.`;
+  },
+
+  weights({ masked, weights }, query, asks, name) {
+    const row = weights[query];
+    const seen = row.map((_, j) => j).filter((j) => masked[query][j] !== -Infinity);
+    if (row.some(Number.isNaN)) return `The weights of ${asks} are not numbers: its scores hold a NaN.`;
+    if (!seen.length) return `${asks} may see nothing, so all its weights are 0.`;
+    const best = greatest(row);
+    const least = seen.reduce((a, b) => (row[b] < row[a] ? b : a));
+    if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${rough(row[best])}).`;
+    if (row[best] === row[least]) return `${asks} attends to the ${seen.length} words it sees alike (${rough(row[best])} each).`;
+    return `${asks} attends most to ${name(best)} (${rough(row[best])}), least to ${name(least)} (${rough(row[least])}).`;
+  },
+
+  dropped({ weights, dropped }, query, asks) {
+    const held = weights.flat();
+    const kept = dropped.flat();
+    const grown = kept.map((value, n) => value / held[n]).filter((_, n) => kept[n] > 0);
+    const fallen = held.filter((value, n) => value > 0 && !(kept[n] > 0)).length;
+    const mean = grown.reduce((a, b) => a + b, 0) / grown.length;
+    const rest = grown.length ? `, those left are ${rough(mean)} times as large` : "";
+    const own = [dropped, weights].map((table) => table[query].filter((value) => value > 0).length);
+    return (
+      `${fallen} of ${held.filter((value) => value > 0).length} weights fell to 0${rest}; ` +
+      `${asks} keeps ${own[0]} of ${own[1]}.`
+    );
+  },
+
+  context({ dropped, context }, query, asks, name) {
+    const row = dropped[query];
+    const order = row.map((_, j) => j).filter((j) => row[j] > 0);
+    order.sort((a, b) => row[b] - row[a]);
+    if (!order.length) return `${asks} gathers nothing: its new vector is 0.`;
+    const mixed = order.slice(0, 3).map((j) => `${rough(row[j])} ${name(j)}`).join(" + ") + (order.length > 3 ? " + ..." : "");
+    const vector = context[query].slice(0, 4).map(rough).join(", ") + (context[query].length > 4 ? ", ..." : "");
+    return `${asks} becomes ${mixed} = (${vector}).`;
+  },
+};
+
+// What to call the word at an index: itself, with its place, counted from 0, where it stands more than once.
+export function names(words, { quoted = false, places } = {}) {
+  const bare = words.map((word) => plain(word.trim() || word, LONGEST));
+  const count = new Map();
+  for (const word of bare) count.set(word, (count.get(word) ?? 0) + 1);
+  return (index) => {
+    const word = !quoted && PLAIN.test(bare[index]) ? bare[index] : `‘${bare[index]}’`;
+    return count.get(bare[index]) === 1 ? word : `${word} (token ${places?.[index] ?? index})`;
+  };
+}
+
+function greatest(row) {
+  return row.reduce((best, value, j) => (value > row[best] ? j : best), 0);
+}
+
+function smallest(row) {
+  return row.reduce((least, value, j) => (value < row[least] ? j : least), 0);
+}
+
+function same(a, b) {
+  return a.length === b.length && a.every((row, i) => row.every((value, j) => Object.is(value, b[i][j]) || value === b[i][j]));
+}

@@ -1,0 +1,78 @@
+// The scenes of Steps: each step of a problem with its formula, a sentence and its tables, as it is and as it is switched.
+
+import { three } from "../../drawing/numerals.js";
+import { attend, switched } from "./attend.js";
+import { active, formulas, sentences } from "./narration.js";
+
+const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
+const WIDE = 8; // columns of a single row that is still a row
+const PROJECTED = "What a word asks for (its query), what it is found by (its key), and what it hands over (its value).";
+const OFF = "This step is switched off: the numbers are those of the step before.";
+
+// The story of an answer of steps or example: {problem, own, steps, scenes}; own are the steps without any switch.
+export function story(data, switches, query) {
+  const told = (data.before ?? []).map(given);
+  const after = (data.after ?? []).map(given);
+  if (!data.rows.length) return { scenes: [...told, ...after] };
+  const problem = switched(data, switches);
+  const own = attend(data);
+  const steps = attend(problem);
+  if (!data.before && data.q) told.push(projected(data));
+  const untouched = problem.visible === data.visible && problem.scale === data.scale && problem.temperature === 1;
+  const formula = { ...formulas(steps, problem), ...(untouched ? data.formulas : data.formulas && kept(data.formulas)) };
+  const said = { ...sentences(steps, data.rows, data.columns, query, naming(data)), ...(untouched && query === data.focus ? data.sentences : {}) };
+  const wanted = new Set([...active(own), ...active(steps)]);
+  const live = NAMES.filter((name) => wanted.has(name)).map((name) => ({
+    name,
+    formula: formula[name] ?? before(name, steps),
+    sentence: said[name] ?? OFF,
+    live: true,
+    panels: [table(name, steps, data)],
+  }));
+  return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
+}
+
+// How words are named in sentences: those of a text in quotation marks, a few of many by their places in it.
+export const naming = (data) => ({ quoted: !data.before, places: data.places });
+
+// A scene that the server told: what it writes as text where JSON has no number is a number again.
+function given(scene) {
+  const number = (value) => (typeof value === "string" ? Number(value.replace("inf", "Infinity")) : value);
+  const panels = scene.panels.map((one) => ({ ...one, values: one.values.map((row) => row.map(number)) }));
+  return { ...scene, panels };
+}
+
+// q, k and v as a scene.
+function projected({ q, k, v, rows, columns }) {
+  const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns]].filter(([, , values]) => values);
+  const panels = named.map(([title, letter, values, words]) => ({ title, rows: words, columns: numbered(letter, values[0].length), axes: "words", values }));
+  return { name: v ? "q, k, v" : "q, k", formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: PROJECTED, panels };
+}
+
+function table(name, steps, { rows, columns, places }) {
+  const values = steps[name];
+  if (name === "context") return { title: "", rows, columns: numbered("c", values[0].length), axes: "words", values };
+  const shares = name === "weights" || name === "dropped";
+  const ends = shares ? [0, Math.max(...values.flat(), 1e-9)] : undefined;
+  const hidden = shares ? (i, j) => steps.masked[i][j] === -Infinity : undefined;
+  if (rows.length === 1 && columns.length > WIDE) return upright({ rows, columns, values, ends, hidden, places, shares });
+  return { title: "", rows, columns, axes: "pairs", values, ends, hidden };
+}
+
+// The one row of a long table as a column, so that its numbers have room.
+function upright({ rows, columns, values, ends, hidden, places, shares }) {
+  const turned = hidden && ((i, j) => hidden(j, i));
+  const texts = shares ? values[0].map((value) => [three(value)]) : undefined; // most are too small for three places
+  return { title: "", rows: columns, columns: rows, axes: "pairs", values: values[0].map((value) => [value]), ends, hidden: turned, upright: true, places, texts };
+}
+
+// What the examples say of how scores come about holds whatever is switched.
+const kept = ({ scores, context }) => ({ ...(scores && { scores }), ...(context && { context }) });
+
+// The step whose numbers a step that is switched off has.
+function before(name, steps) {
+  const names = active(steps).filter((one) => NAMES.indexOf(one) < NAMES.indexOf(name));
+  return names.at(-1) ?? "scores";
+}
+
+const numbered = (letter, count) => Array.from({ length: count }, (_, n) => `${letter}${n + 1}`);

@@ -1,0 +1,24 @@
+// The texts of Text, each with the strip beside it: one where queries and keys are the same words, two where they are not.
+
+import { el } from "../../drawing/el.js";
+import { prose } from "./prose.js";
+import { strip } from "./strip.js";
+
+const LABELS = { both: "The text", rows: "Queries: these look", columns: "Keys: these are looked at" };
+const TITLES = { rows: "what looks", columns: "what is looked at" };
+
+// Sets them in `panes`, [{side, text, strip}]; hover(side, place or null) and pick(side, place) are told of words.
+export function panesOf(panes, app, { queries, keys }, { hover, pick }) {
+  const { rows, columns, kind } = app.attention();
+  const same = kind === "self" && rows === columns;
+  const sides = same ? [["both", rows, queries]] : [["rows", rows, queries], ["columns", columns, keys]];
+  const texts = sides.map(([side, list, count]) => {
+    const one = { side };
+    one.text = prose(app, { list, count, label: LABELS[side], hover: (n) => hover(side, n), pick: (n) => pick(side, n), scrolled: () => one.strip?.draw() });
+    one.strip = strip(app, one.text);
+    return one;
+  });
+  panes.replaceChildren(...texts.map(({ side, text, strip: beside }) =>
+    el("section", { class: "text-pane" }, TITLES[side] && el("h2", {}, TITLES[side]), el("div", { class: "text-body" }, text.element, beside.element))));
+  return texts;
+}

@@ -1,0 +1,210 @@
+// The Text view: the words themselves; one is picked, and the others are shaded by what it looked at, or what looked at it.
+
+import { weight } from "../../asking/codes.js";
+import { css, ink, scaleOf, shade, table } from "../../drawing/colour.js";
+import { ofWeights } from "../../drawing/legend.js";
+import { likeness } from "../../drawing/likeness.js";
+import { count } from "../../drawing/numerals.js";
+import { strongest } from "../../drawing/strongest.js";
+import { quoted } from "../../drawing/words.js";
+import { numberOf } from "../../frame/bar.js";
+import { chosenHeads, controlsOf } from "./controls.js";
+import { panesOf } from "./panes.js";
+
+const LINKS = 8; // strongest links listed
+const SHORT = 60; // words that are set large
+const EARLY = 40; // the word of a longer text that is shown before one is picked: it is in sight
+const REST = 120; // milliseconds that the pointer rests on a word before its links are listed
+const BINS = 64; // colours that words are shaded in
+
+export const view = {
+  name: "text",
+  title: "Text",
+  question: "Who looks at whom?",
+  bar: ["attention", "batch", "layer", "scale"],
+  mount,
+};
+
+// `it` is what the functions below share: the parts of the page; the texts (one where queries and keys are the same words, two
+// where they are not); the word under the pointer; what was asked for last; and the answer that is shown: its codes, of which
+// word they are, which way they go.
+function mount(stage, app) {
+  stage.classList.add("text");
+  const controls = app.el("div", { class: "text-controls" });
+  const panes = app.el("div", { class: "text-panes" });
+  const links = app.el("aside", { class: "text-links", role: "status", "aria-label": "Strongest links" });
+  stage.append(controls, panes, links);
+  const it = { app, stage, controls, panes, links, texts: [], hovered: null, of: "", name: "", shown: null, asking: null, later: null };
+  return { draw: (state) => draw(it, state), leave: () => leave(it), keys: keysOf(it), hands: HANDS, picture: () => ({ svg: likeness(panes) }) };
+}
+
+const backwards = (state) => state.way === "to";
+const layerOf = (it, state) => it.app.attention().layers[state.layer];
+const double = (it) => it.texts.length > 1;
+
+function draw(it, state) {
+  const { app } = it;
+  const { queries, keys } = layerOf(it, state);
+  const of = JSON.stringify([app.summary().id, state.kind, state.part, queries, keys]);
+  if (of !== it.of) build(it, state);
+  it.of = of;
+  controlsOf(it.controls, app, state);
+  const asked = JSON.stringify([state.q, state.k]);
+  if (asked !== it.asked && state.q !== undefined) it.texts[0].text.show(state.q);
+  if (asked !== it.asked && state.k !== undefined) it.texts.at(-1).text.show(state.k);
+  it.asked = asked;
+  return shadeAll(it, state);
+}
+
+function build(it, state) {
+  const { queries, keys } = layerOf(it, state);
+  it.texts.forEach(({ text }) => text.leave());
+  it.texts = panesOf(it.panes, it.app, { queries, keys }, { hover: (side, n) => hover(it, side, n), pick: (side, n) => pick(it, side, n) });
+  it.stage.classList.toggle("short", Math.max(queries, keys) <= SHORT);
+}
+
+// The word whose links are shown: the one under the pointer, else the one picked, else the last or an early one.
+function subject(it, state) {
+  if (it.hovered) return it.hovered;
+  if (double(it) && backwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
+  const { queries } = layerOf(it, state);
+  const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? queries - 1 : EARLY);
+  return { side: double(it) ? "rows" : "both", place: state.q ?? first() };
+}
+
+function hover(it, side, place) {
+  it.hovered = place === null ? null : { side, place };
+  shadeAll(it, it.app.state());
+}
+
+function pick(it, side, place) {
+  const { app } = it;
+  it.hovered = null;
+  if (side === "columns") return app.go({ k: place, way: "to" });
+  if (side === "rows") return app.go({ q: place, k: null, way: null });
+  return app.go({ q: place === app.state().q ? null : place, k: null });
+}
+
+// Asks what the subject is linked to; only the last that was asked for is shown.
+async function shadeAll(it, state) {
+  const { app } = it;
+  const { side, place } = subject(it, state);
+  const incoming = side === "columns" || (side === "both" && backwards(state));
+  const heads = chosenHeads(app, state);
+  const name = JSON.stringify([app.summary().id, app.place(), heads, place, incoming, side]);
+  if (name === it.name) return dress(it, state);
+  it.name = name;
+  it.asking?.abort();
+  clearTimeout(it.later);
+  const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
+  return ask(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming });
+}
+
+async function ask(it, query, of) {
+  const { app } = it;
+  const control = (it.asking = new AbortController());
+  app.wait(of.incoming ? "Adding up all weights, to know what looks at this word" : "Asking what this word looks at");
+  try {
+    const codes = await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal);
+    if (control !== it.asking) return;
+    app.ready();
+    it.shown = { ...of, codes, top: codes.reduce((most, code) => Math.max(most, code), 2) };
+    dress(it, app.state());
+    it.later = setTimeout(() => linksOf(it, query, control.signal), it.hovered ? REST : 0);
+  } catch (fault) {
+    if (fault.name === "AbortError") return;
+    it.name = "";
+    app.ready();
+    app.fail(fault.message, it.controls);
+  }
+}
+
+// Shades the words, and the strips beside them.
+function dress(it, state) {
+  const { app, shown } = it;
+  if (!shown) return;
+  const scale = scaleOf(state, shown.codes.length, weight(shown.top));
+  const look = looks(shown.codes, scale);
+  const pixels = table(scale);
+  for (const { side, text, strip } of it.texts) {
+    const target = side === "both" || side === (shown.incoming ? "rows" : "columns");
+    const linked = target && side !== "rows" && shown.place === state.q ? state.k : null;
+    text.dress(target ? look : null, side === shown.side ? shown.place : null, linked);
+    strip.shade(target ? shown.codes : null, pixels);
+  }
+  app.legend(ofWeights(scale));
+  caption(it, state);
+}
+
+// How each word looks, {paper, ink} or {hidden}, by its code.
+function looks(codes, scale) {
+  const colours = new Map();
+  return (n) => {
+    if (codes[n] === undefined) return null;
+    if (codes[n] === 0) return { hidden: true };
+    const bin = Math.round(BINS * Math.min(Math.max(scale.share(weight(codes[n])), 0), 1));
+    if (!colours.has(bin)) colours.set(bin, { paper: css(shade(bin / BINS)), ink: ink(shade(bin / BINS)) });
+    return colours.get(bin);
+  };
+}
+
+const listOf = ({ app, shown }) => (shown.side === "columns" ? app.attention().columns : app.attention().rows);
+
+async function caption(it, state) {
+  const { app, name } = it;
+  const { place, incoming } = it.shown;
+  const names = chosenHeads(app, state).map((head) => numberOf(layerOf(it, state), head));
+  const all = names.length === layerOf(it, state).heads;
+  const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
+  const [word] = await app.words(listOf(it), place, place + 1);
+  if (name !== it.name) return;
+  const told = incoming ? "each word is shaded by how much it looks at " : `the ${app.colour.dark() ? "brighter" : "darker"} a word, the more it is looked at by `;
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoted(word)), ` (token ${count(place)})`);
+}
+
+// The strongest links with their exact weights.
+async function linksOf(it, query, signal) {
+  const { app, links, shown } = it;
+  try {
+    const { found } = await app.source.top(app.summary().id, { ...query, n: LINKS }, signal);
+    const [word] = await app.words(listOf(it), shown.place, shown.place + 1);
+    if (signal.aborted) return;
+    const go = (one) => app.go(shown.incoming && double(it) ? { q: one.place } : { q: shown.place, k: one.place });
+    const title = app.el("h2", {}, app.el("b", {}, quoted(word)), shown.incoming ? " is looked at most by" : " looks most at");
+    links.replaceChildren(title, strongest(found, go));
+    app.fail("", links);
+  } catch (fault) {
+    if (fault.name !== "AbortError") app.fail(fault.message, links);
+  }
+}
+
+// Another word of the link: next(the present one); the first press shows where one is.
+function stride(it, next) {
+  const { app } = it;
+  const state = app.state();
+  const from = state.q ?? subject(it, state).place;
+  const to = Math.min(Math.max(next(from), 0), layerOf(it, state).queries - 1);
+  it.hovered = null;
+  app.go({ q: state.q === undefined ? from : to, k: null }, { replace: true });
+}
+
+function leave(it) {
+  it.texts.forEach(({ text }) => text.leave());
+  it.asking?.abort();
+  clearTimeout(it.later);
+}
+
+const keysOf = (it) => [
+  ["ArrowLeft", "the word before", () => stride(it, (q) => q - 1)],
+  ["ArrowRight", "the next word", () => stride(it, (q) => q + 1)],
+  ["ArrowUp", "the line above", () => stride(it, (q) => it.texts[0].text.beside(q, -1))],
+  ["ArrowDown", "the line below", () => stride(it, (q) => it.texts[0].text.beside(q, 1))],
+  ["Home", "the first word", () => stride(it, () => 0)],
+  ["End", "the last word", () => stride(it, () => Infinity)],
+  ["w", "the other way: what looks at it", () => it.app.go({ way: backwards(it.app.state()) ? null : "to" })],
+];
+
+const HANDS = [
+  ["point", "shades the links of a word"],
+  ["click, tap", "keeps the word; again lets it go"],
+];

@@ -1,0 +1,30 @@
+// The heads of a layer at the side of Type: a small picture of each and of their mean, and the chosen one large.
+
+import { el } from "../../drawing/el.js";
+import { mean, paint, pixels } from "../../drawing/picture.js";
+
+export function headStrip() {
+  const canvas = pixels({ class: "type-picture", role: "img" });
+  const mark = el("div", { class: "type-row" });
+  const frame = el("a", { class: "type-frame" }, canvas, mark);
+  const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
+  const element = el("aside", { class: "type-side", "aria-label": "Its heads" },
+    el("section", {}, el("h2", {}, "Its heads"), el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together."), strip),
+    el("figure", {}, frame, el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at")));
+
+  // Small pictures {codes, shape} in a table of colours; `share` is how far down the word stands that asks.
+  function set({ codes, shape }, head, colours, share, layer, choose) {
+    const [h, rows, columns] = shape;
+    const of = (n) => (n === null ? mean(codes, shape) : codes.subarray(n * rows * columns, (n + 1) * rows * columns));
+    const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "the mean of all heads" : `head ${n}`, onclick: () => choose(n) },
+      paint(pixels(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
+    const focused = strip.contains(document.activeElement);
+    strip.replaceChildren(...[null, ...Array.from({ length: h }, (_, n) => n)].map(small));
+    if (focused) strip.querySelector("[aria-pressed=true]").focus();
+    paint(canvas, of(head), rows, columns, colours);
+    canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: a row for each word that looks, a column for each it looks at`);
+    Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
+  }
+
+  return { element, set, lead: (href) => frame.setAttribute("href", href) };
+}

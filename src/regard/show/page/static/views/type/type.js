@@ -1,0 +1,207 @@
+// Type: words of one's own, what the last or the picked one of them looked at, and what the model expects next.
+
+import { weight } from "../../asking/codes.js";
+import { round, scale, scaleOf, table } from "../../drawing/colour.js";
+import { ofWeights } from "../../drawing/legend.js";
+import { likeness } from "../../drawing/likeness.js";
+import { count, rough } from "../../drawing/numerals.js";
+import { quoted } from "../../drawing/words.js";
+import { headOf } from "../../frame/bar.js";
+import { read } from "../../frame/link.js";
+import { skeleton } from "./skeleton.js";
+
+const MOST = 2000; // words shown here; Text has them all
+const LINKED = 400; // letters of a text that the link holds
+
+export const view = {
+  name: "type",
+  title: "Type",
+  question: "What does it do with my words?",
+  bar: (state) => (state.r ? ["attention", "layer"] : []),
+  mount,
+};
+
+// `it` is what the functions below share: of which recording the words stand, the run that goes on, what is asked for, and
+// the rows and small pictures that are kept, by what they are of.
+function mount(stage, app) {
+  const it = { app, drawn: null, running: null, asking: new AbortController(), kept: new Map() };
+  it.page = skeleton(app, (text) => run(it, text));
+  stage.append(it.page.root);
+  resume(it);
+  const leave = () => [it.running, it.asking].forEach((one) => one?.abort());
+  return { draw: (state) => draw(it, state), leave, keys: keysOf(it), picture: () => app.summary() && { svg: likeness(it.page.result) } };
+}
+
+// The text of the link stands in the box; where the server has forgotten its recording, the model runs again.
+function resume(it) {
+  const asked = read(location.hash);
+  const box = it.page.form.elements.text;
+  if (asked.text) box.value = asked.text;
+  if (asked.text && !it.app.shelf().some((one) => one.id === asked.r)) run(it, asked.text);
+  if (!it.app.summary()) box.focus();
+}
+
+// Runs the model on a text and shows its attention.
+async function run(it, text) {
+  const { app, page } = it;
+  if (!text.trim()) return app.fail("Type at least one word first.", page.form);
+  it.running?.abort();
+  const { signal } = (it.running = new AbortController());
+  app.fail("", page.form);
+  page.busy(true);
+  app.wait(`Running ${app.start.model}`);
+  try {
+    const summary = await app.source.type({ text }, signal);
+    const { layer, text: before } = app.state();
+    app.add(summary);
+    const start = layer === 0 && !before ? middle(summary) : layer;
+    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, layer: start });
+  } catch (fault) {
+    if (fault.name !== "AbortError") app.fail(fault.message, page.form);
+  } finally {
+    page.busy(false);
+    app.ready();
+  }
+  return undefined;
+}
+
+async function draw(it, state) {
+  const { app, page } = it;
+  const summary = app.summary();
+  page.offer();
+  page.result.hidden = !summary;
+  page.welcome.hidden = Boolean(summary);
+  if (!summary) return;
+  it.asking.abort();
+  const { signal } = (it.asking = new AbortController());
+  const q = asks(it);
+  const { words, asker } = await wordsOf(it, q);
+  if (it.drawn !== summary.id) begin(it, summary);
+  stand(it, state, q, words);
+  const { row, thumbs } = await fetched(it, state, q, signal);
+  if (signal.aborted) return;
+  shadeWords(it, state, { row, words, asker, q });
+  pictures(it, state, q, thumbs);
+  caption(it, state, asker);
+}
+
+// The word that asks: the one of the link, or the last that says something.
+function asks({ app }) {
+  const { q, layer } = app.state();
+  const { rows, layers } = app.attention();
+  return q ?? app.telling(rows, layers[layer].queries - 1);
+}
+
+async function wordsOf({ app }, q) {
+  const { rows, columns, layers } = app.attention();
+  const words = await app.words(columns, 0, Math.min(layers[app.state().layer].keys, MOST));
+  const [asker] = await app.words(rows, q, q + 1);
+  return { words, asker };
+}
+
+// Another recording than the one whose words stood here.
+function begin(it, summary) {
+  it.kept.clear();
+  it.page.next(summary.next ?? [], (word) => goOn(it, word));
+  it.drawn = summary.id;
+}
+
+function stand({ app, page }, state, q, words) {
+  const { rows, columns, layers } = app.attention();
+  const { queries, keys } = layers[state.layer];
+  const { model, notes } = app.summary();
+  page.read(`${model} read ${count(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ", words and pieces of words."}`);
+  page.words(words, keys, (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true }));
+  page.picked(q, rows === columns);
+  page.links(app, state);
+}
+
+// The weights of the word that asks, of one head or the mean of all, and small pictures of the heads.
+async function fetched(it, state, q, signal) {
+  const { app } = it;
+  const { id } = app.summary();
+  const place = app.place();
+  const one = state.of === "head";
+  const all = Array.from({ length: app.attention().layers[state.layer].heads }, (_, n) => n).join();
+  const [row, thumbs] = await Promise.all([
+    once(it, `row ${JSON.stringify([place, q, one])}`, () => app.source.row(id, { ...place, q, ...(one ? {} : { heads: all }) }, signal)),
+    once(it, `thumbs ${JSON.stringify([place.kind, place.part, place.b, place.layer])}`, () => app.source.thumbs(id, { ...place, head: null }, signal)),
+  ]);
+  return { row, thumbs };
+}
+
+async function once({ kept }, key, ask) {
+  if (!kept.has(key)) kept.set(key, await ask());
+  return kept.get(key);
+}
+
+// The words in the colours of the row; the first one, on which attention often rests, does not set the scale.
+function shadeWords({ app, page }, state, { row, words, asker, q }) {
+  const weights = Array.from(row, weight);
+  const others = weights.slice(1).filter((one) => one !== null);
+  const top = Math.max(...others, others.length ? 0.01 : weights[0] ?? 1);
+  const linear = (state.scale ?? "linear") === "linear";
+  const chosen = linear ? scale("linear", 0, round(top)) : scaleOf(state, row.length, top);
+  page.shade(weights, chosen);
+  const legend = ofWeights(chosen, "weight");
+  if (weights[0] > chosen.high) legend.ticks.at(-1)[1] += " or more";
+  app.legend(legend);
+  page.told(said(weights, words, asker, q));
+}
+
+function pictures({ app, page }, state, q, thumbs) {
+  const { queries, keys } = app.attention().layers[state.layer];
+  const head = state.of === "head" ? state.head : null;
+  const choose = (n) => app.go(n === null ? { of: null } : { of: "head", head: n });
+  page.heads(thumbs, head, table(scaleOf(state, keys)), q / queries, state.layer, choose);
+}
+
+function caption({ app }, state, asker) {
+  const { heads } = app.attention().layers[state.layer];
+  const who = state.of === "head" ? `layer ${state.layer}, head ${headOf(app, state)}` : `layer ${state.layer}, the mean of its ${heads} heads`;
+  app.caption(app.el("b", {}, quoted(asker)), ` and what it looked at: ${who}. Pick another word to ask for it.`);
+}
+
+// The same words and one more, which was expected.
+async function goOn(it, word) {
+  const { columns, layers } = it.app.attention();
+  const text = (await it.app.words(columns, 0, layers[0].keys)).join("") + word;
+  it.page.form.elements.text.value = text;
+  run(it, text);
+}
+
+function step(it, by) {
+  const { app } = it;
+  const count = app.summary() ? app.attention().layers[app.state().layer].queries : 0;
+  const q = count && asks(it) + by;
+  if (count && q >= 0 && q < count) app.go({ q }, { replace: true });
+}
+
+function turn({ app }, by) {
+  const { of, head, layer } = app.state();
+  const { heads } = app.attention().layers[layer];
+  const next = (of === "head" ? head : -1) + by;
+  if (next >= -1 && next < heads) app.go(next < 0 ? { of: null } : { of: "head", head: next });
+}
+
+const keysOf = (it) => [
+  ["ArrowRight", "the next word", () => step(it, 1)],
+  ["ArrowLeft", "the word before", () => step(it, -1)],
+  ["]", "the next head", () => turn(it, 1)],
+  ["[", "the head before; before the first the mean", () => turn(it, -1)],
+  ["i", "write in the box", () => it.page.form.elements.text.focus()],
+];
+
+// What a word looked at most, in a sentence.
+function said(weights, words, asks, q) {
+  const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
+  order.sort((a, b) => weights[b] - weights[a]);
+  if (!order.length) return `${quoted(asks)} may see nothing.`;
+  const few = order.slice(0, 3).map((n) => `${n === q ? "itself" : quoted(words[n])} (${rough(weights[n])})`);
+  const list = few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`;
+  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that find nothing to look at rest on the first word." : "";
+  return `${quoted(asks)} looks most at ${list}.${rest}`;
+}
+
+// The layer in the middle of the first attention: the first one looks at little but neighbours.
+const middle = (summary) => Math.floor(summary.attentions[0].layers.length / 2);

@@ -1,0 +1,26 @@
+"""The model for one at a time, and for as long as somebody waits for what it computes."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+@contextmanager
+def turn(lock: threading.Lock, alive: Callable[[], None]) -> Iterator[None]:
+    """A context in which this thread has the lock; alive() is asked while it waits, and before each module that it runs."""
+    own = threading.get_ident()
+
+    def ask(*_: object) -> None:
+        if threading.get_ident() == own:  # hooks of all modules hear of other threads too
+            alive()
+
+    while not lock.acquire(timeout=0.1):
+        alive()
+    asking = register_module_forward_pre_hook(ask)  # one of a module would switch off what is fast in torch's own layers
+    try:
+        yield
+    finally:
+        asking.remove()
+        lock.release()

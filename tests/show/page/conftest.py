@@ -1,0 +1,18 @@
+"""A recording and a server of it with the sorter, for the tests of a module."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def recording():
+    from show.page.asking import recorded  # which needs what the browser's tests may be skipped for
+
+    return recorded(keep="values")
+
+
+@pytest.fixture(scope="module")
+def client(recording):
+    from show.page.asking import asking, sorter
+
+    with asking(recording, speaker=sorter()) as found:
+        yield found

@@ -1,0 +1,101 @@
+"""What the page keeps in memory beside the recording it was given, with every cache driven to its bound."""
+
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from regard.show.page import desk, entry, patience, session, size
+from regard.show.page.session import Session
+from show.page.asking import asking, in_steps, rows_and_keys, writer
+
+MB = 2**20
+TEXTS = ["ABC" * 20, "CAB" * 20, "BBC" * 20]
+LEFT_OUT = (types.ModuleType, types.FunctionType, types.MethodType, type, torch.nn.Module)
+
+
+def tensors(of: object) -> Iterator[torch.Tensor]:
+    """Every tensor that can be reached from something, but not through a model."""
+    seen, waiting = set(), [of]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, LEFT_OUT):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            waiting += one
+        else:
+            waiting += vars(one).values() if hasattr(one, "__dict__") else ()
+
+
+def beside(found: Session, given) -> int:
+    """The bytes of what a session holds, without the recording it was given."""
+    own = {x.untyped_storage().data_ptr() for x in tensors(given)}
+    return size.held([x for x in tensors(found) if x.untyped_storage().data_ptr() not in own])
+
+
+def used(client, rounds: int = 2) -> int:
+    """Asks everything of every head of every recording, types and writes: the most that was held at any time."""
+    found, most = client.server.page.session, 0
+    given = found.entry("r1").recording
+    for n in range(rounds):
+        for text in TEXTS if found.speaker else ():
+            client.post("/api/type", {"text": text})
+            client.post("/api/generate", {"text": text[:9], "tokens": 30, "temperature": 1, "seed": n})
+        for one in client.json("/api/start")["recordings"]:
+            (attention,) = one["attentions"]
+            for layer, shape in enumerate(attention["layers"]):
+                for head in range(shape["heads"]):
+                    place = {"layer": layer, "head": head, "b": n % one["batch"]}
+                    client.lines(f"/api/r/{one['id']}/open", **place)
+                    client.codes(f"/api/r/{one['id']}/tile", **place, level=0, row=0, column=0)
+                    client.json(f"/api/r/{one['id']}/cell", **place, q=2, k=1)
+                    client.codes(f"/api/r/{one['id']}/column", **place, k=1, heads="0,1")
+                    client.json(f"/api/r/{one['id']}/steps", **place, q=3)
+                    most = max(most, beside(found, given))
+                client.codes(f"/api/r/{one['id']}/thumbs", layer=layer)
+                most = max(most, beside(found, given))
+    return most
+
+
+@pytest.mark.parametrize("limit", [0, 2**23], ids=["each head alone", "all heads of a layer"])
+@pytest.mark.parametrize("recording", ["many calls", "one call"])
+def test_it_stays_within_its_bounds_whatever_is_asked(recording, limit, monkeypatch):
+    given = in_steps(layers=3, tokens=43, width=64) if recording == "many calls" else rows_and_keys(*one_call())
+    layer = size.of_recording(given) // len(given.layers())
+    monkeypatch.setattr(entry, "LAYER_BYTES", limit)
+    monkeypatch.setattr(entry, "MAPS_BYTES", layer)
+    monkeypatch.setattr(session, "OPENED_BYTES", 2 * layer)
+    monkeypatch.setattr(session, "TYPED_BYTES", 60_000)
+    monkeypatch.setattr(session, "TYPED", 5)
+    with asking(given, speaker=writer()) as client:
+        kept = client.server.page.session
+        held = used(client)
+        typed = 60_000 + 5 * 2 * 30_000  # their recordings, and the joined maps of those that were written
+        assert held <= 2 * layer + layer + typed
+        assert len(kept._entries) <= 6
+        assert len(kept._opened) > 1
+
+
+def one_call():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(1, 6, 97, 64, generator=generator), torch.randn(1, 2, 97, 64, generator=generator)
+
+
+def test_many_short_texts_leave_few_recordings(monkeypatch):
+    monkeypatch.setattr(session, "TYPED", 3)
+    with asking(rows_and_keys(*one_call()), speaker=writer()) as client:
+        for _ in range(9):
+            client.post("/api/type", {"text": "A"})
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1", "r8", "r9", "r10"]
+
+
+def test_the_bounds_together_are_below_300_mb():
+    caches = session.OPENED_BYTES + session.TYPED_BYTES + entry.MAPS_BYTES + session.TYPED_BYTES  # the maps of those written
+    waiting = patience.CONNECTIONS * 2 * 2**16 + desk.AT_ONCE * 256 * 256 * 2 + patience.CONNECTIONS * 2**14
+    assert caches + waiting < 250 * MB

@@ -1,0 +1,101 @@
+"""A client that goes away stops what is computed for it: each kind of work is held at its beginning until it has gone."""
+
+import threading
+
+import pytest
+import torch
+
+import regard
+from regard.models.own import Own
+from regard.observe import heads
+from regard.show.page import speaker
+from show.page.asking import asking, joined, recorded, rows_and_keys, sorter, until
+
+STRIPS = 13
+
+
+class Held:
+    """Work that waits, where it is first done, until it may go on, and counts how often it is done."""
+
+    def __init__(self, work) -> None:
+        self.work, self.times = work, 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *given, **more):
+        self.times += 1
+        self.begun.set()
+        self.go_on.wait(60)
+        return self.work(*given, **more)
+
+
+def left(client, held, path, sent=None):
+    """Asks, goes away while the work is held, and lets it go on when the server has seen that."""
+    with client.leaving(path, sent):
+        assert held.begun.wait(60)
+    client.idle()
+    held.go_on.set()
+
+
+def model_held(name: str):
+    """The sorter, and one of its modules, which is held."""
+    own = Own("held", sorter().model)
+    held = Held(lambda *_: None)
+    own.model.get_submodule(name).register_forward_pre_hook(held)
+    return own, held
+
+
+@pytest.mark.parametrize("path", ["open?", "tile?level=0&row=0&column=0&", "column?k=1&", "top?k=1&"])
+def test_a_head_that_is_gone_over(path, monkeypatch):
+    monkeypatch.setattr(regard.map.pyramid, "strip", held := Held(regard.map.pyramid.strip))
+    monkeypatch.setattr(regard.map.pyramid, "STRIP", 8)
+    q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
+    with asking(rows_and_keys(q, q)) as client:
+        left(client, held, f"/api/r/r1/{path}")
+        until(lambda: not any(one.busy() for one in client.server.page.session.heads()))
+        assert held.times == 1
+        assert client.lines("/api/r/r1/open")[-1]["levels"] == 1  # who comes next goes on from there
+        assert held.times == STRIPS
+
+
+def test_what_kind_heads_are(monkeypatch):
+    monkeypatch.setattr("regard.show.page.kinds.APART", 0)
+    monkeypatch.setattr(heads, "scores", held := Held(heads.scores))
+    with joined(), asking(recorded()) as client:
+        left(client, held, "/api/r/r1/heads")
+    assert held.times == 1
+
+
+def test_a_model_that_reads_what_was_typed():
+    own, held = model_held("blocks.0")
+    after = []
+    own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
+    with asking(recorded(), speaker=own) as client:
+        left(client, held, "/api/type", {"text": "CCAB"})
+        until(lambda: not client.server.page.session._model.locked())
+        assert (held.times, after) == (1, [])
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
+        assert client.post("/api/type", {"text": "CCAB"})[0] == 200
+        assert after == [1]
+
+
+def test_a_model_that_writes(monkeypatch):
+    held = Held(lambda step: step)
+    monkeypatch.setattr(speaker, "choices", lambda *given, of=speaker.choices, **more: map(held, of(*given, **more)))
+    with asking(recorded(), speaker=sorter()) as client:
+        left(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
+        until(lambda: not client.server.page.session._model.locked())
+        assert held.times == 1
+        assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
+
+
+def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
+    own, held = model_held("blocks.0")
+    with joined(), asking(recorded(), speaker=own) as client, client.leaving("/api/type", {"text": "CCAB"}):
+        assert held.begun.wait(60)
+        page = client.server.page
+        with client.leaving("/api/type", {"text": "AB"}):
+            until(lambda: page.desk.busy == 2)
+        until(lambda: page.desk.busy == 1)
+        held.go_on.set()
+        client.idle()
+    assert held.times == 1

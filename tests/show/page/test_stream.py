@@ -1,0 +1,85 @@
+import json
+import threading
+
+import pytest
+
+from regard.show.page import stream
+from show.page.asking import asking, joined, recorded, writer
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Opening a head says that a half is done, and then waits."""
+    go_on = threading.Event()
+
+    def opening(*_):
+        yield {"done": 0.5}
+        go_on.wait(60)
+        yield {"done": 1}
+
+    monkeypatch.setattr("regard.show.page.server.opening", opening)
+    yield go_on
+    go_on.set()
+
+
+def test_lines_come_one_by_one(recording, slowly):
+    with asking(recording) as client, client.leaving("/api/r/r1/open") as one:
+        found = b""
+        while b'{"done":0.5}\n' not in found:
+            found += one.recv(2**16)
+        assert b'{"done":1}' not in found
+        assert b"content-type: application/x-ndjson" in found
+        assert b"cache-control: no-store" in found
+        slowly.set()
+        while b'{"done":1}\n' not in found:
+            found += one.recv(2**16)
+
+
+def test_a_stream_that_takes_too_long_ends_with_a_sentence(recording, slowly, monkeypatch):
+    monkeypatch.setattr(stream, "STREAM_SECONDS", 0.05)
+    with joined(), asking(recording) as client:
+        status, _, body = client.ask("/api/r/r1/open")
+        assert "takes longer" in json.loads(body.splitlines()[-1])["error"]
+        assert status in (200, 504)  # as the first line came before or not
+        slowly.set()
+        client.idle()
+
+
+def test_what_fails_before_the_first_line_has_its_status(client):
+    status, headers, body = client.ask(
+        "/api/generate", "POST", b'{"text":"XYZ","tokens":3,"temperature":1}', content_type="application/json"
+    )
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert "no letter" in json.loads(body)["error"]
+
+
+def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
+    def opening(*_):
+        yield {"done": 0.5}
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr("regard.show.page.server.opening", opening)
+    with asking(recording) as client:
+        status, _, body = client.ask("/api/r/r1/open")
+    first, last = map(json.loads, body.splitlines())
+    assert (status, first) == (200, {"done": 0.5})
+    assert list(last) == ["error"]
+    assert "inside regard" in last["error"]
+    assert "ZeroDivision" not in last["error"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_stream_there_is_no_room_for_is_told_to_try_again(recording, monkeypatch):
+    monkeypatch.setattr("regard.show.page.desk.AT_ONCE", 0)
+    with asking(recording) as client:
+        status, sentence = client.refused("/api/r/r1/open")
+    assert (status, "try again" in sentence) == (503, True)
+
+
+def test_a_server_that_ends_while_it_writes_says_nothing(caplog):
+    with joined(), asking(recorded(), speaker=writer()) as client:
+        one = client.leaving("/api/generate", {"text": "C", "tokens": 300, "temperature": 1})
+        with one:
+            assert one.recv(1)
+            client.server.stop()
+    assert not caplog.records
