@@ -31,7 +31,7 @@ VIEWS = {  # the name of a picture, and the link that it shows
     "steps": "view=steps&layer={layer}&head={head}&step=weights",
     "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
 }
-WRITTEN = {"6": 5, "300": 300}  # words that Generate is asked for, of those that it offers
+WRITTEN = {"6": 5, "300": 80}  # of the words, those that Generate writes: it offers so many; the rest is what it begins with
 
 
 def main() -> None:
@@ -51,7 +51,8 @@ def main() -> None:
                     if not named or f"{view}-{name}" in named:
                         shoot(browser, f"{server.address}#{link.format(**place)}", f"page-{view}-{name}.png")
                 if name in WRITTEN and (not named or f"generate-{name}" in named):
-                    generate(browser, server.address, WRITTEN[name], f"page-generate-{name}.png")
+                    begun = "Once" if name == "6" else begin(model, STORY - WRITTEN[name])
+                    generate(browser, server.address, begun, WRITTEN[name], f"page-generate-{name}.png")
                 if name == "300" and (not named or "dark" in named):
                     text = f"{server.address}#{VIEWS['text'].format(**place)}"
                     shoot(browser, text, "page-dark.png", dark=True)
@@ -88,7 +89,12 @@ def shoot(browser: Any, address: str, name: str, dark: bool = False, width: int 
         page.screenshot(path=FOLDER / name)
 
 
-def generate(browser: Any, address: str, words: int, name: str) -> None:
+def begin(model: regard.GPT2, tokens: int) -> str:
+    """The beginning of these stories."""
+    return str(model.text.decode(model.text.encode(stories(model))[:tokens]))
+
+
+def generate(browser: Any, address: str, begun: str, words: int, name: str) -> None:
     """The picture of a text that was written."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
@@ -96,7 +102,7 @@ def generate(browser: Any, address: str, words: int, name: str) -> None:
         settle(page)
         page.locator("select[name=tokens]").select_option(str(words))
         box = page.get_by_role("textbox").first
-        box.fill("Once upon a time there was a little dog. He")
+        box.fill(begun)
         box.press("Enter")
         page.wait_for_selector(".generate-after a", timeout=120_000)
         settle(page)

@@ -168,6 +168,17 @@ def test_stop_before_the_first_word_is_told(opened, serving):
     assert page.locator(".generate-after").inner_text() == "Stopped before the first word came."
 
 
+def test_of_a_long_beginning_the_words_that_come_are_in_sight(opened, address):
+    page = opened(f"{address}#view=generate", height=500)
+    page.get_by_role("textbox", name="The beginning").fill("dabaca" * 37)
+    page.locator("select[name=tokens]").select_option(str(COUNT))
+    page.get_by_role("button", name="Go on").click()
+    page.wait_for_selector(".generate-after a")
+    last = page.locator(".generate-came .word").last.bounding_box()
+    frame = page.locator(".generate-words").bounding_box()
+    assert frame["y"] <= last["y"] and last["y"] + last["height"] <= frame["y"] + frame["height"] + 1
+
+
 def test_nothing_to_begin_with_is_told_beside_the_box(opened, address):
     page = opened(f"{address}#view=generate")
     page.get_by_role("textbox", name="The beginning").press("Enter")

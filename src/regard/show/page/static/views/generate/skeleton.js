@@ -6,6 +6,8 @@ import { percent, three } from "../../drawing/numerals.js";
 import { quoted, shown } from "../../drawing/words.js";
 import { asking } from "./asking.js";
 
+const NEAR = 60; // pixels from the end of the text, within which it follows what comes
+
 // run, stop and pick(n) are told what hands do.
 export function skeleton(app, { run, stop, pick }) {
   const ask = asking(app, { run, stop });
@@ -24,9 +26,9 @@ export function skeleton(app, { run, stop, pick }) {
     busy: ask.busy,
     isBusy: ask.isBusy,
     begin(beginning) {
+      [body.hidden, word.element.hidden] = [false, true];
       text.begin(beginning);
       after.replaceChildren();
-      [body.hidden, word.element.hidden] = [false, true];
       progress.textContent = "";
     },
     add: text.add,
@@ -88,8 +90,13 @@ function growing(pick) {
     begin(beginning) {
       prompt.textContent = beginning;
       came.replaceChildren();
+      element.scrollTop = element.scrollHeight;
     },
-    add: ({ word }, n) => came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n }, shown(word)), word.includes("\n") ? el("br") : ""),
+    add({ word }, n) {
+      const follows = element.scrollTop + element.clientHeight > element.scrollHeight - NEAR;
+      came.append(el("span", { class: "word", role: "button", tabindex: n ? -1 : 0, "data-n": n }, shown(word)), word.includes("\n") ? el("br") : "");
+      if (follows) element.scrollTop = element.scrollHeight;
+    },
   };
 }
 
