@@ -37,7 +37,9 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
     for place in (folder, pipe):
         with pytest.raises(FileExistsError, match="is no file"), whole(tmp_path / "a", place) as (beside, _):
             beside.write_text("never")
-    assert pipe.is_fifo() and folder.is_dir() and not (tmp_path / "a").exists()
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert not (tmp_path / "a").exists()
 
 
 KILLED = """

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from models.translators import made, sentences
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, DataError, Documents, Given, Padding, Prefix, Window
+from regard.generate.translation import translate
 from regard.observe import Recording, files, load, record
 from regard.observe.doors.passage import Missed
 from regard.observe.packing import Packed, pack_rule
@@ -201,13 +203,34 @@ def nested(depth):
     return rule
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda own: piece(own).update(weight=piece(own)["q"]), "weight"),
+        (lambda own: own["runs"][0]["turns"].update({"1": own["runs"][0]["turns"]["3"]}), "batch rows"),
+        (lambda own: own["runs"][0]["turns"].pop("1"), "batch rows"),
+        (lambda own: own.update(tokens={"rows": ["a"]}), "columns"),
+    ],
+)
+def test_a_hostile_header_of_a_search_is_refused_too(tmp_path, change, says):
+    path, model = tmp_path / "hostile.reg", made("additive")
+    with record(model) as recording:
+        translate(model, sentences(4, 9), beams=3, end=5, longest=6)
+    recording.save(path)
+    assert load(path).map(0, kind="cross").shape[0] == 6
+    altered(path, lambda own: change(own) and None)
+    with pytest.raises(DataError, match=r"hostile\.reg is not a recording that regard wrote, or it is damaged") as error:
+        load(path)
+    assert says in str(error.value)
+
+
 def test_a_newer_a_foreign_and_a_missing_file_are_refused_for_what_they_are(tmp_path):
     path = tmp_path / "new.reg"
     recorded().save(path)
     header, rest = header_of(path)
-    header["__metadata__"]["version"] = "2"
+    header["__metadata__"]["version"] = "3"
     rewritten(path, header, rest)
-    with pytest.raises(DataError, match="recording of version 2, and this regard reads up to 1"):
+    with pytest.raises(DataError, match="recording of version 3, and this regard reads up to 2"):
         load(path)
     header["__metadata__"]["format"] = "pt"
     rewritten(path, header, rest)

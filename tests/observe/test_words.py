@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from regard import ShapeError
+from regard import ConfigError, ShapeError
 from regard.observe import words
 
 CPU = torch.device("cpu")
@@ -50,3 +50,22 @@ def test_a_class_that_cannot_be_told_is_an_error():
         words.classes(None, {"capital": str.istitle}, 1, 3, CPU)
     with pytest.raises(ShapeError, match=r"\(k,\) = \(3,\)"):
         words.classes(None, {"given": torch.tensor([1, 0, 1])}, 1, 3, CPU)
+
+
+def test_words_of_two_texts_go_to_the_axes_that_they_are_of():
+    both = words.TwoTexts.of({"rows": ["le", "chat"], "columns": ["the", "cat", "sat"]})
+    assert list(both) == ["le", "chat"]
+    assert (len(both), both[1]) == (2, "chat")
+    assert words.sides(both, "cross", "decoder.0.cross") == (both.rows, both.columns)
+    assert words.sides(both, "self", "model.encoder.layers.0.attn") == (both.columns, both.columns)
+    assert words.sides(both, "self", "decoder.0.attention") == (both.rows, both.rows)
+    one = ["a", "b"]
+    assert words.sides(one, "cross", "attention") == (one, one)
+    assert words.TwoTexts.of(one) is one
+    assert words.TwoTexts.of(None) is None
+
+
+@pytest.mark.parametrize("given", [{"rows": ["a"]}, {"rows": ["a"], "columns": ["b"], "depth": ["c"]}, {}])
+def test_words_of_other_axes_are_refused(given):
+    with pytest.raises(ConfigError, match='"rows"'):
+        words.TwoTexts.of(given)

@@ -1,7 +1,9 @@
 import pytest
+import torch
 
+import regard
 from regard import ConfigError
-from regard.show.axes import byte_note, place_of, words_of
+from regard.show.axes import byte_note, place_of, sides_of, words_of
 from show.recorded import WORDS, small
 
 
@@ -45,3 +47,15 @@ def test_it_is_said_where_letters_were_cut_into_bytes_and_nowhere_else():
     assert "like �." in byte_note(["\ufffd"])
     for words in (WORDS, ["\\t", "\\x", "x41", "日本"], []):
         assert byte_note(words) is None
+
+
+def test_the_queries_of_cross_attention_have_their_own_words():
+    model = regard.AdditiveAttention(5, 6, 7)
+    with regard.record(model) as recording:
+        model(torch.randn(1, 3, 5), torch.randn(1, 4, 6))
+    asked = recording, 0, "cross", None, 0, (3, 4)
+    assert sides_of(*asked) == (list("012"), list("0123"))
+    recording.tokens = {"rows": list("abc"), "columns": list("defg")}
+    assert sides_of(*asked) == (list("abc"), list("defg"))
+    recording.tokens = list("defg")
+    assert sides_of(*asked) == (list("012"), list("defg"))

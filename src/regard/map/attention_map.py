@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map import fast, indexing, passes, pooling, products
+from regard.map import additive, fast, indexing, passes, pooling, products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
-from regard.mechanism.request import ask
+from regard.mechanism.request import ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.scores import wide
 from regard.shown import Shown
@@ -53,9 +53,10 @@ class Certificate:
 class AttentionMap(Shown):
     """softmax(q kᵀ / √d) under a rule, (b, h, q, k), of which only q, k and the rule are kept.
 
-    Arguments are those of attend, without v. Weights are computed when they are asked for, before dropout, in float32 at
-    least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MB, and raises
-    TooLargeError, stating the bytes, where the answer itself would be larger than a gigabyte.
+    Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
+    of queries and keys already projected, with scale 1 by default. Weights are computed when they are asked for, before
+    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MB,
+    and raises TooLargeError, stating the bytes, where the answer itself would be larger than a gigabyte.
     """
 
     def __init__(
@@ -69,8 +70,14 @@ class AttentionMap(Shown):
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
         offset: Offset = 0,
+        weight: Tensor | None = None,
     ) -> None:
-        asked = ask(q, k, k, mask, scale, softcap, bias, sinks, offset)
+        if weight is None:
+            asked = ask(q, k, k, mask, scale, softcap, bias, sinks, offset)
+        else:
+            with exactly(q.device):  # additive attention is not rounded
+                asked = ask(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
+            asked = asked._replace(weight=additive.checked(weight, asked.q).detach())
         bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
         self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
         batch, heads = self._request.q.shape[:2]
@@ -90,8 +97,8 @@ class AttentionMap(Shown):
 
     @property
     def nbytes(self) -> int:
-        """The bytes it keeps: q, k, bias, sinks, and what the rows are divided by where that is known."""
-        kept = [self._request.q, self._request.k, self._request.bias, self._request.sinks]
+        """The bytes it keeps: q, k, bias, sinks, weight, and what the rows are divided by where that is known."""
+        kept = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
         kept += [x for below in self._kept.values() for x in (below.shift, below.total)]
         return sum(x.nbytes for x in kept if x is not None)
 
@@ -209,7 +216,8 @@ class AttentionMap(Shown):
 
     def __repr__(self) -> str:
         kept = f"{self.nbytes / 1e6:.3g} MB kept"
-        return f"AttentionMap{self.shape}, {self._request.mask}, {kept}"
+        additive = "" if self._request.weight is None else ", additive"
+        return f"AttentionMap{self.shape}, {self._request.mask}{additive}, {kept}"
 
     def _planes(self) -> Iterator[Plane]:
         return (Plane(self._request, *pair) for row in self._pairs for pair in row)

@@ -1,8 +1,9 @@
 """The traversals of a matrix on a CPU, in float32, compiled by numba: the twins of `passes.py` and `products.py`.
 
-Where numba is not installed, a map is not float32 on a CPU, or there is a NaN in it, those do the same. What is large goes
-through numpy here, on one thread: after a parallel step of torch its other threads would stay awake for some milliseconds, on
-the cores that these passes are about to use.
+Where numba is not installed, a map is not float32 on a CPU, or there is a NaN in it, those do the same. So they do for additive
+scores, which take so long that nothing else matters, and are compiled themselves: see `additive.py`. What is large goes through
+numpy here, on one thread: after a parallel step of torch its other threads would stay awake for some milliseconds, on the cores
+that these passes are about to use.
 """
 
 import functools
@@ -29,7 +30,7 @@ Answer = TypeVar("Answer")
 
 def suits(plane: Plane) -> bool:
     """Whether this plane can go through the compiled passes."""
-    plain = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu"
+    plain = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
     return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and installed()
 
 

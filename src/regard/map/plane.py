@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.map import additive
 from regard.mechanism import spans
 from regard.mechanism.request import Request, exactly
 from regard.mechanism.rule import EVERYTHING, Rows
@@ -76,6 +77,11 @@ class Plane:
         """The keys (k, d)."""
         share = self.request.q.shape[1] // self.request.k.shape[1]
         return self.request.k[self.b, self.h // share].to(wide(self.request.k.dtype))
+
+    @cached_property
+    def weight(self) -> Tensor | None:
+        """What additive scores weigh by, (d,); None where they are dot products."""
+        return None if self.request.weight is None else self.request.weight.to(self.q.dtype)
 
     @cached_property
     def offset(self) -> int:
@@ -160,11 +166,14 @@ class Plane:
 
     def paired(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The same of pairs: queries (n,), each with the key beside it in keys (n,), to (n,)."""
-        return self.ruled(self.capped((self.q[queries] * self.k[keys]).sum(-1)), queries, keys)
+        q, k = self.q[queries], self.k[keys]
+        scores = (q * k).sum(-1) if self.weight is None else additive.paired(q, k, self.weight)
+        return self.ruled(self.capped(scores), queries, keys)
 
     def scored(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
-        """q kᵀ scaled and capped, (n, m); `out` is room for it."""
-        return self.capped(product(q, k.T, out=None if out is None else out[: len(q) * len(k)].view(len(q), len(k))))
+        """The scores of queries and keys, scaled and capped, (n, m): q kᵀ or the additive ones; `out` is room for them."""
+        room = None if out is None else out[: len(q) * len(k)].view(len(q), len(k))
+        return self.capped(product(q, k.T, out=room) if self.weight is None else additive.scores(q, k, self.weight, room))
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scores scaled and capped, in place."""

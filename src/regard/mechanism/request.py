@@ -27,6 +27,7 @@ class Request(NamedTuple):
     offset: Offset
     dropout: float
     rank: int  # of the input, and so of every result
+    weight: Tensor | None = None  # (d,), of additive scores; None where a score is a dot product
 
     def restore(self, result: Tensor) -> Tensor:
         """A result of four axes in the rank of the input."""

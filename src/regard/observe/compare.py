@@ -13,8 +13,10 @@ from regard.observe import table
 from regard.observe.divergence import jensen_shannon
 from regard.observe.look import Look
 from regard.observe.recording import Recording
+from regard.observe.words import TwoTexts
 from regard.observe.words import rows as words_of
 
+Texts = Sequence[Sequence[str]] | None
 MOST = 256  # rows in a block, at most
 SHOWN = 10  # heads and rows in print
 
@@ -57,16 +59,19 @@ class Comparison:
     rows: tuple[Row, ...]
     divergence: tuple[Tensor, ...]
     queries: Tensor
-    words: tuple[Sequence[Sequence[str]] | None, Sequence[Sequence[str]] | None] = (None, None)
+    words: tuple[Texts, Texts] = (None, None)  # of the keys of each
+    asking: Texts = None  # the words of the queries of the one
 
     def __str__(self) -> str:
         titles = ["head", "mean", "largest", "at"]
-        lines = [[f"{x.layer}.{x.head}", small(x.mean), small(x.largest), self._word(0, x.batch, x.query)] for x in self.heads]
+        lines = [
+            [f"{x.layer}.{x.head}", small(x.mean), small(x.largest), word(self.asking, x.batch, x.query)] for x in self.heads
+        ]
         heads = table.aligned(titles, lines[:SHOWN], left=("head", "at"))
         titles = ["head", "batch", "query", "apart", "attends most in one", "in the other"]
         lines = [
-            [f"{x.layer}.{x.head}", f"{x.batch}", self._word(0, x.batch, x.query), small(x.divergence)]
-            + [self._word(side, x.batch, key) for side, key in enumerate(x.keys)]
+            [f"{x.layer}.{x.head}", f"{x.batch}", word(self.asking, x.batch, x.query), small(x.divergence)]
+            + [word(words, x.batch, key) for words, key in zip(self.words, x.keys, strict=True)]
             for x in self.rows[:SHOWN]
         ]
         several = any(x.batch for x in self.rows)
@@ -76,9 +81,18 @@ class Comparison:
         said = "Jensen-Shannon divergence, nats: 0 alike, 0.69 nothing in common."
         return "\n".join([said, "", *heads, *more(len(self.heads), "heads"), "", *rows, *more(len(self.rows), "rows")])
 
-    def _word(self, side: int, batch: int, place: int) -> str:
-        words = self.words[side]
-        return f"{place}" if words is None else f"{place} {table.word(words[batch % len(words)][place])}"
+
+def word(words: Texts, batch: int, place: int) -> str:
+    """A place and the word that stands there, where that is known."""
+    return f"{place}" if words is None else f"{place} {table.word(words[batch % len(words)][place])}"
+
+
+def texts(x: AttentionMap | Recording, kind: str, part: str | None) -> tuple[Texts, Texts]:
+    """The words of the queries and of the keys."""
+    if isinstance(x, AttentionMap) or x.tokens is None:
+        return None, None
+    asking, answering = x.words(0, kind, part) if isinstance(x.tokens, TwoTexts) else (x.tokens, x.tokens)
+    return (None if asking is None else words_of(asking)), (None if answering is None else words_of(answering))
 
 
 def compare(
@@ -102,10 +116,9 @@ def compare(
     pairs = paired(a, b, kind, part)
     rows = torch.arange(pairs[0].one.shape[2], device=pairs[0].one.device)[queries].reshape(-1)
     divergence = tuple(apart(pair.one, pair.other, rows) for pair in pairs)
-    words = [None if isinstance(x, AttentionMap) or x.tokens is None else words_of(x.tokens) for x in (a, b)]
-    return Comparison(
-        ranked_heads(pairs, divergence, rows), ranked_rows(pairs, divergence, rows, top), divergence, rows, (words[0], words[1])
-    )
+    (asking, ours), (_, theirs) = (texts(x, kind, part) for x in (a, b))
+    ranked = ranked_heads(pairs, divergence, rows), ranked_rows(pairs, divergence, rows, top)
+    return Comparison(*ranked, divergence, rows, (ours, theirs), asking)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import DataError
 from regard.writing import whole
 
-FORMAT, VERSION = "regard recording", 1
+FORMAT, VERSION = "regard recording", 2  # 2 has additive scores, and words of either axis
 HEADER = "recording"  # the name of our own header among safetensors' metadata
 
 

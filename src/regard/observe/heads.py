@@ -152,7 +152,11 @@ def heads(
     """
     tokens = recording.tokens if tokens is None else tokens
     wanted = Wanted(tokens, offsets, window, classes, needle, questions, projections)
-    return Heads(tuple(each(recording, wanted, kind=kind, part=part, layers=layers)), wanted.notes(kind))
+    rows = tuple(each(recording, wanted, kind=kind, part=part, layers=layers))
+    other = "cross" if kind == "self" else "self"
+    if not rows and recording.layers(other, part):
+        return Heads(rows, (f"there is no {kind} attention in it, but {other} attention: ask for kind={other!r}.",))
+    return Heads(rows, wanted.notes(kind))
 
 
 def each(
@@ -175,9 +179,10 @@ def each(
         b, h, _, k = m.shape
         numbers = recording.heads(number, kind=kind, part=part)
         asked = range(len(numbers)) if some is None else some
-        tokens = None if wanted.tokens is None else words.ids(wanted.tokens, b, k, m.device)
+        theirs = replace(wanted, tokens=words.of_keys(wanted.tokens, kind, names[number]))
+        tokens = None if theirs.tokens is None else words.ids(theirs.tokens, b, k, m.device)
         look = Look(m if some is None else m.select(heads=some), tokens, own=kind == "self")
-        found = scores(look, wanted)
+        found = scores(look, theirs)
         values = recording.values(number, kind=kind, part=part)
         if values is not None:
             values = values if some is None else values[:, [head * values.shape[1] // h for head in some]]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.mechanism import attention
+from regard.mechanism.additive import additive_attention
 from regard.mechanism.masks import Given
 from regard.observe import doors
 from regard.observe.counting import Counting
@@ -101,9 +102,19 @@ class Temperature(Change):
             raise ConfigError(f"t must be above 0, got {self.t}.")
 
     def before(self, passage: Passage, name: str, number: int) -> Passage:
+        if passage.weight is not None:
+            return self.of_additive(passage)
         by = torch.ones(passage.q.shape[1], dtype=passage.q.dtype, device=passage.q.device)
         by[self.heads(len(by))] = self.t
         return replace(passage, q=passage.q / by.view(-1, 1, 1))
+
+    def of_additive(self, passage: Passage) -> Passage:
+        """The same where scores are additive: what weighs them, which all heads share, is divided."""
+        assert passage.weight is not None
+        count = passage.q.shape[1]
+        if len(set(self.heads(count))) < count:
+            raise ConfigError("the heads of additive attention share one weight: a Temperature is of all of them, head=None.")
+        return replace(passage, weight=passage.weight / self.t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +205,9 @@ class Intervention:
 def computed(passage: Passage) -> Tensor:
     """The context of a passage that is no longer what the model asked for."""
     assert passage.v is not None
+    if passage.weight is not None:
+        q, k, v, weight = passage.q, passage.k, passage.v, passage.weight
+        return additive_attention(q, k, v, weight, passage.mask, offset=passage.offset)
     settings = {name: getattr(passage, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
     return attention(passage.q, passage.k, passage.v, passage.mask, **settings)
 

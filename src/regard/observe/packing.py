@@ -8,9 +8,11 @@ from regard.errors import ConfigError
 from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Window
 from regard.mechanism.rule import And, Everything, Mask, Not, Or
 from regard.observe.strand import Piece
+from regard.observe.words import TwoTexts
 
 LARGEST = 2**30  # entries of the table that a rule of someone's own is written out to
 PIECE_NUMBERS = ("first", "stop", "step")
+PIECE_TENSORS = ("q", "values", "bias", "sinks", "weight")
 
 
 class Packed:
@@ -36,13 +38,18 @@ def pack(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     packed = Packed()
     header = {
         "model": recording.model,
-        "tokens": None
-        if recording.tokens is None
-        else [one if isinstance(one, str) else list(one) for one in recording.tokens],
+        "tokens": pack_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
         "runs": [pack_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors
+
+
+def pack_tokens(tokens: Any) -> Any:
+    """Words of one batch row or of each, or those of either axis."""
+    if isinstance(tokens, TwoTexts):
+        return {"rows": pack_tokens(tokens.rows), "columns": pack_tokens(tokens.columns)}
+    return None if tokens is None else [one if isinstance(one, str) else list(one) for one in tokens]
 
 
 def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
@@ -72,7 +79,7 @@ def pack_piece(piece: Piece, packed: Packed) -> dict[str, Any]:
     """A call: its tensors by name, its rule in words."""
     q, stop = piece.q.shape[2], piece.stop - piece.first
     return {
-        **{name: packed.name(getattr(piece, name)) for name in ("q", "values", "bias", "sinks")},
+        **{name: packed.name(getattr(piece, name)) for name in PIECE_TENSORS},
         **{name: getattr(piece, name) for name in (*PIECE_NUMBERS, "scale", "softcap")},
         "offset": piece.offset.tolist() if isinstance(piece.offset, Tensor) else piece.offset,
         "mask": pack_rule(piece.mask, q, stop, piece.offset, packed),

@@ -21,6 +21,7 @@ from regard.observe.doors.scene import SCENE, Proceed, why
 from regard.observe.recording import Call, Key, Recording, Run
 from regard.observe.returned import Attentions
 from regard.observe.rules import first_keys, last_seen, some_heads
+from regard.observe.stepwise import alike, continued
 from regard.observe.store import Store
 from regard.observe.strand import Piece, Place, Strand, same_rows
 
@@ -28,6 +29,7 @@ ALIKE = 2e-2  # how far a row may be from the weights that a model's own code co
 ROUNDED = 1e-3  # of a key's size: how far it may be from the one put in before its cache is one that rounds
 OTHERWISE = "its own attention computes something else than a softmax of q and k"
 RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
+TWINS = "rows with the same keys may have changed places between its steps: maps take each of them for itself"
 ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were before"
 
 
@@ -45,6 +47,9 @@ class Recorder:
         self.roots: dict[str, int] = {}  # outermost modules of this run, and how often each ran
         self.root = ""
         self.undecided = False  # whether this forward continues the run is not known yet
+        self.forwards = 0
+        self.weight: Tensor | None = None  # of the last additive scores
+        self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # of a module and kind: its last step's forward, and keys
         self.visits: dict[str, list[tuple[weakref.ref[Frame], dict[str, int]]]] = {}  # of this forward: calls, by kind
 
     def enter(self, module: nn.Module) -> None:
@@ -53,6 +58,7 @@ class Recorder:
         self.undecided = self.root in self.roots
         self.roots.setdefault(self.root, 0)
         self.visits = {}
+        self.forwards += 1
 
     def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
         """The call runs as it was made, and is kept; a caller that asked for weights gets its map."""
@@ -82,14 +88,37 @@ class Recorder:
         kind = self.counting.kind(passage, name)
         if not self.chosen.layer(name, self.counting.number(name, kind)):
             return Call(*self.begun(passage, name, kind)) if asked else None
-        key = name, kind, *self.counted(name, kind)
-        strand, piece = self.strand(key, passage)
+        if passage.stepwise and kind == "cross":
+            key, strand, piece = self.stepped(passage, name, kind)
+        else:
+            key = name, kind, *self.counted(name, kind)
+            strand, piece = self.strand(key, passage)
         strand.pieces.append(piece)
         self.run.strands[key] = strand
         self.run.calls.append(Call(strand, piece))
         if self.run not in self.recording.runs:
             self.recording.runs.append(self.run)
         return self.run.calls[-1]
+
+    def stepped(self, passage: Passage, name: str, kind: str) -> tuple[Key, Strand, Piece]:
+        """The strand that a step of a decoder continues, or a new one, with its key and the step's piece of it."""
+        known = [(key, strand) for key, strand in self.run.strands.items() if key[:2] == (name, kind)]
+        forward, where = self.latest.get((name, kind), (-1, -1))
+        fresh, self.latest[name, kind] = forward != self.forwards, (self.forwards, passage.k.data_ptr())
+        if known:
+            key, strand = known[-1]
+            rows = continued(strand, self.kept(passage, passage.q), self.kept(passage, passage.k), passage.turned)
+            if rows is not None:
+                if fresh or rows.moved is not None:
+                    self.roots[self.root], self.undecided = strand.pieces[-1].step + 1, False
+                if rows.moved is not None:
+                    self.run.turns[self.step] = rows.moved
+                if passage.turned is None and passage.k.data_ptr() != where and alike(passage.k):
+                    self.miss(Missed(passage.door, name, TWINS))
+                return key, strand, self.piece(passage, 0, strand.total, strand.total)
+            if fresh and not self.visits:  # nothing else of this forward has told yet
+                self.run, self.roots, self.undecided, known = Run(), {self.root: 0}, False, []
+        return (name, kind, len(known), 0), *self.begun(passage, name, kind)
 
     def counted(self, name: str, kind: str) -> tuple[int, int]:
         """Which visit of its module in this forward a call belongs to, and which call in the visit it is."""
@@ -120,7 +149,9 @@ class Recorder:
         """Where the keys of a call continue those of a strand; those of cross attention must be the same."""
         n, new = passage.k.shape[2], passage.q.shape[2]
         if strand.kind == "self":
-            return strand.found(passage.k, new, lambda x: self.kept(passage, x)) if passage.caches and n > new else None
+            if not passage.caches or n <= new:
+                return None
+            return strand.found(passage.k, new, lambda x: self.kept(passage, x), passage.turned)
         if strand.total != n:
             return None
         same = same_rows(strand.key(n - 1), self.kept(passage, passage.k[:, :, -1:])[:, :, 0])
@@ -182,7 +213,14 @@ class Recorder:
             softcap=passage.softcap,
             bias=None if bias is None else bias.detach(),
             sinks=None if sinks is None else sinks.detach().clone(),
+            weight=None if passage.weight is None else self.shared(passage.weight.detach()),
         )
+
+    def shared(self, weight: Tensor) -> Tensor:
+        """A copy of the weight of additive scores, one for all calls that have the same."""
+        if self.weight is None or not torch.equal(self.weight, weight):
+            self.weight = weight.clone()
+        return self.weight
 
     def values(self, passage: Passage, new: slice) -> Tensor | None:
         """The values of a call's new keys, where they are to be kept."""
@@ -198,7 +236,7 @@ class Recorder:
     def kept(self, passage: Passage, x: Tensor) -> Tensor:
         """Queries, keys or values of a passage as they are kept: of the heads chosen, in the dtype that its kernel saw."""
         x = x.detach()
-        if autocasts(x.device):
+        if autocasts(x.device) and passage.weight is None:
             x = autocast(x)
         if self.chosen.heads is not None:
             share = passage.q.shape[1] // x.shape[1]

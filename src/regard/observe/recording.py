@@ -1,9 +1,9 @@
 """Recording: what a model attended to, call by call, and as one map for each layer."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from regard.observe import files
 from regard.observe.doors.passage import Missed
 from regard.observe.packing import pack
 from regard.observe.strand import Piece, Strand
+from regard.observe.words import TwoTexts, Words, sides
 from regard.shown import Shown
 
 DECODERS = ("decoder", "language_model", "text_decoder")  # of several parts of a model, the one meant where none is said
@@ -166,7 +167,10 @@ class Recording(Shown):
     model: str = ""
     runs: list[Run] = field(default_factory=list)
     missed: list[Missed] = field(default_factory=list)
-    tokens: Sequence[str] | Sequence[Sequence[str]] | None = None  # words for the axes
+    tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, TwoTexts.of(value) if name == "tokens" else value)
 
     @property
     def calls(self) -> list[Call]:
@@ -209,6 +213,10 @@ class Recording(Shown):
         """The values (b, g, k, e) of a layer of the last run; None where record was not asked to keep them."""
         return self.last.values(layer, kind, part)
 
+    def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
+        """The words of the queries and of the keys of a layer of the last run, where `tokens` has them."""
+        return sides(self.tokens, kind, self.last.of(layer, kind, part)[0].name)
+
     def save(self, path: str | Path) -> None:
         """Writes the recording to one file, which is whole or not there; regard.load reads it, to the bit."""
         files.write(Path(path), *pack(self))
@@ -225,7 +233,8 @@ def joined(strands: list[Strand]) -> AttentionMap:
         return maps[0]
     asked = [one._request for one in maps]
     alike = {(one.q.shape[:2], one.q.shape[3], one.k.shape[1], one.scale, one.softcap) for one in asked}
-    plain = all(one.mask == EVERYTHING and one.bias is None and one.sinks is None and one.offset == 0 for one in asked)
+    plain = all(one.mask == EVERYTHING and one.offset == 0 for one in asked)
+    plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))
     if len(alike) > 1 or not plain:
         raise ConfigError(
             f"{strands[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."

@@ -34,6 +34,8 @@ def rollout(
     """
     if not 0 <= residual < 1:
         raise ConfigError(f"residual is the part of the residual stream, at least 0 and below 1; got {residual}.")
+    if kind == "cross":
+        raise ConfigError("rollout follows one text through its layers; the queries of cross attention are of another text.")
     chosen = range(len(recording.layers(kind=kind, part=part))) if layers is None else layers
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")

@@ -50,10 +50,12 @@ class Piece:
     softcap: float | None
     bias: Tensor | None
     sinks: Tensor | None
+    weight: Tensor | None = None  # of additive scores
 
     def seeing(self, q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, offset: Offset) -> AttentionMap:
-        """The map of queries and keys with the scale, the softcap and the sinks of this call."""
-        return AttentionMap(q, k, mask, scale=self.scale, softcap=self.softcap, bias=bias, sinks=self.sinks, offset=offset)
+        """The map of queries and keys with the scale, the softcap, the sinks and the weight of this call."""
+        settings = {name: getattr(self, name) for name in ("scale", "softcap", "sinks", "weight")}
+        return AttentionMap(q, k, mask, bias=bias, offset=offset, **settings)
 
 
 @dataclass(eq=False)
@@ -79,13 +81,16 @@ class Strand:
         """How many keys there are."""
         return self.pieces[-1].stop if self.pieces else sum(x.shape[2] for x in self.keys)
 
-    def found(self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor]) -> "Place | None":
-        """Where the keys of a cache, (b, g, n, d), the last of which are new, continue this strand; None if they do not."""
+    def found(self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor], told: Tensor | None = None) -> "Place | None":
+        """Where the keys of a cache, (b, g, n, d), the last of which are new, continue this strand; None if they do not.
+
+        Where several of our rows could have become one of theirs, `told` says which, if anyone has told.
+        """
         total, before = self.total, k.shape[2] - new
         places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
         for known, slot in places:
             if known > 0 and slot >= 0:
-                same = same_rows(self.key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0])
+                same = same_rows(self.key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0], told)
                 if same is not None:
                     return Place(known, known - 1 - slot, slot + 1, *same)
         return None
@@ -227,8 +232,10 @@ def first_rows(piece: Piece, rows: int, known: int) -> Piece:
     return replace(piece, q=piece.q[:, :, :rows], values=values, stop=piece.first + keys, mask=mask, bias=bias)
 
 
-def same_rows(ours: Tensor, theirs: Tensor) -> Rows | None:
-    """Which row of ours each row of theirs, (b, g, d), is; None where one of them is none."""
+def same_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> Rows | None:
+    """Which row of ours each row of theirs, (b, g, d), is; None where one of them is none; those told, where they may be it."""
+    if told is not None and fitting(ours, theirs, told):
+        return Rows(told, 0.0)
     if ours.shape == theirs.shape and torch.equal(ours, theirs):
         return Rows(None, 0.0)
     if ours.shape[1:] != theirs.shape[1:]:
@@ -240,3 +247,8 @@ def same_rows(ours: Tensor, theirs: Tensor) -> Rows | None:
         return None
     own = len(rows) == len(ours) and torch.equal(rows, torch.arange(len(rows), device=rows.device))
     return Rows(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
+
+
+def fitting(ours: Tensor, theirs: Tensor, told: Tensor) -> bool:
+    """Whether rows of ours by number are those of theirs, to the bit."""
+    return len(told) == len(theirs) and int(told.max()) < len(ours) and torch.equal(ours[told], theirs)

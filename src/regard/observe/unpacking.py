@@ -11,7 +11,7 @@ from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Wi
 from regard.mechanism.rule import EVERYTHING, And, Everything, Mask, Not, Or
 from regard.observe import files
 from regard.observe.doors.passage import Missed
-from regard.observe.packing import PIECE_NUMBERS
+from regard.observe.packing import PIECE_NUMBERS, PIECE_TENSORS
 from regard.observe.recording import KINDS, Call, Recording, Run
 from regard.observe.strand import Piece, Strand
 
@@ -34,10 +34,19 @@ def load(path: str | Path) -> Recording:
 def unpack(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
     """The recording of a header and its tensors. Raises ValueError, TypeError or LookupError where it makes no sense."""
     tokens = header["tokens"]
-    if tokens is not None:
-        tokens = [text(one) if isinstance(one, str) else [text(word) for word in one] for one in listed(tokens)]
+    if isinstance(tokens, dict):
+        tokens = {axis: unpack_tokens(listed(tokens[axis])) for axis in ("rows", "columns")}
+    else:
+        tokens = unpack_tokens(tokens)
     missed = [Missed(*(text(part) for part in listed(one, 3))) for one in listed(header["missed"])]
     return Recording(text(header["model"]), [unpack_run(run, tensors) for run in listed(header["runs"])], missed, tokens)
+
+
+def unpack_tokens(found: Any) -> Any:
+    """Words of one batch row or of each."""
+    if found is None:
+        return None
+    return [text(one) if isinstance(one, str) else [text(word) for word in listed(one)] for one in listed(found)]
 
 
 def unpack_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
@@ -69,9 +78,25 @@ def unpack_strand(found: dict[str, Any], turns: dict[int, Tensor], tensors: dict
     strand.pieces.extend(unpack_piece(one, tensors) for one in listed(found["pieces"]))
     if not strand.pieces or not strand.keys:
         raise ValueError(f"{strand.name} has no call")
+    check_rows(strand)
     for piece in strand.pieces:
         check(strand, piece)
     return strand
+
+
+def check_rows(strand: Strand) -> None:
+    """Raises where queries or keys of a step have other batch rows than it, or it continues rows that were not there."""
+    sizes: dict[int, set[int]] = {}
+    for step, x in (*zip(strand.steps, strand.keys, strict=True), *((piece.step, piece.q) for piece in strand.pieces)):
+        sizes.setdefault(step, set()).add(len(x))
+    size = -1  # not known yet
+    for step in sorted({*sizes, *(step for step in strand.turns if min(sizes) < step <= max(sizes))}):
+        rows = strand.turns.get(step) if size >= 0 else None
+        if rows is not None and len(rows) and int(rows.max()) >= size:
+            raise ValueError(f"{strand.name}: batch rows {rows.tolist()} of {size}")
+        size = len(rows) if rows is not None else size if size >= 0 else min(sizes[step])
+        if sizes.get(step, {size}) != {size}:
+            raise ValueError(f"{strand.name}: step {step} has {size} batch rows, its queries and keys {sorted(sizes[step])}")
 
 
 def check(strand: Strand, piece: Piece) -> None:
@@ -82,8 +107,6 @@ def check(strand: Strand, piece: Piece) -> None:
     for keys in strand.keys:
         if keys.shape[3] != d or h % max(keys.shape[1], 1) or keys.dtype != piece.q.dtype:
             raise ValueError(f"{strand.name}: keys {tuple(keys.shape)} do not fit queries {tuple(piece.q.shape)}")
-        if not strand.turns and keys.shape[0] != b:
-            raise ValueError(f"{strand.name}: keys have {keys.shape[0]} batch rows, queries {b}")
     if not 0 <= piece.first < piece.stop <= strand.total:
         raise ValueError(f"{strand.name}: keys {piece.first} to {piece.stop} of {strand.total}")
     keys_seen = piece.stop - piece.first
@@ -96,16 +119,13 @@ def check(strand: Strand, piece: Piece) -> None:
         raise ValueError(f"{strand.name}: a bias {tuple(piece.bias.shape)} does not fit {(b, h, q, keys_seen)}")
     if piece.sinks is not None and piece.sinks.shape != (h,):
         raise ValueError(f"{strand.name}: sinks {tuple(piece.sinks.shape)} for {h} heads")
-    if piece.values is not None and four(piece.values).shape[:2] != strand.keys[0].shape[:2]:
+    if piece.values is not None and four(piece.values).shape[:2] != (b, strand.keys[0].shape[1]):
         raise ValueError(f"{strand.name}: values {tuple(piece.values.shape)} do not fit the keys")
-    for rows in strand.turns.values():
-        if len(rows) != b or (len(rows) and int(rows.max()) >= b):
-            raise ValueError(f"{strand.name}: batch rows {rows.tolist()} of {b}")
 
 
 def unpack_piece(found: dict[str, Any], tensors: dict[str, Tensor]) -> Piece:
     """A call of its header."""
-    named = {name: None if found[name] is None else tensors[found[name]] for name in ("q", "values", "bias", "sinks")}
+    named = {name: None if found.get(name) is None else tensors[found[name]] for name in PIECE_TENSORS}
     if named["q"] is None or not four(named["q"]).is_floating_point():
         raise ValueError("queries are floating numbers with four axes")
     scale, softcap = (None if found[name] is None else real(found[name]) for name in ("scale", "softcap"))
@@ -115,9 +135,11 @@ def unpack_piece(found: dict[str, Any], tensors: dict[str, Tensor]) -> Piece:
     offset = torch.tensor([whole(one) for one in offset]) if isinstance(offset, list) else whole(offset)
     first, stop, step = (number(found[name]) for name in PIECE_NUMBERS)
     mask = unpack_rule(found["mask"], tensors, DEEPEST)
-    q, values, bias, sinks = (named[name] for name in ("q", "values", "bias", "sinks"))
+    q, values, bias, sinks, weight = (named[name] for name in PIECE_TENSORS)
     assert q is not None
-    return Piece(q, values, first, stop, step, mask, offset, scale, softcap, bias, sinks)
+    if weight is not None and (weight.shape != q.shape[3:] or not weight.is_floating_point()):
+        raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
+    return Piece(q, values, first, stop, step, mask, offset, scale, softcap, bias, sinks, weight)
 
 
 def unpack_rule(found: list[Any], tensors: dict[str, Tensor], depth: int) -> Mask:

@@ -1,16 +1,61 @@
-"""The words of a map's keys: as ids, so that equal words are found, and as classes, such as punctuation."""
+"""The words of a map's axes: as ids, so that equal words are found, and as classes, such as punctuation."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 
-Tokens = Sequence[str] | Sequence[Sequence[str]] | Tensor  # words or ids, of one batch row or of each
+Words = Sequence[str] | Sequence[Sequence[str]]  # of one batch row or of each
+Tokens = Words | Tensor  # or ids
 Class = Tensor | Callable[[str], bool]
 MARKS = "Ġ▁ĊĉĠ \t\r\n"  # how tokenizers write white space
+
+
+class TwoTexts(Sequence[Any]):
+    """The words of a target, with those of its source beside them: in cross attention the queries' and the keys'.
+
+    As a sequence it is the words of the target: what whoever knows of one text alone asks about is a decoder's own attention.
+    """
+
+    def __init__(self, rows: Words, columns: Words) -> None:
+        self.rows, self.columns = rows, columns
+
+    @classmethod
+    def of(cls, tokens: Any) -> Any:
+        """The two texts of {"rows": of the queries, "columns": of the keys}; anything else as it is."""
+        if not isinstance(tokens, Mapping):
+            return tokens
+        if set(tokens) != {"rows", "columns"}:
+            raise ConfigError(f'words of two texts are {{"rows": [...], "columns": [...]}}; got {", ".join(map(str, tokens))}.')
+        return cls(tokens["rows"], tokens["columns"])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+
+def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
+    """The words of the queries and of the keys of a layer, by its kind and its module's path; None where there are none.
+
+    Of two texts an encoder's own attention has the source on both axes, a decoder's the target.
+    """
+    if not isinstance(tokens, TwoTexts):
+        return tokens, tokens
+    if kind == "cross":
+        return tokens.rows, tokens.columns
+    own = tokens.columns if any(part.startswith("encoder") for part in name.split(".")) else tokens.rows
+    return own, own
+
+
+def of_keys(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:
+    """The words or ids of the keys of a layer."""
+    return tokens if isinstance(tokens, Tensor) else sides(tokens, kind, name)[1]
 
 
 def punctuation(word: str) -> bool:

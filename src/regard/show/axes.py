@@ -5,18 +5,37 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.observe.words import MARKS
+from regard.observe.words import MARKS, TwoTexts, Words
 
+Sides = tuple[list[str], list[str]]
+Size = tuple[int, int]
 SOME = 6  # words of the text that an error names
 BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # of half a character, as the texts of tokens write it
 
 
 def words_of(recording: Recording, row: int, count: int) -> list[str]:
     """Words for the keys: those of the recording, or their numbers."""
-    found: Sequence[object] = () if recording.tokens is None else recording.tokens
+    return fitting(recording.tokens, row, count)
+
+
+def fitting(words: Words | None, row: int, count: int) -> list[str]:
+    """The words of a batch row where there are so many, else numbers."""
+    found: Sequence[object] = () if words is None else words
     if len(found) and not isinstance(found[0], str):
         found = found[row]  # type: ignore[assignment]
     return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+
+
+def sides_of(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> Sides:
+    """Words for the queries and for the keys of a layer, of which there are so many, or their numbers.
+
+    Queries of cross attention are another text's; others are the last of their keys.
+    """
+    asking, answering = recording.words(layer, kind, part)
+    keys = fitting(answering, row, size[1])
+    if kind == "cross":
+        return fitting(asking if isinstance(recording.tokens, TwoTexts) else None, row, size[0]), keys
+    return keys[size[1] - size[0] :], keys
 
 
 def byte_note(words: Sequence[str]) -> str | None:

@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.pooling import part
 from regard.observe import Recording
-from regard.show.axes import words_of
+from regard.show.axes import sides_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
 from regard.show.scale import FAINTEST, FEW, fitting
 
@@ -41,9 +41,9 @@ def figure(
     rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
     name = f"layer {layer}, head {head}" if title is None else title
     if max(rows[1] - rows[0], columns[1] - columns[0]) <= WORDS:
-        words = words_of(recording, row, k)
+        asking, answering = sides_of(recording, layer, kind, part, row, (q, k))
         values = m[0, 0, slice(*rows), slice(*columns)]
-        sides = words[k - q :][slice(*rows)], words[slice(*columns)]
+        sides = asking[slice(*rows)], answering[slice(*columns)]
         scale = fitting(values, 0)
         return heat(values.masked_fill(values == 0, -torch.inf), *sides, title=name, names=("query", "key"), scale=scale)
     return pooled(m, rows, columns, name)

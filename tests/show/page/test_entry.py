@@ -5,6 +5,7 @@ import torch
 
 import regard
 from regard import ConfigError
+from regard.models.transformer import Transformer
 from regard.observe.doors.passage import Missed
 from regard.observe.strand import Strand
 from regard.show.page import entry as entries
@@ -170,3 +171,20 @@ def test_a_recording_without_words_is_shown_by_numbers():
 def test_a_place_that_is_not_there_is_refused(entry, place):
     with pytest.raises(ConfigError):
         entry.map(place)
+
+
+def test_the_words_of_two_texts_go_to_the_axes_that_they_are_of():
+    torch.manual_seed(0)
+    model = Transformer(vocabulary=31, width=12, heads=3, layers=2).eval()
+    with regard.record(model) as recording, torch.no_grad():
+        model(torch.randint(31, (2, 5)), [5, 4], torch.randint(31, (2, 5)))
+    source, target = [list("abcde"), list("fghij")], [list("klmno"), list("pqrst")]
+    recording.tokens = {"rows": target, "columns": source}
+    one = Entry("r1", recording)
+    for kind, part, rows, columns in (
+        ("self", "encoder", source, source),
+        ("self", "decoder", target, target),
+        ("cross", "decoder", target, source),
+    ):
+        for b in range(2):
+            assert one.words(Place(kind, part, b)) == (rows[b], columns[b])

@@ -120,3 +120,16 @@ def test_the_factors_of_dropout_give_what_was_dropped():
 def test_a_head_that_an_example_has_not_is_refused():
     with pytest.raises(ConfigError, match="head must be at least 0 and below 2, got 2"):
         example_steps("heads", 2)
+
+
+def test_additive_scores_are_told_as_they_are():
+    model = regard.AdditiveAttention(5, 6, 7)
+    torch.manual_seed(0)
+    with regard.record(model, keep="values") as recording, torch.no_grad():
+        model(torch.randn(1, 3, 5), torch.randn(1, 4, 6))
+    one, place = Entry("r1", recording), Place(kind="cross")
+    found = steps_of(one, place, None, MOST)
+    weights = torch.tensor(found["scores"]).mul(found["scale"]).softmax(-1)
+    torch.testing.assert_close(weights, one.map(place).dense()[0, 0])
+    assert len(found["weight"]) == 7
+    assert found["rows"] == ["0", "1", "2"]

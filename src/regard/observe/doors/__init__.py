@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from regard.observe.doors import calls, compiled, flex, functional, registry
+from regard.observe.doors import additive, calls, compiled, flex, functional, registry, states
 from regard.observe.doors.harmless import harmless
 from regard.observe.doors.names import Names, Patch
 from regard.observe.doors.scene import SCENE, Watcher
@@ -16,7 +16,7 @@ __all__ = ["watching"]
 
 def patches() -> list[Patch]:
     """What stands for something else while anyone, in any thread, watches."""
-    return registry.patches() + calls.patches() + compiled.patches(ALL.add)
+    return registry.patches() + calls.patches() + additive.patches() + states.patches() + compiled.patches(ALL.add)
 
 
 ALL = Names(patches)
@@ -58,3 +58,4 @@ def shut() -> None:
     SCENE.harmless.clear()
     SCENE.frames.clear()
     SCENE.masks.clear()
+    SCENE.turned.clear()

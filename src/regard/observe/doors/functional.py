@@ -15,13 +15,14 @@ from torch.overrides import TorchFunctionMode
 from regard.mechanism.fused import attention
 from regard.mechanism.request import ask
 from regard.mechanism.rule import EVERYTHING
-from regard.observe.doors import torch_modules
+from regard.observe.doors import additive, torch_modules
 from regard.observe.doors.by_hand import FOLLOWED, Followed
 from regard.observe.doors.lineage import apart
 from regard.observe.doors.passage import Crossing, Passage
 from regard.observe.doors.plain import plain
 from regard.observe.doors.scene import SCENE, meet, missed
 from regard.observe.doors.sdpa import SDPA, of_sdpa
+from regard.observe.doors.states import turned
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
@@ -80,8 +81,9 @@ def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         given = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
         made_apart = apart(SCENE.frames, given["q"], given["k"])
         given = {name: plain(x) if isinstance(x, Tensor) else x for name, x in given.items()}
-        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, _ = ask(**given)
+        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = ask(**given)
         passage = Passage("regard", q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, apart=made_apart)
+        passage.turned = turned(SCENE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return passage, Crossing(run, lambda out: plain(out).view(four), lambda new, out: new.view(out.shape))
 
@@ -94,6 +96,7 @@ DOORS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.scaled_dot_product_attention: of_sdpa,
     torch.ops.aten.scaled_dot_product_attention.default: of_sdpa,
     attention: of_regard,
+    **additive.DOORS,
     torch_modules.FORWARD: torch_modules.of_multi_head,
     torch_modules.multi_head_attention_forward: lambda func, *args, **kwargs: func(*args, **kwargs),
     torch_modules.ENCODER_LAYER: torch_modules.of_encoder_layer,

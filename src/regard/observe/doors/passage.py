@@ -27,7 +27,10 @@ class Passage:
     module: nn.Module | None = None  # that made the call, where the door knows it
     crosses: bool | None = None  # whether keys come from elsewhere than queries, where the door knows it
     apart: bool | None = None  # whether they were made from different tensors, where that was seen
+    weight: Tensor | None = None  # of additive scores; None where they are dot products
     caches: bool = True  # whether more keys than queries may mean that the first of them are from earlier steps
+    stepwise: bool = False  # whether calls of the same keys, in one forward or in many, are steps of one decoder
+    turned: Tensor | None = None  # the row of the step before that each row continues, where that was seen
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.doors.lineage import Frame
 from regard.observe.doors.passage import Crossing, Missed, Passage
 from regard.observe.doors.plain import UnreadableError, plain, unseen
 from regard.observe.rules import Found, of_mask
 
+TENSORS = ("q", "k", "v", "bias", "sinks", "weight")  # of a passage
 MASKS = 8  # that are kept until the forward ends
 Proceed = Callable[[Passage, Crossing], Any]
 
@@ -54,6 +56,7 @@ class Scene(threading.local):
         self.fast = False  # inside a module of torch's that a mode of functions makes slow, and without it
         self.crosses: bool | None = None  # whether keys of the kernel to come are not of its queries, where a caller knows it
         self.masks: dict[Any, tuple[Any, Any]] = {}  # that this forward has met, and what they say
+        self.turned = WeakTensorKeyDictionary()  # keys of a decoder, and the rows of the step before that they are of
 
     @property
     def live(self) -> bool:
@@ -158,7 +161,7 @@ def pass_through(passage: Passage, crossing: Crossing) -> Any:
 def unwrapped(passage: Passage) -> Passage:
     """The passage with every tensor as it lies in memory."""
     with unseen():
-        found = {name: plain(x) for name in ("q", "k", "v", "bias", "sinks") if (x := getattr(passage, name)) is not None}
+        found = {name: plain(x) for name in TENSORS if (x := getattr(passage, name)) is not None}
     return passage if all(x is getattr(passage, name) for name, x in found.items()) else replace(passage, **found)
 
 

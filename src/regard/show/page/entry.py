@@ -16,6 +16,8 @@ from regard.observe import Recording
 from regard.observe.heads import Head
 from regard.observe.recording import KINDS
 from regard.observe.strand import Strand
+from regard.observe.words import TwoTexts, sides
+from regard.observe.words import rows as by_row
 from regard.show.page import size
 from regard.show.page.alone import alone
 
@@ -169,23 +171,31 @@ class Entry:
         if not rows:
             return {}
         within("b", b, max(len(rows), *(shape[0] for one in self.attentions for shape in one.shapes)))
-        words = rows[b if len(rows) > 1 else 0]
+        words = at(b, rows)
         counts = {shape[2] for one in self.attentions if one.kind == "self" for shape in one.shapes if shape[3] == len(words)}
         short = min(counts, default=len(words))
-        return {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
+        found = {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
+        tokens = self.recording.tokens
+        return found | ({"source": at(b, by_row(tokens.columns))} if isinstance(tokens, TwoTexts) else {})
 
     @cached_property
     def rows(self) -> list[Sequence[str]]:
         """The words of the recording, of each batch row or of all; none where there are none."""
-        tokens: Any = self.recording.tokens
-        if not tokens:
-            return []
-        return [tokens] if all(isinstance(word, str) for word in tokens) else list(tokens)
+        return by_row(self.recording.tokens) if self.recording.tokens else []
 
     def list_of(self, attention: Attention, axis: int) -> str | None:
         """The name of the list of words along an axis, rows or columns; None where none is of its length in all layers."""
         lengths = {shape[2 + axis] for shape in attention.shapes}
-        return next((name for name, words in self.lists().items() if {len(words)} == lengths), None)
+        lists, tokens = self.lists(), self.recording.tokens
+        if isinstance(tokens, TwoTexts):
+            own = sides(tokens, attention.kind, attention.names[0])[axis]
+            lists = {name: lists[name] for name in ("source" if own is tokens.columns else "words",)}
+        return next((name for name, words in lists.items() if {len(words)} == lengths), None)
+
+
+def at(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
+    """The words of a batch row, or of all."""
+    return rows[b if len(rows) > 1 else 0]
 
 
 def joins(strands: list[Strand]) -> bool:

@@ -23,7 +23,8 @@ def of_strands(strands: Sequence[Strand]) -> int:
     pieces = [piece for strand in strands for piece in strand.pieces]
     found = [keys for strand in strands for keys in strand.keys]
     for piece in pieces:
-        found += [x for x in (piece.q, piece.values, piece.bias, piece.sinks) if x is not None] + tables(piece.mask)
+        own = piece.q, piece.values, piece.bias, piece.sinks, piece.weight
+        found += [x for x in own if x is not None] + tables(piece.mask)
     return held(found)
 
 

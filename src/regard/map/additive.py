@@ -1,0 +1,60 @@
+"""Additive scores, weightᵀ tanh(q + k), a part at a time: the numbers within the tanh, q x k x d, are never there at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.mechanism import additive
+from regard.mechanism.request import exactly
+
+ROOM = 2**18  # numbers within the tanh at a time, which stay in the cache
+ALONE = 2**22  # of them, that are not worth a second thread
+
+
+def scores(q: Tensor, k: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """weightᵀ tanh(q + k). Shapes: q (n, d); k (m, d); weight (d,); the scores (n, m), for which `out` is room."""
+    found = q.new_empty(len(q), len(k)) if out is None else out
+    if additive.quick(q[None, None], k[None, None], weight):
+        compiled(q, k, weight, found)
+        return found
+    columns = max(1, min(len(k), ROOM // len(weight)))
+    rows = max(1, ROOM // (columns * len(weight)))
+    for i in range(0, len(q), rows):
+        for j in range(0, len(k), columns):
+            found[i : i + rows, j : j + columns] = paired(q[i : i + rows].unsqueeze(1), k[j : j + columns], weight)
+    return found
+
+
+def paired(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+    """The same of queries and keys (..., d) that broadcast, each with the one beside it, to (...)."""
+    with exactly(q.device):  # torch.autocast would round the product
+        return (q + k).tanh_() @ weight
+
+
+def compiled(q: Tensor, k: Tensor, weight: Tensor, out: Tensor) -> None:
+    """The same by the loops of `mechanism.additive`, some queries on each thread."""
+    keys, weight = k.contiguous()[None, None], weight.contiguous()
+    threads = torch.get_num_threads() if len(q) * len(k) * len(weight) > ALONE else 1
+
+    def work(parts: tuple[Tensor, Tensor]) -> None:
+        additive.call("ahead", parts[0].contiguous()[None, None], keys, weight, parts[1])
+
+    parts = list(zip(q.tensor_split(threads), out.tensor_split(threads), strict=True))
+    if threads == 1:
+        return work(parts[0])
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, parts))
+    return None
+
+
+def checked(weight: Tensor, q: Tensor) -> Tensor:
+    """The weight of additive scores, or ShapeError or ConfigError."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.device != q.device:
+        came = f"{weight.dtype} on {weight.device}" if isinstance(weight, Tensor) else type(weight).__name__
+        raise ConfigError(f"weight is a floating tensor on q's device, {q.device}; got {came}.")
+    if weight.shape != q.shape[-1:]:
+        shapes = f"expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}"
+        raise ShapeError(f"weight is (d,), one for each number of a query: {shapes}.")
+    return weight

@@ -1,0 +1,41 @@
+"""Whose step a call is: told by the keys, to the bit."""
+
+import torch
+
+from regard.observe.stepwise import alike, same_keys
+
+B, S, N = 3, 5, 7
+KEYS = torch.randn(B, 1, S, N, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_same_keys_are_the_same_rows():
+    assert same_keys(KEYS, KEYS.clone(), None).moved is None
+
+
+def test_rows_that_have_moved_or_multiplied_are_found_by_their_keys():
+    for rows in ([2, 0, 1], [1, 1, 1, 0], [2]):
+        assert same_keys(KEYS, KEYS[rows], None).moved.tolist() == rows
+
+
+def test_of_rows_with_the_same_keys_those_told_are_meant():
+    twins = KEYS[[0, 0, 1]]
+    for rows in ([1, 0, 2], [0, 1, 2], [1, 1, 2]):
+        assert same_keys(twins, twins[rows], torch.tensor(rows)).moved.tolist() == rows
+
+
+def test_what_is_told_and_cannot_be_is_not_believed():
+    for told in ([2, 0, 0], [0, 1], [7, 0, 1]):
+        assert same_keys(KEYS, KEYS[[2, 0, 1]], torch.tensor(told)).moved.tolist() == [2, 0, 1]
+
+
+def test_keys_that_differ_by_a_bit_are_of_another_sentence():
+    other = KEYS.clone()
+    other[1, 0, 3, 2] = torch.nextafter(other[1, 0, 3, 2], torch.tensor(9.0))
+    assert same_keys(KEYS, other, None) is None
+    assert same_keys(KEYS, KEYS[:, :, 1:], None) is None
+    assert same_keys(KEYS, KEYS.double(), None) is None
+
+
+def test_rows_with_the_same_keys_are_noticed():
+    assert alike(KEYS[[0, 1, 0]])
+    assert not alike(KEYS)
