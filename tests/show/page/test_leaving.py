@@ -65,12 +65,13 @@ def test_what_kind_heads_are(monkeypatch):
     assert held.times == 1
 
 
-def test_a_model_that_reads_what_was_typed():
+@pytest.mark.parametrize(("path", "more"), [("type", {}), ("generate", {"tokens": 5, "temperature": 1})])
+def test_a_model_in_the_middle_of_what_it_reads(path, more):
     own, held = model_held("blocks.0")
     after = []
     own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
     with asking(recorded(), speaker=own) as client:
-        left(client, held, "/api/type", {"text": "CCAB"})
+        left(client, held, f"/api/{path}", {"text": "CCAB", **more})
         until(lambda: not client.server.page.session._model.locked())
         assert (held.times, after) == (1, [])
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]

@@ -1,10 +1,12 @@
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from regard.show.page import stream
-from show.page.asking import asking, joined, recorded, writer
+from regard.show.page.desk import GoneError
+from show.page.asking import asking, joined, recorded, until, writer
 
 
 @pytest.fixture
@@ -45,6 +47,25 @@ def test_a_stream_that_takes_too_long_ends_with_a_sentence(recording, slowly, mo
         client.idle()
 
 
+def test_no_more_is_computed_for_a_client_that_has_gone(recording, monkeypatch):
+    begun, go_on, computed = threading.Event(), threading.Event(), []
+
+    def opening(*_):
+        for n in range(5):
+            computed.append(n)
+            begun.set()
+            go_on.wait(60)
+            yield {"done": n}
+
+    monkeypatch.setattr("regard.show.page.server.opening", opening)
+    with joined(), asking(recording) as client:
+        with client.leaving("/api/r/r1/open"):
+            assert begun.wait(60)
+        client.idle()
+        go_on.set()
+    assert computed == [0]
+
+
 def test_what_fails_before_the_first_line_has_its_status(client):
     status, headers, body = client.ask(
         "/api/generate", "POST", b'{"text":"XYZ","tokens":3,"temperature":1}', content_type="application/json"
@@ -82,4 +103,43 @@ def test_a_server_that_ends_while_it_writes_says_nothing(caplog):
         with one:
             assert one.recv(1)
             client.server.stop()
+    assert not caplog.records
+
+
+def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(recording, monkeypatch):
+    ended = threading.Event()
+
+    def opening(*given):
+        yield {"done": 0.5}
+        try:
+            until(given[-1], 20)  # alive(), which is never true, until it raises
+        except GoneError:
+            ended.set()
+            raise
+
+    monkeypatch.setattr("regard.show.page.server.opening", opening)
+    with joined(), asking(recording) as client:
+        client.server._server.config.timeout_graceful_shutdown = None  # uvicorn itself would wait for ever
+        with client.leaving("/api/r/r1/open") as one:
+            assert one.recv(1)
+            client.server.stop()
+    assert ended.is_set()
+
+
+def test_a_line_that_comes_when_the_server_is_no_more_is_nobodys(recording, monkeypatch, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Late(threading.Semaphore):
+        """Room for a line, told when the server has gone."""
+
+        def acquire(self, blocking=True, timeout=None):
+            begun.set()
+            go_on.wait(60)
+            return super().acquire(blocking, timeout)
+
+    monkeypatch.setattr(stream, "threading", SimpleNamespace(Event=threading.Event, Semaphore=Late))
+    with joined(), asking(recording) as client, client.leaving("/api/r/r1/open"):
+        assert begun.wait(60)
+        client.server.stop()
+        go_on.set()
     assert not caplog.records

@@ -107,7 +107,7 @@ class Session:
         if not 1 <= tokens <= TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
         with turn(self._model, alive):
-            for one in written(speaker, text, tokens, temperature, seed, alive):
+            for one in written(speaker, text, tokens, temperature, seed):
                 yield {"recording": summary(self.add(one))} if isinstance(one, Recording) else one
 
     def running(self, text: str) -> Speaker:

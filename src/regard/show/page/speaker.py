@@ -13,7 +13,6 @@ from regard.models.own import Own
 from regard.observe import Recording, record
 from regard.show.axes import byte_note
 from regard.show.page.entry import short
-from regard.show.page.pictures import Alive
 from regard.show.telling import last_layers, told
 
 NEXT = 10  # words that may come next, shown
@@ -95,7 +94,7 @@ def coming(speaker: Speaker, said: object) -> list[dict[str, Any]] | None:
 
 
 def written(
-    speaker: Speaker, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive
+    speaker: Speaker, text: str, tokens: int, temperature: float, seed: int | None
 ) -> Iterator[dict[str, Any] | Recording]:
     """Each new token as JSON, with what was likely and what it looked at; at last the recording of all."""
     if not isinstance(speaker, Own):
@@ -118,7 +117,6 @@ def written(
                 "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
                 "looked": [{"place": near.place, "word": short(near.word), "weight": near.weight} for near in one.looked],
             }
-            alive()
     if recording.runs:
         recording.model, recording.tokens = speaker.name, words[: recording.map(0).shape[3]]
         yield recording

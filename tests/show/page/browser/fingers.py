@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from show.page.browser.patience import frames
+
 Point = tuple[float, float]
 
 
@@ -17,7 +19,7 @@ def touched(page: Any, *paths: list[Point]) -> None:
     send("touchStart", list(first))
     for points in rest:
         send("touchMove", list(points))
-        page.wait_for_timeout(20)
+        frames(page)  # or the browser makes one of several moves
     send("touchEnd", [])
 
 

@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 
 PATIENCE = 20.0  # seconds, on a busy machine
 STILL = 0.1  # seconds without a question before a page counts as quiet
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+RUNG = "(milliseconds) => new Promise((done) => setTimeout(done, milliseconds))"
 FLYING: WeakKeyDictionary[Any, set] = WeakKeyDictionary()  # what each page has asked for and not had yet
 
 
@@ -19,12 +21,25 @@ def watched(page: Any) -> Any:
     return page
 
 
+def frames(page: Any) -> Any:
+    """The page once it has drawn what it knows, and done what it put off until then, however slow it is."""
+    page.evaluate(DRAWN)
+    return page
+
+
+def rung(page: Any, milliseconds: int) -> Any:
+    """The page once its own timers of less than this have rung: they all go by one clock, however slow it is."""
+    frames(page).evaluate(RUNG, milliseconds)
+    return page
+
+
 def quiet(page: Any) -> Any:
-    """The page once it has every answer, and has asked for nothing more for a moment."""
+    """The page once it has every answer, has drawn what it knows, and has asked for nothing more for a moment."""
     end, since = time.monotonic() + PATIENCE, time.monotonic()
     while time.monotonic() < end:
-        page.wait_for_timeout(20)
-        if FLYING[page]:
+        asked = len(FLYING[page])
+        frames(page)
+        if asked or FLYING[page]:
             since = time.monotonic()
         elif time.monotonic() - since > STILL:
             return page

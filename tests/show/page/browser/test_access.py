@@ -7,7 +7,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
-from show.page.browser.patience import settled, until
+from show.page.browser.patience import quiet, settled, until
 
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
 GROUNDS = (False, True)
@@ -70,14 +70,12 @@ def drawn(opened, address):
     def page_of(view: str, **look):
         page = opened(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3", **look)
         if view != "generate":
-            settled(page)
-            page.wait_for_timeout(300)
-            return page
+            return settled(page)
         page.get_by_role("textbox", name="The beginning").fill("Once upon a time")
         page.locator("select[name=tokens]").select_option("5")
         page.get_by_role("button", name="Go on").click()
         page.wait_for_selector(".generate-after a")
-        return page
+        return quiet(page)
 
     return page_of
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.show.page.session import Session
-from show.page.browser.patience import settled, until
+from show.page.browser.patience import frames, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 VIEWS = ("text", "heads", "map")
@@ -79,7 +79,7 @@ def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opene
 def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(opened, address):
     page = settled(opened(f"{address}#view=map", width=390, height=500))
     page.keyboard.press("?")
-    page.wait_for_timeout(100)
+    frames(page)
     assert page.evaluate("[document.querySelector('dialog').scrollTop, document.activeElement.textContent]") == [0, "Close"]
 
 
@@ -96,7 +96,6 @@ def test_the_menu_of_pictures_closes_when_the_focus_leaves_it(opened, address):
 @pytest.mark.parametrize("view", [*VIEWS, "steps", "compare"])
 def test_a_picture_that_is_kept_says_what_it_is(opened, address, view, tmp_path):
     page = settled(opened(f"{address}#view={view}&r=r2&q=4&k=1"))
-    page.wait_for_timeout(300)
     page.get_by_role("button", name="Save").click()
     with page.expect_download() as saving:
         page.get_by_role("menuitem", name="SVG").click()
@@ -121,7 +120,7 @@ def test_nothing_moves_for_those_who_ask_for_stillness(opened, address):
 def test_a_link_holds_the_whole_state(opened, address):
     state = "view=map&layer=2&head=4&q=120&k=60&x=110&y=130&zoom=5&how=max&scale=linear"
     page = settled(opened(f"{address}#{state}"))
-    page.wait_for_timeout(500)
+    rung(page, 500)  # the link follows where one stands a little later
     assert page.evaluate("location.hash").removeprefix("#").replace("r=r1&", "") == state
     pressed = page.locator("[aria-pressed='true']").all_inner_texts()
     assert pressed == ["max", "linear"]

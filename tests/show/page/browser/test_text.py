@@ -10,6 +10,12 @@ from show.page.browser.patience import link, quiet, settled, until
 from show.page.browser.recordings import EVIL, PLAIN, recorded, some, spaced, weights
 
 HEADS, T, LONG = 3, 17, 9000
+# whether a line of words stands in the middle of the window
+MIDDLE = """(() => {
+    const [window, ...lines] = [...document.querySelectorAll(".prose, .prose-line")].map((one) => one.getBoundingClientRect());
+    const middle = (window.top + window.bottom) / 2;
+    return lines.some(({top, bottom}) => top < middle + 20 && bottom > middle - 20);
+})()"""
 Q, K = some(2, HEADS, T)
 
 
@@ -41,6 +47,7 @@ def test_hovering_a_word_shades_what_it_looked_at(opened, address):
     page = settled(opened(f"{address}#view=text&layer=1&head=2"))
     page.locator(".word[data-n='11']").hover()
     until(page, "document.querySelector('#caption').textContent.includes('token 11')")
+    quiet(page)
     row = weights(Q, K, 1, 2)[11]
     seen = light(page)
     darker(seen[:12], row[:12])
@@ -102,7 +109,8 @@ def test_a_long_text_scrolls_with_few_words_on_the_page(opened, address):
         page.evaluate(
             f"(() => {{ const one = document.querySelector('.prose'); one.scrollTop = {share} * one.scrollHeight; }})()"
         )
-        page.wait_for_timeout(300)
+        until(page, MIDDLE)
+        quiet(page)
         most = max(most, page.locator(".word").count())
     page.evaluate("(() => { const one = document.querySelector('.prose'); one.scrollTop = one.scrollHeight; })()")
     until(page, f"document.querySelector(\".word[data-n='{LONG - 1}']\")")
@@ -113,7 +121,8 @@ def test_a_long_text_scrolls_with_few_words_on_the_page(opened, address):
 def test_a_link_to_a_far_word_shows_it(opened, address):
     page = settled(opened(f"{address}#view=text&r=r2&q=6543"))
     until(page, "document.querySelector('.word.selected')?.textContent === ' w6543'")
-    page.wait_for_timeout(300)
+    until(page, "document.querySelectorAll('.text-links .link').length > 1")
+    quiet(page)
     inside = """() => {
         const [word, frame] = [".word.selected", ".prose"].map((one) => document.querySelector(one).getBoundingClientRect());
         return word.top >= frame.top && word.bottom <= frame.bottom; }"""

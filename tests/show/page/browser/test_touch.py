@@ -6,7 +6,7 @@ from regard.models import GPT2
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
 from show.page.browser.fingers import middle, touched, way
-from show.page.browser.patience import link, settled, until
+from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced, weights
 
 HEADS, T, LONG = 3, 13, 600
@@ -23,12 +23,17 @@ def address(serving):
 @pytest.fixture
 def phone(opened, address):
     """phone(state) is the page at a link, on a phone that has fingers and no mouse."""
-    return lambda state: settled(opened(f"{address}#{state}", width=390, height=844, has_touch=True, is_mobile=True))
+
+    def page_of(state: str):
+        page = opened(f"{address}#{state}", width=390, height=844, has_touch=True, is_mobile=True)
+        return quiet(page) if "generate" in state else settled(page)  # which says nothing before it has written
+
+    return page_of
 
 
 def where(page) -> dict[str, float]:
-    """Where the map's camera stands, once it rests."""
-    page.wait_for_timeout(500)
+    """Where the map's camera stands, once it rests and the link says so."""
+    rung(page, 500)
     return {name: float(value) for name, value in link(page).items() if name in ("x", "y", "zoom")}
 
 
@@ -120,6 +125,7 @@ def test_a_tap_picks_a_number_of_the_steps(phone):
     page = phone("view=steps&layer=1&head=2&step=weights")
     page.locator(".panel tbody tr").nth(3).locator("td").nth(2).tap()
     until(page, "location.hash.includes('k=2')")
+    quiet(page)
     assert float(page.locator(".steps-sum span").get_attribute("title")) == pytest.approx(
         float(weights(Q, K, 1, 2)[3, 2]), rel=1e-9
     )
@@ -136,6 +142,7 @@ def test_a_phone_compares_one_picture_at_a_time_and_a_tap_reads_both_sides(phone
     assert box["width"] > 250
     page.touchscreen.tap(box["x"] + 2.5 / T * box["width"], box["y"] + 6.5 / T * box["height"])
     until(page, "location.hash.includes('k=2')")
+    quiet(page)
     assert link(page)["q"] == "6"
     assert f"{float(weights(Q, K, 1, 0)[6, 2]):.3g}" in page.locator(".compare-read").inner_text()
 
@@ -147,10 +154,32 @@ def test_words_are_typed_and_picked_by_taps(phone):
     until(page, "document.querySelectorAll('.type-words .word').length === 6")
     page.locator(".type-words .word").nth(2).tap()
     until(page, "location.hash.includes('q=2')")
+    quiet(page)
     assert page.locator(".type-words [aria-pressed]").inner_text() == "A"
 
 
-@pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare"])
+def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
+    page = phone("view=generate")
+    page.get_by_role("textbox", name="The beginning").fill("CBABBC")
+    page.locator("select[name=tokens]").select_option("5")
+    page.get_by_role("button", name="Go on").tap()
+    page.wait_for_selector(".generate-after a")
+    quiet(page)
+    came = page.locator(".generate-came .word")
+    last = page.locator(".generate-came [aria-current=step]")  # which is told of before one is picked
+    assert last.get_attribute("data-n") == str(came.count() - 1)
+    came.nth(1).tap()
+    until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
+    assert page.locator(".generate-side h2").inner_text() == f"When ‘{came.nth(1).inner_text()}’ came"
+    chosen = page.locator(".generate-chosen")
+    assert chosen.locator("> :first-child").inner_text() == came.nth(1).inner_text()
+    share = chosen.locator(".numbers").inner_text()
+    assert f"had the probability {share}" in page.locator("#caption").inner_text()
+    came.nth(1).tap()
+    until(page, "!document.querySelector('.generate-came [aria-current=true]')")
+
+
+@pytest.mark.parametrize("view", ["type", "text", "heads", "map", "steps", "compare", "generate"])
 def test_what_is_tapped_is_large_enough_for_a_finger(phone, view):
     page = phone(f"view={view}&r=r1")
     small = page.evaluate(

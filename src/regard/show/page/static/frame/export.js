@@ -4,7 +4,7 @@ import { css, ground } from "../drawing/colour.js";
 import { el } from "../drawing/el.js";
 import { svgPen } from "../drawing/pen.js";
 
-const FINER = 2; // pixels of a PNG for each of the screen's
+const FINER = 2; // pixels of a PNG for each of the page's, or as many as the screen has where those are more
 const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels about the caption, of a line of it, and of its letters
 
 // The menu of a view's picture; picture() is that of the view that stands, {svg or canvas, legend}.
@@ -95,14 +95,15 @@ async function raster(svg) {
   return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
 }
 
-// SVG on a canvas, finer than the screen.
+// SVG on a canvas, at least as fine as the screen.
 async function drawn(svg) {
   const address = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
   try {
     const image = new Image();
     image.src = address;
     await image.decode();
-    const canvas = el("canvas", { width: FINER * image.naturalWidth, height: FINER * image.naturalHeight });
+    const finer = Math.max(FINER, devicePixelRatio);
+    const canvas = el("canvas", { width: Math.round(finer * image.naturalWidth), height: Math.round(finer * image.naturalHeight) });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     return canvas;
   } finally {

@@ -12,7 +12,7 @@ export const view = {
   name: "steps",
   title: "Steps",
   question: "How does a number come about?",
-  bar: (state) => (state.example ? [] : ["attention", "batch", "layer", "head"]),
+  bar: (state) => (state.r && !state.example ? ["attention", "batch", "layer", "head"] : []),
   mount,
 };
 
