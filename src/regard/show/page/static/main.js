@@ -129,7 +129,7 @@ function show(page, app) {
   const view = viewOf(page, state);
   const empty = !page.shelf.length && !ALONE.includes(view.name);
   tabs(page, app, view);
-  bar(find("bar"), view, empty ? null : app, state);
+  attempt(app, () => bar(find("bar"), view, empty ? null : app, state));
   const mounted = `${view.name} ${empty}`;
   if (page.mounted !== mounted) {
     leave(page);
