@@ -65,7 +65,7 @@ def test_the_text_lies_beside_the_weights(tmp_path):
 
 
 def written(model, folder):
-    translator.write(folder, model.KIND, model.sizes, model.state_dict(), model.text)
+    model.save(folder)
     return folder
 
 

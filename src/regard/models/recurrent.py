@@ -175,6 +175,4 @@ class RecurrentTranslator(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one."""
-        if self.text is not None:
-            self.text.save(folder)
-        files.save(folder, self.KIND, self.sizes, self.state_dict())
+        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text)

@@ -1,11 +1,8 @@
-"""Translators of every kind in a folder: load, by its path or by the name of one that is carried, and write."""
+"""Translators of every kind in a folder: load, by its path or by the name of one that is carried."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
 from regard.models.recurrent import RecurrentTranslator
@@ -28,15 +25,6 @@ def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
     if any((settings.folder / file).is_file() for pair in byte_pair.FILES for file in pair):
         model.text = BytePair.load(settings.folder)
     return model.eval()
-
-
-def write(
-    folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], text: BytePair | None
-) -> None:
-    """Writes what `load` reads, each file whole or not there: the text first, without which the numbers mean nothing."""
-    if text is not None:
-        text.save(folder)
-    files.save(folder, kind, sizes, tensors)
 
 
 def made(settings: files.Settings) -> Translator:

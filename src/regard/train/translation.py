@@ -100,8 +100,7 @@ class Translation:
 
     def save(self, folder: Path, model: Translator, weights: dict[str, Tensor]) -> None:
         """Writes a folder that regard.models.translator.load reads."""
-        self.text.save(folder)
-        files.save(folder, self.sizes.kind, model.sizes, weights)
+        files.save(folder, self.sizes.kind, model.sizes, weights, self.text)
 
     def about(self, reader: subject.Reader) -> str:
         """The pairs that are trained on, and the batches of an epoch."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -17,6 +17,13 @@ from regard.writing import whole
 
 SETTINGS, TENSORS = "settings.json", "model.safetensors"
 CARRIED = {name: Path(__file__).parent / name for name in ("translator", "translator-plain")}  # in this package
+
+
+class Text(Protocol):
+    """A vocabulary that writes itself into a folder."""
+
+    def save(self, folder: str | Path) -> None:
+        """Its files, beside the others."""
 
 
 class Settings(NamedTuple):
@@ -79,9 +86,11 @@ def refuse_others(archive: Archive, tensors: Mapping[str, Tensor]) -> None:
         raise WeightsError(f"{archive.tensors[strange]} is no part of the model that its {SETTINGS} describes.")
 
 
-def save(folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes the folder, each file whole or not there."""
+def save(folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], text: Text | None) -> None:
+    """Writes the folder, each file whole or not there: the text first, without which the numbers mean nothing."""
     folder = Path(folder)
+    if text is not None:
+        text.save(folder)
     said = json.dumps({"kind": kind, "sizes": {**sizes}}, indent=2)
     named = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:

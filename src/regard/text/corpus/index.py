@@ -2,9 +2,10 @@
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from regard.errors import DataError
 from regard.text import BytePair, Letters
@@ -14,6 +15,17 @@ from regard.text.letters import FILE as LETTERS
 
 Text = BytePair | Letters
 NAME, FORMAT, VERSION = "corpus.json", "regard corpus", 1
+
+
+class Checked(Protocol):
+    """What tells whether it is as it was written."""
+
+    @property
+    def checksum(self) -> int:
+        """One number for all of it."""
+
+
+T = TypeVar("T", bound=Checked)
 
 
 @dataclass(frozen=True)
@@ -48,14 +60,19 @@ def read(folder: Path) -> Index:
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} is no corpus: it has no {NAME}. regard.text.corpus.prepare makes one of texts.")
+    return checked(path, FORMAT, "a corpus", VERSION, parsed)
+
+
+def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[dict[str, Any]], T]) -> T:
+    """The index in a file of this form, of a version that this regard reads, as it was written; DataError for any other."""
     try:
         said = json.loads(path.read_bytes())
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise DataError(f"{path} is no index of a corpus that regard prepared.")
-        if not isinstance(said["version"], int) or said["version"] > VERSION:
-            raise DataError(f"{path} is of version {said['version']}, and this regard reads up to {VERSION}: update regard.")
+        if not isinstance(said, dict) or said.get("format") != form:
+            raise DataError(f"{path} is no index of {name} that regard prepared.")
+        if not isinstance(said["version"], int) or said["version"] > version:
+            raise DataError(f"{path} is of version {said['version']}, and this regard reads up to {version}: update regard.")
         index = parsed(said)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
     if index.checksum != said.get("checksum"):
         raise damaged(path, "what it says is not what was written")

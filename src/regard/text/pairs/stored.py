@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from regard.errors import DataError
 from regard.text.byte_pair import BytePair
 from regard.text.corpus.columns import Column, Numbers
-from regard.text.corpus.index import damaged, text_of
+from regard.text.corpus.index import checked, damaged, text_of
 from regard.text.pairs.sources import PARTS
 
 NAME, FORMAT, VERSION = "pairs.json", "regard pairs", 1
@@ -141,18 +141,7 @@ def read(folder: Path) -> Index:
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} holds no sentence pairs: it has no {NAME}. regard.text.pairs.prepare makes it of files.")
-    try:
-        said = json.loads(path.read_bytes())
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise DataError(f"{path} is no index of sentence pairs that regard prepared.")
-        if not isinstance(said["version"], int) or said["version"] > VERSION:
-            raise DataError(f"{path} is of version {said['version']}, and this regard reads up to {VERSION}: update regard.")
-        index = parsed(said)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
-    if index.checksum != said.get("checksum"):
-        raise damaged(path, "what it says is not what was written")
-    return index
+    return checked(path, FORMAT, "sentence pairs", VERSION, parsed)
 
 
 def parsed(said: dict[str, Any]) -> Index:
