@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -127,3 +129,11 @@ def test_words_that_do_not_fit_are_refused():
         own(("a",), torch.ones(1, 4), weights=random_weights(4, 1, 0), count=3)
     with pytest.raises(TooLargeError, match="at most 2048"):
         own(("a",) * 3000, torch.ones(1, 1).expand(3000, 1))
+
+
+def test_examples_asked_for_at_the_same_time_draw_as_each_alone():
+    drawn = ("trainable", "dropout", "heads", "split", "additive")
+    alone = {name: example(name).steps.context for name in drawn}
+    with ThreadPoolExecutor(4) as threads:
+        for name, made in [(name, threads.submit(example, name)) for name in drawn * 40]:
+            assert torch.equal(made.result().steps.context, alone[name]), name

@@ -32,7 +32,7 @@ SEED = 123  # the lectures'
 
 def example(name: str) -> Example:
     """The example of this name. The global random state is left as it was. Raises ConfigError where there is none."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # the draws are the CPU's
+    with recompute.apart():
         return EXAMPLES[known(name, EXAMPLES)]()
 
 

@@ -1,6 +1,8 @@
 """Each example of the lectures computed again, by the functions and layers that everybody else uses."""
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,6 +14,14 @@ from regard.lectures.sizes import gpt2_sizes
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, heads, scores, softmax
 
 SIDE = 6  # of the ones that are dropped
+DRAWING = threading.RLock()  # the global generator is one for all threads: two examples at a time would share its draws
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Seeds and draws without gradients, one thread at a time; the global random state is put back."""
+    with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():  # the draws are the CPU's
+        yield
 
 
 def seeded(seed: int) -> None:

@@ -4,11 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from regard.lectures import figures
 from regard.lectures.comparison import Claim, Comparison, Example, Verdict
-from regard.lectures.recompute import RECOMPUTED
+from regard.lectures.recompute import RECOMPUTED, apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +38,7 @@ def verify(example: str | None = None) -> list[Row]:
     The global random state is left as it was. Raises ConfigError where there is no such example.
     """
     chosen = [figures.figure(example)] if example is not None else figures.figures()["examples"]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # the draws are the CPU's
+    with apart():
         return [row(one, claim) for one in chosen for claim in RECOMPUTED[one["id"]](one)]
 
 

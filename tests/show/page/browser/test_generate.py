@@ -13,7 +13,7 @@ from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
 from regard.show.telling import last_layers
 from regard.text import Letters
-from show.page.browser.patience import quiet, until
+from show.page.browser.patience import quiet, rung, until
 
 TEXT, COUNT, ALPHABET = "dabaca", 20, "abcdefghijklmnopqrstuvwxyzABCDE"
 
@@ -150,7 +150,7 @@ def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
     page.get_by_role("button", name="Go on").wait_for()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
-    page.wait_for_timeout(400)
+    rung(page, 400)  # four words long
     assert page.locator(".generate-came .word").count() == count
     whole = TEXT + came(page)
     page.get_by_role("link", name="Look at these words in Type").click()

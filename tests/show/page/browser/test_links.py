@@ -5,7 +5,7 @@ import pytest
 from regard.models import GPT2
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
-from show.page.browser.patience import link, quiet, settled, until
+from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
 STATES = {
@@ -38,7 +38,7 @@ def stands(page) -> str:
     before = None
     while (now := page.evaluate(STANDS)) != before:
         before = now
-        page.wait_for_timeout(250)
+        quiet(rung(page, 250))
     return now
 
 

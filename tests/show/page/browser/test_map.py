@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.show.page.session import Session
-from show.page.browser.patience import link, quiet, settled, until
+from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced, weights
 
 LAYERS, HEADS, T = 2, 3, 13
@@ -37,7 +37,7 @@ def test_the_weight_under_the_pointer_is_the_one_that_attend_gives(opened, addre
     seen = set()
     for x, y in itertools.product((0.3, 0.4, 0.5), (0.4, 0.6, 0.8)):
         page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
-        page.wait_for_timeout(60)
+        rung(page, 60)
         quiet(page)
         if page.locator(".readout dd").first.get_attribute("title"):
             q, k, weight, rank = read(page)
@@ -73,7 +73,7 @@ def test_a_heavier_weight_is_drawn_darker(opened, address):
         if places and places[0] >= places[1]:
             points[x, y] = float(expected[tuple(places)])
     page.mouse.move(1, 1)
-    page.wait_for_timeout(100)
+    quiet(rung(page, 100))
     lights = page.evaluate(
         """(points) => {
             const canvas = document.querySelector("canvas"), wide = canvas.width;
@@ -101,7 +101,7 @@ def test_the_wheel_zooms_at_the_pointer_and_0_shows_all_again(opened, address):
     until(page, "location.hash.includes('zoom=')")
     assert float(link(page)["zoom"]) > 4
     page.mouse.move(box["x"] + 0.36 * box["width"] + 1, box["y"] + 0.75 * box["height"])
-    page.wait_for_timeout(200)
+    rung(page, 200)
     quiet(page)
     assert max(abs(a - b) for a, b in zip(read(page)[:2], before, strict=True)) <= 1
     page.keyboard.press("0")

@@ -64,7 +64,7 @@ def test_every_view_of_it_opens_and_back_works(opened, address):
     assert "Map" in names
     for name in names:
         page.locator("#views").get_by_role("link", name=name).click()
-        page.wait_for_timeout(200)
+        settled(page)
         assert page.locator("#stage .error").count() == 0
     seen = link(page)["view"]
     page.go_back()
