@@ -1,0 +1,31 @@
+"""Ctrl-C of the command itself, in the middle of what it writes to somebody."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+
+def test_an_interrupt_in_the_middle_of_a_stream_ends_the_command_without_a_traceback():
+    command = [sys.executable, "-m", "regard", "serve", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(line.split()[-1] for line in server.stdout if "http://" in line)
+        asked = {"text": "Once upon a time", "tokens": 160, "temperature": 0.8, "seed": 1}
+        with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as client:
+            client.request("POST", "/api/generate", json.dumps(asked), {"Content-Type": "application/json"})
+            with client.getresponse() as answer:
+                assert "error" not in json.loads(answer.readline())
+                server.send_signal(signal.SIGINT)
+                with pytest.raises(http.client.IncompleteRead):  # it is cut, not finished
+                    answer.read()
+        assert server.wait(60) == 0
+        assert server.stderr.read() == ""
+    finally:
+        server.kill()
+        server.communicate()
