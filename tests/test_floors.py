@@ -11,7 +11,8 @@ FLOORS = [
     {"mechanism", "products"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},
-    {"observe", "examination"},
+    {"observe"},
+    {"examination"},  # a whole model is examined through what is observed of it
     {"train", "evaluate"},
     {"show"},
     {"cli"},

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigError
+from regard.malloc import give_back
 from regard.train import checkpoints, memory, optimiser
 from regard.train.alone import Alone, Engine
 from regard.train.checkpoints import Checkpoints
@@ -59,6 +60,7 @@ class Training:
         says = {"step": self.step, "best": self.best, "running": asdict(self.running), "config": self.config.table()}
         says |= {"held_out_nats": self.looked, "corpus": self.subject.identity(), "versions": versions()}
         self.checkpoints.save(self.called, self.optimiser, says)
+        give_back()  # batches of many shapes leave holes in the memory that is kept
 
     def save_model(self, name: str) -> None:
         """Writes the model into a folder of the run that its load reads."""
