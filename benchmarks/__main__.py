@@ -12,6 +12,7 @@ from benchmarks import (
     generation,
     kernels,
     layers,
+    lineage,
     long_text,
     machine,
     maps,
@@ -43,6 +44,7 @@ BENCHMARKS = {
     "page": page,
     "scaling": scaling,
     "observing": observing,
+    "lineage": lineage,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"

@@ -10,7 +10,7 @@ from typing import Any
 from recipes.lineage.runs import Run, seconds
 from regard.evaluate.translation import Score, bleu, chrf, translations
 from regard.models import translator
-from regard.text.pairs import Pairs, Part
+from regard.text.pairs import Pairs
 from regard.writing import whole
 
 BEAMS = (1, 4)
@@ -36,7 +36,7 @@ def evaluated(run: Run, pairs: Path, root: Path) -> dict[str, Any]:
         row |= {f"seconds_{beams}": time.perf_counter() - began, f"translations_{beams}": translated}
         scores = [score(translated, references, DRAWS) for score in (bleu, chrf)]
         row |= {f"{one.name}_{beams}": said(one) for one in scores}
-        row[f"lengths_{beams}"] = by_length(test, translated, references)
+        row[f"lengths_{beams}"] = by_length(sources, translated, references)
     with whole(path) as (beside,):
         beside.write_text(json.dumps(row, ensure_ascii=False, indent=1), encoding="utf-8")
     return row
@@ -47,9 +47,9 @@ def said(score: Score) -> dict[str, Any]:
     return {"score": score.score, "interval": score.interval, "signature": score.signature}
 
 
-def by_length(test: Part, translated: Sequence[str], references: Sequence[str]) -> list[dict[str, Any]]:
+def by_length(sources: Sequence[str], translated: Sequence[str], references: Sequence[str]) -> list[dict[str, Any]]:
     """BLEU of the sentences of each bin of lengths, with their number and the interval."""
-    words = [len(one.split()) for one in test.sentences("source")]
+    words = [len(one.split()) for one in sources]
     found = []
     for above, upto in pairwise(EDGES):
         here = [n for n, count in enumerate(words) if above < count <= upto]
@@ -61,11 +61,16 @@ def by_length(test: Part, translated: Sequence[str], references: Sequence[str]) 
 
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """table.json and table.md of all rows."""
-    kept = [{name: value for name, value in row.items() if not name.startswith("translations")} for row in rows]
-    with whole(folder / "table.json", folder / "table.md") as (numbers, words):
-        numbers.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    kept = [numbers(row) for row in rows]
+    with whole(folder / "table.json", folder / "table.md") as (table, words):
+        table.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         words.write_text(markdown(kept), encoding="utf-8")
     print(f"\n{markdown(kept)}\n{folder / 'table.json'}", flush=True)
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the translations."""
+    return {name: value for name, value in row.items() if not name.startswith("translations")}
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

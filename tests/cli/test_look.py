@@ -12,6 +12,7 @@ from regard.cli.foreign import only_here
 from regard.models import GPT2, GPT2Config
 from regard.observe import load
 from regard.text.byte_pair import OWN
+from show.recorded import cross
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
 
@@ -199,3 +200,49 @@ def test_a_recording_that_is_none_is_refused(capsys, tmp_path):
     (tmp_path / "x.regard").write_text("nothing")
     assert main(["heads", str(tmp_path / "x.regard")]) == 2
     assert "not a recording" in capsys.readouterr().err
+
+
+@pytest.fixture
+def crossed(tmp_path):
+    """Files of recordings of a translator: of cross attention alone, and of both kinds."""
+    for kind in ("additive", "transformer"):
+        cross(kind).save(tmp_path / f"{kind}.reg")
+    return tmp_path
+
+
+def head(capsys, *arguments):
+    code = main(["heads", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, " ".join(said.out.split()), said.err
+
+
+def test_a_recording_of_cross_attention_alone_is_told_as_what_it_is(capsys, crossed):
+    code, out, err = head(capsys, crossed / "additive.reg")
+    assert (code, err) == (0, "")
+    assert out.startswith("additive: 1 layer, 1 head. 3 tokens look at 5. This is cross attention, of one text to another. ")
+    assert "a column a key, which are a cat is asleep ⟨end⟩" in out
+    assert head(capsys, crossed / "additive.reg", "--attention", "cross")[1] == out
+    assert "The columns: 0 a, 1 cat, 2 is, 3 asleep, 4 ⟨end⟩." in head(capsys, crossed / "additive.reg", "--head", "0.0")[1]
+    assert "what 'chat', token 1, looked at: the mean of all heads of the one layer" in head(
+        capsys, crossed / "additive.reg", "--query", "chat"
+    )[1]  # fmt: skip
+    code, _, err = head(capsys, crossed / "additive.reg", "--attention", "self")
+    assert (code, err) == (2, "regard heads: there is no self attention in this recording; there is cross.\n")
+
+
+def test_of_two_kinds_of_attention_the_own_is_shown_and_the_other_named(capsys, crossed):
+    _, out, _ = head(capsys, crossed / "transformer.reg")
+    assert out.startswith("transformer: 2 layers, 6 heads. 3 tokens. There is cross attention too: --attention cross. ")
+    _, out, _ = head(capsys, crossed / "transformer.reg", "--attention", "cross")
+    assert out.startswith(
+        "transformer: 2 layers, 6 heads. 3 tokens look at 5. This is cross attention, of one text to another. "
+    )
+    with pytest.raises(SystemExit) as left:
+        main(["heads", str(crossed / "transformer.reg"), "--attention", "both"])
+    assert left.value.code == 2
+
+
+def test_a_page_of_cross_attention_alone_is_written(capsys, crossed):
+    code, _, err = head(capsys, crossed / "additive.reg", "--page", crossed / "page.html")
+    assert (code, err) == (0, "")
+    assert (crossed / "page.html").stat().st_size > 10_000

@@ -1,6 +1,18 @@
 import pytest
 
 import regard.cli
+from regard.cli.serve import speaker
+from regard.models.recurrent import RecurrentTranslator
+from regard.weights.translators import CARRIED
+from show.page.translators import READ, small
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A folder as regard translate --train leaves it."""
+    monkeypatch.chdir(tmp_path)
+    small("additive").save("run/model")
+    return "run/model"
 
 
 @pytest.mark.parametrize(
@@ -20,3 +32,25 @@ def test_what_cannot_be_served_is_one_line_and_2(arguments, says, capsys):
     assert says in said.err
     assert said.err.count("\n") == 1
     assert not said.out
+
+
+def test_a_folder_that_is_a_translators_and_a_carried_ones_name_translate(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(CARRIED, "translator", tmp_path / run)
+    assert [speaker(name).name for name in (run, "translator")] == ["run", "translator"]
+    assert speaker(run).ids(READ) == speaker("translator").ids(READ)
+    assert speaker("sorter").name == "sorter"
+
+
+def test_a_translator_that_cannot_be_served_is_one_line_and_2(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(CARRIED, "translator", tmp_path / "nothing")
+    RecurrentTranslator(vocabulary=7, width=3, hidden=2).save("plain")
+    for arguments, says in (
+        (["--model", "translator"], "is not in this package"),
+        (["--model", "plain"], "no attention to look at"),
+        (["--model", run, "--text", " "], "no word to translate"),
+        (["--model", run, "--text", READ, "--host", "256.0.0.1"], "cannot be listened at"),
+    ):
+        assert regard.cli.main(["serve", *arguments]) == 2
+        said = capsys.readouterr()
+        assert says in said.err
+        assert (said.err.count("\n"), said.out) == (1, "")

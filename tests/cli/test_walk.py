@@ -7,11 +7,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import regard
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
 from regard.cli import main
 from regard.cli.own_words import rule
+from regard.generate.translation import translate
 from regard.lectures.examples import EXAMPLES
 from regard.lectures.figures import sentence
+from regard.models import translator
+from regard.models.recurrent import RecurrentTranslator
+from regard.models.transformer import Transformer
+from regard.text import BytePair
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +226,77 @@ def test_a_reader_that_leaves_and_a_terminal_without_unicode_meet_no_traceback()
     head = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
     assert head.stdout == b"Self-attention with nothing to train\n"
     assert head.stderr == b""
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory):
+    """Folders of small random translators, by what their attention is."""
+    torch.manual_seed(5)
+    text = BytePair.train(["a man rides a horse", "un homme monte un cheval"] * 3, 286)
+    models = {
+        "additive": RecurrentTranslator("additive", vocabulary=286, width=8, hidden=9),
+        "wide": RecurrentTranslator("additive", vocabulary=286, width=8, hidden=67, layers=2),
+        "plain": RecurrentTranslator(vocabulary=286, width=8, hidden=9),
+        "transformer": Transformer(vocabulary=286, width=12, heads=3, layers=1),
+    }
+    place = tmp_path_factory.mktemp("models")
+    for name, model in models.items():
+        model.text = text
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(4)
+        model.save(place / name)
+    return {name: str(place / name) for name in models}
+
+
+@pytest.mark.parametrize("kind", ["additive", "wide"])
+@pytest.mark.parametrize("words", ["a man rides a horse", "horse"])
+def test_a_trained_translator_is_told_as_a_recording_has_it(walk, speaking, kind, words):
+    found = record(walk("--example", "additive", "--model", speaking[kind], "--words", words, "--json"))
+    model = translator.load(speaking[kind])
+    source = [*model.text.encode(words), model.text.end]
+    (written,) = translate(model, [source])
+    with torch.no_grad(), regard.record(model) as recording:
+        model(torch.tensor([source]), [len(source)], torch.tensor([[model.text.end, *written.tokens[:-1]]]))
+    expected = recording.map(0, kind="cross").dense()[0, 0]
+    assert expected.shape == (len(found["words"]), len(found["sources"])) == (len(written.tokens), len(source))
+    torch.testing.assert_close(tensor(found["steps"]["weights"]), expected, rtol=1e-5, atol=1e-6)
+    q, k, v, weight = (tensor(found[name]) for name in (*"qkv", "weight"))
+    torch.testing.assert_close(((q[:, None] + k).tanh() @ weight).softmax(-1), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(expected @ v, tensor(found["steps"]["context"]), rtol=1e-5, atol=1e-5)
+    assert found["sources"] == [*(model.text.decode([one]).strip() for one in source[:-1]), "⟨end⟩"]
+
+
+def test_a_trained_translator_is_shown_with_both_sentences_and_a_row_written_out(walk, speaking):
+    asked = ("--model", speaking["additive"], "--words", "a man rides a horse")
+    told = walk(*asked, "--rows", "6")
+    assert "Additive attention of a trained translator" in told
+    assert "a man rides a horse ⟨end⟩ → " in told.replace("\n", " ")
+    assert "4  scores = weightᵀ tanh(q + k)" in told
+    shown = walk(*asked, "--query", "1")
+    assert shown.count("·tanh(") == 6 * 8  # of each of the six tokens, and of each the first terms of a sum
+    raised = [line.split()[0] for line in shown.splitlines() if " e^(" in line]
+    assert raised[1:] == ["a", "man", "rides", "a", "horse", "⟨end⟩"]
+
+
+def test_a_model_without_words_reads_a_sentence_of_its_own(walk, speaking):
+    sources = record(walk("--model", speaking["additive"], "--json"))["sources"]
+    text = translator.load(speaking["additive"]).text
+    assert sources == [*(piece.strip() or piece for piece in text.pieces(text.encode("A man is riding a horse."))), "⟨end⟩"]
+    assert "A word that the vocabulary lacks stands in pieces: " in walk("--model", speaking["additive"])
+
+
+def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, speaking):
+    told = walk("--model", speaking["wide"], "--words", "a man rides a horse")
+    assert "columns 1 to 6 of 134; --rows 134 shows all" in told
+    assert "columns 1 to 6 of 67; --rows 67 shows all" in told
+    assert "columns 1 to" not in walk("--model", speaking["wide"], "--words", "a man rides a horse", "--rows", "134")
+
+
+def test_a_model_without_additive_attention_is_told_what_it_is(refused, speaking):
+    assert "has no attention to look at: regard translate prints" in refused("--model", speaking["plain"])
+    assert "is a transformer, whose attention is of dot products" in refused("--model", speaking["transformer"])
+    assert "is no translator's name" in refused("--model", "pocket")
+    assert "say --example additive with it, got dog." in refused("--example", "dog", "--model", speaking["additive"])
+    assert "leave out --seed, or --model." in refused("--model", speaking["additive"], "--seed", "3")
+    assert "there is no word to translate" in refused("--model", speaking["additive"], "--words", " ")

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.translators import MADE, made, padded, sentences
-from regard import WeightsError
+from regard import ConfigError, WeightsError
 from regard.models import translator
 from regard.text import BytePair
 from regard.weights import translators as files
@@ -53,6 +53,104 @@ def test_a_file_in_bfloat16_is_half_as_large_and_loaded_in_float32(tmp_path):
         assert torch.equal(weight, model.state_dict()[name].float())
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
     assert sizes[1] < 0.6 * sizes[0] + 2000
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_in_bytes_every_number_is_within_half_a_step_of_its_row(kind, tmp_path):
+    model = made(kind, dtype=torch.float32)
+    with torch.no_grad():
+        next(model.parameters())[3] = 0  # a row of zeros stays one
+    model.save(tmp_path, torch.int8)
+    again = translator.load(tmp_path).state_dict()
+    for name, weight in model.state_dict().items():
+        if weight.dim() == 2:
+            step = weight.abs().amax(-1, keepdim=True) / 127
+            assert ((again[name] - weight).abs() <= step / 2 * (1 + 1e-4)).all(), name  # and some of them nearly so far
+            assert ((again[name] - weight).abs() > step / 4).any(), name
+        else:
+            assert torch.equal(again[name], weight), name
+
+
+def test_bytes_are_a_quarter_of_the_numbers_and_a_scale_a_row(tmp_path):
+    model = made("additive", dtype=torch.float32, width=61, hidden=67)
+    model.save(tmp_path, torch.int8)
+    weights = model.state_dict().values()
+    matrices = [weight for weight in weights if weight.dim() == 2]
+    needed = sum(weight.numel() + 4 * len(weight) for weight in matrices)
+    needed += 4 * sum(weight.numel() for weight in weights if weight.dim() != 2)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert 0 < size - needed < 200 * len(load_file(tmp_path / "model.safetensors"))  # the names, and where each lies
+
+
+def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
+    made("additive", dtype=torch.float32).save(tmp_path / "bytes", torch.int8)
+    one = translator.load(tmp_path / "bytes")
+    one.save(tmp_path / "whole")
+    one.save(tmp_path / "again", torch.int8)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("bytes", "again"))
+    for name, weight in translator.load(tmp_path / "whole").state_dict().items():
+        assert torch.equal(weight, one.state_dict()[name])
+        if weight.dim() == 2:
+            assert first[name].dtype == torch.int8
+            assert torch.equal(first[name], second[name])  # the scales may move by their last bit
+    double = translator.load(tmp_path / "bytes", torch.float64).state_dict()
+    assert all(torch.equal(double[name], weight.double()) for name, weight in one.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda found: found.pop("start.weight.scale"),
+            r"no start.weight.scale, which start.weight, .* in bytes, asks",
+        ),
+        (
+            lambda found: found.update({"start.weight.scale": torch.ones(6)}),
+            r"start.weight.scale must have the shape \(7,\), as start.weight, which is in bytes, says; it has \(6,\)",
+        ),
+        (
+            lambda found: found.update({"start.weight.scale": torch.ones(7, dtype=torch.int8)}),
+            "start.weight.scale holds torch.int8",
+        ),
+        (
+            lambda found: found["start.weight.scale"][2:].fill_(torch.nan),
+            "start.weight.scale must be finite and not below 0; row 2, counted from 0, has nan",
+        ),
+        (
+            lambda found: found["start.weight.scale"][:1].fill_(torch.inf),
+            "weight.scale .* row 0, counted from 0, has inf",
+        ),
+        (lambda found: found["start.weight.scale"][4].neg_(), "start.weight.scale .* row 4, counted from 0, has -"),
+        (lambda found: found.update({"start.bias.scale": torch.ones(7)}), "start.bias.scale is no part of the model"),
+        (lambda found: found.update({"start.weight": torch.ones(7, 7)}), "start.weight.scale is no part of the model"),
+        (lambda found: found.update({"start.bias": torch.ones(7, dtype=torch.int8)}), "start.bias holds torch.int8"),
+        (lambda found: found.update({"start.weight": torch.ones(7, 6, dtype=torch.int8)}), r"start.weight must have the shape"),
+    ],
+)
+def test_bytes_without_the_scale_that_they_need_are_refused_by_name(spoil, says, tmp_path):
+    made("additive", dtype=torch.float32).save(tmp_path, torch.int8)
+    tensors(tmp_path, spoil)
+    with pytest.raises(WeightsError, match=says):
+        translator.load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_dtype_that_is_asked_for_is_that_of_the_file_and_not_of_the_model(dtype, tmp_path):
+    model = made("transformer", dtype=torch.float32)
+    model.save(tmp_path, dtype)
+    assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {dtype}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path):
+    model = made("plain", dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"dtype must be torch.int8, .* got torch.int16"):
+        model.save(tmp_path, torch.int16)
+    with torch.no_grad():
+        model.start.weight[1, 2] = torch.nan
+    with pytest.raises(WeightsError, match=r"start.weight holds a number that is not finite"):
+        model.save(tmp_path, torch.int8)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_text_lies_beside_the_weights(tmp_path):

@@ -59,6 +59,10 @@ def test_words_of_two_texts_go_to_the_axes_that_they_are_of():
     assert words.sides(both, "cross", "decoder.0.cross") == (both.rows, both.columns)
     assert words.sides(both, "self", "model.encoder.layers.0.attn") == (both.columns, both.columns)
     assert words.sides(both, "self", "decoder.0.attention") == (both.rows, both.rows)
+    behind = words.TwoTexts.of({"rows": ["le", "chat"], "columns": ["the", "cat", "sat"], "read": ["", "le"]})
+    assert words.sides(behind, "cross", "decoder.0.cross") == (behind.rows, behind.columns)
+    assert words.sides(behind, "self", "decoder.0.attention") == (["", "le"], ["", "le"])
+    assert list(behind) == ["", "le"]
     one = ["a", "b"]
     assert words.sides(one, "cross", "attention") == (one, one)
     assert words.TwoTexts.of(one) is one

@@ -5,6 +5,7 @@ import functools
 import torch
 
 import regard
+from models.translators import made, padded, sentences
 from regard.models import GPT2, GPT2Config
 
 WORDS = [
@@ -39,6 +40,19 @@ def small() -> regard.Recording:
         with regard.record(model) as recording:
             model(torch.arange(len(WORDS))[None])
     recording.model, recording.tokens = "small", list(WORDS)
+    return recording
+
+
+WRITTEN, READ = [" un", " chat", " dort"], ["a", " cat", " is", " asleep", "⟨end⟩"]
+
+
+@functools.cache
+def cross(kind: str = "additive") -> regard.Recording:
+    """A translator that writes three words and reads five: of cross attention alone where it is additive."""
+    model = made(kind, dtype=torch.float32)
+    with torch.no_grad(), regard.record(model) as recording:
+        model(*padded(sentences(5)), torch.tensor([[5, 7, 8]]))
+    recording.model, recording.tokens = kind, {"rows": WRITTEN, "columns": READ}
     return recording
 
 

@@ -3,8 +3,8 @@ import torch
 
 import regard
 from regard import ConfigError
-from regard.show.axes import byte_note, place_of, sides_of, words_of
-from show.recorded import WORDS, small
+from regard.show.axes import attention_of, byte_note, place_of, sides_of, words_of
+from show.recorded import WORDS, cross, small
 
 
 def test_a_word_is_found_at_the_last_of_its_places():
@@ -59,3 +59,11 @@ def test_the_queries_of_cross_attention_have_their_own_words():
     assert sides_of(*asked) == (list("abc"), list("defg"))
     recording.tokens = list("defg")
     assert sides_of(*asked) == (list("012"), list("defg"))
+
+
+def test_cross_attention_is_shown_where_there_is_nothing_else():
+    assert attention_of(cross()) == "cross"
+    assert attention_of(cross("transformer")) == "self"
+    assert attention_of(cross("transformer"), "cross") == "cross"
+    with pytest.raises(ConfigError, match="there is no self attention in this recording; there is cross"):
+        attention_of(cross(), "self")

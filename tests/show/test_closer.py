@@ -4,7 +4,7 @@ import torch
 from regard import ConfigError
 from regard.show import closer
 from regard.show.swatches import Window
-from show.recorded import long, small
+from show.recorded import READ, WRITTEN, cross, long, small
 
 SCREEN = Window(80, 24, None)
 
@@ -63,3 +63,33 @@ def test_a_head_that_was_not_recorded_is_refused():
         list(closer.head(small(), (0, 3), SCREEN))
     with pytest.raises(ConfigError, match="layer must be below 2"):
         list(closer.row(small(), (2, None), "cat", SCREEN, whole=False))
+
+
+@pytest.mark.parametrize("place", [(1, 2), (1, None), None])
+def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
+    recording = cross("transformer")
+    dense = torch.stack([recording.map(layer, kind="cross").dense()[0] for layer in range(2)])
+    row = {(1, 2): dense[1, 2, 1], (1, None): dense[1, :, 1].mean(0), None: dense[:, :, 1].mean((0, 1))}[place]
+    said = [line.plain for line in closer.row(recording, place, "chat", SCREEN, whole=True, kind="cross")]
+    assert said[0].startswith("what 'chat', token 1, looked at: ")
+    assert not any("back" in line or "[" in line for line in said)  # no word of a source is the one that asks
+    bars = [line.split() for line in said if line[:2] in ("0.", "1.") and "#" in line]
+    found = {int(parts[-2]): float(parts[0]) for parts in bars}
+    assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=6e-4)
+    with pytest.raises(ConfigError, match=r"'cat' is no word of the text .* begin 'un', 'chat', 'dort'"):
+        list(closer.row(recording, place, "cat", SCREEN, whole=True, kind="cross"))
+
+
+def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named_by_the_other():
+    said = [line.plain for line in closer.head(cross(), (0, 0), SCREEN, "cross")]
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    for line, word, row in zip(said[2:], WRITTEN, dense, strict=False):
+        assert line.split()[1] == word.strip()
+        assert [float(cell) for cell in line.split()[2:]] == pytest.approx(row.tolist(), abs=0.006)
+    assert "The columns: 0\xa0a, 1\xa0cat, 2\xa0is, 3\xa0asleep, 4\xa0⟨end⟩." in " ".join(said)
+    assert not any("The columns" in line.plain for line in closer.head(small(), (0, 0), SCREEN))
+
+
+def test_what_the_words_of_a_source_receive_is_shaded_on_them():
+    said = [line.plain for line in closer.text(cross(), SCREEN, whole=False, kind="cross")]
+    assert said[1] == "".join(READ).strip()

@@ -7,7 +7,7 @@ import regard
 from regard import ConfigError
 from regard.show.every_head import every_head
 from show.pictures import assert_readable, vectors
-from show.recorded import long, small
+from show.recorded import cross, long, small
 
 
 class Layer(torch.nn.Module):
@@ -53,6 +53,12 @@ def test_layers_are_chosen_and_what_is_not_there_is_refused():
         every_head(small(), layers=[2])
     with pytest.raises(ConfigError, match="no layer of kind 'cross'"):
         every_head(small(), kind="cross")
+
+
+def test_cross_attention_is_drawn_where_there_is_nothing_else():
+    (image,) = images(every_head(cross()))
+    np.testing.assert_allclose(image.filled(0), cross().map(0, kind="cross").dense()[0, 0].double().numpy(), atol=1e-7)
+    assert [picture.shape for picture in images(every_head(cross("transformer")))] == [(3, 3)] * 6
 
 
 def test_its_words_are_vectors():

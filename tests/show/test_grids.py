@@ -5,7 +5,8 @@ from rich.cells import cell_len
 import regard
 from regard.models import GPT2, GPT2Config
 from regard.observe.heads import heads
-from regard.show.grids import MOST, grids
+from regard.show.grids import MOST, grids, square
+from show.recorded import READ, WRITTEN, cross
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +42,17 @@ def test_a_long_text_has_none(recording):
     recording.tokens, words = ["a"] * (MOST + 1), recording.tokens
     assert not list(grids(recording, found, 80, None))
     recording.tokens = words
+
+
+def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_word_read():
+    lines = [line.plain for line in grids(cross(), heads(cross(), kind="cross"), 80, None, "cross")]
+    assert lines[0] == f"tenths: a row a query, a column a key, which are {' '.join(word.strip() for word in READ)}"
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    for line, word, row in zip(lines[2:], WRITTEN, dense, strict=True):
+        assert line.split()[0] == word.strip()
+        assert [int(one) for one in line.replace("·", "0").split()[1:]] == [min(int(10 * float(w) + 1e-6), 9) for w in row]
+
+
+def test_keys_without_weight_are_hidden_ones_only_where_a_text_attends_to_itself():
+    assert [line.plain for line in square("x", ["a", "b"], torch.eye(2), None)] == ["x", "a  9", "b  · 9"]
+    assert [line.plain for line in square("x", ["a", "b"], torch.eye(2, 3), None)] == ["x", "a  9 · ·", "b  · 9 ·"]

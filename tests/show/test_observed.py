@@ -1,12 +1,16 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from matplotlib.text import Text
 
 from observe.models import gpt2, words
-from regard import ConfigError
+from regard import AttentionMap, ConfigError
 from regard.observe import record
 from regard.observe.heads import PATTERNS, Head, Heads, heads
 from regard.show.head_figure import BINS, figure
 from regard.show.observed import MEANS, clearest, kinds, links, strongest, table
+from show.recorded import READ, WRITTEN, cross
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +100,27 @@ def test_what_is_not_there_is_refused(recording):
         figure(recording, 0, 0, keys=slice(9, 9))
     with pytest.raises(ConfigError, match="head must be below 4"):
         figure(recording, 0, 4)
+
+
+def test_the_strongest_link_of_cross_attention_goes_from_one_text_to_the_other():
+    found = heads(cross(), kind="cross")
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    query, key = divmod(int(dense.argmax()), len(READ))
+    (_, line) = [line.plain for line in links(cross(), Heads(tuple(replace(row, kind="mixed") for row in found)), 80, "cross")]
+    assert line.endswith(f"{WRITTEN[query].strip()} → {READ[key].strip()}")
+    assert line.split()[1] == f"{float(dense.max()):.2f}"
+
+
+def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_so():
+    shown = {text.get_text().strip() for text in figure(cross(), 0, 0).findobj(Text)}
+    assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
+    own = {text.get_text() for text in figure(cross("transformer"), 0, 0).findobj(Text)}
+    assert "layer 0, head 0" in own
+    with pytest.raises(ConfigError, match="layer must be below 0, the self attentions recorded"):
+        figure(cross(), 0, 0, kind="self")
+
+
+def test_in_cross_attention_the_first_word_is_as_good_as_any():
+    m = AttentionMap(torch.tensor([[10.0, 0, 0], [0, 0, 2]])[None, None], torch.eye(3)[None, None], scale=1)
+    assert strongest(m)[:2] == (1, 2)
+    assert strongest(m, "cross")[:2] == (0, 0)

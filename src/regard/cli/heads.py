@@ -7,6 +7,7 @@ import argparse
 
 from regard.cli.look import add_table_arguments, report
 from regard.observe import load
+from regard.show.axes import attention_of
 from regard.show.page.onefile import page
 
 
@@ -19,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Types the heads and prints."""
     recording = load(options.recording)
-    line = f"{recording.map(0).shape[2]:,} tokens."
+    kind = attention_of(recording, options.attention)
+    q, k = recording.map(0, kind=kind).shape[2:]
+    line = f"{q:,} tokens look at {k:,}." if kind == "cross" else f"{q:,} tokens."
     if options.page:
         page(recording, options.page)
         line += f" Page: {options.page}."

@@ -20,8 +20,9 @@ from regard.errors import ConfigError, DataError
 from regard.observe import Recording, record
 from regard.observe.heads import Heads, Wanted
 from regard.observe.heads import each as typed
+from regard.observe.recording import KINDS
 from regard.show import closer
-from regard.show.axes import byte_note
+from regard.show.axes import attention_of, byte_note
 from regard.show.grids import grids
 from regard.show.observed import clearest, kinds, links, table
 from regard.show.page.onefile import page
@@ -69,6 +70,11 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + COLUMNS
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, 'induction' say")
+    parser.add_argument(
+        "--attention",
+        choices=KINDS,
+        help="of a text to itself, or of one to another, as of a translation to its source (self where there is some)",
+    )
     parser.add_argument("--sort", metavar="SCORE", help="rows by a score, 'previous token' say, largest first")
     parser.add_argument("--head", metavar="L.H", help="a heat map of head H of layer L, or of layer L: the mean of its heads")
     parser.add_argument("--page", metavar="FILE", help="write a page for the browser: one .html file, no network")
@@ -137,15 +143,24 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
     """Prints what was asked of a recording: a head, a row, or all of it."""
     console = open_console()
     place = None if options.head is None else closer.placed(options.head)
+    kind = attention_of(recording, options.attention)
+    line = f"{line} {of_kinds(recording, kind)}".strip()
     if options.query is not None:
-        lines = list(closer.row(recording, place, options.query, window(console), options.all))
+        lines = list(closer.row(recording, place, options.query, window(console), options.all, kind))
     elif place is not None:
-        lines = list(closer.head(recording, place, window(console)))
+        lines = list(closer.head(recording, place, window(console), kind))
     else:
-        overview(console, recording, options, line)
+        overview(console, recording, options, line, kind)
         return
     write(console, Text(f"{recording.model}: {line}"))
     put(console, lines)
+
+
+def of_kinds(recording: Recording, kind: str) -> str:
+    """What is to be said of the kind of attention that is shown: nothing where there is one's own alone."""
+    other = next((one for one in KINDS if one != kind and recording.layers(one)), None)
+    what = ["This is cross attention, of one text to another."] if kind == "cross" else []
+    return " ".join([*what, *([f"There is {other} attention too: --attention {other}."] if other else [])])
 
 
 def put(console: Console, lines: Iterable[Text]) -> None:
@@ -154,24 +169,25 @@ def put(console: Console, lines: Iterable[Text]) -> None:
         console.print(line, no_wrap=True, overflow="crop")
 
 
-def overview(console: Console, recording: Recording, options: argparse.Namespace, line: str) -> None:
+def overview(console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str) -> None:
     """Prints what kinds of heads there are, the words, the table of the heads and their strongest links."""
-    names = recording.layers()
-    wanted, count = Wanted(recording.tokens), len(names) * recording.map(0).shape[1]
-    heads = Heads(tuple(each("typing heads", typed(recording, wanted), count)), wanted.notes())
+    names = recording.layers(kind)
+    wanted, count = Wanted(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
+    heads = Heads(tuple(each("typing heads", typed(recording, wanted, kind=kind), count)), wanted.notes(kind))
     if options.kind is not None and not len(heads.of(options.kind)):
         there = ", ".join(dict.fromkeys(row.kind for row in heads))
         raise ConfigError(f"no head is of the kind {options.kind!r}; there is {there}.")
     shown = heads.of(options.kind) if options.kind else heads
     shown = shown.sorted(options.sort) if options.sort else shown
-    write(console, Text(f"{recording.model}: {len(names)} layers, {len(heads)} heads. {line}".strip(), style="bold"))
+    counts = ", ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in ((len(names), "layer"), (len(heads), "head")))
+    write(console, Text(f"{recording.model}: {counts}. {line}".strip(), style="bold"))
     put(console, kinds(heads, console.width))
     whole = options.all or bool(options.kind or options.sort)
     parts = (
-        closer.text(recording, window(console), options.all),
+        closer.text(recording, window(console), options.all, kind),
         table(shown, console.width, whole),
-        links(recording, shown, console.width),
-        grids(recording, shown if whole else clearest(shown), console.width, palette(console)),
+        links(recording, shown, console.width, kind),
+        grids(recording, shown if whole else clearest(shown), console.width, palette(console), kind),
     )
     for part in parts:
         lines = list(part)

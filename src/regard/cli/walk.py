@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.own_words import own_example
+from regard.cli.translated_words import SENTENCE, translated_example
 from regard.errors import ConfigError
 from regard.lectures.examples import EXAMPLES, example, summary
 from regard.lectures.scenes import Example, Line, Scene
@@ -24,6 +25,7 @@ from regard.show.narration import tell
 from regard.show.terminal import View, calculations, literal, open_console, palette, show, write
 
 ROWS, WHOLE = 12, 16  # words shown of a long sentence; a sentence of this many is shown whole
+LONG, FEW = 100, 6  # numbers of a vector of which nobody reads all, and how many of them are shown
 OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
 EPILOG = """\
 The numbers are float32. Where JSON cannot hold one it is a string: "-inf",
@@ -39,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     what = parser.add_argument_group("what to walk through")
     what.add_argument("--example", metavar="NAME", help=f"one of the lectures': {', '.join(EXAMPLES)} (simple by default)")
+    what.add_argument(
+        "--model",
+        metavar="NAME",
+        help="of --example additive: that of a trained translator, a folder or `translator`, which is carried here, on --words "
+        f"({SENTENCE!r}) and what it makes of them",
+    )
     what.add_argument("--list", action="store_true", help="the examples, a sentence each")
     what.add_argument("--query", metavar="WORD", help="one word's row as arithmetic; or its number, counted from 1")
     own = parser.add_argument_group("your own words")
@@ -84,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(record(chosen, query), allow_nan=False))
         return 0
-    scenes = tell(chosen) if query is None else arithmetic(chosen, query, view.part(len(chosen.words), True))
+    scenes = tell(chosen) if query is None else arithmetic(chosen, query, view.part(len(chosen.keys), True))
     screen(open_console(), chosen, scenes, view, query)
     return 0
 
@@ -92,11 +100,25 @@ def run(options: argparse.Namespace) -> int:
 def chosen_example(options: argparse.Namespace) -> Example:
     """The lectures' example, or the one made of the user's own words."""
     own = [name for name in OWN if getattr(options, name) is not None]
+    if options.model is not None:
+        return of_model(options, own)
     if not own:
         return example(options.example or "simple")
     if options.example is not None:
         raise ConfigError(f"--example shows a sentence of the lectures as it is: leave out --{own[0]}, or --example.")
     return own_example(options)
+
+
+def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
+    """The attention of a trained translator, of which the words alone are the user's."""
+    if options.example not in (None, "additive"):
+        raise ConfigError(
+            f"--model has a translator's additive attention: say --example additive with it, got {options.example}."
+        )
+    other = next((name for name in own if name != "words"), None)
+    if other is not None:
+        raise ConfigError(f"--model brings its own vectors and weights: leave out --{other}, or --model.")
+    return translated_example(options.model, options.words)
 
 
 def place(text: str, chosen: Example, option: str) -> int:
@@ -124,11 +146,13 @@ def view_of(chosen: Example, start: str | None, rows: int | None, query: int | N
     """What is shown of the sentence: from where it is asked, else so that the query is in it."""
     if rows is not None and rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}.")
-    length = len(chosen.words)
+    length = max(len(chosen.words), len(chosen.keys))
     count = rows or (max(length, ROWS) if length <= WHOLE else ROWS)
     first = max((query or 0) - count + 1, 0) if start is None else place(start, chosen, "--from")
     partial = first > 0 or count < length
-    return View(first, count, partial or len(set(chosen.words)) < length)
+    twice = any(len({*side}) < len(side) for side in (chosen.words, chosen.keys))
+    long = rows is None and chosen.v is not None and chosen.v.shape[-1] > LONG
+    return View(first, count, partial or twice, FEW if long else 0)
 
 
 def seen(chosen: Example, view: View) -> Example:
@@ -148,7 +172,8 @@ def screen(console: Console, chosen: Example, scenes: Sequence[Scene], view: Vie
     """The title, the scenes, and what to try next."""
     write(console, Text(chosen.title, style="bold"))
     if chosen.words:
-        write(console, Text(literal(sentence(chosen.words, view))))
+        both = (chosen.sources, chosen.words) if chosen.sources else (chosen.words,)
+        write(console, Text(literal(" → ".join(sentence(words, view) for words in both))))
     write(console, Text(f"Source: {chosen.source}", style="dim"))
     for note in (*chosen.notes, *remarks(console, chosen, scenes, view)):
         write(console, Text(literal(note), style="dim"))
@@ -190,7 +215,7 @@ def closing(chosen: Example, query: int | None) -> str:
         return f"Next: {follows} ({summary(chosen.leads_to).partition(':')[0].rstrip('.')})."
     word = chosen.words[chosen.focus]
     asked = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
-    if chosen.name == "own":
+    if chosen.name in ("own", "translated"):
         return f"Next: add --query {asked} to have that row written out; {follows} shows a worked example."
     name = "" if chosen.name == "simple" else f" --example {chosen.name}"
     return f"Next: regard walk{name} --query {asked} writes that row out; {follows} goes on."
@@ -206,9 +231,10 @@ def record(chosen: Example, query: int | None) -> dict[str, Any]:
         "title": chosen.title,
         "source": chosen.source,
         "words": chosen.words,
+        **({"sources": chosen.sources} if chosen.sources else {}),
         "notes": chosen.notes,
         "scale": chosen.scale,
-        **{name: numbers(part) for name in "qkv" if (part := getattr(chosen, name)) is not None},
+        **{name: numbers(part) for name in (*"qkv", "weight") if (part := getattr(chosen, name)) is not None},
         "steps": steps,
         **right,
         "scenes": [told(scene) for scene in tell(chosen)],

@@ -60,6 +60,7 @@ class Example:
     title: str
     source: str
     words: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()  # the words of the keys, where they are others
     focus: int = 0  # the query that the sentences speak of
     q: Tensor | None = None
     k: Tensor | None = None
@@ -74,6 +75,11 @@ class Example:
     after: tuple[Scene, ...] = ()
     notes: tuple[str, ...] = ()
     leads_to: str = ""  # the example to look at next
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The words that are looked at."""
+        return self.sources or self.words
 
 
 def of_words(values: Tensor, words: Sequence[str], letter: str, title: str = "") -> Panel:

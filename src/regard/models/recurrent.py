@@ -173,6 +173,9 @@ class RecurrentTranslator(nn.Module):
                 for gate in weight.split(weight.shape[1]):
                     nn.init.orthogonal_(gate)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one."""
-        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text)
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one.
+
+        dtype is that of the numbers there, the model's own where it is None; torch.int8 is of matrices, with a scale a row.
+        """
+        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)

@@ -153,9 +153,12 @@ class Transformer(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one."""
-        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text)
+    def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one.
+
+        dtype is that of the numbers there, the model's own where it is None; torch.int8 is of matrices, with a scale a row.
+        """
+        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
 
 
 class SelfAttention(nn.Module):

@@ -17,7 +17,7 @@ KINDS: dict[str, type[Translator]] = {kind.KIND: kind for kind in (RecurrentTran
 def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
     """The translator of a folder, or of a name ("translator", "translator-plain"), in evaluation mode, its text with it.
 
-    The file may be in another dtype, such as bfloat16. Raises WeightsError, naming the file and the tensor.
+    The file may be in another dtype, bfloat16 or int8 say. Raises WeightsError, naming the file and the tensor.
     """
     settings = files.read(name)
     model = made(settings).to(dtype)

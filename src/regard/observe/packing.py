@@ -48,7 +48,8 @@ def pack(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def pack_tokens(tokens: Any) -> Any:
     """Words of one batch row or of each, or those of either axis."""
     if isinstance(tokens, TwoTexts):
-        return {"rows": pack_tokens(tokens.rows), "columns": pack_tokens(tokens.columns)}
+        texts = {"rows": tokens.rows, "columns": tokens.columns} | ({} if tokens.read is tokens.rows else {"read": tokens.read})
+        return {name: pack_tokens(text) for name, text in texts.items()}
     return None if tokens is None else [one if isinstance(one, str) else list(one) for one in tokens]
 
 

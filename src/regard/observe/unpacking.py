@@ -35,7 +35,8 @@ def unpack(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
     """The recording of a header and its tensors. Raises ValueError, TypeError or LookupError where it makes no sense."""
     tokens = header["tokens"]
     if isinstance(tokens, dict):
-        tokens = {axis: unpack_tokens(listed(tokens[axis])) for axis in ("rows", "columns")}
+        axes = ("rows", "columns", *(["read"] if "read" in tokens else []))
+        tokens = {axis: unpack_tokens(listed(tokens[axis])) for axis in axes}
     else:
         tokens = unpack_tokens(tokens)
     missed = [Missed(*(text(part) for part in listed(one, 3))) for one in listed(header["missed"])]

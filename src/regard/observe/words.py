@@ -19,37 +19,38 @@ class TwoTexts(Sequence[Any]):
     """The words of a target, with those of its source beside them: in cross attention the queries' and the keys'.
 
     As a sequence it is the words of the target: what whoever knows of one text alone asks about is a decoder's own attention.
+    Where these are the words that were written, `read` are those that the decoder read to write them, one place behind.
     """
 
-    def __init__(self, rows: Words, columns: Words) -> None:
-        self.rows, self.columns = rows, columns
+    def __init__(self, rows: Words, columns: Words, read: Words | None = None) -> None:
+        self.rows, self.columns, self.read = rows, columns, rows if read is None else read
 
     @classmethod
     def of(cls, tokens: Any) -> Any:
-        """The two texts of {"rows": of the queries, "columns": of the keys}; anything else as it is."""
+        """The texts of {"rows": of the queries, "columns": of the keys}, and "read" perhaps; anything else as it is."""
         if not isinstance(tokens, Mapping):
             return tokens
-        if set(tokens) != {"rows", "columns"}:
+        if set(tokens) - {"read"} != {"rows", "columns"}:
             raise ConfigError(f'words of two texts are {{"rows": [...], "columns": [...]}}; got {", ".join(map(str, tokens))}.')
-        return cls(tokens["rows"], tokens["columns"])
+        return cls(tokens["rows"], tokens["columns"], tokens.get("read"))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.read)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.rows[index]
+        return self.read[index]
 
 
 def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
     """The words of the queries and of the keys of a layer, by its kind and its module's path; None where there are none.
 
-    Of two texts an encoder's own attention has the source on both axes, a decoder's the target.
+    Of two texts an encoder's own attention has the source on both axes, a decoder's the target, as it was read.
     """
     if not isinstance(tokens, TwoTexts):
         return tokens, tokens
     if kind == "cross":
         return tokens.rows, tokens.columns
-    own = tokens.columns if any(part.startswith("encoder") for part in name.split(".")) else tokens.rows
+    own = tokens.columns if any(part.startswith("encoder") for part in name.split(".")) else tokens.read
     return own, own
 
 

@@ -22,7 +22,7 @@ def arithmetic(example: Example, query: int, keys: range | None = None) -> tuple
     """
     if example.steps is None:
         raise ConfigError(f"the example '{example.name}' attends to no sentence, so there is no word to ask about.")
-    keys = range(len(example.words)) if keys is None else keys
+    keys = range(len(example.keys)) if keys is None else keys
     if example.steps.scores.dim() == 2:
         return row_of(example, example.steps, example.q, example.k, example.v, query, keys)
     scenes = []
@@ -38,8 +38,8 @@ def row_of(
     example: Example, steps: Steps, q: Tensor | None, k: Tensor | None, v: Tensor | None, query: int, keys: range
 ) -> tuple[Scene, ...]:
     """The arithmetic of one head."""
-    words, row = example.words, Steps(*(part[query] for _, part in steps.items()))
-    asks, formulas = names(words)(query), formulas_of(steps, example.scale, q) | dict(example.formulas)
+    words, row = example.keys, Steps(*(part[query] for _, part in steps.items()))
+    asks, formulas = names(example.words)(query), formulas_of(steps, example.scale, q) | dict(example.formulas)
     scenes = [scores_written(example, row, None if q is None else q[query], k, asks, keys)]
     if "scaled" in formulas:
         lines = tuple(Line(words[j], f"{numeral(row.scores[j])} {factor(formulas)} = {numeral(row.scaled[j])}") for j in keys)
@@ -75,14 +75,14 @@ def scores_written(example: Example, row: Steps, q: Tensor | None, k: Tensor | N
     """The products and sums behind the scores of a row."""
     formula = {**FORMULAS, **example.formulas}["scores"]
     if q is None or k is None:
-        given = tuple(Line(example.words[j], numeral(row.scores[j])) for j in keys)
+        given = tuple(Line(example.keys[j], numeral(row.scores[j])) for j in keys)
         return Scene("scores", formula, f"The scores of {asks} as they are given.", (), given)
     if example.weight is None:
         said = f"The numbers of {asks} times those of each word, and the sum of these products."
-        lines = [Line(example.words[j], products(q, k[j], row.scores[j])) for j in keys]
+        lines = [Line(example.keys[j], products(q, k[j], row.scores[j])) for j in keys]
     else:
         said = f"The numbers of {asks} plus those of each word, bent by tanh, weighed and summed."
-        lines = [Line(example.words[j], bent(q, k[j], example.weight, row.scores[j])) for j in keys]
+        lines = [Line(example.keys[j], bent(q, k[j], example.weight, row.scores[j])) for j in keys]
     return Scene("scores", formula, said, (), tuple(lines))
 
 

@@ -5,12 +5,24 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.observe import Recording
+from regard.observe.recording import KINDS
 from regard.observe.words import MARKS, TwoTexts, Words
 
 Sides = tuple[list[str], list[str]]
 Size = tuple[int, int]
 SOME = 6  # words of the text that an error names
 BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # of half a character, as the texts of tokens write it
+
+
+def attention_of(recording: Recording, asked: str | None = None) -> str:
+    """What is shown, self or cross: what is asked for; else self attention, or cross where there is nothing else.
+
+    Raises ConfigError where there is none of what is asked for.
+    """
+    there = [kind for kind in KINDS if recording.layers(kind)]
+    if asked is None or asked in there:
+        return asked or (there or KINDS)[0]
+    raise ConfigError(f"there is no {asked} attention in this recording; there is {' and '.join(there) or 'none at all'}.")
 
 
 def words_of(recording: Recording, row: int, count: int) -> list[str]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.observe.heads import heads
-from regard.show.axes import bare, place_of, words_of
+from regard.show.axes import Sides, bare, place_of, sides_of
 from regard.show.bars import MOST as BARS
 from regard.show.bars import bars
 from regard.show.heat_map import heat_map, wrapped
@@ -29,9 +29,9 @@ def placed(asked: str) -> Place:
     return int(layer), int(head) if dot else None
 
 
-def text(recording: Recording, window: Window, whole: bool) -> Iterator[Text]:
+def text(recording: Recording, window: Window, whole: bool, kind: str = "self") -> Iterator[Text]:
     """The words, shaded by how much of all attention they receive."""
-    count = recording.map(0).shape[3]
+    count = recording.map(0, kind=kind).shape[3]
     if not recording.tokens:
         return
     if count > MOST:
@@ -39,36 +39,46 @@ def text(recording: Recording, window: Window, whole: bool) -> Iterator[Text]:
             f"What each word receives is not told of more than {MOST:,} words; --query tells of one.", window.width
         )
         return
-    words, values = words_of(recording, 0, count), received(recording)
+    words, values = words_of(recording, 0, kind)[1], received(recording, kind=kind)
     heat = logarithmic(values)
     yield from wrapped("how much of all attention, in all heads, each word receives:", window.width)
     yield from part(shaded(words, values, heat, window), whole, window, count)
     yield heat.legend(window.colours, window.width)
 
 
-def head(recording: Recording, place: Place, window: Window) -> Iterator[Text]:
+def words_of(recording: Recording, layer: int, kind: str) -> Sides:
+    """The words of the queries and of the keys of a layer, or their numbers."""
+    return sides_of(recording, layer, kind, None, 0, recording.map(layer, kind=kind).shape[2:])
+
+
+def head(recording: Recording, place: Place, window: Window, kind: str = "self") -> Iterator[Text]:
     """A head as a heat map, or the mean of the heads of a layer."""
-    m = recording.map(*place).select(batch=0)
-    yield from heat_map(m, words_of(recording, 0, m.shape[3]), named(recording, place), window)
+    m = recording.map(*place, kind=kind).select(batch=0)
+    asking, answering = words_of(recording, place[0], kind)
+    yield from heat_map(m, answering, named(recording, place, kind), window, asking if kind == "cross" else None)
 
 
-def row(recording: Recording, place: Place | None, asked: str, window: Window, whole: bool) -> Iterator[Text]:
+def row(
+    recording: Recording, place: Place | None, asked: str, window: Window, whole: bool, kind: str = "self"
+) -> Iterator[Text]:
     """What a word looked at: the text shaded by it, and bars. Of a head, or the mean of a layer's, or of all layers'."""
-    layers = range(len(recording.layers())) if place is None else [place[0]]
-    maps = [recording.map(layer, place[1] if place else None).select(batch=0) for layer in layers]
+    layers = range(len(recording.layers(kind))) if place is None else [place[0]]
+    maps = [recording.map(layer, place[1] if place else None, kind).select(batch=0) for layer in layers]
     q, k = maps[0].shape[2:]
-    words = words_of(recording, 0, k)
-    key, places = place_of(asked, words)
-    query = key - (k - q)
+    asking, words = words_of(recording, layers[0], kind)
+    number, places = place_of(asked, asking if kind == "cross" else words)
+    query = number if kind == "cross" else number - (k - q)
+    key = None if kind == "cross" else number  # which is the query itself
     if query < 0:
-        raise ConfigError(f"token {key} was a key and no query: the queries recorded are the last {q} of {k} tokens.")
+        raise ConfigError(f"token {number} was a key and no query: the queries recorded are the last {q} of {k} tokens.")
     found = mean([m[0, :, query].mean(0) for m in maps])
-    yield from wrapped(f"what {bare(words[key])!r}, token {key:,}, looked at: {named(recording, place)}", window.width, "bold")
+    said = f"what {bare(asking[query])!r}, token {number:,}, looked at: {named(recording, place, kind)}"
+    yield from wrapped(said, window.width, "bold")
     if len(places) > 1:
         yield from wrapped(f"It stands at {len(places):,} places, and this is the last; any other by its number.", window.width)
     heat = logarithmic(found)
     if k <= MOST:
-        yield from part(shaded(words, found, heat, window, marked=key), whole, window, k, marked=True)
+        yield from part(shaded(words, found, heat, window, marked=key), whole, window, k, marked=key is not None)
         yield heat.legend(window.colours, window.width)
     yield Text()
     yield from bars(found, words, key, window, k if whole else BARS)
@@ -85,13 +95,14 @@ def logarithmic(values: Tensor) -> Heat:
     return Heat(Log(), (DECADES * most, most))
 
 
-def named(recording: Recording, place: Place | None) -> str:
+def named(recording: Recording, place: Place | None, attention: str = "self") -> str:
     """The layer and the head, with its kind, for a title."""
     if place is None:
-        return f"the mean of all heads of all {len(recording.layers())} layers"
+        count = len(recording.layers(attention))
+        return f"the mean of all heads of all {count} layers" if count > 1 else "the mean of all heads of the one layer"
     layer, number = place
     if number is None:
         return f"layer {layer}, the mean of its heads"
-    known = recording.map(layer).shape[3] <= MOST  # typing a head walks through it several times
-    kind = next((f": {row.kind}" for row in heads(recording, layers=[layer]) if row.head == number), "") if known else ""
-    return f"layer {layer}, head {number}{kind}"
+    known = recording.map(layer, kind=attention).shape[3] <= MOST  # typing a head walks through it several times
+    rows = heads(recording, kind=attention, layers=[layer]) if known else ()
+    return f"layer {layer}, head {number}" + next((f": {row.kind}" for row in rows if row.head == number), "")

@@ -10,6 +10,7 @@ from matplotlib.image import AxesImage
 
 from regard.errors import ConfigError
 from regard.observe import Recording
+from regard.show.axes import attention_of
 from regard.show.figure import COLOURS, FAINT, LINE, PAPER, POINTS, SMALLEST, TEXT, Array, Picture, longest
 from regard.show.scale import Linear, fitting
 
@@ -22,7 +23,7 @@ def every_head(
     recording: Recording,
     *,
     layers: Sequence[int] | None = None,
-    kind: str = "self",
+    kind: str | None = None,
     part: str | None = None,
     row: int = 0,
     title: str = "",
@@ -31,8 +32,10 @@ def every_head(
 
     Colour is logarithmic, but where tokens are few and little of the attention lies on small weights. Rows are layers and
     columns heads; within each, rows are queries and columns keys, from the upper left corner on. kind and part choose
-    modules, as in recording.map; row is that of the batch. Raises ConfigError where there is no such layer.
+    modules, as in recording.map, kind being cross where it is not said and there is nothing else; row is that of the batch.
+    Raises ConfigError where there is no such layer.
     """
+    kind = kind or attention_of(recording)
     names = recording.layers(kind=kind, part=part)
     chosen = list(range(len(names)) if layers is None else layers)
     if not chosen:

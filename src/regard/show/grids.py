@@ -8,6 +8,8 @@ from torch import Tensor
 
 from regard.observe import Recording
 from regard.observe.heads import Heads
+from regard.show.axes import sides_of
+from regard.show.heat_map import wrapped
 from regard.show.shaded import seen
 from regard.show.terminal import abreast, fitted, packed, tint
 
@@ -15,14 +17,17 @@ MOST = 16  # tokens of a text whose heads are drawn
 WORD = 6  # the widest label of a row
 
 
-def grids(recording: Recording, heads: Heads, width: int, colours: str | None) -> Iterator[Text]:
+def grids(recording: Recording, heads: Heads, width: int, colours: str | None, kind: str = "self") -> Iterator[Text]:
     """The lines of all squares, side by side where they fit; none of a longer text."""
-    words = [fitted(seen(str(word)), WORD) for word in recording.tokens or ()]
-    if not 0 < len(words) <= MOST:
+    size = recording.map(0, kind=kind).shape[2:]
+    if not recording.tokens or max(len(recording.tokens), *size) > MOST:
         return
-    yield Text("tenths: a row a query, a column a key", style="dim")
+    asking, answering = sides_of(recording, 0, kind, None, 0, size)
+    said = "tenths: a row a query, a column a key"
+    yield from wrapped(said + (f", which are {' '.join(map(seen, answering))}" if kind == "cross" else ""), width)
+    words = [fitted(seen(word), WORD) for word in asking]
     blocks = [
-        square(f"{row.layer}.{row.head} {row.kind}", words, recording.map(row.layer, row.head).dense()[0, 0], colours)
+        square(f"{row.layer}.{row.head} {row.kind}", words, recording.map(row.layer, row.head, kind).dense()[0, 0], colours)
         for row in heads
     ]
     for number, row in enumerate(packed(blocks, width)):
@@ -35,7 +40,7 @@ def square(title: str, words: list[str], weights: Tensor, colours: str | None) -
     """A head's weights; keys that a query may not see are left empty."""
     side = max(map(cell_len, words)) + 1
     lines = [Text(title, style="bold")]
-    causal = not bool(weights.triu(1).any())  # no query looks at a later key
+    causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query looks at a later key
     for query, word in enumerate(words):
         line = Text(word + " " * (side - cell_len(word)))
         for weight in weights[query, : query + 1 if causal else None].tolist():

@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.pooling import part
 from regard.observe import Recording
-from regard.show.axes import sides_of
+from regard.show.axes import attention_of, sides_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
 from regard.show.scale import FAINTEST, FEW, fitting
 
@@ -25,7 +25,7 @@ def figure(
     *,
     queries: slice = slice(None),
     keys: slice = slice(None),
-    kind: str = "self",
+    kind: str | None = None,
     part: str | None = None,
     row: int = 0,
     title: str | None = None,
@@ -34,12 +34,15 @@ def figure(
 
     Colour is logarithmic where much of the attention lies on small weights, and in bins. A bin shows the largest weight in it,
     so that a lone one never vanishes; beside it the entropy of each query and above it the weight that each key receives. row
-    is that of the batch. Raises ConfigError for a layer or a head that was not recorded.
+    is that of the batch. kind is self or cross; where it is not said, cross only where there is nothing else, as the title then
+    says. Raises ConfigError for a layer or a head that was not recorded.
     """
+    said, kind = kind, kind or attention_of(recording)
     m = recording.map(layer, head, kind, part).select(batch=row)
     q, k = m.shape[2:]
     rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
-    name = f"layer {layer}, head {head}" if title is None else title
+    chosen = " of cross attention" if kind == "cross" and said is None else ""
+    name = f"layer {layer}, head {head}{chosen}" if title is None else title
     if max(rows[1] - rows[0], columns[1] - columns[0]) <= WORDS:
         asking, answering = sides_of(recording, layer, kind, part, row, (q, k))
         values = m[0, 0, slice(*rows), slice(*columns)]

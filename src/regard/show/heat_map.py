@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.map import AttentionMap
-from regard.show.scale import fitting
+from regard.show.scale import FEW, fitting
 from regard.show.swatches import Heat, Window, colour
 from regard.show.terminal import fitted, tint
 
@@ -31,13 +31,16 @@ class Grid:
     sizes: tuple[float, float]  # queries and keys in a cell
 
 
-def heat_map(m: AttentionMap, words: Sequence[str], title: str, window: Window) -> Iterator[Text]:
+def heat_map(
+    m: AttentionMap, words: Sequence[str], title: str, window: Window, asking: Sequence[str] | None = None
+) -> Iterator[Text]:
     """The lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
 
-    words are the keys'. A cell of several weights has the largest of them, of several heads their mean.
+    words are the keys', the last of them the queries' too, which are `asking` where they are of another text. A cell of several
+    weights has the largest of them, of several heads their mean.
     """
     q, k = m.shape[2:]
-    labels = words[k - q :] if k >= q else [str(n) for n in range(q)]
+    labels = asking or (words[k - q :] if k >= q else [str(n) for n in range(q)])
     worded = q <= window.lines * (2 if window.colours else 1)
     side = min(max(cell_len(fitted(word, WORD)) for word in labels), window.width // 4) + 1 if worded else 0
     side += len(f"{q - 1:,}") + 1
@@ -49,6 +52,9 @@ def heat_map(m: AttentionMap, words: Sequence[str], title: str, window: Window) 
     yield from rows(grid, labels, side, heat, window)
     yield Text.assemble("weight ", heat.legend(window.colours, window.width - 7))
     yield from wrapped(caption(grid, m.shape[1]), window.width)
+    if asking and k <= FEW:
+        named = (f"{n}\xa0{fitted(word, WORD).strip()}" for n, word in enumerate(words))
+        yield from wrapped(f"The columns: {', '.join(named)}.", window.width)
 
 
 def gridded(m: AttentionMap, window: Window, side: int) -> Grid:

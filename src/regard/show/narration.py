@@ -5,6 +5,7 @@ Everything here is a value: nothing prints, so that terminal, notebook and page 
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +24,26 @@ FORMULAS = {
 }
 
 
+class Sides(NamedTuple):
+    """The words that ask, and the words that are looked at: the same, or those of two sentences."""
+
+    asking: Sequence[str]
+    answering: Sequence[str]
+
+    @property
+    def apart(self) -> bool:
+        """Whether the words look at another sentence than their own."""
+        return self.asking is not self.answering
+
+
 def tell(example: Example) -> tuple[Scene, ...]:
     """All scenes of an example: what comes before its steps, every step that does something, and what comes after."""
     if example.steps is None:
         return example.before + example.after
-    said = sentences(example.steps, example.words, example.focus) | dict(example.sentences)
+    said = sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)
     formulas = formulas_of(example.steps, example.scale, example.q) | dict(example.formulas)
     told = (
-        Scene(name, formulas[name], said[name], panels(name, example.steps, example.right, example.words))
+        Scene(name, formulas[name], said[name], panels(name, example.steps, example.right, Sides(example.words, example.keys)))
         for name in active(example.steps)
     )
     return (*example.before, *told, *example.after)
@@ -84,34 +97,37 @@ def scaling(scale: float, width: int | None = None) -> str:
     return f"scores / √{d}" if d and math.isclose(scale, d**-0.5, rel_tol=1e-6) else f"scores · {numeral(scale)}"
 
 
-def panels(name: str, steps: Steps, right: Steps | None, words: Sequence[str]) -> tuple[Panel, ...]:
+def panels(name: str, steps: Steps, right: Steps | None, sides: Sides) -> tuple[Panel, ...]:
     """The tables of a step: one, or one for each head; beside it the right one where it is wrong."""
     values = getattr(steps, name)
     if right is not None and not torch.equal(getattr(right, name), values):
-        sides = (("WRONG: tril alone", values), ("right: -inf", getattr(right, name)))
-        return tuple(panel(name, side, words, title) for title, side in sides)
+        both = (("WRONG: tril alone", values), ("right: -inf", getattr(right, name)))
+        return tuple(panel(name, values, sides, title) for title, values in both)
     if values.dim() == 3:
-        return tuple(panel(name, part, words, f"head {head}") for head, part in enumerate(values, 1))
-    return (panel(name, values, words),)
+        return tuple(panel(name, part, sides, f"head {head}") for head, part in enumerate(values, 1))
+    return (panel(name, values, sides),)
 
 
-def panel(name: str, values: Tensor, words: Sequence[str], title: str = "") -> Panel:
+def panel(name: str, values: Tensor, sides: Sides, title: str = "") -> Panel:
     """One table of a step: a row for each query; a column for each key, or for each number of the context."""
+    asking, answering = map(tuple, sides)
     if name == "context":
-        return Panel(values, tuple(words), numbered("c", values.shape[-1]), "words", title)
-    return Panel(values, tuple(words), tuple(words), "pairs", title)
+        return Panel(values, asking, numbered("c", values.shape[-1]), "words", title)
+    return Panel(values, asking, answering, "pairs", title)
 
 
-def sentences(steps: Steps, words: Sequence[str], query: int = -1) -> dict[str, str]:
+def sentences(steps: Steps, words: Sequence[str], query: int = -1, sources: Sequence[str] = ()) -> dict[str, str]:
     """What happened at each step, told of one query: one sentence a step, by its name.
 
-    Shapes: steps of (t, t) or (h, t, t), context (t, e) or (h, t, e), one word for each t.
+    Shapes: steps of (q, k) or (h, q, k), context (q, e) or (h, q, e), one word for each q; sources are the words of the keys
+    where they are others.
     """
+    sides = Sides(words, sources or words)
     query = range(len(words))[query]
     heads = [Steps(*(part[head] for _, part in steps.items())) for head in range(len(steps.scores))]
     parts = [steps] if steps.scores.dim() == 2 else heads
-    told = {name: of_heads([say(part, words, query) for part in parts]) for name, say in TOLD.items()}
-    shared = {name: say(parts[0], words, query) for name, say in SHARED.items()}
+    told = {name: of_heads([say(part, sides, query) for part in parts]) for name, say in TOLD.items()}
+    shared = {name: say(parts[0], sides, query) for name, say in SHARED.items()}
     return told | shared
 
 
@@ -128,81 +144,77 @@ def capital(text: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ")) else text
 
 
-def scores_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def scores_said(steps: Steps, sides: Sides, query: int) -> str:
     """Which key matches best."""
-    row = steps.scores[query]
-    if len(words) == 1:
-        return f"{words[query]} is matched with itself alone ({rough(row[0])})."
+    row, asks, name = steps.scores[query], names(sides.asking)(query), names(sides.answering)
+    if len(row) == 1:
+        return f"{asks} is matched with {name(0) if sides.apart else 'itself'} alone ({rough(row[0])})."
     best, least = int(row.argmax()), int(row.argmin())
     if row[best] == row[least]:
-        return f"{words[query]} matches every word alike ({rough(row[best])})."
-    name = names(words)
-    return f"{name(query)} matches {name(best)} best ({rough(row[best])}), {name(least)} least ({rough(row[least])})."
+        return f"{sides.asking[query]} matches every word alike ({rough(row[best])})."
+    return f"{asks} matches {name(best)} best ({rough(row[best])}), {name(least)} least ({rough(row[least])})."
 
 
-def scaled_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def scaled_said(steps: Steps, sides: Sides, query: int) -> str:
     """That the order stays."""
     before, after = (float(row[query].max() - row[query].min()) for row in (steps.scores, steps.scaled))
+    asks = names(sides.asking)(query)
     return (
-        f"The order stays, the differences change: the scores of {names(words)(query)} now lie {rough(after)} apart at most, "
+        f"The order stays, the differences change: the scores of {asks} now lie {rough(after)} apart at most, "
         f"before {rough(before)}."
     )
 
 
-def capped_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def capped_said(steps: Steps, sides: Sides, query: int) -> str:
     """How far the largest score was drawn in."""
     return f"No score can pass the cap: the largest, {rough(steps.scaled.max())}, became {rough(steps.capped.max())}."
 
 
-def masked_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def masked_said(steps: Steps, sides: Sides, query: int) -> str:
     """How many keys the query may see."""
     hidden = steps.masked == -torch.inf
-    seen = int((~hidden[query]).sum())
-    return (
-        f"{names(words)(query)} may see {seen} of {len(words)} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
-    )
+    seen, asks = int((~hidden[query]).sum()), names(sides.asking)(query)
+    return f"{asks} may see {seen} of {hidden.shape[1]} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
 
 
-def weights_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def weights_said(steps: Steps, sides: Sides, query: int) -> str:
     """Whom the query attends to most, and whom least of those it may see."""
-    name = names(words)
+    asks, name = names(sides.asking)(query), names(sides.answering)
     row, visible = steps.weights[query], steps.masked[query] != -torch.inf
     if row.isnan().any():
-        return f"the weights of {name(query)} are not numbers: its scores hold a NaN."
+        return f"the weights of {asks} are not numbers: its scores hold a NaN."
     if not visible.any():
-        return f"{name(query)} may see nothing, so all its weights are 0."
+        return f"{asks} may see nothing, so all its weights are 0."
     best = int(row.argmax())
     least = int(row.masked_fill(~visible, torch.inf).argmin())
     if int(visible.sum()) == 1:
-        return f"{name(query)} attends to {name(best)} alone ({rough(row[best])})."
+        return f"{asks} attends to {name(best)} alone ({rough(row[best])})."
     if row[best] == row[least]:
-        return f"{name(query)} attends to the {int(visible.sum())} words it sees alike ({rough(row[best])} each)."
-    return f"{name(query)} attends most to {name(best)} ({rough(row[best])}), least to {name(least)} ({rough(row[least])})."
+        return f"{asks} attends to the {int(visible.sum())} words it sees alike ({rough(row[best])} each)."
+    return f"{asks} attends most to {name(best)} ({rough(row[best])}), least to {name(least)} ({rough(row[least])})."
 
 
-def dropped_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def dropped_said(steps: Steps, sides: Sides, query: int) -> str:
     """How many weights fell, and by how much the others grew."""
     held, kept = steps.weights > 0, steps.dropped > 0
     fallen = int((held & ~kept).sum())
     rest = f", those left are {rough((steps.dropped[kept] / steps.weights[kept]).mean())} times as large" if kept.any() else ""
-    own = int(kept[query].sum())
-    return (
-        f"{fallen} of {int(held.sum())} weights fell to 0{rest}; {names(words)(query)} keeps {own} of {int(held[query].sum())}."
-    )
+    own, asks = int(kept[query].sum()), names(sides.asking)(query)
+    return f"{fallen} of {int(held.sum())} weights fell to 0{rest}; {asks} keeps {own} of {int(held[query].sum())}."
 
 
-def context_said(steps: Steps, words: Sequence[str], query: int) -> str:
+def context_said(steps: Steps, sides: Sides, query: int) -> str:
     """What the new vector of the query is mixed from."""
-    name, row = names(words), steps.dropped[query]
+    asks, name, row = names(sides.asking)(query), names(sides.answering), steps.dropped[query]
     order = [int(key) for key in row.argsort(descending=True, stable=True) if row[key] > 0]
     if not order:
-        return f"{name(query)} gathers nothing: its new vector is 0."
+        return f"{asks} gathers nothing: its new vector is 0."
     mixed = " + ".join(f"{rough(row[key])} {name(key)}" for key in order[:3]) + (" + ..." if len(order) > 3 else "")
     vector = ", ".join(rough(number) for number in steps.context[query][:4]) + (", ..." if steps.context.shape[-1] > 4 else "")
-    return f"{name(query)} becomes {mixed} = ({vector})."
+    return f"{asks} {'gathers' if sides.apart else 'becomes'} {mixed} = ({vector})."
 
 
-Said = Callable[[Steps, Sequence[str], int], str]
+Said = Callable[[Steps, Sides, int], str]
 TOLD: dict[str, Said] = {
     "scores": scores_said,
     "weights": weights_said,

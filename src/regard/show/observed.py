@@ -11,6 +11,7 @@ from rich.text import Text
 from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.heads import Head, Heads
+from regard.show.axes import Sides, sides_of
 from regard.show.heat_map import wrapped
 from regard.show.shaded import BREAK, seen
 from regard.show.terminal import ending, fitted
@@ -61,36 +62,40 @@ def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     yield from (Text(note, style="dim") for note in heads.notes)
 
 
-def links(recording: Recording, heads: Heads, width: int) -> Iterator[Text]:
+def links(recording: Recording, heads: Heads, width: int, kind: str = "self") -> Iterator[Text]:
     """The strongest link of the clearest heads: from which word, after which words, to which, and how strong."""
-    words = [str(word) for word in recording.tokens or ()]
+    size = recording.map(0, kind=kind).shape[2:]
+    words = sides_of(recording, 0, kind, None, 0, size) if recording.tokens else None
     telling = [row for row in clearest(heads) if row.kind not in PLAIN]
     if telling:
         yield from wrapped("strongest links: a word, after those before it, → the word it looks at", width)
     for row in sorted(telling, key=lambda row: row.kind):
-        query, key, weight = strongest(recording.map(row.layer, row.head))
-        yield line(row, words, query, key, weight, width)
+        query, key, weight = strongest(recording.map(row.layer, row.head, kind), kind)
+        yield line(row, words, query, key, weight, width, kind)
 
 
-def strongest(head: AttentionMap) -> tuple[int, int, float]:
+def strongest(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
     """The query and the key of the largest weight of a head, apart from the first token and its own where others have any."""
     seen = head.overview()
     largest = seen.largest[0, 0]
     plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < NEAR
+    if kind == "cross":  # the first word of another text is as good as any
+        plain = torch.zeros_like(plain)
     query = int((largest if plain.all() else largest.masked_fill(plain, -1)).argmax())
     row = head[0, 0, query]
     return query, int(row.argmax()), float(row.max())
 
 
-def line(row: Head, words: list[str], query: int, key: int, weight: float, width: int) -> Text:
+def line(row: Head, words: Sides | None, query: int, key: int, weight: float, width: int, kind: str = "self") -> Text:
     """A link as a line: the head, its weight, and where it goes."""
     start = Text.assemble((f"{row.layer}.{row.head}".ljust(6), "bold"), f"{weight:.2f}  ")
-    if not words:
+    if words is None:
         return Text.assemble(start, f"query {query} → key {key}")
     room = width - len(start) - 4
-    before = "".join(words[max(query - BEFORE, 0) : query]).replace("\n", BREAK).lstrip(" ")
-    source, target = (fitted(seen(words[place]), room // 4) for place in (query, key))
-    source = " " * (words[query].startswith(" ") and bool(before)) + source
-    place = f" {query - key} back" if query != key else ""
+    asking, answering = words
+    before = "".join(asking[max(query - BEFORE, 0) : query]).replace("\n", BREAK).lstrip(" ")
+    source, target = (fitted(seen(word), room // 4) for word in (asking[query], answering[key]))
+    source = " " * (asking[query].startswith(" ") and bool(before)) + source
+    place = f" {query - key} back" if query != key and kind == "self" else ""
     context = ending(before, max(room - cell_len(source) - cell_len(target) - len(place) - 4, 0))
     return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))

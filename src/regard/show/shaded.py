@@ -19,10 +19,10 @@ MARKED = Style(bold=True)
 BREAK, BLANK = "↵", "␣"  # the end of a line, and a token of blanks alone
 
 
-def received(recording: Recording, row: int = 0) -> Tensor:
+def received(recording: Recording, row: int = 0, kind: str = "self") -> Tensor:
     """How much of all attention each key receives, (k,), over all heads and layers: the sum is 1, or what sinks left of it."""
-    columns = [recording.map(layer).select(batch=row).received()[0].mean(0) for layer in range(len(recording.layers()))]
-    return torch.stack(columns).mean(0) / recording.map(0).shape[2]
+    maps = [recording.map(layer, kind=kind).select(batch=row) for layer in range(len(recording.layers(kind)))]
+    return torch.stack([m.received()[0].mean(0) for m in maps]).mean(0) / maps[0].shape[2]
 
 
 def shaded(words: Sequence[str], values: Tensor, heat: Heat, window: Window, marked: int | None = None) -> Iterator[Text]:

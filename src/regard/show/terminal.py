@@ -29,16 +29,26 @@ RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-
 
 @dataclass(frozen=True)
 class View:
-    """The part of a long sentence that is shown: `count` words from the index `start` on, numbered where that helps."""
+    """The part of a long sentence that is shown: `count` words from the index `start` on, numbered where that helps.
+
+    Of the numbers of a vector as many are shown, or `wide` where that is not 0.
+    """
 
     start: int = 0
     count: int = 12
     numbers: bool = False
+    wide: int = 0
 
     def part(self, length: int, moves: bool) -> range:
         """The indices shown of an axis, which moves with the view or begins at its first entry."""
         start = min(self.start, max(length - 1, 0)) if moves else 0
         return range(start, min(start + self.count, length))
+
+    def across(self, panel: Panel) -> range:
+        """The columns of a table that are shown."""
+        if panel.axes == "pairs":
+            return self.part(len(panel.columns), True)
+        return range(min(self.wide or self.count, len(panel.columns)))
 
 
 class Screen(Console):
@@ -125,9 +135,11 @@ def ending(text: str, width: int) -> str:
 
 def left_out(panels: Sequence[Panel], view: View) -> Iterator[str]:
     """What the tables do not show of the numbers; of the words the caller knows."""
-    longest = max((len(panel.columns) for panel in panels if panel.axes != "pairs"), default=0)
-    if longest > view.count:
-        yield f"columns 1 to {view.count} of {longest}; --rows {longest} shows all"
+    cut = [panel for panel in panels if panel.axes != "pairs" and len(view.across(panel)) < len(panel.columns)]
+    if cut:
+        widest = max(cut, key=lambda panel: len(panel.columns))
+        count = len(widest.columns)
+        yield f"columns 1 to {len(view.across(widest))} of {count}; --rows {count} shows all"
 
 
 def tables(panels: Sequence[Panel], view: View, width: int, colours: str | None) -> list[Text]:
@@ -173,7 +185,7 @@ def packed(blocks: Sequence[list[Text]], width: int) -> Iterator[list[list[Text]
 def pieces(panel: Panel, view: View, width: int, colours: str | None) -> Iterator[list[Text]]:
     """A panel as one block of lines, or as several where its columns do not fit on the screen."""
     rows = view.part(len(panel.rows), panel.axes != "numbers")
-    columns = view.part(len(panel.columns), panel.axes == "pairs")
+    columns = view.across(panel)
     texts = written(panel.values, rows, columns)
     heats = heat(panel.values)
     numbers = view.numbers and panel.axes != "numbers"

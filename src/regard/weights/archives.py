@@ -21,7 +21,13 @@ from regard.weights.stored import Stored, held, matrix, part_of
 
 INDEX = ".index.json"  # says which of several files holds a tensor
 SINGLE = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
-SAFETENSORS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SAFETENSORS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,  # weights with a scale beside them alone
+}
 NUMPY = {"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16}
 Tensors = dict[str, Stored]
 

@@ -1,21 +1,28 @@
-"""Translators of this house: a folder of settings.json, which kind it is and its sizes, and model.safetensors."""
+"""Translators of this house: a folder of settings.json, which kind it is and its sizes, and model.safetensors.
+
+A matrix may lie there in bytes: whole numbers from -127 to 127 under its name, and under name.scale what a row of them is
+multiplied by.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.errors import WeightsError
+from regard.errors import ConfigError, WeightsError
+from regard.products import Quantised
 from regard.weights import archives
 from regard.weights.archives import Archive
-from regard.weights.stored import REAL
+from regard.weights.stored import REAL, Stored
 from regard.writing import whole
 
 SETTINGS, TENSORS = "settings.json", "model.safetensors"
+SCALE = ".scale"  # after the name of a matrix in bytes: one number for each of its rows
 CARRIED = {name: Path(__file__).parent / name for name in ("translator", "translator-plain")}  # in this package
 
 
@@ -66,33 +73,71 @@ def fill(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     archive = archives.opened(folder / TENSORS)
     refuse_others(archive, tensors)
     for name, tensor in tensors.items():
-        archive.tensors[name].fill([tensor])
+        stored = archive.tensors[name]
+        if stored.dtype == torch.int8:
+            tensor.copy_(multiplied(stored, archive.tensors[name + SCALE]))
+        else:
+            stored.fill([tensor])
+
+
+def multiplied(stored: Stored, scale: Stored) -> Tensor:
+    """A matrix that lies in bytes, in float32: each row times its scale."""
+    values, scales = torch.empty(stored.shape, dtype=torch.int8), torch.empty(scale.shape)
+    stored.fill([values])
+    scale.fill([scales])
+    wrong = (~(scales.isfinite() & (scales >= 0))).nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise WeightsError(f"{scale} must be finite and not below 0; row {row}, counted from 0, has {float(scales[row]):g}.")
+    return values * scales.unsqueeze(-1)
 
 
 def refuse_others(archive: Archive, tensors: Mapping[str, Tensor]) -> None:
     """Raises WeightsError where the tensors of a file are not those of the model, naming the first."""
+    asked = {}
     for name, tensor in tensors.items():
+        asked[name] = tuple(tensor.shape)
+        if tensor.dim() == 2 and name in archive.tensors and archive.tensors[name].dtype == torch.int8:
+            asked[name + SCALE] = (len(tensor),)
+    for name, shape in asked.items():
         if name not in archive.tensors:
-            raise WeightsError(f"{archive.path} has no {name}, which its {SETTINGS} asks for.")
+            raise WeightsError(f"{archive.path} has no {name}, which {reason(name, asked)} asks for.")
         stored = archive.tensors[name]
-        if stored.shape != tuple(tensor.shape):
-            raise WeightsError(
-                f"{stored} must have the shape {tuple(tensor.shape)}, as its {SETTINGS} says; it has {stored.shape}."
-            )
-        if stored.dtype not in REAL:
+        if stored.shape != shape:
+            raise WeightsError(f"{stored} must have the shape {shape}, as {reason(name, asked)} says; it has {stored.shape}.")
+        if stored.dtype not in REAL and name + SCALE not in asked:
             raise WeightsError(f"{stored} holds {stored.dtype}, and weights are one of {', '.join(map(str, REAL))}.")
-    strange = next((name for name in archive.tensors if name not in tensors), None)
+    strange = next((name for name in archive.tensors if name not in asked), None)
     if strange is not None:
         raise WeightsError(f"{archive.tensors[strange]} is no part of the model that its {SETTINGS} describes.")
 
 
-def save(folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mapping[str, Tensor], text: Text | None) -> None:
-    """Writes the folder, each file whole or not there: the text first, without which the numbers mean nothing."""
+def reason(name: str, asked: Mapping[str, tuple[int, ...]]) -> str:
+    """What asks for a tensor: the settings; for a scale, the matrix in bytes."""
+    matrix = name.removesuffix(SCALE)
+    return f"its {SETTINGS}" if matrix == name or matrix not in asked else f"{matrix}, which is in bytes,"
+
+
+def save(
+    folder: str | Path,
+    kind: str,
+    sizes: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    text: Text | None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the folder, each file whole or not there: the text first, without which the numbers mean nothing.
+
+    dtype is that of the numbers there, their own where it is None. torch.int8 is of matrices alone, a scale for each row beside
+    them: a number is off by at most half of that, a 254th of the largest of its row.
+    """
+    if dtype not in (None, torch.int8, *REAL):
+        raise ConfigError(f"dtype must be torch.int8, {', '.join(map(str, REAL))} or None; got {dtype!r}.")
     folder = Path(folder)
+    named = {key: part for name, tensor in tensors.items() for key, part in stored_as(name, tensor.detach(), dtype).items()}
     if text is not None:
         text.save(folder)
     said = json.dumps({"kind": kind, "sizes": {**sizes}}, indent=2)
-    named = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with whole(folder / TENSORS, folder / SETTINGS) as (weights, settings):
@@ -100,3 +145,15 @@ def save(folder: str | Path, kind: str, sizes: Mapping[str, Any], tensors: Mappi
             settings.write_text(said + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the translator could not be written to {folder}: {error}.") from error
+
+
+def stored_as(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """What is written of a tensor: itself, or the whole numbers and scales that are nearest to it."""
+    if dtype != torch.int8:
+        return {name: tensor.to(dtype or tensor.dtype).contiguous()}
+    if tensor.dim() != 2:
+        return {name: tensor.contiguous()}  # a bias or the weights of a norm: few, and each counts for many numbers
+    if not tensor.isfinite().all():
+        raise WeightsError(f"{name} holds a number that is not finite, which torch.int8 cannot hold.")
+    found = Quantised.of(tensor)
+    return {name: found.values, name + SCALE: found.scales}

@@ -9,9 +9,9 @@ from regard.errors import ConfigError
 def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", port: int = 0, open_browser: bool = False) -> None:
     """Serves the page of a recording or a model to a browser until Ctrl-C, and prints its address.
 
-    A model is a GPT2, or an object with tokens, encode, decode and run; text is what it reads first. Bound beyond this
-    machine's own address the link holds a token, without which nothing is answered. Port 0 is any that is free. Raises
-    ConfigError where the address is taken, or starlette and uvicorn are not installed.
+    A model is a GPT2, a translator, or an object with tokens, encode, decode and run; text is what it reads first. Bound
+    beyond this machine's own address the link holds a token, without which nothing is answered. Port 0 is any that is free.
+    Raises ConfigError where the address is taken, or starlette and uvicorn are not installed.
     """
     server = live().server(subject, text=text, host=host, port=port)
     server.run(lambda: server.announce(open_browser))

@@ -166,7 +166,10 @@ class Entry:
         return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
 
     def lists(self, b: int = 0) -> dict[str, Sequence[str]]:
-        """The lists of words there are, of a batch row: `words`, and `queries`, the last of them, where some ran before."""
+        """The lists of words there are, of a batch row: `words`, and `queries`, the last of them, where some ran before.
+
+        Of two texts also `source`, the other one, and `read`, what the decoder read, where that is not what it wrote.
+        """
         rows = self.rows
         if not rows:
             return {}
@@ -176,12 +179,16 @@ class Entry:
         short = min(counts, default=len(words))
         found = {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
         tokens = self.recording.tokens
-        return found | ({"source": at(b, by_row(tokens.columns))} if isinstance(tokens, TwoTexts) else {})
+        if not isinstance(tokens, TwoTexts):
+            return found
+        read = {} if tokens.read is tokens.rows else {"read": at(b, by_row(tokens.read))}
+        return found | {"source": at(b, by_row(tokens.columns))} | read
 
     @cached_property
     def rows(self) -> list[Sequence[str]]:
-        """The words of the recording, of each batch row or of all; none where there are none."""
-        return by_row(self.recording.tokens) if self.recording.tokens else []
+        """The words of the recording, of two texts the target's, of each batch row or of all; none where there are none."""
+        tokens = self.recording.tokens
+        return by_row(tokens.rows if isinstance(tokens, TwoTexts) else tokens) if tokens else []
 
     def list_of(self, attention: Attention, axis: int) -> str | None:
         """The name of the list of words along an axis, rows or columns; None where none is of its length in all layers."""
@@ -189,7 +196,8 @@ class Entry:
         lists, tokens = self.lists(), self.recording.tokens
         if isinstance(tokens, TwoTexts):
             own = sides(tokens, attention.kind, attention.names[0])[axis]
-            lists = {name: lists[name] for name in ("source" if own is tokens.columns else "words",)}
+            name = "source" if own is tokens.columns else "words" if own is tokens.rows else "read"
+            lists = {name: lists[name]}
         return next((name for name, words in lists.items() if {len(words)} == lengths), None)
 
 
@@ -244,7 +252,7 @@ def layer(attention: Attention, n: int) -> dict[str, Any]:
 def summary(entry: Entry) -> dict[str, Any]:
     """What the page needs to know of a recording before it asks for anything else."""
     words = entry.lists()
-    text = "".join(words.get("words", ())[:BEGINNING])
+    text = "".join((words.get("source") or words.get("words", ()))[:BEGINNING])
     return {
         "id": entry.id,
         "model": short(entry.recording.model),

@@ -158,6 +158,8 @@ def document(entry: Entry, parts: list[str]) -> str:
         "version": "",
         "model": None,
         "writes": False,
+        "translates": False,
+        "translation": None,
         "recordings": [summary(entry)],
         "sentences": [],
         "examples": examples(),

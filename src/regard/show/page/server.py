@@ -57,6 +57,7 @@ class Page:
             *(Route(f"/api/{name}", self.quick(answer), methods=GET) for name, answer in GENERAL.items()),
             Route("/api/type", self.type, methods=POST),
             Route("/api/generate", self.generate, methods=POST),
+            Route("/api/translation", self.translation, methods=POST),
             Route("/api/r/{id}/heads", self.heads, methods=GET),
             Route("/api/r/{id}/open", self.open, methods=GET),
             *(Route(f"/api/r/{{id}}/{name}", self.quick(answer), methods=GET) for name, answer in OF_RECORDING.items()),
@@ -103,6 +104,15 @@ class Page:
 
         def work(alive: Alive, found: list[Any]) -> Response:
             return packed(request, json(self.session.type(text, alive)))
+
+        return await self.desk.answer(request, work, long=True)
+
+    async def translation(self, request: Request) -> Response:
+        """Runs the example's translator."""
+        asked.body(await read(request), {})
+
+        def work(alive: Alive, found: list[Any]) -> Response:
+            return packed(request, json(self.session.translation(alive)))
 
         return await self.desk.answer(request, work, long=True)
 

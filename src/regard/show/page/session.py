@@ -10,11 +10,12 @@ from typing import Any
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.show.page import size
+from regard.show.page import size, translating
 from regard.show.page.asked import MissingError
 from regard.show.page.entry import Entry, Place, summary
 from regard.show.page.pictures import Alive, Opened
 from regard.show.page.speaker import Speaker, sentences, typed, writes, written
+from regard.show.page.translating import Translating
 from regard.show.page.turn import turn
 
 TYPED = 32  # recordings of what was typed
@@ -24,41 +25,54 @@ CHARACTERS = 20_000  # of a text
 TOKENS = 320  # that are written at a time
 READ = 2048  # tokens of a text that are read, where the model's context is longer
 STEPS = 64  # words up to which all steps of a head are shown
+TRANSLATION = "translation"  # the id of the example's recording
 
 
 class Session:
     """Recordings by id, the opened heads, and a model; what is asked of it may be asked by several threads."""
 
-    def __init__(self, recording: Recording | None = None, speaker: Speaker | None = None, version: str = "") -> None:
+    def __init__(
+        self, recording: Recording | None = None, speaker: Speaker | Translating | None = None, version: str = ""
+    ) -> None:
         self.speaker, self.version = speaker, version
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._opened: OrderedDict[tuple[str, Place], Opened] = OrderedDict()
         self._lock, self._model = threading.RLock(), threading.Lock()
         self._count = 0
-        self._given = self.add(recording).id if recording is not None else None
+        self._kept = {TRANSLATION}  # these never make room for others
+        if recording is not None:
+            self._kept.add(self.add(recording).id)
 
     def start(self) -> dict[str, Any]:
         """What a page begins with."""
         with self._lock:
-            recordings = [summary(entry) for entry in self._entries.values()]
+            recordings = [summary(entry) for name, entry in self._entries.items() if name != TRANSLATION]
         return {
             "version": self.version,
             "model": None if self.speaker is None else self.speaker.name,
             "writes": writes(self.speaker),
+            "translates": isinstance(self.speaker, Translating),
+            "translation": {"id": TRANSLATION, "sentence": translating.SENTENCE} if translating.carried() else None,
             "recordings": recordings,
             "sentences": sentences(self.speaker),
             "examples": examples(),
             "limits": limits(),
         }
 
-    def add(self, recording: Recording, coming: list[dict[str, Any]] | None = None, notes: list[str] | None = None) -> Entry:
+    def add(
+        self,
+        recording: Recording,
+        coming: list[dict[str, Any]] | None = None,
+        notes: list[str] | None = None,
+        name: str | None = None,
+    ) -> Entry:
         """Keeps a recording; of those typed before, the oldest go where there are too many."""
         with self._lock:
-            self._count += 1
-            entry = Entry(f"r{self._count}", recording, coming, notes or [])
+            self._count += name is None
+            entry = Entry(name or f"r{self._count}", recording, coming, notes or [])
             summary(entry)  # which says what is wrong with it
             self._entries[entry.id] = entry
-            mine = [one for one in self._entries.values() if one.id != getattr(self, "_given", None)]
+            mine = [one for one in self._entries.values() if one.id not in self._kept]
             while len(mine) > 1 and (len(mine) > TYPED or sum(size.of_recording(one.recording) for one in mine) > TYPED_BYTES):
                 self.forget(mine.pop(0).id)
             return entry
@@ -101,6 +115,14 @@ class Session:
         with turn(self._model, alive):
             return summary(self.add(*typed(speaker, text, READ)))
 
+    def translation(self, alive: Alive) -> dict[str, Any]:
+        """The summary of the example's recording, made when it is first asked for."""
+        if not translating.carried():
+            raise MissingError("this package carries no translator, so there is no translation to show.")
+        with turn(self._model, alive):
+            known = self._entries.get(TRANSLATION)
+            return summary(known or self.add(translating.example(), name=TRANSLATION))
+
     def write(self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive) -> Iterator[dict[str, Any]]:
         """Lets the model write on from a text, token by token; at last the summary of the recording of it."""
         speaker = self.running(text)
@@ -110,7 +132,7 @@ class Session:
             for one in written(speaker, text, tokens, temperature, seed):
                 yield {"recording": summary(self.add(one))} if isinstance(one, Recording) else one
 
-    def running(self, text: str) -> Speaker:
+    def running(self, text: str) -> Speaker | Translating:
         """The model, where there is one and the text is not too long."""
         if self.speaker is None:
             raise ConfigError("this page has no model to run: start it with one, regard serve --model NAME.")

@@ -12,7 +12,9 @@ from regard.models import GPT2
 from regard.models.own import Own
 from regard.observe import Recording, record
 from regard.show.axes import byte_note
+from regard.show.page import translating
 from regard.show.page.entry import short
+from regard.show.page.translating import Translating
 from regard.show.telling import last_layers, told
 
 NEXT = 10  # words that may come next, shown
@@ -58,23 +60,30 @@ class Speaker(Protocol):
         """The model on tokens."""
 
 
-def speaker_of(model: Any) -> Speaker:
-    """A model and its vocabulary, given a GPT2 or what has both already."""
+def speaker_of(model: Any) -> Speaker | Translating:
+    """A model and its vocabulary, given a GPT2, a translator of this house, or what has both already."""
     if isinstance(model, GPT2):
         return Own("GPT-2", model)
+    if isinstance(model, translating.Translator):
+        return translating.translating("translator", model)
+    if isinstance(model, Translating):
+        return model
     if not all(hasattr(model, name) for name in ("tokens", "encode", "decode", "run")):
         raise ConfigError(f"the page runs a GPT2, or what has tokens, encode, decode and run; got {type(model).__name__}.")
     speaker: Speaker = model
     return speaker
 
 
-def writes(speaker: Speaker | None) -> bool:
+def writes(speaker: Speaker | Translating | None) -> bool:
     """Whether it can write on from a text."""
     return isinstance(speaker, Own)
 
 
-def typed(speaker: Speaker, text: str, most: int) -> tuple[Recording, list[dict[str, Any]] | None, list[str]]:
+def typed(speaker: Speaker | Translating, text: str, most: int) -> tuple[Recording, list[dict[str, Any]] | None, list[str]]:
     """The recording of a model on the first tokens of a text, what it holds likely next, and notes."""
+    if isinstance(speaker, Translating):
+        note = byte_note(speaker.pieces(speaker.ids(text)))
+        return translating.recorded(speaker, text, most), None, [note] if note else []
     ids, words, whole = speaker.tokens(text, None if speaker.context is not None and speaker.context <= most else most)
     with torch.inference_mode(), record(speaker.model, keep="values") as recording:
         said = speaker.run(ids)
@@ -94,7 +103,7 @@ def coming(speaker: Speaker, said: object) -> list[dict[str, Any]] | None:
 
 
 def written(
-    speaker: Speaker, text: str, tokens: int, temperature: float, seed: int | None
+    speaker: Speaker | Translating, text: str, tokens: int, temperature: float, seed: int | None
 ) -> Iterator[dict[str, Any] | Recording]:
     """Each new token as JSON, with what was likely and what it looked at; at last the recording of all."""
     if not isinstance(speaker, Own):
@@ -133,8 +142,10 @@ def refuse_beyond(speaker: Own, begun: int, tokens: int) -> None:
         )
 
 
-def sentences(speaker: Speaker | None) -> list[str]:
+def sentences(speaker: Speaker | Translating | None) -> list[str]:
     """Three texts to try, which the model can read."""
+    if isinstance(speaker, Translating):
+        return list(translating.SENTENCES)
     return [] if speaker is None else [text for text in SENTENCES if reads(speaker, text)][:3]
 
 

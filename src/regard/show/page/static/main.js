@@ -6,7 +6,7 @@ import * as colour from "./drawing/colour.js";
 import { el } from "./drawing/el.js";
 import { legend } from "./drawing/legend.js";
 import { tells } from "./drawing/words.js";
-import { bar, placed } from "./frame/bar.js";
+import { bar, beginning, ofTwoTexts, placed } from "./frame/bar.js";
 import { exporter } from "./frame/export.js";
 import { keyboard } from "./frame/keys.js";
 import { read, visit, write } from "./frame/link.js";
@@ -22,6 +22,7 @@ import { view as type } from "./views/type/type.js";
 const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the questions people ask
 const ALONE = ["type", "steps", "generate"]; // these have something to show without a recording
 const NEAR = 12; // words that are gone back for one with letters
+const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null }; // nothing picked
 const find = (id) => document.getElementById(id);
 
 async function boot() {
@@ -39,16 +40,30 @@ async function boot() {
   addEventListener("hashchange", follow);
   colour.onGround(follow);
   if (!location.hash) visit({ ...read(""), ...first(page) }, { replace: true });
+  if (start.translation && read(location.hash).r === start.translation.id) await translation(page); // which a link may name
   follow();
 }
 
-// Where a page without a link begins: at the words, under all heads of the layer in the middle, since the first look at little
-// but neighbours and the first head is as good as any.
+// Where a page without a link begins: at the words.
 function first({ shelf: [summary], start }) {
-  if (!summary) return { view: start.model ? "type" : "text" };
-  const { layers } = summary.attentions[0];
-  const layer = Math.floor(layers.length / 2);
-  return { view: "text", layer, heads: layers[layer].heads > 1 ? Array.from({ length: layers[layer].heads }, (_, n) => n).join() : null };
+  return summary ? { view: "text", ...beginning(summary) } : { view: start.model ? "type" : "text" };
+}
+
+// The example of a translation, run where it was not yet.
+async function translation({ source, start, notice, shelf }) {
+  const known = shelf.find((one) => one.id === start.translation.id);
+  if (known) return known;
+  notice.wait("Translating a sentence");
+  try {
+    const summary = await source.translation();
+    shelf.push(summary);
+    return summary;
+  } catch (fault) {
+    notice.fail(fault.message);
+    return null;
+  } finally {
+    notice.ready();
+  }
 }
 
 // What a view may use.
@@ -71,6 +86,11 @@ function tools(page) {
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
     attention: () => placed(app.summary(), app.state()),
+    ofTwoTexts: () => ofTwoTexts(app.summary(), app.attention()),
+    async translation(view) {
+      const summary = await translation(page);
+      if (summary) app.go({ ...EMPTY, step: null, view, r: summary.id, ...beginning(summary) });
+    },
     place() {
       const { kind, part, b, layer, head } = app.state();
       return { kind, part, b, layer, head };
@@ -183,9 +203,16 @@ function tabs(page, app, view) {
   if (current) find("views").scrollLeft = current.offsetLeft - find("views").offsetLeft - 60;
 }
 
+// Where a choice of another recording leads: a place as it was, except from or to one of two texts.
+function moved({ shelf }, id) {
+  const summary = shelf.find((one) => one.id === id);
+  const two = [summary, chosen({ shelf }, read(location.hash))].some((one) => "source" in one.words);
+  return two ? beginning(summary) : {};
+}
+
 // The choice among recordings, where there is one.
 function shelf(page, app) {
-  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ r: select.value, text: null, q: null, k: null, x: null, y: null, zoom: null }) });
+  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ ...EMPTY, r: select.value, ...moved(page, select.value) }) });
   const fill = () => {
     const now = chosen(page, read(location.hash));
     select.hidden = page.shelf.length < 2;

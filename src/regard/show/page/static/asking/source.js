@@ -26,6 +26,7 @@ function serverSource() {
     steps: (r, query, signal) => json(at(r, "steps", query), { signal }),
     example: (query, signal) => json(`api/example?${asked(query)}`, { signal }),
     type: (body, signal) => json("api/type", posted(body, signal)),
+    translation: (signal) => json("api/translation", posted({}, signal)),
     generate: (body, signal) => lines("api/generate", posted(body, signal)),
   };
 }

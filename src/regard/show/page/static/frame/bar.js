@@ -10,6 +10,18 @@ export function placed(summary, state) {
   return all.find((one) => one.kind === state.kind && one.part === (state.part ?? one.part)) ?? all[0];
 }
 
+// Whether an attention is that of one text to another, such as of a translation to the sentence it was made of.
+export const ofTwoTexts = (summary, attention) => attention?.kind === "cross" && "source" in summary.words;
+
+// Where a recording is looked at first: in the attention of one text to another where it has that, in the layer in the middle,
+// since the first look at little but neighbours, under all heads, since the first head is as good as any.
+export function beginning(summary) {
+  const { kind, part, layers } = summary.attentions.find((one) => ofTwoTexts(summary, one)) ?? summary.attentions[0];
+  const layer = Math.floor(layers.length / 2);
+  const { heads } = layers[layer];
+  return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? Array.from({ length: heads }, (_, n) => n).join() : null };
+}
+
 // The number of a layer's head in the model, of which perhaps only some heads were recorded.
 export const numberOf = (layer, head) => layer.numbers?.[head] ?? head;
 export const headOf = (app, state) => numberOf(app.attention().layers[state.layer], state.head); // of the one chosen

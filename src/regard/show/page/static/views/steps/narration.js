@@ -29,7 +29,7 @@ export function formulas(steps, problem) {
 function formula(name, last, steps, problem) {
   const cooled = (problem.temperature ?? 1) === 1 ? last : `${last} / ${numeral(problem.temperature)}`;
   const told = {
-    scores: "q kᵀ",
+    scores: problem.weight ? "weightᵀ tanh(q + k)" : "q kᵀ",
     scaled: scaling(problem),
     capped: "softcap tanh(scaled / softcap)",
     masked: last + masking(steps),

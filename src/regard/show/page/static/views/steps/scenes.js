@@ -7,6 +7,9 @@ import { active, formulas, sentences } from "./narration.js";
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const WIDE = 8; // columns of a single row that is still a row
 const PROJECTED = "What a word asks for (its query), what it is found by (its key), and what it hands over (its value).";
+const ADDED =
+  "x is what asks, y what is looked at: in a translator the state before a word is written, and what was made of each word that " +
+  "was read. A query and a key are added, number by number, bent by tanh and weighed; the sum of that is their score.";
 const OFF = "This step is switched off: the numbers are those of the step before.";
 
 // The story of an answer of steps or example: {problem, own, steps, scenes}; own are the steps without any switch.
@@ -43,10 +46,12 @@ function given(scene) {
 }
 
 // q, k and v as a scene.
-function projected({ q, k, v, rows, columns }) {
-  const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns]].filter(([, , values]) => values);
+function projected({ q, k, v, weight, rows, columns }) {
+  const kept = v ? "q, k, v" : "q, k";
+  const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns], ["weight", "w", weight && [weight], ["weight"]]].filter(([, , values]) => values);
   const panels = named.map(([title, letter, values, words]) => ({ title, rows: words, columns: numbered(letter, values[0].length), axes: "words", values }));
-  return { name: v ? "q, k, v" : "q, k", formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: PROJECTED, panels };
+  if (weight) return { name: `${kept}, weight`, formula: `x W_query, y W_key, ${v ? "y, " : ""}as it was trained`, sentence: ADDED, panels };
+  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: PROJECTED, panels };
 }
 
 function table(name, steps, { rows, columns, places }) {

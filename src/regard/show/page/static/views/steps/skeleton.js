@@ -49,7 +49,8 @@ function exampleChips(app) {
   const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "these words");
   const chips = app.start.examples.map(({ name, title, summary }) =>
     el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
-  const all = [own, el("span", { class: "note" }, "the lectures’:"), ...chips].filter(Boolean);
+  const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
+  const all = [own, el("span", { class: "note" }, "the lectures’:"), ...chips, translation].flat().filter(Boolean);
   const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
 
   function pick(example) {

@@ -82,13 +82,19 @@ function stand(it, state) {
   const { at } = it;
   const { data } = it.loaded;
   const [row, column] = axes(it, state).map((name) => state[name]);
-  at.row = data.partial || row === undefined ? data.focus : clamp(Number(row), data.rows.length);
+  at.row = data.partial || row === undefined ? first(it, state) : clamp(Number(row), data.rows.length);
   it.told = story(data, settings(state), at.row);
   const weights = it.told.own?.weights[at.row] ?? [];
   const most = weights.indexOf(Math.max(...weights));
   at.column = column === undefined ? most : clamp(Number(data.partial ? data.places.indexOf(Number(column)) : column), data.columns.length);
   const names = it.told.scenes.map((one) => one.name);
   at.scene = Math.max(names.indexOf(names.includes(state.step) ? state.step : data.before ? names[0] : "scores"), 0);
+}
+
+// The query of a state that names none: the last, or of a translation, whose last one is its end, the word before.
+function first({ app, loaded: { data }, ...it }, state) {
+  if (data.partial || chosen({ app, ...it }, state) || !app.ofTwoTexts()) return data.focus;
+  return app.telling(app.attention().rows, Math.max(data.rows.length - 2, 0));
 }
 
 const sceneOf = (it) => it.told.scenes[it.at.scene];

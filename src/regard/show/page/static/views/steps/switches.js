@@ -26,10 +26,11 @@ export function switches(change) {
   const warmth = el("input", { type: "range", min: -DECADE, max: DECADE, step: 1, "aria-label": "Temperature", oninput: () => change({ temperature: warm(warmth.value) }) });
   const told = el("output", { class: "numbers" });
   const reset = el("button", { class: "chip", onclick: () => change(UNTOUCHED) }, "as the head does it");
+  const divided = el("label", { class: "control" }, root, rooted);
   const element = el("fieldset", { class: "steps-switches" },
     el("legend", {}, "What if?"),
     el("div", { class: "control" }, el("span", { class: "name" }, "mask"), masks),
-    el("label", { class: "control" }, root, rooted),
+    divided,
     el("label", { class: "control" }, el("span", { class: "name" }, "temperature"), warmth, told),
     reset);
 
@@ -42,6 +43,7 @@ export function switches(change) {
     masks.replaceChildren(...offered.map(([name, text]) =>
       el("button", { "data-mask": name, "aria-pressed": String(name === now.mask), onclick: () => change({ mask: name === "own" ? null : name }) }, text)));
     if (focused) masks.querySelector(`[data-mask="${focused}"]`)?.focus();
+    divided.hidden = Boolean(data.weight); // additive scores are divided by nothing
     root.own = data.scale !== 1;
     root.checked = now.root ?? root.own;
     rooted.textContent = data.scale === 1 || isRoot(data) ? `divide by √${width(data)}` : `multiply by ${three(data.scale)}`;

@@ -61,6 +61,7 @@ function build(it, state) {
   it.texts.forEach(({ text }) => text.leave());
   it.texts = panesOf(it.panes, it.app, { queries, keys }, { hover: (side, n) => hover(it, side, n), pick: (side, n) => pick(it, side, n) });
   it.stage.classList.toggle("short", Math.max(queries, keys) <= SHORT);
+  it.stage.classList.toggle("double", double(it));
 }
 
 // The word whose links are shown: the one under the pointer, else the one picked, else the last or an early one.
@@ -68,7 +69,8 @@ function subject(it, state) {
   if (it.hovered) return it.hovered;
   if (double(it) && backwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
   const { queries } = layerOf(it, state);
-  const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? queries - 1 : EARLY);
+  const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // a translation's last token is its end
+  const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? last : EARLY);
   return { side: double(it) ? "rows" : "both", place: state.q ?? first() };
 }
 
@@ -158,7 +160,8 @@ async function caption(it, state) {
   const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
   const [word] = await app.words(listOf(it), place, place + 1);
   if (name !== it.name) return;
-  const told = incoming ? "each word is shaded by how much it looks at " : `the ${app.colour.dark() ? "brighter" : "darker"} a word, the more it is looked at by `;
+  const told = incoming ? app.ofTwoTexts() ? "each word is shaded by how much was looked, to write it, at " : "each word is shaded by how much it looks at "
+    : `the ${app.colour.dark() ? "brighter" : "darker"} a word, the more it ${app.ofTwoTexts() ? "was looked at to write " : "is looked at by "}`;
   app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoted(word)), ` (token ${count(place)})`);
 }
 

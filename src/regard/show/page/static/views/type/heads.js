@@ -8,8 +8,10 @@ export function headStrip() {
   const mark = el("div", { class: "type-row" });
   const frame = el("a", { class: "type-frame" }, canvas, mark);
   const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
+  const title = el("h2", {}, "Its heads");
+  const alike = el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together.");
   const element = el("aside", { class: "type-side", "aria-label": "Its heads" },
-    el("section", {}, el("h2", {}, "Its heads"), el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together."), strip),
+    el("section", {}, title, alike, strip),
     el("figure", {}, frame, el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at")));
 
   // Small pictures {codes, shape} in a table of colours; `share` is how far down the word stands that asks.
@@ -19,7 +21,9 @@ export function headStrip() {
     const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "the mean of all heads" : `head ${n}`, onclick: () => choose(n) },
       paint(pixels(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
-    strip.replaceChildren(...[null, ...Array.from({ length: h }, (_, n) => n)].map(small));
+    strip.replaceChildren(...(h === 1 ? [null] : [null, ...Array.from({ length: h }, (_, n) => n)]).map(small));
+    alike.hidden = strip.hidden = h === 1; // the one is drawn large
+    title.textContent = h === 1 ? "Its one head" : "Its heads";
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
     paint(canvas, of(head), rows, columns, colours);
     canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: a row for each word that looks, a column for each it looks at`);

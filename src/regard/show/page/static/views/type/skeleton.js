@@ -10,11 +10,17 @@ import { headStrip } from "./heads.js";
 const WELCOME =
   "A model that reads takes words one after the other. At each it looks back at the words so far, at some more than at others: " +
   "the share that each of them gets is its attention. Write a sentence, and every word is coloured by the share it got.";
+const TRANSLATES =
+  "A model that translates reads a sentence and writes it again in another language, word by word. Before each word it looks " +
+  "back at the sentence, at some of its words more than at others: the share that each of them gets is its attention. Write a " +
+  "sentence, then pick a word of its translation.";
 const ELSEWHERE = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
 
 export function skeleton(app, run) {
   const ask = asking(app, run);
-  const words = paragraph();
+  const words = paragraph("Words: pick one to see what it looked at");
+  const written = paragraph("The translation: pick a word to see what was looked at for it");
+  const wrote = el("section", { hidden: true }, el("h2", {}, "What it wrote"), el("p", { class: "note" }, "Pick a word: the sentence above is shaded by what the model looked at to write it."), written.element, written.more);
   const heads = headStrip();
   const source = el("p", { class: "note" });
   const told = el("p", { class: "type-told", "aria-live": "polite" });
@@ -22,8 +28,8 @@ export function skeleton(app, run) {
   const next = el("ol", { class: "type-next" });
   const expects = el("section", {}, el("h2", {}, "What it expects after the last word"), next);
   const result = el("div", { class: "type-result", hidden: true },
-    el("section", { class: "type-read" }, source, words.element, told, words.more, links, expects), heads.element);
-  const welcome = el("p", { class: "type-welcome" }, WELCOME);
+    el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, expects), heads.element);
+  const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
   const root = el("div", { class: "type-page" }, ask.element, welcome, result);
 
   return {
@@ -37,7 +43,15 @@ export function skeleton(app, run) {
       root.setAttribute("aria-busy", String(now));
     },
     words: words.set,
-    picked: words.mark,
+    // The words that ask, where they are not those that are looked at.
+    written(words, total, pick) {
+      wrote.hidden = !words;
+      if (words) written.set(words, total, pick);
+    },
+    picked(q, same) {
+      words.mark(q, same);
+      written.mark(q, !same);
+    },
     shade: words.shade,
     heads: heads.set,
     read: (sentence) => (source.textContent = sentence),
@@ -63,13 +77,13 @@ function expected({ word, probability }, top, go) {
 }
 
 // The words, each a button; the tab key stops at the picked one alone.
-function paragraph() {
-  const element = el("div", { class: "words type-words", role: "group", "aria-label": "Words: pick one to see what it looked at" });
+function paragraph(label) {
+  const element = el("div", { class: "words type-words", role: "group", "aria-label": label });
   const more = el("p", { class: "note" });
   let standing = { words: [], pick: null };
   element.addEventListener("click", (event) => {
     const word = event.target.closest("[data-n]");
-    if (word) standing.pick(Number(word.dataset.n));
+    if (word) standing.pick?.(Number(word.dataset.n));
   });
   element.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
@@ -78,8 +92,9 @@ function paragraph() {
   });
 
   function set(words, total, pick) {
-    const one = (word, n) => [el("span", { class: "word", role: "button", tabindex: -1, "data-n": n }, shown(word)), word.includes("\n") ? el("br") : ""];
-    if (standing.words.join("\0") !== words.join("\0")) element.replaceChildren(...words.flatMap(one));
+    const one = (word, n) => [el("span", { class: "word", role: pick && "button", tabindex: pick && -1, "data-n": n }, shown(word)), word.includes("\n") ? el("br") : ""];
+    const stands = standing.words.join("\0") === words.join("\0") && Boolean(standing.pick) === Boolean(pick);
+    if (!stands) element.replaceChildren(...words.flatMap(one));
     standing = { words, pick };
     more.textContent = total > words.length ? `The first ${count(words.length)} of ${count(total)} words; Text has all of them.` : "";
   }

@@ -6,7 +6,7 @@ import { ofWeights } from "../../drawing/legend.js";
 import { likeness } from "../../drawing/likeness.js";
 import { count, rough } from "../../drawing/numerals.js";
 import { quoted } from "../../drawing/words.js";
-import { headOf } from "../../frame/bar.js";
+import { beginning, headOf, ofTwoTexts } from "../../frame/bar.js";
 import { read } from "../../frame/link.js";
 import { skeleton } from "./skeleton.js";
 
@@ -52,10 +52,9 @@ async function run(it, text) {
   app.wait(`Running ${app.start.model}`);
   try {
     const summary = await app.source.type({ text }, signal);
-    const { layer, text: before } = app.state();
+    const before = app.state();
     app.add(summary);
-    const start = layer === 0 && !before ? middle(summary) : layer;
-    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, layer: start });
+    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, ...opening(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
@@ -63,6 +62,13 @@ async function run(it, text) {
     app.ready();
   }
   return undefined;
+}
+
+// Where the words of a new recording are looked at: where those before were, at first where `beginning` says.
+function opening(app, summary, before) {
+  const two = summary.attentions.some((one) => ofTwoTexts(summary, one));
+  if (two && before.kind !== "cross") return beginning(summary);
+  return before.layer === 0 && !before.text ? { layer: beginning(summary).layer } : { layer: before.layer };
 }
 
 async function draw(it, state) {
@@ -75,28 +81,32 @@ async function draw(it, state) {
   it.asking.abort();
   const { signal } = (it.asking = new AbortController());
   const q = asks(it);
-  const { words, asker } = await wordsOf(it, q);
+  const told = await wordsOf(it, q);
   if (it.drawn !== summary.id) begin(it, summary);
-  stand(it, state, q, words);
+  stand(it, state, q, told);
   const { row, thumbs } = await fetched(it, state, q, signal);
   if (signal.aborted) return;
-  shadeWords(it, state, { row, words, asker, q });
+  shadeWords(it, state, { ...told, row, q });
   pictures(it, state, q, thumbs);
-  caption(it, state, asker);
+  caption(it, state, told.asker);
 }
 
 // The word that asks: the one of the link, or the last that says something.
 function asks({ app }) {
   const { q, layer } = app.state();
   const { rows, layers } = app.attention();
-  return q ?? app.telling(rows, layers[layer].queries - 1);
+  const { queries } = layers[layer];
+  return q ?? app.telling(rows, queries - 1 - Number(app.ofTwoTexts() && queries > 1)); // a translation's last token is its end
 }
 
+// The words that are looked at, those that ask where these are others, and the one of them that is picked.
 async function wordsOf({ app }, q) {
   const { rows, columns, layers } = app.attention();
-  const words = await app.words(columns, 0, Math.min(layers[app.state().layer].keys, MOST));
+  const { queries, keys } = layers[app.state().layer];
+  const words = await app.words(columns, 0, Math.min(keys, MOST));
+  const asking = rows === columns ? words : await app.words(rows, 0, Math.min(queries, MOST));
   const [asker] = await app.words(rows, q, q + 1);
-  return { words, asker };
+  return { words, asking, asker };
 }
 
 // Another recording than the one whose words stood here.
@@ -106,12 +116,14 @@ function begin(it, summary) {
   it.drawn = summary.id;
 }
 
-function stand({ app, page }, state, q, words) {
+function stand({ app, page }, state, q, { words, asking }) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
   page.read(`${model} read ${count(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ", words and pieces of words."}`);
-  page.words(words, keys, (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true }));
+  const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
+  page.words(words, keys, rows === columns ? pick : null);
+  page.written(rows === columns ? null : asking, queries, pick);
   page.picked(q, rows === columns);
   page.links(app, state);
 }
@@ -138,7 +150,8 @@ async function once({ kept }, key, ask) {
 // The words in the colours of the row; the first one, on which attention often rests, does not set the scale.
 function shadeWords({ app, page }, state, { row, words, asker, q }) {
   const weights = Array.from(row, weight);
-  const others = weights.slice(1).filter((one) => one !== null);
+  const two = app.ofTwoTexts();
+  const others = weights.slice(two ? 0 : 1).filter((one) => one !== null);
   const top = Math.max(...others, others.length ? 0.01 : weights[0] ?? 1);
   const linear = (state.scale ?? "linear") === "linear";
   const chosen = linear ? scale("linear", 0, round(top)) : scaleOf(state, row.length, top);
@@ -146,7 +159,7 @@ function shadeWords({ app, page }, state, { row, words, asker, q }) {
   const legend = ofWeights(chosen, "weight");
   if (weights[0] > chosen.high) legend.ticks.at(-1)[1] += " or more";
   app.legend(legend);
-  page.told(said(weights, words, asker, q));
+  page.told(two ? looked(weights, words, asker) : said(weights, words, asker, q));
 }
 
 function pictures({ app, page }, state, q, thumbs) {
@@ -158,8 +171,9 @@ function pictures({ app, page }, state, q, thumbs) {
 
 function caption({ app }, state, asker) {
   const { heads } = app.attention().layers[state.layer];
-  const who = state.of === "head" ? `layer ${state.layer}, head ${headOf(app, state)}` : `layer ${state.layer}, the mean of its ${heads} heads`;
-  app.caption(app.el("b", {}, quoted(asker)), ` and what it looked at: ${who}. Pick another word to ask for it.`);
+  const all = heads === 1 ? "its one head" : `the mean of its ${heads} heads`;
+  const who = `layer ${state.layer}, ${state.of === "head" ? `head ${headOf(app, state)}` : all}`;
+  app.caption(app.el("b", {}, quoted(asker)), ` and what ${app.ofTwoTexts() ? "was looked at to write it" : "it looked at"}: ${who}. Pick another word to ask for it.`);
 }
 
 // The same words and one more, which was expected.
@@ -194,14 +208,22 @@ const keysOf = (it) => [
 
 // What a word looked at most, in a sentence.
 function said(weights, words, asks, q) {
-  const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
-  order.sort((a, b) => weights[b] - weights[a]);
+  const order = ordered(weights, words);
   if (!order.length) return `${quoted(asks)} may see nothing.`;
-  const few = order.slice(0, 3).map((n) => `${n === q ? "itself" : quoted(words[n])} (${rough(weights[n])})`);
-  const list = few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`;
   const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that find nothing to look at rest on the first word." : "";
-  return `${quoted(asks)} looks most at ${list}.${rest}`;
+  return `${quoted(asks)} looks most at ${list(order.map((n) => `${n === q ? "itself" : quoted(words[n])} (${rough(weights[n])})`))}.${rest}`;
 }
 
-// The layer in the middle of the first attention: the first one looks at little but neighbours.
-const middle = (summary) => Math.floor(summary.attentions[0].layers.length / 2);
+// What of another text was looked at most to write a word.
+function looked(weights, words, wrote) {
+  const found = ordered(weights, words).map((n) => `${quoted(words[n])} (${rough(weights[n])})`);
+  return found.length ? `To write ${quoted(wrote)} it looked most at ${list(found)}.` : `To write ${quoted(wrote)} it looked at nothing.`;
+}
+
+// The places of the three largest weights.
+function ordered(weights, words) {
+  const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
+  return order.sort((a, b) => weights[b] - weights[a]).slice(0, 3);
+}
+
+const list = (few) => (few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`);

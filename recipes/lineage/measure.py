@@ -1,0 +1,107 @@
+"""What is measured of the runs that are done, each kept in runs/lineage/measured; all of it together in this folder.
+
+results.json has numbers alone; alignments.json the words of five sentences and what was looked at.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.lineage import alignments, lengths, probes, runs, table
+from recipes.lineage.runs import HERE, Run
+from regard.models import translator
+from regard.models.recurrent import RecurrentTranslator
+from regard.models.translator import Translator
+from regard.text.pairs import Pairs
+from regard.writing import whole
+
+RESULTS, ALIGNMENTS = HERE / "results.json", HERE / "alignments.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run, and the folder of all of them."""
+
+    run: Run
+    root: Path
+
+    @property
+    def model(self) -> Translator:
+        """What was trained."""
+        return translator.load(self.root / self.run.name / "model")
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What was evaluated, with the translations of the test part."""
+        return table.evaluated(self.run, Path(), self.root)
+
+
+def natural(place: Place, captions: Pairs) -> Any:
+    """BLEU by the length of a sentence, captions and others apart."""
+    test, translated = Pairs.load(place.root / place.run.pairs).test, place.row[f"translations_{lengths.MOST}"]
+    return lengths.natural(test, translated, captions.test.sentences("source"))
+
+
+def together(place: Place, captions: Pairs) -> Any:
+    """BLEU of captions read together and apart."""
+    return lengths.measured(place.model, captions.test.sentences("source"), captions.test.sentences("target"))
+
+
+def probed(place: Place, captions: Pairs) -> Any:
+    """What a probe reads of an encoder's last states; nothing of a model that has none."""
+    model = place.model
+    if not isinstance(model, RecurrentTranslator):
+        return []
+    return probes.measured(model, captions.train.sentences("source"), captions.test.sentences("source"))
+
+
+def aligned(place: Place, captions: Pairs) -> Any:
+    """What is looked at."""
+    return alignments.measured(place.model, captions.valid.sentences("source"), captions.valid.sentences("target"))
+
+
+MEASURES: dict[str, Callable[[Place, Pairs], Any]] = {
+    "natural": natural,
+    "together": together,
+    "probe": probed,
+    "alignment": aligned,
+}
+
+
+def measured(root: Path) -> None:
+    """Measures what is not yet measured of the runs that are done, and writes both files."""
+    done = [Place(one, root) for one in runs.runs() if (root / one.name / "table.json").is_file()]
+    pairs = Pairs.load(root / "multi30k")  # whose sentences are captions, which all of the models have learned from
+    found = {one.run.name: {name: kept(name, one, pairs) for name in MEASURES} for one in done}
+    seen = {name: one.pop("alignment") for name, one in found.items()}
+    numbers = [table.numbers(one.row) | found[one.run.name] for one in done]
+    with whole(RESULTS, ALIGNMENTS) as (results, words):
+        results.write_text(compact(numbers), encoding="utf-8")
+        words.write_text(compact(seen), encoding="utf-8")
+    print(f"{len(done)} runs: {RESULTS.name}, {ALIGNMENTS.name}", flush=True)
+
+
+def kept(name: str, place: Place, captions: Pairs) -> Any:
+    """A measure of a run, from its file where there is one."""
+    path = place.root / "measured" / f"{place.run.name}-{name}.json"
+    if not path.is_file():
+        print(f"{place.run.name}: {name}", flush=True)
+        found = MEASURES[name](place, captions)
+        path.parent.mkdir(exist_ok=True)
+        with whole(path) as (beside,):
+            beside.write_text(compact(found), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def compact(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each list of numbers and each record of them: one number less is one line that differs."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(one, dict | list) for one in inner) or (isinstance(value, dict) and depth > 1):
+        return json.dumps(value, ensure_ascii=False)
+    space, close = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {compact(one, depth + 1)}" for name, one in value.items()]
+        return "{" + space + f",{space}".join(parts) + close + "}"
+    return "[" + space + f",{space}".join(compact(one, depth + 1) for one in value) + close + "]"

@@ -1,0 +1,71 @@
+"""Which words of a source a translator looks at for each word that it writes: soft alignments, in words.
+
+Source: Bahdanau et al. 2014, section 5.2.1 and figure 3.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import DataError
+from regard.generate.translation import Translator, ending
+from regard.observe import record
+from regard.text import BytePair
+
+WORD = re.compile(r"\w(?:\S*\w)?|[^\w\s]+")  # what white space divides, the signs at its ends apart: l'homme, t-shirt, don't
+END = "(end)"
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """weights (layers, target words, source words): rows sum to 1; the last word of either side is its end."""
+
+    source: list[str]
+    target: list[str]
+    weights: Tensor
+
+
+@torch.no_grad()
+def align(model: Translator, source: str, target: str) -> Alignment:
+    """What each word of a target looks at while it is written, in every layer of cross attention on the mean of its heads.
+
+    The target is read as in training, so it may be anyone's; row i is of the query that foretells word i. Pieces of a word
+    are one row, their mean, and one column, their sum. Raises DataError where the model has no attention or a side no word.
+    """
+    end, text = ending(model), model.text
+    asked, written = (text.encode(" ".join(side.split())) for side in (source, target))
+    if not asked or not written:
+        raise DataError("there is no word to align: source and target must have one each.")
+    with record(model) as recording:  # type: ignore[arg-type]  # every translator is a module
+        model(torch.tensor([[*asked, end]]), torch.tensor([len(asked) + 1]), torch.tensor([[end, *written]]))
+    layers = recording.layers("cross") if recording.runs else []
+    if not layers:
+        raise DataError("this translator has no attention: its words look at nothing.")
+    weights = torch.stack([recording.map(layer, kind="cross").dense()[0].mean(0) for layer in layers])
+    (columns, said), (rows, told) = grouped(text, asked), grouped(text, written)
+    return Alignment([*said, END], [*told, END], merged(weights, [*rows, len(told)], [*columns, len(said)]))
+
+
+def grouped(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
+    """The number of the word that each token is a piece of, and the words."""
+    whole = text.decode(tokens)
+    ends = [len(whole[: found.end()].encode()) for found in WORD.finditer(whole)] or [len(whole.encode())]
+    belongs, stop = [], 0
+    for token in tokens:
+        stop += len(text.bytes([token]))
+        belongs.append(next((n for n, end in enumerate(ends) if stop <= end), len(ends) - 1))
+    found = list(dict.fromkeys(belongs))  # a piece over two words is the later one's, which may leave the first without any
+    words = [text.decode([token for token, n in zip(tokens, belongs, strict=True) if n == one]).strip() for one in found]
+    return [found.index(n) for n in belongs], words
+
+
+def merged(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    """Weights (..., q, k) of tokens as weights of words: a word's rows averaged, its columns summed; rows still sum to 1.
+
+    rows and columns have the number of the word of each token, from 0 on without a gap.
+    """
+    asking, answering = (torch.nn.functional.one_hot(torch.tensor(one)).to(weights) for one in (rows, columns))
+    return (asking / asking.sum(0)).mT @ weights @ answering

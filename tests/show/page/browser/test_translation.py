@@ -1,0 +1,210 @@
+"""A translation on the page: what is typed is translated, and its cross attention is seen in every view."""
+
+import re
+
+import pytest
+import torch
+
+from regard.models import GPT2
+from regard.show.page.session import Session
+from regard.show.page.speaker import speaker_of
+from regard.show.page.translating import END, SENTENCE, example, recorded, translating
+from regard.weights.translators import CARRIED
+from show.page.browser.patience import quiet, until
+from show.page.translators import READ, WRITTEN, small
+
+ROWS, COLUMNS = "what was written", "what was read"
+MIDDLE = 1  # of the transformer's three layers
+
+
+@pytest.fixture(scope="module", params=["additive", "transformer"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def address(serving, kind):
+    return serving(Session(None, speaker_of(small(kind))))
+
+
+@pytest.fixture(scope="module")
+def right(kind):
+    return recorded(translating("translator", small(kind)), READ, 2048)
+
+
+@pytest.fixture
+def carried(tmp_path, monkeypatch):
+    small("transformer").save(tmp_path / "translator")
+    monkeypatch.setitem(CARRIED, "translator", tmp_path / "translator")
+
+
+def typed(page, text: str = READ):
+    page.get_by_role("textbox", name="Your words").fill(text)
+    page.keyboard.press("Enter")
+    until(
+        page, "document.querySelectorAll('.type-words').length === 2 && document.querySelector('.type-told').textContent !== ''"
+    )
+    quiet(page)
+    return page
+
+
+def layer(kind: str) -> int:
+    return MIDDLE if kind == "transformer" else 0
+
+
+def words(page, n: int) -> list[str]:
+    return page.locator(".type-words").nth(n).locator(".word").all_inner_texts()
+
+
+def pane(page, title: str):
+    return page.locator(".text-pane", has=page.get_by_role("heading", name=title))
+
+
+def darkness(page, title: str) -> list[float]:
+    """How far from the lightest colour each word of a pane is shaded."""
+    seen = [one.evaluate("e => getComputedStyle(e).backgroundColor") for one in pane(page, title).locator(".word").all()]
+    return [765 - sum(map(int, re.findall(r"\d+", one)[:3])) if "0, 0, 0, 0" not in one else -1 for one in seen]
+
+
+def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(opened, address, right, kind):
+    page = typed(opened(address))
+    assert "".join(words(page, 0)) == READ + END
+    assert "".join(words(page, 1)) == WRITTEN + END
+    row = right.tokens.rows.index(" cheval")
+    assert page.locator(".type-words [aria-pressed]").inner_text() == " cheval"  # the last that says something
+    for q in (row, 1):
+        page.locator(".type-words").nth(1).locator(".word").nth(q).click()
+        quiet(page)
+        mean = right.map(layer(kind), kind="cross")[0, :, q].mean(0)
+        until(page, f"document.querySelector('.type-told').textContent.startsWith('To write ‘{right.tokens.rows[q].strip()}’')")
+        quiet(page)
+        told = [
+            one.get_attribute("title").removeprefix("weight ")
+            for one in page.locator(".type-words").first.locator(".word").all()
+        ]
+        assert [float(one) for one in told] == pytest.approx(mean.tolist(), rel=1e-2)
+        best = right.tokens.columns[int(mean.argmax())].strip()
+        assert f"it looked most at ‘{best}’" in page.locator(".type-told").inner_text()
+
+
+def test_words_of_the_sentence_that_was_read_are_no_buttons(opened, address):
+    page = typed(opened(address))
+    assert page.locator(".type-words").first.locator("[role=button]").count() == 0
+    before = page.evaluate("location.hash")
+    page.locator(".type-words").first.locator(".word").first.click()
+    assert page.evaluate("location.hash") == before
+
+
+def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(opened, address, right, kind):
+    page = typed(opened(address))
+    page.get_by_role("link", name="Read in Text").click()
+    pane(page, ROWS).locator(".word").first.wait_for()
+    quiet(page)
+    table = right.map(layer(kind), kind="cross")[0].mean(0)  # of all heads, as Type has it
+    assert "".join(pane(page, COLUMNS).locator(".word").all_inner_texts()) == READ + END
+    pane(page, ROWS).locator(".word", has_text="homme").hover()
+    until(page, "document.querySelector('.text-links h2').textContent.includes('homme')")
+    quiet(page)
+    weights = table[right.tokens.rows.index(" homme")]
+    shades = darkness(page, COLUMNS)
+    assert shades[int(weights.argmax())] == max(shades) > min(shades) == shades[int(weights.argmin())]
+    first = page.locator(".text-links button, .text-links a").first.inner_text()
+    assert right.tokens.columns[int(weights.argmax())].strip() in first
+    assert f"{float(weights.max()):.3g}"[:4] in first
+    pane(page, COLUMNS).locator(".word", has_text="horse").hover()
+    until(page, "document.querySelector('.text-links h2').textContent.includes('is looked at most by')")
+    quiet(page)
+    column = table[:, right.tokens.columns.index(" horse")]
+    shades = darkness(page, ROWS)
+    assert shades[int(column.argmax())] == max(shades) > min(shades) == shades[int(column.argmin())]
+    assert (
+        page.get_by_role("heading", name=COLUMNS).bounding_box()["y"]
+        < page.get_by_role("heading", name=ROWS).bounding_box()["y"]
+    )
+
+
+def test_the_map_has_the_words_of_both_texts_along_its_axes(opened, address, right, kind):
+    page = typed(opened(address))
+    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Map").click()
+    page.wait_for_selector("#stage svg, #stage canvas")
+    quiet(page)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as saving:
+        page.get_by_role("menuitem", name="SVG").click()
+    drawn = saving.value.path().read_text(encoding="utf-8")
+    assert all(f">{word.strip()}<" in drawn for word in (*right.tokens.rows, *right.tokens.columns))
+
+
+def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened, serving):
+    model = small("additive")
+    right = recorded(translating("translator", model), READ, 2048)
+    page = typed(opened(serving(Session(None, speaker_of(small("additive"))))))
+    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.wait_for_selector(".steps-formula b")
+    assert page.locator(".steps-formula").inner_text() == "scores = weightᵀ tanh(q + k)"
+    assert not page.get_by_text("divide by").is_visible()
+    q = right.tokens.rows.index(" cheval")
+    shown = [
+        [float(cell.replace("−", "-")) for cell in line.split("\t")[1:]]
+        for line in page.locator(".panel tbody").inner_text().splitlines()
+    ]
+    call = right.calls[q].map._request
+    expected = (call.weight * (call.q[0, 0] + call.k[0, 0]).tanh()).sum(-1)
+    assert shown[q] == pytest.approx(expected.tolist(), abs=6e-4)
+    assert len(shown) == len(right.tokens.rows)
+    assert "tanh(" in page.locator(".steps-sum").inner_text()
+    page.get_by_role("button", name="q, k, v, weight").click()
+    until(page, "document.querySelector('.steps-sentence').textContent.includes('bent by tanh')")
+    assert page.locator(".panel-figure figcaption").all_inner_texts()[-1].startswith("weight")
+    assert torch.equal(call.weight, model.attention.weight)
+
+
+def test_steps_of_dot_products_say_so_still(opened, serving):
+    page = typed(opened(serving(Session(None, speaker_of(small("transformer"))))))
+    page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
+    page.wait_for_selector(".steps-formula b")
+    assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"
+    assert page.get_by_text("divide by √8").is_visible()
+
+
+@pytest.mark.usefixtures("carried")
+def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
+    page = opened(serving(Session(None, speaker_of(GPT2.load("pocket")))))
+    page.get_by_role("button", name=f"{SENTENCE} → in French").click()
+    pane(page, ROWS).locator(".word").first.wait_for()
+    quiet(page)
+    assert "r=translation" in page.evaluate("location.hash")
+    assert "kind=cross" in page.evaluate("location.hash")
+    right = example()
+    assert pane(page, COLUMNS).locator(".word").all_inner_texts() == list(right.tokens.columns)
+    assert pane(page, ROWS).locator(".word").all_inner_texts() == list(right.tokens.rows)
+    rows, columns = (len(one) for one in (right.tokens.rows, right.tokens.columns))
+    assert right.map(MIDDLE, kind="cross").shape == torch.Size((1, 3, rows, columns))
+    page.reload()  # the link names it, and it is recorded again where it was not
+    pane(page, ROWS).locator(".word").first.wait_for()
+    assert pane(page, COLUMNS).locator(".word").all_inner_texts() == list(right.tokens.columns)
+
+
+@pytest.mark.usefixtures("carried")
+def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(opened, serving):
+    address = serving(Session(None, speaker_of(GPT2.load("pocket"))))
+    page = opened(f"{address}#view=map&r=translation&kind=cross&part=decoder&layer=1")
+    page.wait_for_selector("#stage canvas")
+    quiet(page)
+    assert page.get_by_role("combobox", name="Attention").locator("option:checked").inner_text() == "decoder cross"
+
+
+def test_where_none_is_carried_none_is_offered(opened, serving, tmp_path, monkeypatch):
+    monkeypatch.setitem(CARRIED, "translator", tmp_path / "nothing")
+    page = opened(serving(Session(None, speaker_of(GPT2.load("pocket")))))
+    page.locator(".type-offers button").first.wait_for()
+    assert page.locator("[data-translation]").count() == 0
+
+
+def test_on_a_phone_a_translation_never_scrolls_sideways(opened, address):
+    page = typed(opened(address, width=390, height=844))
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
+    page.get_by_role("link", name="Read in Text").click()
+    pane(page, ROWS).locator(".word").first.wait_for()
+    quiet(page)
+    assert page.evaluate("document.querySelector('#stage').scrollWidth <= innerWidth")
