@@ -29,6 +29,7 @@ from regard.mechanism import (
 from regard.shown import Shown
 
 if TYPE_CHECKING:
+    from regard.examination import Finding, Report, examine
     from regard.generate import quantise
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from regard.show.page.onefile import page
 
 WHEN_ASKED = {  # rooms that need more than torch, or more time than importing may take
+    "regard.examination": ("Finding", "Report", "examine"),
     "regard.generate": ("quantise",),
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.compare": ("compare",),
@@ -75,6 +77,7 @@ __all__ = [
     "DataError",
     "Documents",
     "Everything",
+    "Finding",
     "GPT2Config",
     "Given",
     "KnockOut",
@@ -84,6 +87,7 @@ __all__ = [
     "Prefix",
     "Recording",
     "RegardError",
+    "Report",
     "SelfAttention",
     "ShapeError",
     "SimpleSelfAttention",
@@ -96,6 +100,7 @@ __all__ = [
     "attend",
     "attention",
     "compare",
+    "examine",
     "figure",
     "heads",
     "intervene",

@@ -1,0 +1,148 @@
+"""Case: a subject, what is expected of it, inputs for it, and what was measured of it: what every probe is given."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.examination import reach, rules
+from regard.examination.inputs import Shapes
+from regard.examination.reach import Reach
+from regard.examination.subjects import Answer, Call, Subject
+from regard.mechanism import Mask
+from regard.mechanism.rule import Offset
+
+
+class Case:
+    """One subject under examination; what is measured of it is measured once."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        expects: Mask,
+        shapes: Shapes,
+        scale: float | None = None,
+        offset: Offset = 0,
+        identify: Callable[["Case"], Any] | None = None,
+    ) -> None:
+        self.subject, self.expects, self.shapes = subject, expects, shapes
+        self.scale, self.offset, self._identify = scale, offset, identify
+
+    def inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
+        """(x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal times size, the same for the same seed.
+
+        A subject that carries its own padding or documents always meets the sample's b and t, whatever is asked: `free` is
+        False of it.
+        """
+        return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
+
+    def ask(self, *inputs: Tensor) -> Answer:
+        """What the subject gives, as it is, without gradient; raises what the subject raises."""
+        with torch.no_grad():
+            return self.subject.call(*inputs)
+
+    def context(self, *inputs: Tensor) -> Tensor:
+        """The context (b, t, c), with gradient; heads side by side."""
+        return joined(self.subject.call(*inputs).context, self.subject.form)
+
+    def expected(self, *inputs: Tensor) -> Tensor:
+        """Who may see whom for these inputs: bool (b, q, k); any head that may see is enough."""
+        q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
+        table = self.expects.table(q, k, self.offset)
+        table = table[(None,) * (4 - table.dim())]
+        return table.any(1).expand(len(inputs[0]), q, k)
+
+    def at(self, t: int) -> "Case":
+        """The same with another usual number of tokens."""
+        shapes = replace(self.shapes, tokens=t)
+        return Case(self.subject, self.expects, shapes, self.scale, self.offset, self._identify)
+
+    @property
+    def free(self) -> bool:
+        """Whether other lengths and batches than the usual may be tried."""
+        return not self.shapes.bound
+
+    def usual(self, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
+        """Inputs of the usual length and batch."""
+        return self.inputs(None, self.shapes.batch, seed, size)
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Who sees whom, as it was measured: by gradients in float64 where it has them, and by changing tokens."""
+        best = self.double or self
+        queries, keys = self.shapes.tokens - self.shapes.gap, self.shapes.tokens
+        slopes = None
+        if torch.finfo(best.subject.dtype).bits >= 32:
+            slopes = sloped(best, rules.chosen(queries, self.expects))
+        few = keys <= rules.FEW
+        moved = reach.by_change(self.context, self.usual, range(keys)) if few or slopes is None else None
+        strength = reach.largest([one for one in (slopes, moved) if one is not None])
+        own = None
+        if slopes is not None and self.subject.form == "x" and keys > 2:
+            own = reach.passes_own(best.context, best.usual, *self._seeing_itself())
+        return Reach(strength, reach.threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own)
+
+    def _seeing_itself(self) -> tuple[int, int]:
+        """A sequence and a query of it that may see its own token and others: the last one."""
+        expected = self.expected(*self.usual())
+        several = expected.diagonal(dim1=1, dim2=2) & (expected.sum(-1) > 1)
+        b, i = (several.nonzero() if several.any() else torch.tensor([[0, expected.shape[1] - 1]]))[-1].tolist()
+        return b, i
+
+    @cached_property
+    def double(self) -> "Case | None":
+        """The same in float64: a copy of a module, a function itself; None where that does not run."""
+        if self.subject.dtype == torch.float64:
+            return self
+        call = widened(self.subject)
+        if call is None:
+            return None
+        case = Case(
+            replace(self.subject, call=call, dtype=torch.float64),
+            self.expects,
+            self.shapes,
+            self.scale,
+            self.offset,
+            self._identify,
+        )
+        try:
+            fine = case.ask(*case.usual()).context.dtype == torch.float64
+        except Exception:  # whatever somebody's layer raises: in float64 it does not run
+            return None
+        return case if fine else None
+
+    @cached_property
+    def identified(self) -> Any:
+        """What the subject computes, by its own parameters; None where nothing matches."""
+        return None if self._identify is None else self._identify(self)
+
+
+def sloped(case: Case, rows: list[int]) -> Tensor | None:
+    """The strengths by gradients; None where the subject lets none through."""
+    try:
+        if not case.context(*(x.requires_grad_() for x in case.usual())).requires_grad:
+            return None
+        return reach.by_gradient(case.context, case.usual, rows)
+    except (RuntimeError, NotImplementedError):  # a kernel that has no gradient
+        return None
+
+
+def joined(context: Tensor, form: str) -> Tensor:
+    """A context as (b, t, c): of a function's (b, h, t, e), the heads side by side."""
+    return context.transpose(1, 2).flatten(2) if form == "qkv" and context.dim() == 4 else context
+
+
+def widened(subject: Subject) -> Call | None:
+    """The call of a float64 copy of a subject; None where it cannot be copied."""
+    if subject.module is None:
+        return subject.call
+    if subject.again is None:
+        return None
+    try:
+        return subject.again(copy.deepcopy(subject.module).double())
+    except Exception:  # of the many things that a module may hold, some cannot be copied
+        return None

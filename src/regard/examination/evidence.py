@@ -1,0 +1,81 @@
+"""Evidence: the sentences that say, in numbers, which output depends on which token."""
+
+import torch
+
+from regard.examination import reach
+from regard.examination.case import Case
+from regard.examination.untouched import seeded
+
+FAINT = 0.1  # of what moves an output most
+SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
+
+
+def words(case: Case) -> tuple[str, ...]:
+    """A word for each token: the lectures' sentence where it has as many, else their numbers."""
+    t = case.shapes.tokens
+    return SENTENCE if t == len(SENTENCE) else tuple(str(j) for j in range(t))
+
+
+def token(case: Case, j: int) -> str:
+    """A token by its number, and its word where it has one."""
+    found = words(case)[j]
+    return f'{j} "{found}"' if found != str(j) else found
+
+
+def moved(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> float:
+    """How far output i of sequence b moves where token j, of that sequence or of another, is replaced."""
+    inputs, other = case.usual(3), case.usual(103)
+    source = b if source is None else source
+    seeded(0, case.subject.device)
+    before = case.ask(*inputs)
+    seeded(0, case.subject.device)
+    after = case.ask(*reach.replaced(inputs, other, source, j))
+    change = (rows(case, after.context, b)[i] - rows(case, before.context, b)[i]).abs()
+    return float(change.max())
+
+
+def rows(case: Case, context: torch.Tensor, b: int) -> torch.Tensor:
+    """The outputs of one sequence, (q, c)."""
+    return (context[b].transpose(0, 1).flatten(1) if context.dim() == 4 else context[b]).double()
+
+
+def seen(case: Case, i: int, j: int, b: int = 0) -> str:
+    """`row 0 "Your" puts 0.22 on token 3 "with"; changing token 3 moves output 0 by 0.41`."""
+    weight = weighed(case, i, j, b)
+    puts = f"row {token(case, place(case, i))} puts {weight:.2g} on token {token(case, j)}; " if weight else ""
+    who = f"token {j}" if puts else f"token {token(case, j)}"
+    whose = f"output {i}" if puts else f"output {token(case, place(case, i))}"
+    strength = float(case.reach.within[b, i, j])
+    faint = f" ({strength:.2g} of what moves it most)" if strength < FAINT else ""
+    return f"{puts}changing {who} moves {whose} by {moved(case, i, j, b):.2g}{faint}"
+
+
+def place(case: Case, i: int) -> int:
+    """The number of the token that query i is, where the first queries' tokens are keys alone."""
+    return i + case.shapes.gap
+
+
+def weighed(case: Case, i: int, j: int, b: int) -> float | None:
+    """The weight of a query on a key, the largest of any head, where the subject returns weights."""
+    weights = case.ask(*case.usual(3)).weights
+    if weights is None or weights.dim() not in (3, 4) or b >= len(weights) or weights.shape[-1] <= j:
+        return None
+    return float(weights[b, ..., i, j].max())
+
+
+def pairs(table: torch.Tensor) -> list[tuple[int, int]]:
+    """The places of a table (q, k) that are true, row by row."""
+    return [(int(i), int(j)) for i, j in table.nonzero().tolist()]
+
+
+def listed(numbers: list[int]) -> str:
+    """`0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
+    shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def sensitivity(case: Case) -> str:
+    """The smallest dependence that would have shown."""
+    if case.reach.how == "gradients":
+        return f"a dependence of {case.reach.threshold:.0e} of what moves an output most would have shown"
+    return f"measured by changing tokens: a change of {reach.rounding(case.subject.dtype):.0e} of an output would have shown"

@@ -1,0 +1,84 @@
+"""examine: is this attention right? Found by what a subject does, never by reading its code."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.examination import inputs
+from regard.examination.case import Case
+from regard.examination.identify import match
+from regard.examination.probes.raises import refused
+from regard.examination.report import Report
+from regard.examination.subjects import Subject, name_of, subjects, uncompiled
+from regard.examination.untouched import untouched
+from regard.examination.verdict import report_on
+from regard.mechanism import Causal, Mask
+from regard.mechanism.rule import rule
+
+CAUSAL = Causal()
+Sample = Tensor | Sequence[Tensor]
+
+
+def examine(
+    subject: nn.Module | Callable[..., Any],
+    *,
+    expects: Mask = CAUSAL,
+    sample: Sample | None = None,
+    scale: float | None = None,
+    offset: int = 0,
+) -> Report:
+    """Whether attention is right: a report that is true where nothing is wrong, and says what is wrong where something is.
+
+    `subject` is a module x -> y or x -> (y, weights), nn.MultiheadAttention itself, or a function (q, k, v) -> context;
+    `expects` is who may see whom. `sample` is x (b, t, d_in) or (t, d_in) where the width cannot be found, or (q, k, v); fewer
+    tokens may be tried, never more. A subject that carries its own padding or documents needs the sample of that batch, and an
+    expectation that says the same. `scale` is what the scores are multiplied by where it is not 1 / √d; `offset` the position
+    of the first query among the keys. Mode, weights, gradients and random state are left as found.
+    Raises ConfigError where a subject cannot be called.
+    """
+    models = whole_models()
+    if models is not None and models.is_model(subject, sample):
+        report: Report = models.examine_model(subject, expects=rule(expects), sample=sample, scale=scale, offset=offset)
+        return report
+    given = sampled(sample)
+    ways = list(subjects(subject, rule(expects), offset))
+    with untouched(ways[0].module):
+        try:
+            chosen, shapes = inputs.fitted(ways, expects, given, offset)
+        except inputs.RefusedError as error:
+            if not error.sure:
+                raise ConfigError(unguessed(subject, error.errors)) from None
+            return Report(ways[0].name, str(expects), (refused(error.errors),))
+        return report_on(Case(chosen, expects, shapes, stated(chosen, scale), offset, match.identify))
+
+
+def whole_models() -> Any:
+    """The module that examines whole models, layer by layer; None until it is there."""
+    name = "regard.examination.models"
+    return import_module(name) if find_spec(name) is not None else None
+
+
+def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
+    """A sample as a tuple of tensors."""
+    if sample is None:
+        return None
+    given = (sample,) if isinstance(sample, Tensor) else tuple(sample)
+    if not given or not all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
+        raise ConfigError("sample is x, or (q, k, v): floating tensors.")
+    return tuple(one.detach() for one in given)
+
+
+def stated(subject: Subject, scale: float | None) -> float | None:
+    """The scale that the caller states, or else that the subject does, as SimpleSelfAttention does."""
+    own = getattr(type(subject.module), "scale", None)  # of the class: one of the instance's may be the mistake
+    return float(own) if scale is None and isinstance(own, (int, float)) else scale
+
+
+def unguessed(subject: object, errors: Sequence[str]) -> str:
+    """What to do where no input was taken."""
+    name = name_of(uncompiled(subject))
+    return f"no input was found that {name} takes: {errors[0]}. Pass sample=, an x (b, t, d_in) or (q, k, v) that it takes."

@@ -1,0 +1,67 @@
+"""A match written out: the formula that a subject computes, and how exactly."""
+
+from regard.examination.identify.match import Match
+from regard.examination.identify.mistakes import mistake
+from regard.examination.identify.variants import Variant
+
+PLAIN = {"none": "scores", "sum": "scores", "sigmoid": "sigmoid", "logarithm": "log_softmax"}
+
+
+def formula(match: Match) -> str:
+    """`softmax(q kᵀ / √8) v with 4 heads`."""
+    variant = match.variant
+    q, k, v = ("k", "q", "v") if variant.roles == "kqv" else tuple("qkv" if variant.roles == "turned" else variant.roles)
+    inner = f"{q} {k}ᵀ{factor(match)}"
+    outer = PLAIN.get(variant.norm, "exp" if variant.norm.startswith("exp") else "softmax")
+    whole = f"{outer}({inner})" if outer != "scores" else f"({inner})"
+    whole = f"softmax({whole})" if variant.norm.startswith("twice") else whole
+    whole += " / Σ" if variant.norm == "sum" else ""
+    whole += "ᵀ" if variant.roles == "turned" else ""
+    whole += f" / √{match.width}" if variant.scale == "after" else ""
+    return f"{whole} {v} with {heads(match)}"
+
+
+def factor(match: Match) -> str:
+    """What stands behind the scores."""
+    if match.variant.scale == "after" or match.scale == 1:
+        return ""
+    square = match.scale**-2
+    if abs(square - round(square)) < 1e-9 * square and square >= 1:
+        return f" / √{round(square)}"
+    return f" · {match.scale:.4g}"
+
+
+def heads(match: Match) -> str:
+    """`1 head`, `8 heads of which 2 of keys`."""
+    number = f"{match.heads} head{'s' * (match.heads != 1)}"
+    return number if match.groups == match.heads else f"{number} and {match.groups} of keys"
+
+
+def equals(match: Match) -> str:
+    """How exactly the formula is known."""
+    mistakes = "" if match.right else ", with the mistake that is named,"
+    return f"equals {formula(match)}{mistakes} to {max(match.error, 1e-16):.0e}"
+
+
+def evidence(match: Match, field: str) -> str:
+    """What is computed instead, how exactly it is known, and how far that is from what should be."""
+    wrong = mistake(match, field)
+    does = "" if wrong is None else wrong.does
+    others = len(match.variant.deviations) - 1
+    beside = " (with another mistake beside it)" if others and match.variant.mask != "measured" else ""
+    doubt = told_apart(match)
+    return (
+        f"{does}. The outputs equal {formula(match)} so computed to {match.error:.0e}{beside}; "
+        f"the right formula would differ by {match.right_error:.2g}{doubt}"
+    )
+
+
+def told_apart(match: Match) -> str:
+    """What gives the same outputs, and so may be meant as well."""
+    others = [said(one) for one in match.alike if one.mask != "measured"]
+    return f"; on these inputs it cannot be told from {', '.join(others[:3])}" if others else ""
+
+
+def said(variant: Variant) -> str:
+    """A variant by its deviations."""
+    return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the right formula"

@@ -1,0 +1,232 @@
+"""Which parameters of a module make q, k, v and the output: by name where names tell, else by shape and by trying."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination.identify.affine import Affine, affines, beside
+
+MOST = 8  # matrices, above which no layout is tried: a module with more is not one attention layer
+TOKENS = {
+    "q": {"q", "wq", "qs", "query", "queries", "toq", "qw", "qlin"},
+    "k": {"k", "wk", "ks", "key", "keys", "tok", "kw", "klin"},
+    "v": {"v", "wv", "vs", "value", "values", "val", "tov", "vw", "vlin"},
+    "qkv": {"qkv", "wqkv", "toqkv", "attn", "inproj", "qvk", "kqv", "kvq", "vqk", "vkq", "allprojection"},
+    "kv": {"kv", "wkv", "tokv"},
+    "o": {"o", "wo", "out", "output", "proj", "projection", "dense", "fc", "unify", "unifyheads", "final", "linear", "merge"},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What makes q, k, v (and the output) of x; None is x itself, or no output projection.
+
+    `told` is False where names and shapes do not say which of them is q and which k. `heads` is the number of them where
+    the parameters say it. What one matrix makes together is its `whole`, divided when the number of heads is known.
+    """
+
+    says: str
+    made: tuple[str, ...] = ()  # the names of the matrices that make q, k and v
+    q: Affine | None = None
+    k: Affine | None = None
+    v: Affine | None = None
+    output: Affine | None = None
+    heads: int | None = None
+    apart: bool = False  # each head is a module of its own
+    told: bool = True
+    whole: Affine | None = None  # the product that q, k and v are taken from
+    order: str = ""  # how the columns of the whole stand: of 3, h and d; "" where it is not taken apart by heads
+    roles: str = "qkv"  # of the thirds
+    plain: bool = True  # of several layouts of the same parameters: the usual one
+
+
+def layouts(module: nn.Module | None, width: int, out: int) -> Iterator[Layout]:
+    """The layouts that a module's parameters may have, the likeliest first; width of its input, `out` of its output."""
+    found = [] if module is None else list(affines(module, width))
+    if module is None or not found:
+        yield Layout("no parameters: q = k = v = x")
+        return
+    stacked = side_by_side(module, width)
+    if stacked is not None:
+        heads, rest = stacked
+        for each in itertools.islice(zip(*(layouts_of(head, width) for head in heads), strict=True), 6):
+            if each[0].whole is None:
+                yield from finished(joined(list(each)), rest, out)
+    if len(found) <= MOST:
+        for layout in layouts_of(found, width):
+            yield from finished(layout, [one for one in found if one.name not in layout.made], out)
+
+
+def crowded(module: nn.Module, width: int) -> bool:
+    """Whether a module is more than attention: it normalises, or has more matrices than q, k, v and an output."""
+    lists = tuple(f"{path}." for path, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part) != 4)
+    single = [one for one in affines(module, width) if not one.name.startswith(lists)]
+    return len(single) > 4 or any("norm" in type(part).__name__.lower() for part in module.modules())
+
+
+def finished(layout: Layout, rest: list[Affine], out: int) -> Iterator[Layout]:
+    """A layout with each matrix that may be its output projection, those that are called so first; else without one."""
+    fit = sorted((one for one in rest if one.outward == out), key=lambda one: role(one.name) != "o")
+    yield from (replace(layout, output=one) for one in fit[:3])
+    if not fit or role(fit[0].name) != "o":
+        yield layout
+
+
+def layouts_of(found: list[Affine], width: int) -> Iterator[Layout]:
+    """The layouts of some matrices, without their output."""
+    inner = [one for one in found if one.inward == width]
+    named: dict[str, Affine] = {}
+    for one in inner:
+        named.setdefault(role(one.name), one)
+    if {"q", "k"} <= set(named):
+        values = [named["v"]] if "v" in named else [*([named[""]] if "" in named else []), None]
+        yield from (separate(named["q"], named["k"], v) for v in values)
+    elif "q" in named and "kv" in named:
+        yield from of_two(named["q"], named["kv"])
+    elif "qkv" in named:
+        yield from of_whole(named["qkv"])
+    else:
+        yield from unnamed(inner)
+
+
+def separate(q: Affine, k: Affine, v: Affine | None, told: bool = True, plain: bool = True) -> Layout:
+    """q, k and v by matrices of their own; v is x where there is none for it."""
+    made = tuple(dict.fromkeys(one.name for one in (q, k, v) if one is not None))
+    says = ", ".join(made) if len(made) > 1 else f"{made[0]} for q, k and v alike"
+    return Layout(says, made, q, k, v, heads=q.heads or k.heads, told=told, plain=plain)
+
+
+def unnamed(inner: list[Affine]) -> Iterator[Layout]:
+    """Matrices whose names do not tell: in the order in which they are held, then in every other; one for all, or fused."""
+    alike = [one for one in inner if one.outward == inner[0].outward]
+    for n, (q, k, v) in enumerate(itertools.permutations(alike[:4], 3)):
+        yield separate(q, k, v, told=False, plain=n == 0)
+    if len(inner) > 2:
+        return
+    for one in inner:
+        if one.outward % 3 == 0:
+            yield from of_whole(one)
+        yield separate(one, one, one, told=False)
+    if len(alike) == 2:
+        first, second = alike
+        for q, k, last in ((first, second, None), (second, first, None), (first, second, second), (first, first, second)):
+            yield separate(q, k, last, told=False, plain=False)
+
+
+def of_whole(whole: Affine) -> Iterator[Layout]:
+    """One matrix for q, k and v: thirds or groups, and the orders in which their columns may stand for each head."""
+    for order in ("3hd", "h3d", "grouped", "hd3", "3dh", "d3h", "dh3"):
+        for roles in ("qkv", "kqv", "qvk", "kvq", "vqk", "vkq"):
+            plain = roles == "qkv" and order in ("3hd", "h3d", "grouped")
+            says = f"{whole.name} for q, k and v"
+            told = roles == "qkv"  # in any other order the columns are as right, but that they are meant so cannot be told
+            yield Layout(says, (whole.name,), whole=whole, order=order, roles=roles, told=told, plain=plain)
+
+
+def of_two(q: Affine, kv: Affine) -> Iterator[Layout]:
+    """One matrix for q and one for k and v: halves, or for each head."""
+    for order in ("2gd", "g2d"):
+        for roles in ("kv", "vk"):
+            says, both, made = f"{q.name}, {kv.name} for k and v", beside([q, kv]), (q.name, kv.name)
+            yield Layout(says, made, whole=both, order=order, roles=f"q{q.outward}{roles}", plain=roles == "kv")
+
+
+def columns_of(layout: Layout, heads: int) -> dict[str, Tensor] | None:
+    """Which columns of the whole are q's, k's and v's with this many heads, each in the order (h, d)."""
+    assert layout.whole is not None
+    total = layout.whole.outward
+    if layout.order in ("2gd", "g2d"):
+        return columns_of_two(layout, heads, total)
+    if layout.order == "grouped":
+        return columns_of_groups(layout, heads, total)
+    if total % (3 * heads):
+        return None
+    sizes = {"3": 3, "h": heads, "d": total // 3 // heads}
+    place = torch.arange(total).reshape([sizes[axis] for axis in layout.order])
+    thirds = place.permute([layout.order.index(axis) for axis in "3hd"])
+    return {letter: thirds[n].flatten() for n, letter in enumerate(layout.roles)}
+
+
+def columns_of_two(layout: Layout, heads: int, total: int) -> dict[str, Tensor] | None:
+    """The columns where q has a matrix of its own and k and v share one."""
+    wide = int(layout.roles[1:-2])
+    d = wide // heads
+    if wide % heads or not d or (total - wide) % (2 * d):
+        return None
+    groups = (total - wide) // (2 * d)
+    place = torch.arange(wide, total)
+    two = place.view(2, groups, d) if layout.order == "2gd" else place.view(groups, 2, d).transpose(0, 1)
+    return {"q": torch.arange(wide), **{letter: two[n].flatten() for n, letter in enumerate(layout.roles[-2:])}}
+
+
+def columns_of_groups(layout: Layout, heads: int, total: int) -> dict[str, Tensor] | None:
+    """The columns of h heads of queries and then fewer of keys and of values; their width is that of the output."""
+    if layout.output is None or layout.output.inward % heads:
+        return None
+    wide = layout.output.inward
+    d, rest = wide // heads, total - wide
+    if rest <= 0 or rest % (2 * d) or rest == 2 * wide or layout.roles != "qkv":
+        return None
+    half = rest // 2
+    return {"q": torch.arange(wide), "k": torch.arange(wide, wide + half), "v": torch.arange(wide + half, total)}
+
+
+def side_by_side(module: nn.Module, width: int) -> tuple[list[list[Affine]], list[Affine]] | None:
+    """The matrices of each of several heads that a module holds in a list, and the rest; None where there is no such list."""
+    for path, part in module.named_modules():
+        children = list(part.children()) if isinstance(part, nn.ModuleList) else []
+        each = [list(affines(child, width)) for child in children]
+        if len(each) > 1 and all(len(one) >= 2 and len(one) == len(each[0]) for one in each):
+            return each, [one for one in affines(module, width) if not one.name.startswith(f"{path}.")]
+    return None
+
+
+def joined(heads: list[Layout]) -> Layout:
+    """The layouts of several heads of their own as one of many heads."""
+    first = heads[0]
+
+    def all_of(name: str) -> Affine | None:
+        parts = [getattr(head, name) for head in heads]
+        return None if parts[0] is None else beside(parts)
+
+    q, k, v = (all_of(name) for name in "qkv")
+    return replace(first, says=f"{len(heads)} heads of {first.says}", q=q, k=k, v=v, heads=len(heads), apart=True)
+
+
+def role(name: str) -> str:
+    """What a name says that a matrix is for: q, k, v, qkv, kv, o, or nothing."""
+    parts = [part for part in name.split(".") if not part.isdigit()]
+    last = next((part for part in reversed(parts) if part not in ("weight", "linear")), parts[-1] if parts else "")
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last).lower()
+    words = [word for word in re.split(r"[_\d]+", snake) if word]
+    if "".join(words) in ("querykeyvalue", "qkvproj", "inproj", "inprojweight"):
+        return "qkv"
+    if words[:2] == ["key", "value"] or words[:2] == ["keys", "values"]:
+        return "kv"
+    if words == ["c", "proj"] or words[:2] == ["to", "out"]:
+        return "o"
+    for kind in ("qkv", "kv", "q", "k", "v", "o"):
+        if TOKENS[kind] & set(words):
+            return kind
+    return ""
+
+
+def counts(module: nn.Module | None, width: int) -> list[int]:
+    """The numbers of heads that divide a width: those that the module states of itself first, then the usual."""
+    stated = [] if module is None else list(numbers(module))
+    divisors = [
+        n for n in range(1, width + 1) if width % n == 0 and (width < 256 or n == 1 or n in stated or 8 <= width // n <= 256)
+    ]
+    return sorted(divisors, key=lambda n: (n not in stated, width // n < 2, abs(width // n - 64) if width >= 256 else n))
+
+
+def numbers(module: nn.Module) -> Iterator[int]:
+    """Whole numbers that a module and its parts keep under a name that speaks of heads."""
+    for part in module.modules():
+        for name, one in vars(part).items():
+            if isinstance(one, int) and not isinstance(one, bool) and re.search(r"head|groups|^h$|^n$", name):
+                yield one

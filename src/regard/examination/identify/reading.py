@@ -1,0 +1,133 @@
+"""Weights read from the outside: of a function with the identity as its values, of a module where it returns them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.examination.case import Case
+from regard.examination.identify.trial import Trial, aimed, tried
+from regard.mechanism.heads import share, split
+
+LINEAR = 2e-2  # of log weights, beyond which they are no multiple of q kᵀ, whatever is added to it
+SMALL = 0.05  # the spread of scaled scores at which a softcap changes nothing
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How much log weights change with q kᵀ, and with k qᵀ."""
+
+    along: float
+    across: float
+
+
+def exact(case: Case) -> Case:
+    """The case in float64 where that runs."""
+    return case.double or case
+
+
+def close(case: Case) -> float:
+    """The difference below which two numbers of a subject may be the same."""
+    return {torch.float64: 2e-6, torch.float32: 1e-4}.get(case.subject.dtype, 0.03)
+
+
+def read(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The weights (b, h, q, k) of a function: its context where v is the identity, as many columns at a time as v has."""
+    q, k, v = inputs
+    columns = []
+    for first in range(0, k.shape[-2], v.shape[-1]):
+        one = torch.zeros_like(v)
+        for n in range(min(v.shape[-1], k.shape[-2] - first)):
+            one[..., first + n, n] = 1
+        columns.append(case.ask(q, k, one).context[..., : k.shape[-2] - first])
+    return torch.cat(columns, -1).to("cpu", torch.float64)
+
+
+def linear(case: Case, weights: Tensor, inputs: tuple[Tensor, ...]) -> bool:
+    """Whether the context is these weights times v: that they are all there is."""
+    made = case.ask(*inputs).context.to("cpu", torch.float64)
+    meant = weights @ share(inputs[2].to("cpu", torch.float64), weights.shape[1])
+    return made.shape == meant.shape and torch.allclose(made, meant, rtol=0, atol=close(case) * (1 + float(meant.abs().max())))
+
+
+def weights_of(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """The weights (b, h, q, k) for these inputs, of a function or as a module returns them; None where they do not show."""
+    if case.subject.form == "qkv":
+        weights = read(case, inputs)
+        return weights if linear(case, weights, inputs) else None
+    found = case.ask(*inputs).weights
+    b, t = inputs[0].shape[:2]
+    if found is None or found.dim() not in (3, 4) or found.shape[0] != b or found.shape[-2:] != (t, t):
+        return None
+    return found.to("cpu", torch.float64).reshape(b, -1, t, t)
+
+
+def slope(case: Case) -> Slope | None:
+    """How log weights follow q kᵀ; None where they do not show, or are no multiple of it."""
+    try:
+        return sloped(exact(case))
+    except Exception:  # whatever somebody's layer raises
+        return None
+
+
+def sloped(case: Case) -> Slope | None:
+    """The same; differences between two inputs take out whatever depends on positions alone."""
+    size = small(case)
+    pairs = [case.usual(seed, size) for seed in (0, 1)]
+    found = [weights_of(case, inputs) for inputs in pairs]
+    seen = case.expected(*pairs[0]).cpu().unsqueeze(1)
+    if any(one is None for one in found):
+        return None
+    logs = [one.clamp_min(1e-300).log() for one in found if one is not None]
+    scores = [scores_of(case, inputs, logs[0].shape[1]) for inputs in pairs]
+    if scores[0] is None or scores[1] is None:
+        return None
+    change = centred(logs[0] - logs[1], seen)
+    along = centred(scores[0] - scores[1], seen)
+    if along.shape[1] != change.shape[1] or not change.isfinite().all():
+        return None
+    features = [along.flatten()]
+    if seen.shape[-1] == seen.shape[-2]:
+        features.append(centred((scores[0] - scores[1]).mT, seen).flatten())
+    a = torch.stack(features, -1)
+    fitted = torch.linalg.lstsq(a, change.flatten()[:, None]).solution
+    rest = float((a @ fitted).squeeze(-1).sub(change.flatten()).norm() / change.norm().clamp_min(1e-300))
+    return Slope(float(fitted[0]), float(fitted[1]) if len(fitted) > 1 else 0.0) if rest < LINEAR else None
+
+
+def scores_of(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tensor | None:
+    """q kᵀ (b, h, q, k): of a function's own inputs, or by a module's projections with as many heads as its weights have."""
+    if case.subject.form == "qkv":
+        q, k = (x.to("cpu", torch.float64) for x in inputs[:2])
+        return q @ share(k, q.shape[1]).mT
+    trial = laid_out(case, inputs, heads)
+    if trial is None:
+        return None
+    return split(trial.given.q, heads) @ share(split(trial.given.k, trial.given.groups), heads).mT
+
+
+def laid_out(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Trial | None:
+    """The projections of a module for these inputs, where their names tell which is which, with so many heads."""
+    trials = tried(case, aimed(case, inputs, None), plain=True)
+    return next((trial for trial in trials if trial.given.heads == heads and trial.layout.told), None)
+
+
+def width(case: Case) -> int | None:
+    """The width of one head of a module whose weights show how many heads there are."""
+    weights = weights_of(case, case.usual())
+    trial = None if weights is None else laid_out(case, case.usual(), weights.shape[1])
+    return None if trial is None else trial.given.width
+
+
+def small(case: Case) -> float:
+    """The size of inputs at which scores are so small that a softcap changes nothing."""
+    inputs = case.usual(0, 1.0)
+    scores = scores_of(case, inputs, 1) if case.subject.form == "x" else scores_of(case, inputs, inputs[0].shape[1])
+    spread = 1.0 if scores is None else float(scores.std()) * inputs[0].shape[-1] ** -0.5
+    return (SMALL / spread) ** 0.5 if spread > 0 else 1.0
+
+
+def centred(x: Tensor, seen: Tensor) -> Tensor:
+    """Less the mean of each row over the keys that are seen; 0 elsewhere."""
+    kept = x.masked_fill(~seen, 0)
+    return (kept - kept.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~seen, 0)

@@ -1,0 +1,187 @@
+"""A trial: the parameters read in one way, with one number of heads, and how far each variant is from the outputs."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination.case import Case, joined
+from regard.examination.identify.affine import Affine
+from regard.examination.identify.family import pairs, singles
+from regard.examination.identify.projections import Layout, columns_of, counts, layouts
+from regard.examination.identify.variants import Projected, Variant, blind, context
+from regard.mechanism.heads import join
+
+SKETCH = 24  # columns in which outputs are compared
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Inputs in float64, what the subject made of them, y (b, t, c), and who may see whom, (b or 1, h or 1, q, k).
+
+    `sketch`, (c, n), mixes the columns of outputs to a few; `products` are those of the inputs with each matrix.
+    """
+
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+    seen: Tensor
+    sketch: Tensor
+    scale: float | None
+    offset: int
+    measured: Tensor | None
+    products: dict[str, Tensor]
+
+    @cached_property
+    def short(self) -> Tensor:
+        """The outputs, mixed."""
+        return self.y @ self.sketch
+
+    @cached_property
+    def finite(self) -> Tensor:
+        """The rows (b, q) that are numbers."""
+        return self.y.isfinite().all(-1)
+
+    def through(self, matrix: Affine | None) -> Tensor:
+        """The input times a matrix, or itself."""
+        if matrix is None:
+            return self.inputs[0]
+        if matrix.name not in self.products:
+            self.products[matrix.name] = matrix(self.inputs[0])
+        return self.products[matrix.name]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A layout with its number of heads, and q, k and v of the target by it."""
+
+    layout: Layout
+    given: Projected
+    target: Target
+
+    def singles(self) -> Iterator[Variant]:
+        """The single deviations that are possible."""
+        return singles(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+
+    def pairs(self) -> Iterator[Variant]:
+        """Two deviations."""
+        return pairs(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+
+    @property
+    def mixed(self) -> tuple[Tensor, Tensor]:
+        """The output projection and the sketch in one: one product for each variant."""
+        output, sketch = self.layout.output, self.target.sketch
+        if output is None:
+            return sketch, sketch.new_zeros(sketch.shape[1])
+        bias = sketch.new_zeros(sketch.shape[1]) if output.bias is None else output.bias @ sketch
+        key = f"{output.name} mixed"
+        if key not in self.target.products:
+            self.target.products[key] = output.weight @ sketch
+        return self.target.products[key], bias
+
+    def error(self, variant: Variant) -> float:
+        """How far the variant is from the outputs, of the largest of them; infinite where its shapes do not fit."""
+        try:
+            made = context(variant, self.given)
+        except RuntimeError:  # two deviations whose shapes do not go together
+            return math.inf
+        weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.mixed
+        if made.shape[-1] != weight.shape[0] or made.shape[1] != self.target.y.shape[1]:
+            return math.inf
+        top, apart = self.farthest(variant, made @ weight + bias, self.target.short)
+        return apart / top if top > 0 else math.inf
+
+    def difference(self, variant: Variant) -> float:
+        """The largest difference of the variant from the outputs, in full and as it is."""
+        made = context(variant, self.given)
+        if variant.output != "left out" and self.layout.output is not None:
+            made = self.layout.output(made)
+        return self.farthest(variant, made, self.target.y)[1] if made.shape == self.target.y.shape else math.inf
+
+    def farthest(self, variant: Variant, made: Tensor, y: Tensor) -> tuple[float, float]:
+        """The largest number, and the largest difference, in the rows that say something."""
+        rows = self.target.finite & ~blind(variant, self.given)
+        if rows.sum() < min(2, rows.numel()):
+            return 0.0, math.inf
+        return float(y[rows].abs().max()), float((made - y)[rows].abs().max().nan_to_num(math.inf))
+
+
+def aim(case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None) -> Target:
+    """What the subject makes of seeded inputs of this size; of one token less, where that may be asked and is taken."""
+    if shorter and case.free and case.shapes.tokens > 3 and measured is None:
+        try:
+            return aimed(case, case.inputs(case.shapes.tokens - 1, case.shapes.batch, seed, size), measured)
+        except Exception:  # whatever somebody's layer raises: another length is refused
+            pass
+    return aimed(case, case.usual(seed, size), measured)
+
+
+def aimed(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Target:
+    """What the subject makes of these inputs."""
+    y = joined(case.ask(*inputs).context, case.subject.form).to("cpu", torch.float64)
+    q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
+    seen = case.expects.table(q, k, case.offset).cpu()
+    draw = torch.Generator().manual_seed(q)
+    sketch = torch.randn(y.shape[-1], min(SKETCH, y.shape[-1]), generator=draw, dtype=torch.float64)
+    wide = tuple(x.to("cpu", torch.float64) for x in inputs)
+    offset = case.offset if isinstance(case.offset, int) else 0
+    return Target(wide, y, seen[(None,) * (4 - seen.dim())], sketch, case.scale, offset, measured, {})
+
+
+def tried(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
+    """Every layout with every number of heads that its widths allow; those that are usual, or all."""
+    if case.subject.form == "qkv":
+        yield as_given(target)
+        return
+    module, width = case.subject.module, target.inputs[0].shape[-1]
+    for layout in layouts(module, width, target.y.shape[-1]):
+        if layout.plain or not plain:
+            yield from headed(module, layout, target)
+
+
+def headed(module: nn.Module | None, layout: Layout, target: Target) -> Iterator[Trial]:
+    """A layout with every number of heads that its widths allow."""
+    whole = layout.whole
+    wide = layout.q.outward if layout.q is not None else target.inputs[0].shape[-1]
+    if whole is not None:
+        wide = layout.output.inward if layout.output is not None else target.y.shape[-1]
+    for heads in [layout.heads] if layout.heads else counts(module, wide):
+        trial = projected(layout, heads, target)
+        if trial is not None:
+            yield trial
+
+
+def projected(layout: Layout, heads: int, target: Target) -> Trial | None:
+    """A layout with this many heads; None where its widths do not allow it."""
+    whole = None
+    if layout.whole is not None:
+        index, product = columns_of(layout, heads), target.through(layout.whole)
+        if index is None:
+            return None
+        q, k, v = (product[..., index[letter]] for letter in "qkv")
+        whole = product if layout.order == "3hd" and layout.roles == "qkv" else None
+    else:
+        q, k, v = (target.through(matrix) for matrix in (layout.q, layout.k, layout.v))
+    d, rest = divmod(q.shape[-1], heads)
+    if rest or k.shape[-1] % d:
+        return None
+    groups = k.shape[-1] // d
+    if heads % groups or v.shape[-1] % groups:
+        return None
+    return Trial(layout, finished(q, k, v, heads, groups, target, whole), target)
+
+
+def as_given(target: Target) -> Trial:
+    """The q, k and v of a function, (b, h, t, d), heads side by side."""
+    q, k, v = target.inputs
+    layout = Layout("q, k and v as given", heads=q.shape[1], apart=True)
+    return Trial(layout, finished(join(q), join(k), join(v), q.shape[1], k.shape[1], target, None), target)
+
+
+def finished(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: Target, whole: Tensor | None) -> Projected:
+    """What variants are computed from."""
+    scale = (q.shape[-1] // heads) ** -0.5 if target.scale is None else target.scale
+    x = target.inputs[0] if len(target.inputs) == 1 else q
+    return Projected(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole)

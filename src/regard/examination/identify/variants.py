@@ -1,0 +1,233 @@
+"""What a layer may compute instead of attention: a family of right and wrong formulas, each computed from q, k and v."""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+HIDDEN = -1e9  # finite: which rows are blind is told apart from what is computed of them
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One computation, a field for each thing that can be done wrong; the defaults are right."""
+
+    mask: str = "hidden"
+    scale: str | float = "expected"
+    axis: str = "keys"
+    norm: str = "softmax"
+    split: str = ""  # which of q, k and v become heads by a view alone; "tokens": heads attend to one another instead
+    merge: str = "joined"
+    roles: str = "qkv"  # what stands where q, k and v belong; x is the input itself
+    share: str = "interleaved"
+    output: str = "projected"
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing deviates."""
+        return not self.deviations
+
+    @property
+    def deviations(self) -> dict[str, str | float]:
+        """The fields that are not as they should be."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default}
+
+
+@dataclass(frozen=True, eq=False)
+class Projected:
+    """What a variant is computed from: q (b, t, h d), k (b, t, g d), v (b, t, g e), x (b, t, c), heads side by side.
+
+    `seen` is the rule, bool, (b or 1, h or 1, q, k); `measured`, of the same shape, who was found to see whom; `scale` what the
+    scores should be multiplied by; `whole` the product of a fused projection, (b, t, ...), before it is taken apart.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    x: Tensor
+    heads: int
+    groups: int
+    seen: Tensor
+    scale: float
+    offset: int = 0
+    measured: Tensor | None = None
+    whole: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """d, of each head."""
+        return self.q.shape[-1] // self.heads
+
+
+def context(variant: Variant, given: Projected) -> Tensor:
+    """The contexts of all heads side by side, (b, t, h e), as this variant computes them."""
+    q, k, v = parts(variant, given)
+    if variant.split == "tokens":  # (b, t, h, d): no axis was moved, and each token's heads attend to one another
+        weights = normalised(variant, q @ k.mT * scale_of(variant, given), torch.ones((), dtype=torch.bool))
+        return (weights @ v).flatten(-2)
+    q, k, v = (shared(each, given.heads, variant.share) for each in (q, k, v))
+    weights = weights_of(variant, q @ k.mT, given)
+    mixed = (weights.mT if variant.roles == "turned" else weights) @ v  # (b, h, t, e)
+    if variant.merge == "viewed":
+        return mixed.reshape(mixed.shape[0], mixed.shape[2], -1)
+    return (mixed.permute(0, 2, 3, 1) if variant.merge == "strided" else mixed.transpose(1, 2)).flatten(-2)
+
+
+def weights_of(variant: Variant, scores: Tensor, given: Projected) -> Tensor:
+    """Scores (b, h, q, k) to weights."""
+    seen = table(variant, given)
+    scaled = scores * scale_of(variant, given)
+    weights = normalised(variant, masked(variant, scaled, seen), seen)
+    if variant.mask == "zeroed weights":
+        weights = weights * seen
+    return weights / math.sqrt(given.width) if variant.scale == "after" else weights
+
+
+def masked(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
+    """The scores, hidden keys marked in the variant's way."""
+    match variant.mask:
+        case "none" | "zeroed weights":
+            return scaled
+        case "zero":
+            return scaled * seen
+        case "one added":
+            return scaled + seen.to(scaled.dtype)
+        case "one added to hidden":
+            return scaled + (~seen).to(scaled.dtype)
+        case "minus one":
+            return scaled.masked_fill(~seen, -1.0)
+        case _:
+            return scaled.masked_fill(~seen, HIDDEN)
+
+
+def table(variant: Variant, given: Projected) -> Tensor:
+    """Who sees whom in this variant, (b or 1, h or 1, q, k)."""
+    seen = given.seen
+    own = torch.ones(seen.shape[-2:], dtype=torch.bool).tril(given.offset).triu(given.offset)
+    match variant.mask:
+        case "measured" if given.measured is not None:
+            return given.measured
+        case "inverted":
+            return ~seen
+        case "strict":
+            return seen & ~own
+        case "beyond":
+            return seen | torch.nn.functional.pad(seen, (1, 0))[..., :-1]
+        case "transposed":
+            return seen.mT
+        case _:
+            return seen
+
+
+def blind(variant: Variant, given: Projected) -> Tensor:
+    """The queries, (b or 1, q), that see nothing in some head: what is made of them is no part of the variant."""
+    if variant.mask not in MASKS_THAT_HIDE or variant.split == "tokens":
+        return torch.zeros(1, given.q.shape[1], dtype=torch.bool)
+    return (~table(variant, given).any(-1)).any(1)
+
+
+MASKS_THAT_HIDE = ("hidden", "inverted", "strict", "beyond", "transposed", "measured")
+
+
+def scale_of(variant: Variant, given: Projected) -> float:
+    """What the variant multiplies its scores by."""
+    return variant.scale if isinstance(variant.scale, float) else scales(given)[variant.scale]
+
+
+def scales(given: Projected) -> dict[str, float]:
+    """Every scale that has a name, those that people write first."""
+    d, tokens = given.width, given.k.shape[1]
+    return {
+        "expected": given.scale,
+        "head": d**-0.5,
+        "none": 1.0,
+        "twice": 1 / d,
+        "multiplied": d**0.5,
+        "model": given.q.shape[-1] ** -0.5,
+        "input": given.x.shape[-1] ** -0.5,
+        "fourth root": d**-0.25,
+        "heads": given.heads**-0.5,
+        "tokens": tokens**-0.5,
+        "by model": 1 / given.q.shape[-1],
+        "after": 1.0,
+    }
+
+
+def normalised(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
+    """The scores made weights along the variant's axis."""
+    if variant.axis == "everything":
+        return scores.flatten(-2).softmax(-1).reshape(scores.shape)
+    if variant.axis == "heads and keys":
+        return scores.transpose(1, 2).flatten(-2).softmax(-1).reshape(scores.transpose(1, 2).shape).transpose(1, 2)
+    axis = {"keys": -1, "queries": -2, "heads": -3, "batch": 0}[variant.axis]
+    hides = variant.mask in MASKS_THAT_HIDE
+    match variant.norm:
+        case "none":
+            return scores * seen if hides else scores
+        case "sum":
+            kept = scores * seen if hides else scores
+            return kept / kept.sum(axis, keepdim=True)
+        case "sigmoid":
+            return scores.sigmoid()
+        case "exp":
+            return scores.exp()
+        case "exp less its maximum":
+            return (scores - scores.amax(axis, keepdim=True)).exp()
+        case "twice":
+            return scores.softmax(axis).softmax(axis)
+        case "twice, masked again":
+            return (scores.softmax(axis).masked_fill(~seen, HIDDEN) if hides else scores.softmax(axis)).softmax(axis)
+        case "logarithm":
+            return scores.log_softmax(axis)
+        case _:
+            return scores.softmax(axis)
+
+
+def parts(variant: Variant, given: Projected) -> list[Tensor]:
+    """What stands as q, k and v, each as heads: (b, h, t, d)."""
+    if variant.split in WHOLE_VIEWS and given.whole is not None:
+        return whole_views(variant.split, given.whole, given.heads)
+    named = {"q": given.q, "k": given.k, "v": given.v, "x": given.x}
+    roles = "qkv" if variant.roles == "turned" else variant.roles
+    counts = {"q": given.heads, "k": given.groups, "v": given.groups, "x": given.heads}
+    return [
+        as_heads(named[letter], counts[letter], viewed=place in variant.split, apart=variant.split != "tokens")
+        for letter, place in zip(roles, "qkv", strict=True)
+    ]
+
+
+def as_heads(x: Tensor, heads: int, viewed: bool, apart: bool) -> Tensor:
+    """(b, t, h d) to (b, h, t, d): by a view and a transpose, or by a view alone; (b, t, h, d) where not taken apart."""
+    b, t, _ = x.shape
+    if viewed and apart:
+        return x.reshape(b, heads, t, -1)  # tokens and heads are mixed: what this is here to compute
+    split = x.reshape(b, t, heads, -1)
+    return split.transpose(1, 2) if apart else split
+
+
+WHOLE_VIEWS = {  # how the product of a fused projection is viewed, and how the axes then stand as (3, b, h, t, d)
+    "whole, heads before tokens": ("bht3d", "3bhtd"),
+    "whole, thirds first": ("3bhtd", "3bhtd"),
+    "whole, thirds after the batch": ("b3htd", "3bhtd"),
+    "whole, thirds after the batch, tokens first": ("b3thd", "3bhtd"),
+    "whole, thirds first, tokens first": ("3bthd", "3bhtd"),
+}
+
+
+def whole_views(name: str, whole: Tensor, heads: int) -> list[Tensor]:
+    """q, k and v of a fused product (b, t, 3 h d) that was viewed as other axes than it has."""
+    b, t, columns = whole.shape
+    sizes = {"b": b, "t": t, "3": 3, "h": heads, "d": columns // 3 // heads}
+    came, meant = WHOLE_VIEWS[name]
+    return list(whole.reshape([sizes[axis] for axis in came]).permute([came.index(axis) for axis in meant]))
+
+
+def shared(k: Tensor, heads: int, how: str) -> Tensor:
+    """(b, g, t, d) to (b, h, t, d): each key head beside itself, or all of them over and over, or the first alone."""
+    times = heads // k.shape[1]
+    if times <= 1:
+        return k
+    if how == "first":
+        return k[:, :1].expand(-1, heads, -1, -1)
+    return k.repeat(1, times, 1, 1) if how == "tiled" else k.repeat_interleave(times, 1)

@@ -1,0 +1,194 @@
+"""Inputs that a subject takes: widths found from the parameters of its module, or by trying; seeded and small."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, RegardError, ShapeError
+from regard.examination import rules
+from regard.examination.subjects import Form, Subject
+from regard.mechanism import Mask
+
+HEADS, WIDTH = 3, 8  # of a function, which takes any
+NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
+LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
+LONGEST = 2048  # tokens that are tried
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What inputs look like: x (b, t, width); or q (b, heads, t - gap, width), k (b, groups, t, width), v as k of `value`."""
+
+    form: Form
+    width: int
+    tokens: int = rules.USUAL
+    batch: int = 2
+    heads: int = HEADS
+    groups: int = HEADS
+    value: int = WIDTH
+    gap: int = 0  # keys that stand before the first query
+    bound: bool = False  # to this number of tokens and of sequences
+    most: int | None = None  # tokens that may be tried, None where there is no limit
+    spread: float = 1.0
+
+    def make(
+        self, t: int | None, b: int, seed: int, size: float, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """Seeded normal numbers times size; the same ones in every dtype."""
+        t = self.tokens if t is None or self.bound else t
+        b = self.batch if self.bound else b
+        if self.most is not None and t > self.most:
+            raise ShapeError(f"the sample has {self.most} tokens, and {t} were asked for; pass a longer one.")
+        draw = torch.Generator().manual_seed(seed)
+        shapes: list[tuple[int, ...]] = [(b, t, self.width)]
+        if self.form == "qkv":
+            shapes = [
+                (b, self.heads, t - self.gap, self.width),
+                (b, self.groups, t, self.width),
+                (b, self.groups, t, self.value),
+            ]
+        made = [torch.randn(shape, generator=draw, dtype=torch.float64) * (size * self.spread) for shape in shapes]
+        return tuple(x.to(device, dtype) for x in made)
+
+
+class RefusedError(Exception):
+    """No way of calling a subject gave a context; `errors` are what it raised, the first the likeliest."""
+
+    def __init__(self, errors: Sequence[str], sure: bool) -> None:
+        super().__init__(*errors)
+        self.errors, self.sure = errors, sure
+
+
+def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | None, offset: int) -> tuple[Subject, Shapes]:
+    """The first way of calling that works, and the shapes that it takes; raises RefusedError where none does."""
+    tried = list(of_sample(ways, sample, expects) if sample is not None else of_parameters(ways, expects, offset))
+    errors = []
+    for subject, shapes in tried:
+        given = sample and tuple(x.to(subject.dtype) for x in on_four_axes(sample, subject.form))
+        inputs = given or shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
+        wrong = refusal(subject, inputs)
+        if wrong is None:
+            return subject, shapes
+        errors.append(wrong)
+    raise RefusedError(errors, sample is not None or surely(ways[0].module))
+
+
+def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
+    """What stands against these inputs; None where the subject gives a context of their length."""
+    try:
+        with torch.no_grad():
+            context = subject.call(*inputs).context
+    except RegardError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # somebody's layer may raise anything
+        return f"{type(error).__name__} on {described(inputs)}: {first_line(error)}"
+    first = inputs[0]
+    expected = (*first.shape[:-1],) if subject.form == "qkv" else first.shape[:2]
+    if context.shape[:-1] != expected or not context.is_floating_point():
+        came = f"{context.dtype} {tuple(context.shape)}"
+        return f"for {described(inputs)} it returned {came}, which is no context ({', '.join(map(str, expected))}, c)"
+    return None
+
+
+def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) -> Iterator[tuple[Subject, Shapes]]:
+    """The ways that take a sample as it is; its dtype and device where the subject has none of its own."""
+    form: Form = "x" if len(sample) == 1 else "qkv"
+    ranked = [way for way in ways if way.form == form]
+    if len(sample) not in (1, 3) or not ranked:
+        takes = " or ".join(sorted({"x" if way.form == "x" else "(q, k, v)" for way in ways}))
+        raise ConfigError(f"sample must be {takes} for {ways[0].name}; got {len(sample)} tensor{'s' * (len(sample) > 1)}.")
+    rank = sample[0].dim()
+    exact = [way for way in ranked if way.rank == rank] or ranked
+    wide = on_four_axes(sample, form)
+    spread = max(float(x.double().std()) for x in sample) if sample[0].numel() > 1 else 1.0
+    for way in exact:
+        owned = way.module is not None and any(x.is_floating_point() for x in (*way.module.parameters(), *way.module.buffers()))
+        subject = way if owned else replace(way, dtype=sample[0].dtype, device=sample[0].device)
+        b, t = len(wide[0]), wide[-1].shape[-2]
+        shapes = Shapes(
+            form, wide[0].shape[-1], t, b, most=t, bound=rules.bound(expects), spread=spread if 0 < spread < 1e4 else 1.0
+        )
+        if form == "qkv":
+            q, k, v = wide
+            shapes = replace(shapes, heads=q.shape[1], groups=k.shape[1], value=v.shape[-1], gap=t - q.shape[-2])
+        yield subject, shapes
+
+
+def on_four_axes(sample: Sequence[Tensor], form: str) -> tuple[Tensor, ...]:
+    """A sample as a subject is called: x (b, t, c), or q, k, v (b, h, t, d)."""
+    if form == "x":
+        return tuple(x if x.dim() == 3 else x.unsqueeze(0) for x in sample)
+    return tuple(x if x.dim() == 4 else x.unsqueeze(1) if x.dim() == 3 else x[None, None] for x in sample)
+
+
+def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterator[tuple[Subject, Shapes]]:
+    """Every width that the parameters speak of, with every length that they and the expectation do."""
+    module, fixed = ways[0].module, rules.bound(expects)
+    lengths = rules.lengths(expects)
+    for width in widths(module):
+        ours = lengths + [t for t in lengths_of(module, width) if t not in lengths]
+        for t in ours if fixed else [*ours, *(n for n in (4, 3, 2) if n not in ours)]:
+            for way in ways:
+                if way.form == "qkv" and t <= offset:
+                    continue
+                heads = HEADS if way.rank == 4 else 1
+                gap = max(offset, 0) if way.form == "qkv" else 0
+                yield way, Shapes(way.form, width, t, rules.batch(expects), heads, heads, width, gap, fixed)
+
+
+def widths(module: nn.Module | None) -> list[int]:
+    """The widths that an input may have, the likeliest first."""
+    if module is None or not any(True for _ in module.parameters()):
+        return [WIDTH]
+    found = [*named(module), *layered(module)]
+    found += sorted({size for one in module.parameters() for size in one.shape if size > 1})
+    return list(dict.fromkeys(found))
+
+
+def named(module: nn.Module) -> list[int]:
+    """The widths that a module names among its attributes."""
+    return [size for name in NAMES if isinstance(size := getattr(module, name, None), int) and size > 0]
+
+
+def layered(module: nn.Module) -> Iterator[int]:
+    """The widths that the layers in a module take, in the order in which it holds them."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            yield part.in_features
+        elif isinstance(part, nn.MultiheadAttention):
+            yield part.embed_dim
+        elif isinstance(part, nn.LayerNorm):
+            yield part.normalized_shape[-1]
+        yield from (
+            one.shape[0] for one in part.parameters(recurse=False) if one.dim() == 2 and not isinstance(part, nn.Linear)
+        )
+
+
+def surely(module: nn.Module | None) -> bool:
+    """Whether the width is plain from the module, so that an error is its own: it begins with what takes vectors."""
+    parts = module.modules() if module is not None else ()
+    first = next((part for part in parts if any(one.dim() > 1 for one in part.parameters(recurse=False))), None)
+    return first is not None and next(layered(first), None) is not None and not isinstance(first, nn.Embedding)
+
+
+def lengths_of(module: nn.Module | None, width: int) -> list[int]:
+    """The lengths that a module may be made for: by name, by the sides of its masks, by its learned positions."""
+    if module is None:
+        return []
+    named = [size for part in module.modules() for name in LENGTHS if isinstance(size := getattr(part, name, None), int)]
+    sides = [one.shape[-1] for one in module.buffers() if one.dim() >= 2 and one.shape[-1] == one.shape[-2]]
+    learned = [one.shape[-2] for one in module.parameters() if one.dim() == 3 and len(one) == 1 and one.shape[-1] == width]
+    learned += [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    return list(dict.fromkeys(t for t in [*named, *sides, *learned] if 0 < t <= LONGEST))
+
+
+def described(inputs: Sequence[Tensor]) -> str:
+    """The shapes of inputs, as an error names them."""
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("x" if len(inputs) == 1 else "qkv", inputs, strict=True))
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or ["it says nothing"])[0]

@@ -1,0 +1,31 @@
+"""Batch: the sequences of a batch do not see one another."""
+
+from collections.abc import Iterator
+
+from regard.examination import evidence
+from regard.examination.case import Case
+from regard.examination.report import Checked, Finding, Unknown
+
+CURE = (
+    "Keep the batch on its own axis: modules of torch take (t, b, c) unless batch_first=True, and view or reshape must not mix "
+    "the first two axes. Scores are (b, h, q, k): q @ k.transpose(-2, -1)."
+)
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """A batch leak: which sequence moves which."""
+    if not case.subject.batched:
+        return
+    if case.shapes.batch < 2:
+        yield Unknown("whether the sequences of a batch see one another", "a sample of two sequences")
+        return
+    across = case.reach.across
+    if not (across > case.reach.threshold).any():
+        yield Checked("no sequence sees another of its batch", evidence.sensitivity(case))
+        return
+    b, other = divmod(int(across.argmax()), len(across))
+    strength = case.reach.strength[b, :, other].nan_to_num()
+    i, j = divmod(int(strength.argmax()), strength.shape[1])
+    moved = evidence.moved(case, i, j, b, other)
+    told = f"changing token {j} of sequence {other} moves output {i} of sequence {b} by {moved:.2g}"
+    yield Finding("batch leak", told, CURE, strength=1.2, cause="batch")

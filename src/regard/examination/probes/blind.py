@@ -1,0 +1,78 @@
+"""Blind: no row of the output is NaN, and a query that may see nothing sees nothing."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from regard.examination import evidence, rules
+from regard.examination.case import Case
+from regard.examination.report import Checked, Finding, Unknown
+
+NAN = (
+    "A row of scores that is -inf throughout has no softmax. Hide keys (the last axis), never queries, and let each query "
+    "see a token at least; where it may see none its weights are 0: weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
+)
+UNIFORM = (
+    "A finite number in place of -inf makes a row that may see nothing see everything alike. Set its weights to 0: "
+    "weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
+)
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """A blind row: NaN, or, where a query may see nothing, what it sees nevertheless."""
+    inputs = case.usual()
+    context = case.context(*inputs).detach().cpu()
+    expected = case.expected(*inputs)
+    broken = ~context.isfinite().all(-1)  # (b, q)
+    if broken.any():
+        yield nan_row(case, context, broken, expected)
+        return
+    seeing = uniform(case, expected)
+    if seeing.any():
+        b = int(seeing.any(-1).any(-1).int().argmax())
+        i = int(seeing[b].any(-1).int().argmax())
+        keys = [int(j) for j in seeing[b, i].nonzero().flatten()]
+        told = f"row {i} may see nothing, and sees {len(keys)} of {seeing.shape[-1]} tokens, {evidence.listed(keys)}"
+        yield Finding("blind row", told, UNIFORM, cause="blind")
+        return
+    empty = int((~expected.any(-1)).sum())
+    what = "every output is finite" + (f", and {empty} rows that may see nothing see nothing" if empty else "")
+    yield Checked(what, f"at {broken.numel()} rows of ordinary inputs")
+
+
+def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
+    """What is not finite, and where."""
+    module = case.subject.module
+    weights = [name for name, one in module.named_parameters() if not one.isfinite().all()] if module is not None else []
+    if weights:
+        return Finding(
+            "blind row",
+            f"{weights[0]} holds NaN or inf, and so the output does",
+            "Give the layer finite weights.",
+            1.5,
+            "blind",
+        )
+    b = int(broken.any(-1).int().argmax())
+    rows = [int(i) for i in broken[b].nonzero().flatten()]
+    i = rows[0]
+    kind = "NaN" if context[b, i].isnan().any() else "inf"
+    if len(rows) == broken.shape[1]:
+        told = f"every row {'of the output' if broken.all() else f'of sequence {b}'} is {kind}"
+    else:
+        told = (
+            f"row {evidence.token(case, evidence.place(case, i))} is {kind}"
+            if len(rows) == 1
+            else f"rows {evidence.listed(rows)} are {kind}"
+        )
+    may = int(expected[b, i].sum())
+    told += (
+        f"; row {i} may see {may} of {expected.shape[-1]} tokens" if may else f"; row {i} may see nothing, so its context is 0"
+    )
+    return Finding("blind row", told, NAN, strength=1.1, cause="blind")
+
+
+def uniform(case: Case, expected: Tensor) -> Tensor:
+    """What the queries that may see nothing see nevertheless, (b, q, k): not their own token, which a residual passes on."""
+    _, q, k = expected.shape
+    own = rules.own(q, k, case.offset).expand_as(expected) if case.subject.form == "x" else expected & False
+    return case.reach.found & ~own & ~expected.any(-1, keepdim=True)

@@ -1,0 +1,78 @@
+"""Heads: each stays by itself, and each head of keys serves the heads of queries that are its own."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.examination.case import Case
+from regard.examination.identify import formula, reading
+from regard.examination.identify.match import Match
+from regard.examination.identify.mistakes import CAUSES, mistake, mixed
+from regard.examination.report import Checked, Finding, Unknown
+
+WHAT = "heads stay apart"
+NEEDS = "the attention without what stands beside it, its projections named W_query, q_proj, to_q or qkv"
+APART = "Let no product or view run over the axis of heads: q, k and v are (b, h, t, d) throughout."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says of heads; without it which heads of a function answer to which."""
+    match = case.identified
+    if match is not None:
+        yield from of_match(match)
+    elif case.subject.form == "x":
+        yield Unknown(f"whether {WHAT}", NEEDS)
+    elif case.shapes.heads > 1:
+        try:
+            yield from of_function(reading.exact(case))
+        except Exception:  # whatever somebody's function raises: another probe says so
+            return
+
+
+def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says."""
+    fields = ("split", "merge", "share")
+    for field in fields:
+        wrong = mistake(match, field)
+        if wrong is not None:
+            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.4, CAUSES[field])
+    if any(match.deviates(field) for field in fields) or match.heads == 1:
+        return
+    if all(match.clears(field) for field in fields):
+        yield Checked(f"{WHAT}: {formula.heads(match)}", formula.equals(match))
+    else:
+        yield Unknown(f"whether {WHAT}: other ways give the same outputs", "a layer whose weights are not zero")
+
+
+def of_function(case: Case) -> Iterator[Finding | Checked]:
+    """Which heads of the output move with each head of q, of k and of v."""
+    h, g = case.shapes.heads, case.shapes.groups
+    for name, place, count in (("q", 0, h), ("k", 1, g), ("v", 2, g)):
+        found = torch.stack([answering(case, place, n) for n in range(count)])  # (h or g, h)
+        own = torch.arange(h) // (h // count) == torch.arange(count)[:, None]
+        if not (found & ~own).any():
+            continue
+        if name != "q" and 1 < g < h and torch.equal(found, torch.arange(h) % count == torch.arange(count)[:, None]):
+            wrong = mixed("share", "tiled")
+            yield Finding(wrong.kind, f"{moves(name, found & ~own)}: {wrong.does}", wrong.cure, 1.6, "heads")
+        else:
+            yield Finding("mixed heads", f"{moves(name, found & ~own)}, another head's", APART, 1.2, "heads")
+        return
+    yield Checked(WHAT, f"a change of {reading.close(case):.0e} in another head would have shown")
+
+
+def answering(case: Case, place: int, n: int) -> Tensor:
+    """Which heads (h,) of the output move where head n of one input is replaced."""
+    inputs, other = list(case.usual(0)), case.usual(7)
+    before = case.ask(*inputs).context.double()
+    inputs[place] = inputs[place].clone()
+    inputs[place][:, n] = other[place][:, n]
+    change = (case.ask(*inputs).context.double() - before).abs().nan_to_num().amax((0, 2, 3)).cpu()
+    return change > reading.close(case) * float(before.abs().nan_to_num().max())
+
+
+def moves(name: str, wrong: Tensor) -> str:
+    """`changing head 1 of k moves head 3 of the output`."""
+    n, h = wrong.nonzero()[0].tolist()
+    return f"changing head {n} of {name} moves head {h} of the output"

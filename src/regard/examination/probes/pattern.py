@@ -1,0 +1,154 @@
+"""Pattern: who sees whom is what the rule says, beside the future and padding: turned round, one off, itself left out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from regard.examination import evidence, rules
+from regard.examination.case import Case
+from regard.examination.probes import future, padding
+from regard.examination.report import Checked, Finding, Unknown
+from regard.mechanism import Causal, Mask, Window
+from regard.mechanism.rule import Not, Or, Pair
+
+INVERT = (
+    "The mask is turned round: what it hides is what may be seen. Where True means may see, write "
+    "scores.masked_fill(~mask, -torch.inf)."
+)
+SELF = "Let each query see its own token: hide with triu(diagonal=1), not triu(diagonal=0); keep tril(diagonal=0)."
+BOUND = "Mend the bound of the mask: with i the query and j the key, what is seen is"
+LESS = "Hide no more than the rule does: give only the keys that may not be seen the score -inf."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """What is seen and should not be, other than by future and padding, and what is not seen and should be."""
+    if not case.reach.strength.nan_to_num().any():
+        if case.reach.measured.any():
+            yield Unknown("who sees whom: no output depends on any token", "a layer whose weights are not zero")
+        return
+    table = Compared(case)
+    if table.inverted:
+        yield inverted(case, table)
+    elif table.extra.any() or (table.missing.any() and not table.padding_seen):
+        yield wrong(case, table)  # what is hidden in the place of padding is told with the padding
+    elif table.judged.any():
+        yield Checked(f"every query sees all that {case.expects} lets it see", evidence.sensitivity(case))
+    if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.identified is None:
+        yield Unknown("whether attention itself sees its own token", "the attention without the residual or norm beside it")
+
+
+class Compared:
+    """What is found beside what is expected, (b, q, k), of the rows that can be judged."""
+
+    def __init__(self, case: Case) -> None:
+        self.expected, self.found = case.expected(*case.usual()), case.reach.found
+        b, q, k = self.expected.shape
+        self.own = rules.own(q, k, case.offset).expand(b, q, k)
+        rows = case.reach.measured.unsqueeze(-1) & self.expected.any(-1, keepdim=True) & padding.real_queries(case, b, q, k)
+        self.judged = rows.expand(b, q, k)
+        self.own_is_plain = (
+            case.subject.form == "qkv" or case.reach.own is not None or not (self.own & self.judged & self.found).any()
+        )
+        unseen = ~self.found | self.own if case.reach.own is False else ~self.found  # there only as the query
+        self.missing = self.judged & self.expected & unseen
+        padded = padding.padded(case, b, q, k)
+        self.padding_seen = bool((padded & self.judged & self.found).any())
+        elsewhere = future.hidden_future(case) | padded
+        extra = self.judged & ~self.expected & self.found & ~elsewhere
+        self.extra = extra if case.subject.form == "qkv" or case.reach.own else extra & ~self.own
+
+    @property
+    def inverted(self) -> bool:
+        """Whether what is found is the opposite of the rule, or the rule with queries and keys exchanged."""
+        rows = self.judged & (~self.own if not self.own_is_plain or (self.own & self.found).any() else self.judged)
+        turned = [~self.expected]
+        if self.expected.shape[-1] == self.expected.shape[-2]:
+            turned.append(self.expected.mT)
+        return any(self._is(table, rows & table.any(-1, keepdim=True)) for table in turned)  # blind rows may be uniform
+
+    def _is(self, table: Tensor, rows: Tensor) -> bool:
+        """Whether another table is what is found in these entries, and tells itself from the rule there."""
+        differs = (table != self.expected) & rows
+        return bool(((self.found == table) | ~rows).all() and (differs & table).any() and (differs & ~table).any())
+
+
+def inverted(case: Case, table: Compared) -> Finding:
+    """The finding of a mask that is turned round."""
+    wrong = table.judged & (table.found != table.expected) & ~table.own
+    b = int(wrong.any(-1).any(-1).int().argmax())
+    telling = wrong & table.missing if (wrong & table.missing)[b].any() else wrong
+    i = int(telling[b].any(-1).int().argmax())
+    sees = [int(j) for j in table.found[b, i].nonzero().flatten()]
+    may = [int(j) for j in table.expected[b, i].nonzero().flatten()]
+    told = f"query {i} sees token{plural(sees)}, and may see token{plural(may)}: the mask is turned round"
+    return Finding("inverted mask", told, INVERT, strength=1.3, cause="mask")
+
+
+def wrong(case: Case, table: Compared) -> Finding:
+    """The finding of any other mask: by the name of the rule that was found, where it has one."""
+    cause, strength = ("batch", 0.8) if (case.reach.across > case.reach.threshold).any() else ("mask", 0.9)
+    missing, extra = table.missing, table.extra
+    if not extra.any() and not (missing & ~table.own).any() and int(missing.sum()) > 1:
+        b, i, j = (int(n) for n in missing.nonzero()[0])
+        told = f"query {i} does not see its own token {evidence.token(case, j)}: its value is no part of output {i}"
+        return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # before the blind row that it makes of the first
+    b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
+    if extra.any():
+        told = f"{evidence.seen(case, i, j, b)}, which it may not see"
+    else:
+        told = f"query {i} may see token {evidence.token(case, j)}, but changing it does not move output {i}"
+        told += f"; so for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
+    named = next((rule for rule in neighbours(case.expects) if fits(case, rule, table)), None)
+    if named is None:
+        return Finding("wrong mask", told, LESS, strength, cause)
+    told += f". What is seen is {named} rather than {case.expects}"
+    return Finding("wrong mask", told, f"{BOUND} {inequality(case.expects)}.", strength, cause)
+
+
+def fits(case: Case, rule: Mask, table: Compared) -> bool:
+    """Whether another rule is what was found."""
+    b, q, k = table.expected.shape
+    seen = rules.written(rule, b, q, k, case.offset)
+    judged = table.judged if table.own_is_plain else table.judged & ~table.own
+    return bool(((seen == table.found) | ~judged).all())
+
+
+def neighbours(rule: Mask) -> Iterator[Mask]:
+    """Rules that are easily mistaken for this one: with a bound one off, or left out, or too much of it."""
+    if isinstance(rule, Pair):
+        yield from (rule.one, rule.other)
+        yield from (replace(rule, one=one) for one in neighbours(rule.one))
+        yield from (replace(rule, other=other) for other in neighbours(rule.other))
+    elif isinstance(rule, Not):
+        yield rule.rule
+    elif isinstance(rule, Window):
+        for side in ("left", "right"):
+            bound = getattr(rule, side)
+            yield from (replace(rule, **{side: other}) for other in off(bound))
+    elif isinstance(rule, Causal):
+        yield from (Window(right=1), Window(left=0, right=0))
+    else:
+        yield Causal()
+
+
+def off(bound: int | None) -> list[int | None]:
+    """A bound that was missed by one, or left out."""
+    return [] if bound is None else [bound + 1, *([bound - 1] if bound else []), None]
+
+
+def inequality(rule: Mask) -> str:
+    """A rule on the positions i of a query and j of a key, as code has it."""
+    if isinstance(rule, Pair):
+        return f"{inequality(rule.one)} {'|' if isinstance(rule, Or) else '&'} {inequality(rule.other)}"
+    if isinstance(rule, Causal):
+        return "(j <= i)"
+    if isinstance(rule, Window):
+        bounds = [] if rule.left is None else [f"(i - j <= {rule.left})"]
+        return " & ".join([*bounds, *([] if rule.right is None else [f"(j - i <= {rule.right})"])]) or "everything"
+    return str(rule)
+
+
+def plural(numbers: list[int]) -> str:
+    """` 0`, or `s 0 and 3`."""
+    return f"{'s' * (len(numbers) > 1)} {evidence.listed(numbers)}" if numbers else "s of none"

@@ -1,0 +1,77 @@
+"""Roles: the query asks, the key is asked, the value is passed on."""
+
+from collections.abc import Iterator
+
+import torch
+
+from regard.examination.case import Case
+from regard.examination.identify import formula, reading
+from regard.examination.identify.match import Match
+from regard.examination.identify.mistakes import CAUSES, ROLE, mistake
+from regard.examination.report import Checked, Finding, Unknown
+
+WHAT = "query, key and value each play their part"
+NEEDS = "projections with names that tell: W_query, W_key, W_value"
+NAMES = ("query", "key", "value")
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says of roles; without it what the output of a function depends on, and how its weights do."""
+    match = case.identified
+    if match is not None:
+        yield from of_match(match)
+    elif case.subject.form == "x":
+        yield Unknown(f"whether {WHAT}", f"the attention without what stands beside it, and {NEEDS}")
+    else:
+        try:
+            yield from of_function(reading.exact(case))
+        except Exception:  # whatever somebody's function raises: another probe says so
+            return
+
+
+def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says."""
+    fields = ("roles", "output")
+    for field in fields:
+        wrong = mistake(match, field)
+        if wrong is not None:
+            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.0, CAUSES[field])
+    if any(match.deviates(field) for field in fields) or one_for_all(match):
+        return
+    if not match.layout.told:
+        yield Unknown("which projection is the query's and which the key's", NEEDS)
+    elif match.clears("roles"):
+        yield Checked(WHAT, formula.equals(match))
+    else:
+        yield Unknown(f"whether {WHAT}: exchanged they give the same outputs", "a layer whose projections differ")
+
+
+def one_for_all(match: Match) -> bool:
+    """Whether q and k are the same by design, so that nothing can be exchanged."""
+    layout = match.layout
+    return layout.whole is None and layout.q is layout.k and match.layout.says != "q, k and v as given"
+
+
+def of_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Which of q, k and v the output of a function answers to, and whether its weights follow q kᵀ or k qᵀ."""
+    idle = [name for place, name in enumerate(NAMES) if not answers(case, place)]
+    if idle:
+        yield Finding("wrong roles", f"the output does not change with the {' and the '.join(idle)}", ROLE, 1.5, "roles")
+        return
+    slope = reading.slope(case)
+    if slope is None:
+        yield Unknown("whether query and key are exchanged", "the function without what it does to q and k first")
+    elif abs(slope.across) > abs(slope.along):
+        told = f"log weights follow k qᵀ (times {slope.across:.3g}), not q kᵀ (times {slope.along:.1g})"
+        yield Finding("wrong roles", f"{told}: queries and keys are exchanged", ROLE, 1.5, "roles")
+    else:
+        yield Checked(WHAT, f"log weights follow q kᵀ times {slope.along:.3g}, and k qᵀ times {slope.across:.0e}")
+
+
+def answers(case: Case, place: int) -> bool:
+    """Whether the output moves where one of q, k and v is replaced."""
+    inputs, other = list(case.usual(0)), case.usual(9)
+    before = case.ask(*inputs).context
+    inputs[place] = other[place]
+    change = (case.ask(*inputs).context - before).nan_to_num()
+    return bool(change.abs().max() > torch.finfo(before.dtype).eps * before.nan_to_num().abs().max())

@@ -1,0 +1,166 @@
+"""Weights: each query's row adds to one, over the keys."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.examination import evidence
+from regard.examination.case import Case
+from regard.examination.identify import formula, reading
+from regard.examination.identify.match import Match
+from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, mistake
+from regard.examination.probes import future, padding
+from regard.examination.report import Checked, Finding, Unknown
+
+NAMED = ("zero", "zeroed weights", "one added", "one added to hidden", "minus one")
+CURE = f"Take the softmax once, over the keys, after the mask: {SOFTMAX}."
+ROWS = "rows of weights add to one"
+NEEDS = "return the weights beside the context, or name the projections: W_query, q_proj, to_q, qkv"
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says of mask, softmax and axis; without it what the weights show, or constant sequences."""
+    if case.identified is not None:
+        yield from of_match(case, case.identified)
+        return
+    best = reading.exact(case)
+    try:
+        weights = reading.weights_of(best, best.usual())
+        yield from of_weights(best, weights) if weights is not None else of_constants(best)
+    except Exception:  # whatever somebody's layer raises: another probe says so
+        return
+
+
+def of_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
+    """What identification says."""
+    for field in ("norm", "axis"):
+        wrong = mistake(match, field)
+        if wrong is not None:
+            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.2, CAUSES[field])
+    wrong = mistake(match, "mask")
+    if wrong is not None and match.variant.mask in NAMED:
+        kind = wrong.kind if wrong.kind != "future leak" else kind_of_leak(case)
+        yield Finding(kind, f"{formula.evidence(match, 'mask')}{leak(case)}", wrong.cure, 2.3, "mask")
+    if all(match.clears(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
+        yield Checked(f"{ROWS}, over the keys", formula.equals(match))
+    elif not match.deviates("norm") and not match.deviates("axis") and match.variant.mask != "zeroed weights":
+        yield Unknown("how scores become weights: other formulas give the same outputs", "a layer whose weights are not zero")
+
+
+def kind_of_leak(case: Case) -> str:
+    """Which kind of token is seen that should not be."""
+    if future.hidden_future(case).any():
+        return "future leak"
+    b, q, k = case.expected(*case.usual()).shape
+    return "padding leak" if padding.padded(case, b, q, k).any() else "wrong mask"
+
+
+def leak(case: Case) -> str:
+    """The first token that is seen and may not be, with numbers."""
+    extra = case.reach.found & ~case.expected(*case.usual()).cpu()
+    places = extra.nonzero().tolist()
+    if not places:
+        return ""
+    b, i, j = places[0]
+    return f". So {evidence.seen(case, i, j, b)}, which it may not see"
+
+
+def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unknown]:
+    """What weights (b, h, q, k) show."""
+    seen = case.expected(*case.usual()).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])  # blind rows may be anything
+    rows, near = weights.sum(-1), reading.close(case)
+    off = ((rows - 1).abs() > near) & seen
+    if not weights[seen].isfinite().all():
+        return
+    if not off.any() and weights[seen].min() > -near:
+        yield Checked(f"{ROWS}, over the keys", f"read to {float((rows - 1).abs()[seen].max()):.0e}")
+        return
+    for axis, name in ((-2, "queries"), (1, "heads"), (0, "batch")):
+        if weights.shape[axis] > 1 and ((weights.sum(axis) - 1).abs() < near).all():
+            yield Finding(
+                "wrong axis", f"{AXES[name]}: {row(rows, off)}", f"Each query's row adds to one: {SOFTMAX}.", 1.5, "axis"
+            )
+            return
+    if weights[seen].min() < -near:
+        told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
+        sure = case.subject.form == "qkv"
+        yield Finding("not normalised", told, CURE, 1.5, "softmax") if sure else Unknown(f"{ROWS}: {told}", NEEDS)
+    elif (rows[seen] > 1 + near).any() or unlike_sinks(case, rows):
+        yield Finding("not normalised", row(rows, off), CURE, 1.5, "softmax")
+    elif case.subject.form == "qkv":
+        yield Checked(f"{ROWS}, with what a sink takes", f"a sink would take up to {float(1 - rows[seen].min()):.2g} of a row")
+    else:
+        yield Unknown(f"{ROWS}: {row(rows, off)}, as with a sink", NEEDS)
+
+
+def row(rows: Tensor, off: Tensor) -> str:
+    """`row 0 of weights adds to 0.31, not to 1`."""
+    b, h, i = off.nonzero()[0].tolist()
+    head = f" of head {h}" if rows.shape[1] > 1 else ""
+    return f"the weights of row {i}{head} add to {float(rows[b, h, i]):.3g}, not to 1"
+
+
+def unlike_sinks(case: Case, rows: Tensor) -> bool:
+    """Whether no sink explains rows that add to less than one: where all scores are alike it takes c / (n + c) of n keys."""
+    seen = case.expected(*case.usual()).cpu()
+    if float((rows.amax(-1) - rows.amin(-1)).max()) < reading.close(case) and seen.sum(-1).float().std() > 0:
+        return True  # the same is missing everywhere, whatever the scores
+    if case.subject.form == "x":
+        return bool((future.hidden_future(case) & case.reach.found).any())
+    q, k, v = case.usual()
+    weights = reading.read(case, (q * 0, k, v))
+    n = seen.sum(-1).unsqueeze(1).clamp_min(1)
+    total = weights.sum(-1)
+    if ((weights.amax(-1) - total / n).abs() > reading.close(case)).any():
+        return False  # a bias: how much a sink takes then differs from row to row
+    sink = n * (1 - total) / total.clamp_min(1e-300)
+    return bool(((sink - sink[:1, :, :1]).abs() > 1e-3 * (1 + sink.abs())).any())
+
+
+def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Where every token is the same, each row of a right layer gives the same, for any length, whatever the scores."""
+    outputs = [constant(case, t) for t in lengths(case)]
+    rows = outputs[0]
+    top = float(rows.abs().max())
+    apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top if top > 0 else torch.inf
+    if apart < reading.close(case) and len(outputs) > 1:
+        yield Checked(f"{ROWS}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
+    elif len(outputs) > 1 and on_a_line(rows, case) and moved(outputs) and future.hidden_future(case)[:, 0].any():
+        told = f"of equal tokens output 0 is {ratio(outputs):.2g} times as far from the last where there is one token less"
+        yield Finding("not normalised", f"{told}: what a row adds to hangs on tokens that it may not see", CURE, 0.9, "softmax")
+    else:
+        yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", NEEDS)
+    if apart < reading.close(case):
+        yield Unknown("which axis the softmax runs over", NEEDS)
+
+
+def lengths(case: Case) -> list[int]:
+    """The usual length, and one less where that may be asked."""
+    t = case.shapes.tokens
+    return [t, t - 1] if case.free and t > 2 else [t]
+
+
+def constant(case: Case, t: int) -> Tensor:
+    """The outputs (b, t, c) of sequences of one token, over and over."""
+    (x,) = case.inputs(t, case.shapes.batch, 5)
+    (token,) = case.inputs(case.shapes.tokens, case.shapes.batch, 5)
+    return case.ask(token[:, :1].expand_as(x).contiguous()).context.to("cpu", torch.float64)
+
+
+def on_a_line(rows: Tensor, case: Case) -> bool:
+    """Whether outputs (b, t, c) differ, and only by how much of one direction is in each."""
+    apart = (rows - rows[:, -1:])[0]
+    sizes = torch.linalg.svdvals(apart)
+    return len(sizes) > 2 and float(sizes[0]) > 0 and float(sizes[1]) < max(reading.close(case), 1e-9) * float(sizes[0])
+
+
+def moved(outputs: list[Tensor]) -> bool:
+    """Whether the first output is another at another length."""
+    return float((outputs[0][:, 0] - outputs[1][:, 0]).abs().max()) > 1e-3 * float(outputs[0].abs().max())
+
+
+def ratio(outputs: list[Tensor]) -> float:
+    """How much the first output's distance from the last changes with the length."""
+    first, second = (float((one[:, 0] - one[:, -1]).norm()) for one in outputs)
+    return second / first if first > 0 else 0.0

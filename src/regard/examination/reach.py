@@ -1,0 +1,163 @@
+"""Who sees whom, measured: how strongly each output depends on each token, by gradients and by changing tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.examination.untouched import seeded
+
+Context = Callable[..., Tensor]  # inputs to (b, t, c)
+Inputs = tuple[Tensor, ...]
+
+SIZES = (1 / 64, 1 / 8, 1.0, 4.0)  # of inputs: with small ones every key that is seen has weight
+PARALLEL, FAINT = 0.99, 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """strength (b, q, b, k): how much an output depends on a token, of the largest in its row; NaN where it was not measured.
+
+    `own` is whether attention itself passes on each token's own value, None where that cannot be told from a residual.
+    """
+
+    strength: Tensor
+    threshold: float
+    how: str
+    own: bool | None = None
+
+    @property
+    def found(self) -> Tensor:
+        """Who sees whom in one sequence: bool (b, q, k)."""
+        return self.within > self.threshold
+
+    @property
+    def within(self) -> Tensor:
+        """The strengths inside each sequence, (b, q, k)."""
+        return torch.stack([self.strength[b, :, b] for b in range(len(self.strength))])
+
+    @property
+    def across(self) -> Tensor:
+        """The largest strength of each sequence's tokens on each other one's outputs, (b, b); 0 on the diagonal."""
+        largest = self.strength.nan_to_num().amax((1, 3))
+        return largest.fill_diagonal_(0)
+
+    @property
+    def measured(self) -> Tensor:
+        """Which rows were measured, bool (b, q)."""
+        return ~self.strength.isnan().any(-1).any(-1)
+
+
+def by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor:
+    """(b, q, b, k): the norm of each output's gradient on each token, of the largest in its row, over sizes and seeds."""
+    found: list[Tensor] = []
+    for seed, size in enumerate(SIZES):
+        inputs = tuple(x.requires_grad_() for x in make(seed, size))
+        y = context(*inputs)
+        strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+        direction = drawn(y, seed)
+        for b in range(len(y)):
+            for i in rows:
+                slopes = gradients(y[b, i] @ direction, inputs)
+                strength[b, i] = per_token(slopes)
+        found.append(relative(strength))
+    return largest(found)
+
+
+def gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+    """The gradient of a number on the tokens: on x, or on keys and values; zeros where it does not depend on them."""
+    tokens = inputs if len(inputs) == 1 else inputs[1:]
+    if not value.requires_grad:
+        return tuple(torch.zeros_like(x) for x in tokens)
+    return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
+
+
+def per_token(slopes: Sequence[Tensor]) -> Tensor:
+    """(b, k): the size of gradients of each token, over widths and heads."""
+    total = torch.zeros(())
+    for slope in slopes:
+        squares = slope.detach().double().square().sum(-1)  # (b, k) or (b, g, k)
+        total = total + (squares if squares.dim() == 2 else squares.sum(1))
+    return total.sqrt().cpu()
+
+
+def by_change(context: Context, make: Callable[[int, float], Inputs], columns: Sequence[int]) -> Tensor:
+    """(b, q, b, k): how far each output moves where a token is replaced, of the farthest in its row; 0 for what is rounding."""
+    found = []
+    for seed, size in ((11, 1 / 8), (12, 1.0)):
+        inputs, other = make(seed, size), make(seed + 100, size)
+        with torch.no_grad():
+            seeded(seed, inputs[0].device)
+            y = context(*inputs).double()
+            moved = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+            for b in range(len(inputs[0])):
+                for j in columns:
+                    seeded(seed, y.device)  # where something is drawn, the same again
+                    change = (context(*replaced(inputs, other, b, j)).double() - y).abs().amax(-1)  # (b, q)
+                    change = torch.where(y.isfinite().all(-1), change.nan_to_num(nan=torch.inf), torch.nan)
+                    moved[:, :, b, j] = torch.where(
+                        change > rounding(inputs[0].dtype) * y.abs().amax(-1), change, 0 * change
+                    ).cpu()
+        found.append(relative(moved))
+    return largest(found)
+
+
+def replaced(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
+    """Inputs with one token's x, or key and value, from elsewhere."""
+    changed = []
+    for n, (x, instead) in enumerate(zip(inputs, other, strict=True)):
+        if len(inputs) == 1 or n:
+            x = x.clone()
+            x[b, ..., j, :] = instead[b, ..., j, :]
+        changed.append(x)
+    return tuple(changed)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The change, of an output's largest number, below which it may be rounding."""
+    return torch.finfo(dtype).eps * (4 if torch.finfo(dtype).bits == 16 else 16)
+
+
+def threshold(dtype: torch.dtype) -> float:
+    """The strength, of the largest in its row, below which a gradient may be rounding."""
+    return {torch.float64: 1e-11, torch.float32: 1e-5}.get(dtype, 0.0)
+
+
+def relative(strength: Tensor) -> Tensor:
+    """Each row by its largest number; a row of zeros stays, and a row that is not finite was not measured."""
+    top = strength.flatten(2).amax(-1).clamp_min(torch.finfo(torch.float64).tiny)[..., None, None]
+    infinite = strength == torch.inf
+    return torch.where(infinite, 1.0, strength / top.masked_fill(top == torch.inf, 1.0))
+
+
+def largest(found: Sequence[Tensor]) -> Tensor:
+    """The largest of several measurements, of those that are numbers."""
+    total = found[0]
+    for one in found[1:]:
+        total = torch.fmax(total, one)
+    return total
+
+
+def passes_own(context: Context, make: Callable[[int, float], Inputs], b: int, row: int) -> bool | None:
+    """Whether attention passes on a token's own value: its gradient then points where those of the other tokens do.
+
+    With small inputs the weights hardly move, and each token's gradient is its weight times what all tokens go through; a
+    residual adds something else to the own one, and only the query is left of it where attention leaves it out.
+    """
+    inputs = tuple(x.requires_grad_() for x in make(21, SIZES[0] / 16))
+    y = context(*inputs)
+    (slope,) = gradients(y[b, row] @ drawn(y, 21), inputs)
+    own, others = slope[b, row].double(), torch.cat((slope[b, :row], slope[b, row + 1 :])).double()
+    if not len(others) or not own.isfinite().all():
+        return None
+    other = others[others.norm(dim=-1).argmax()]
+    if own.norm() < FAINT * other.norm():
+        return False
+    return True if float(torch.cosine_similarity(own, other, 0, 1e-300)) > PARALLEL else None
+
+
+def drawn(y: Tensor, seed: int) -> Tensor:
+    """A direction of outputs, (c,)."""
+    draw = torch.Generator().manual_seed(1000 + seed)
+    return torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)

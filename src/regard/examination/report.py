@@ -1,0 +1,168 @@
+"""Report: what an examination found, what it checked and how closely, and what it cannot tell."""
+
+import math
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from regard.shown import Shown
+
+WIDTH = 80  # columns of the screen
+MARGIN = 23  # columns for a kind
+BRIEF = 230  # characters that pytest shows of a value whose truth it asserts
+SIDE = 16  # tokens, above which the picture is left out of the text
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually mends it.
+
+    Findings of one `cause` are one mistake seen from several sides; of those the strongest come first.
+    """
+
+    kind: str
+    evidence: str
+    cure: str
+    strength: float = 1.0
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found right, and the smallest mistake that would have shown."""
+
+    what: str
+    sensitivity: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What the subject does not show, and what to pass to be told."""
+
+    what: str
+    needs: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Who sees whom, bool (q, k), as it is expected and found; `strength`, of the largest in its row, NaN: not measured."""
+
+    expected: Tensor
+    found: Tensor
+    strength: Tensor
+    words: tuple[str, ...]  # of the keys; the queries are the last of them
+
+    @property
+    def measured(self) -> Tensor:
+        """Which rows were measured, bool (q,)."""
+        return ~self.strength.isnan().any(-1)
+
+    @property
+    def difference(self) -> Tensor:
+        """1 where a query sees a key that it may not, -1 where it misses one that it may; (q, k)."""
+        return (self.found.int() - self.expected.int()) * self.measured.unsqueeze(-1)
+
+    def draw(self) -> str:
+        """Expected, found and difference side by side, a line for each query.
+
+        ■ sees, · does not, + may not but does, - may but does not, ? was not measured.
+        """
+        q, k = self.expected.shape
+        words = self.words[len(self.words) - q :]
+        width, room = max(map(len, words)), max(2 * k, len("difference")) + 2
+        lines = ["".join([f"{'':{width}}  ", *(f"{title:{room}}" for title in ("expected", "found", "difference"))])]
+        for i in range(q):
+            found, difference = (marks(table[i], "■+"[n]) for n, table in enumerate((self.found.int(), self.difference)))
+            if not self.measured[i]:
+                found = difference = "? " * k
+            lines.append(f"{words[i]:{width}}  {marks(self.expected[i].int(), '■'):{room}}{found:{room}}{difference}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Report(Shown):
+    """What an examination came to; true where nothing was found."""
+
+    subject: str
+    expects: str
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[Checked, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    notes: tuple[str, ...] = ()  # how the subject was called
+    reach: Sight | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        """One line, short enough that a failed assertion shows it whole."""
+        told = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
+        line = f"{self.verdict}. {told}" if told else f"{self.verdict}."
+        return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
+
+    def __str__(self) -> str:
+        """The report as a table of at most 80 columns."""
+        parts = [[self.verdict + f" (expects {self.expects})"]]
+        parts += [[*entry(one.kind, one.evidence), *entry("", one.cure)] for one in self.findings]
+        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE:
+            parts.append(self.reach.draw().splitlines())
+        parts += [lines for lines in (rows("checked", self.checked), rows("cannot tell", self.unknown)) if lines]
+        if self.notes:
+            parts.append(entry("called", "; ".join(self.notes)))
+        return "\n\n".join("\n".join(lines) for lines in parts)
+
+    @property
+    def verdict(self) -> str:
+        """The first line: whose report it is, and how many findings there are."""
+        count = len(self.findings)
+        return f"{self.subject}: {'no finding' if not count else '1 finding' if count == 1 else f'{count} findings'}"
+
+    def json(self) -> dict[str, Any]:
+        """All of it, as json.dumps takes it."""
+        said = {name: [asdict(one) for one in getattr(self, name)] for name in ("findings", "checked", "unknown")}
+        return {
+            "subject": self.subject,
+            "expects": self.expects,
+            "ok": self.ok,
+            **said,
+            "notes": list(self.notes),
+            "reach": None if self.reach is None else sight_json(self.reach),
+        }
+
+
+def rows(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
+    """The lines of what was checked, or cannot be told: what shares its last words stands together, under one title."""
+    together: dict[str, list[str]] = {}
+    for one in said:
+        together.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
+    texts = [f"{'; '.join(whats)}: {last}" for last, whats in together.items()]
+    return [line for n, text in enumerate(texts) for line in entry(title if n == 0 else "", text)]
+
+
+def entry(title: str, text: str) -> list[str]:
+    """A title in the margin and the text beside it, in as many lines as it takes."""
+    lines = textwrap.wrap(text, WIDTH - MARGIN, break_on_hyphens=False) or [""]
+    return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(lines)]
+
+
+def marks(row: Tensor, sign: str) -> str:
+    """A row of the picture."""
+    return "".join(f"{sign if at > 0 else '-' if at < 0 else '·'} " for at in row.tolist())
+
+
+def sight_json(sight: Sight) -> dict[str, Any]:
+    """The tables of who sees whom as lists; a strength that was not measured is none."""
+    strength = [[None if math.isnan(number) else number for number in row] for row in sight.strength.tolist()]
+    return {
+        "words": list(sight.words),
+        "expected": sight.expected.tolist(),
+        "found": sight.found.tolist(),
+        "strength": strength,
+    }

@@ -1,0 +1,276 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lectures_classes
+import regard
+from examination.identify.cases import case_of, identified, made
+from examination.identify.layers import (
+    RIGHT,
+    SINGLE,
+    TILED,
+    UNMASKED,
+    C,
+    Core,
+    Fused,
+    FusedWrongly,
+    H,
+    Plain,
+    hidden,
+    nothing,
+    roles,
+    viewed,
+    wrong,
+)
+from regard import Causal, Everything, Padding, Window
+
+
+def deviations(match):
+    return None if match is None else match.variant.deviations
+
+
+@pytest.mark.parametrize("key", SINGLE, ids=str)
+def test_each_mistake_is_named_and_no_other_formula_gives_its_outputs(key):
+    match = identified(made(SINGLE[key]))
+    assert deviations(match) == dict([key])
+    assert match.error < 1e-12 < match.right_error
+    assert match.heads == H
+    assert {name for other in match.alike for name in other.deviations} <= {"mask"}
+
+
+@pytest.mark.parametrize("key", UNMASKED, ids=str)
+def test_each_mistake_of_a_layer_without_a_mask_is_named(key):
+    assert deviations(identified(made(UNMASKED[key]), Everything())) == dict([key])
+
+
+def test_key_heads_repeated_in_the_wrong_order_are_named():
+    match = identified(made(TILED, 24, 6, 2))
+    assert deviations(match) == {"share": "tiled"}
+    assert (match.heads, match.groups, match.width) == (6, 2, 4)
+
+
+def test_one_head_of_keys_for_all_is_named():
+    first = wrong(share=lambda self, k: k[:, [0] * self.h])
+    assert deviations(identified(made(first, 24, 6, 2))) == {"share": "first"}
+
+
+def test_a_fused_product_viewed_in_wrong_axes_is_named():
+    assert deviations(identified(made(FusedWrongly))) == {"split": "whole, thirds first"}
+
+
+@pytest.mark.parametrize("layer", RIGHT, ids=lambda layer: layer.__name__)
+def test_right_layers_of_every_layout_are_right_and_every_deviation_would_have_shown(layer):
+    match = identified(made(layer))
+    assert match.right
+    assert match.error < 1e-12
+    assert all(match.clears(field) for field in ("mask", "scale", "axis", "norm", "split", "merge", "share", "roles", "output"))
+
+
+@pytest.mark.parametrize("h", [1, 2, 3, 4, 6, 12])
+def test_the_number_of_heads_is_found_even_where_the_layer_states_another(h):
+    layer = made(Plain, C, h)
+    assert identified(layer).heads == h
+    layer.n_heads = 5 - h
+    assert identified(layer).heads == h
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: lectures_classes.CausalAttention(5, 7, 11, 0.1),
+        lambda: lectures_classes.MultiHeadAttentionWrapper(5, 7, 11, 0.1, 3),
+        lambda: lectures_classes.MultiHeadAttention(C, C, 11, 0.1, 3, True),
+        lambda: regard.CausalAttention(5, 7, 11, 0.1),
+        lambda: regard.StackedHeads(5, 7, 11, 0.1, 3, True),
+        lambda: regard.MultiHeadAttention(C, C, 11, 0.1, 3),
+        lambda: nn.MultiheadAttention(C, H, batch_first=True),
+        lambda: nn.MultiheadAttention(C, H, bias=False),
+        lambda: Plain(24, 6, 2),
+        lambda: Plain(24, 6, 1),
+    ],
+)
+def test_layers_that_people_use_are_right(layer):
+    assert identified(made(layer)).right
+
+
+def test_layers_without_a_mask_are_right_where_everything_may_be_seen():
+    sample = (torch.randn(5, C, generator=torch.Generator().manual_seed(0)),)
+    assert identified(made(regard.SelfAttention, C, 7), Everything()).right
+    assert identified(made(lectures_classes.SelfAttentionV1, C, 7), Everything(), sample=sample).right
+    assert identified(regard.SimpleSelfAttention(), Everything()).right  # it states its scale
+
+
+def test_attention_of_a_hugging_face_gpt2_is_right():
+    pytest.importorskip("transformers")
+    from transformers import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+    torch.manual_seed(0)
+    theirs = GPT2Attention(GPT2Config(n_embd=C, n_head=H, attn_implementation="eager"), layer_idx=0).eval()
+    assert identified(theirs, Everything()).right  # it is its model that hands it the mask
+
+
+def test_a_function_is_right_and_its_mistakes_are_named():
+    scaled = nn.functional.scaled_dot_product_attention
+    assert identified(lambda q, k, v: scaled(q, k, v, is_causal=True)).right
+    assert deviations(identified(lambda q, k, v: scaled(q, k, v))) == {"mask": "none"}
+    assert deviations(identified(lambda q, k, v: scaled(q, k, k), Everything())) == {"roles": "qkk"}
+    sample = tuple(torch.randn(2, h, 5, 8, generator=torch.Generator().manual_seed(h)) for h in (6, 2, 2))
+    tiled = lambda q, k, v: scaled(q, *(x.repeat(1, 3, 1, 1) for x in (k, v)))  # noqa: E731
+    assert deviations(identified(tiled, Everything(), sample=sample)) == {"share": "tiled"}
+
+
+def test_fewer_queries_than_keys_are_identified():
+    sample = tuple(torch.randn(2, 3, t, 8, generator=torch.Generator().manual_seed(t)) for t in (2, 5, 5))
+    late = lambda q, k, v: regard.attention(q, k, v, Causal(), offset=3)  # noqa: E731
+    assert identified(late, sample=sample, offset=3).right
+    early = lambda q, k, v: regard.attention(q, k, v, Causal())  # noqa: E731
+    assert deviations(identified(early, sample=sample, offset=3)) == {"mask": "measured"}
+
+
+def test_a_scale_without_a_name_is_measured():
+    match = identified(made(wrong(scale=lambda self, scores, t: scores * 0.3)))
+    assert list(match.variant.deviations) == ["scale"]
+    assert match.scale == pytest.approx(0.3, rel=1e-6)
+
+
+def test_a_stated_scale_is_the_right_one_and_the_usual_one_is_then_wrong():
+    assert identified(made(SINGLE["scale", "none"]), scale=1.0).right
+    assert deviations(identified(made(Plain), scale=1.0)) == {"scale": "head"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "both"),
+    [
+        (wrong(scale=nothing, mask=nothing), {"scale": "none", "mask": "none"}),
+        (
+            wrong(scale=nothing, mask=lambda self, s, t: s.masked_fill(hidden(t), 0)),
+            {"scale": "none", "mask": "zero"},
+        ),
+        (wrong(apart=viewed, join=lambda self, c: c.reshape(len(c), -1, self.c)), {"split": "qkv", "merge": "viewed"}),
+        (wrong(mask=nothing, softmax=lambda self, s: torch.softmax(s, 1)), {"axis": "heads", "mask": "none"}),
+        (type("Both", (roles("q", "k", "k"),), {"scale": lambda self, s, t: s / self.d}), {"scale": "twice", "roles": "qkk"}),
+    ],
+)
+def test_two_mistakes_at_once_are_named_both(layer, both):
+    assert deviations(identified(made(layer))) == both
+
+
+def test_a_window_where_causal_is_expected_leaves_everything_else_right():
+    near = wrong(mask=lambda self, s, t: s.masked_fill(hidden(t) | torch.ones(t, t).tril(-3).bool(), -torch.inf))
+    match = identified(made(near))
+    assert deviations(match) == {"mask": "measured"}
+    assert match.right
+    assert match.clears("scale")
+    assert identified(made(near), Window(2, 0)).variant == regard.examination.identify.family.RIGHT
+
+
+def test_padding_given_to_the_wrong_axis_is_named():
+    class Padded(Plain):
+        def mask(self, scores, t):
+            real = torch.arange(t)[None] < torch.tensor([4, 6])[:, None]
+            return scores.masked_fill(~real[:, None, :, None], -1e9)
+
+    match = identified(made(Padded), Padding([4, 6]), sample=(torch.randn(2, 6, C),))
+    assert deviations(match) == {"mask": "transposed"}
+
+
+def test_layers_outside_the_family_match_nothing():
+    class Residual(Plain):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    capped = wrong(scale=lambda self, s, t: 2 * (s / 4).tanh())
+    biased = wrong(mask=lambda self, s, t: (s - 0.3 * torch.arange(t)).masked_fill(hidden(t), -torch.inf))
+    for layer in (Residual, capped, biased):
+        assert identified(made(layer)) is None
+    assert identified(nn.TransformerEncoderLayer(C, H, batch_first=True).eval(), Everything()) is None
+
+
+def test_grouped_layers_outside_the_family_match_nothing():
+    capped = wrong(scale=lambda self, s, t: 2 * (s / 4).tanh())
+    assert identified(made(capped, 24, 6, 2)) is None
+
+
+def test_what_is_right_at_one_length_alone_is_not_right():
+    assert deviations(identified(made(SINGLE["scale", "tokens"], 18, 3))) == {"scale": "tokens"}  # d is 6, as are the tokens
+
+
+def test_a_layer_of_one_length_whose_tokens_are_as_many_as_a_head_is_wide_has_a_clear_scale():
+    class Padded(Plain):
+        def mask(self, scores, t):
+            return scores.masked_fill(torch.arange(t) >= torch.tensor([4, 6])[:, None, None, None], -torch.inf)
+
+    assert identified(made(Padded, 18, 3), Padding([4, 6]), sample=(torch.randn(2, 6, 18),)).clears("scale")
+
+
+def test_a_layer_that_runs_only_in_float32_is_identified():
+    class Single(Plain):
+        def forward(self, x):
+            if x.dtype != torch.float32:
+                raise TypeError("float32 only")
+            return super().forward(x)
+
+    assert identified(made(Single)).right
+    unscaled = type("Unscaled", (Single,), {"scale": nothing})
+    assert deviations(identified(made(unscaled))) == {"scale": "none"}
+
+
+def test_a_softmax_in_float32_inside_a_float64_layer_is_no_other_formula():
+    inside = wrong(softmax=lambda self, s: torch.softmax(s, -1, dtype=torch.float32).to(s.dtype))
+    assert identified(made(inside)).right
+
+
+def test_what_zero_weights_hide_is_not_cleared():
+    layer = made(Plain)
+    nn.init.zeros_(layer.W_key.weight)
+    nn.init.zeros_(layer.W_key.bias)
+    match = identified(layer)
+    assert match.right
+    assert not match.clears("scale")
+    assert match.clears("mask")
+
+
+def test_projections_without_names_are_right_and_do_not_say_which_is_which():
+    class Unclear(Core):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(C, C) for _ in range(3))
+
+        def forward(self, x):
+            v, q, k = (layer(x)[:, None] for layer in (self.a, self.b, self.c))
+            return self.attention(q, k, v)
+
+    match = identified(made(Unclear))
+    assert match.right
+    assert not match.layout.told
+    assert match.layout.says == "b, c, a"
+    assert identified(made(Fused)).layout.told
+
+
+def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
+    assert identified(made(Plain, 768, 12)).right
+    assert deviations(identified(made(SINGLE["scale", "model"], 768, 12))) == {"scale": "model"}
+    assert deviations(identified(made(SINGLE["split", "qkv"], 768, 12))) == {"split": "qkv"}
+    odd = wrong(scale=lambda self, s, t: 2 * (s / 16).tanh())
+    assert identified(made(odd, 768, 12)) is None
+
+
+def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():
+    layer = made(Plain)
+    before = {name: one.clone() for name, one in layer.state_dict().items()}
+    state = torch.get_rng_state()
+    assert case_of(layer, Causal()).identified.right
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one, before[name]) for name, one in layer.state_dict().items())
+    assert all(one.grad is None for one in layer.parameters())
+
+
+def test_a_constant_layer_says_nothing():
+    class Constant(Plain):
+        def forward(self, x):
+            return torch.zeros_like(x) * math.pi
+
+    assert identified(made(Constant)) is None

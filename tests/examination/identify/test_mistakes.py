@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from examination.identify.cases import identified, made
+from examination.identify.layers import SINGLE, Plain, wrong
+from regard.examination.identify.family import choices
+from regard.examination.identify.formula import equals, evidence, formula
+from regard.examination.identify.mistakes import CAUSES, mistake
+from regard.examination.identify.variants import Projected
+
+KINDS = {
+    *("future leak", "wrong mask", "inverted mask", "wrong scale", "wrong axis"),
+    *("not normalised", "mixed heads", "wrong roles", "not trainable"),
+}
+
+
+def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
+    match = identified(made(Plain))
+    q, k = torch.randn(2, 5, 12), torch.randn(2, 5, 4)
+    given = Projected(q, k, k, q, 6, 2, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.7, whole=q)
+    for field, values in choices(given, told=True, output=True, own_heads=False).items():
+        for value in values:
+            object.__setattr__(match, "variant", type(match.variant)(**{field: value}))
+            found = mistake(match, field)
+            assert found.kind in KINDS
+            assert found.does
+            assert found.cure
+            assert field in CAUSES
+
+
+def test_what_is_right_is_no_mistake():
+    match = identified(made(Plain))
+    assert all(mistake(match, field) is None for field in CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [
+        (None, "softmax(q kᵀ / √4) v with 3 heads"),
+        (("scale", "none"), "softmax(q kᵀ) v with 3 heads"),
+        (("scale", "after"), "softmax(q kᵀ) / √4 v with 3 heads"),
+        (("norm", "sigmoid"), "sigmoid(q kᵀ / √4) v with 3 heads"),
+        (("norm", "twice"), "softmax(softmax(q kᵀ / √4)) v with 3 heads"),
+        (("roles", "turned"), "softmax(q kᵀ / √4)ᵀ v with 3 heads"),
+        (("roles", "kqv"), "softmax(k qᵀ / √4) v with 3 heads"),
+    ],
+)
+def test_a_match_is_written_as_its_formula(key, written):
+    assert formula(identified(made(Plain if key is None else SINGLE[key]))) == written
+
+
+def test_keys_of_fewer_heads_are_counted():
+    assert formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 of keys"
+
+
+def test_evidence_says_how_exactly_and_how_far_from_right():
+    match = identified(made(SINGLE["scale", "none"]))
+    told = evidence(match, "scale")
+    assert told.startswith("the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads so computed to ")
+    assert f"differ by {match.right_error:.2g}" in told
+
+
+def test_a_right_layer_says_how_exactly_it_is_right():
+    assert equals(identified(made(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
+    assert "with the mistake that is named" in equals(identified(made(SINGLE["mask", "zero"])))
+
+
+def test_a_scale_without_a_name_is_told_beside_the_expected_one():
+    match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
+    assert mistake(match, "scale").does == "the scores are multiplied by 0.3, where 0.5 is expected"
+    assert "pass scale=0.3" in mistake(match, "scale").cure

@@ -1,0 +1,68 @@
+import pytest
+from torch import nn
+
+from examination.identify.cases import case_of, made
+from examination.identify.functions import HARMLESS, attention, grouped
+from examination.identify.layers import SINGLE, TILED, UNMASKED, FusedWrongly, Plain
+from regard import Everything, StackedHeads
+from regard.examination.probes.heads import look
+from regard.examination.report import Checked, Finding, Unknown
+
+
+def said(subject, *args, **options):
+    return list(look(case_of(subject, *args, **options)))
+
+
+@pytest.mark.parametrize(
+    "layer", [*(made(SINGLE[key]) for key in SINGLE if key[0] in ("split", "merge")), made(TILED, 24, 6, 2), made(FusedWrongly)]
+)
+def test_mixed_heads_of_a_layer_are_found(layer):
+    (finding,) = said(layer)
+    assert isinstance(finding, Finding)
+    assert (finding.kind, finding.cause) == ("mixed heads", "heads")
+
+
+def test_heads_that_attend_to_one_another_are_found():
+    (finding,) = said(made(UNMASKED["split", "tokens"]), Everything())
+    assert "the heads of each token attend to one another" in finding.evidence
+
+
+def test_which_of_q_k_and_v_are_viewed_is_told():
+    (finding,) = said(made(SINGLE["split", "v"]))
+    assert finding.evidence.startswith("v become heads by a view")
+    assert ".transpose(1, 2)" in finding.cure
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: Plain(), lambda: Plain(24, 6, 2), lambda: StackedHeads(5, 7, 11, 0.0, 3), lambda: nn.MultiheadAttention(12, 3)],
+)
+def test_right_heads_are_checked(layer):
+    assert [type(one) for one in said(made(layer))] == [Checked]
+
+
+def test_one_head_has_nothing_to_mix():
+    assert not said(made(Plain, 12, 1))
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_heads_of_functions_outside_the_family_are_checked(name):
+    assert [type(one) for one in said(HARMLESS[name])] == [Checked]
+    assert [type(one) for one in said(HARMLESS[name], sample=grouped())] == [Checked]
+
+
+def test_key_heads_of_a_function_in_the_wrong_order_are_found():
+    (finding,) = said(attention(cap=3.0, tiled=True), sample=grouped())
+    assert "repeated in the wrong order" in finding.evidence
+    assert "repeat_interleave" in finding.cure
+
+
+def test_heads_of_a_function_that_answer_to_anothers_keys_are_found():
+    (finding,) = said(attention(heads=lambda k: k.flip(1)))
+    assert finding.evidence == "changing head 0 of k moves head 2 of the output, another head's"
+    (finding,) = said(attention(norm=lambda s: s.softmax(-1).mean(1, keepdim=True).expand_as(s)))
+    assert finding.kind == "mixed heads"
+
+
+def test_a_layer_that_shows_nothing_cannot_be_told():
+    assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]

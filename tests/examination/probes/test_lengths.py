@@ -1,0 +1,94 @@
+"""A mask that is right at one length and wrong at another is found."""
+
+import pytest
+import torch
+
+from examination.given import D_IN, Layer, case_of, hiding, kinds, later
+from regard import Causal, CausalAttention, Everything, Padding, Window
+from regard.examination.probes.lengths import look
+
+
+def made_for(length, beyond):
+    """Weights of a mask made for a length, and others beyond it."""
+    return lambda scores: hiding(later if scores.shape[-1] <= length else beyond)(scores)
+
+
+class Made(Layer):
+    def __init__(self, length, beyond):
+        super().__init__(made_for(length, beyond))
+        self.context_length = length
+
+
+def nothing(q, k):
+    return torch.zeros(q, k, dtype=torch.bool)
+
+
+def first_only(length):
+    """The mask of the first tokens, and nothing hidden from those after them."""
+
+    def hidden(q, k):
+        table = torch.zeros(q, k, dtype=torch.bool)
+        table[:length, :length] = later(length, length)
+        return table
+
+    return hidden
+
+
+@pytest.mark.parametrize("length", [7, 12, 31, 129])
+@pytest.mark.parametrize("beyond", [lambda length: nothing, first_only])
+def test_a_leak_beyond_the_length_that_a_mask_is_made_for_is_found(length, beyond):
+    (finding,) = look(case_of(Made(length, beyond(length))))
+    assert finding.kind == "future leak"
+    assert f"with {min(13, length + 1) if length < 12 else length + 1}" in finding.evidence
+
+
+def test_a_leak_of_short_inputs_is_found():
+    layer = Layer(lambda scores: hiding(later if scores.shape[-1] > 2 else nothing)(scores))
+    (finding,) = look(case_of(layer))
+    assert "with 2 tokens" in finding.evidence
+
+
+def test_a_row_that_is_nan_at_another_length_is_found():
+    layer = Layer(lambda scores: hiding(lambda q, k: later(q, k, 1 if k > 5 else 0))(scores))
+    (finding,) = look(case_of(layer))
+    assert finding.kind == "blind row"
+
+
+def test_sequences_that_mix_at_odd_lengths_alone_are_found():
+    class Reshaped(Layer):
+        def forward(self, x):
+            b, t, c = x.shape
+            return super().forward(x.reshape(t, b, c)).reshape(b, t, -1) if t % 2 else super().forward(x)
+
+    assert kinds(look(case_of(Reshaped(hiding(later))))) == ["batch leak"]
+
+
+@pytest.mark.parametrize("length", [4, 6, 13, 200])
+def test_refusing_more_tokens_is_no_fault(length):
+    (checked,) = look(case_of(CausalAttention(D_IN, 5, length, 0.0).eval()))
+    assert f"refuses {length + 1}" in checked.sensitivity or str(length + 1) in checked.sensitivity.split("refuses")[1]
+
+
+@pytest.mark.parametrize("expects", [Everything(), Window(2, 2), Causal() & Window(left=3)])
+def test_a_rule_that_is_kept_at_every_length_has_no_finding(expects):
+    assert kinds(look(case_of(Layer(hiding(lambda q, k: ~expects.table(q, k))), expects))) == []
+
+
+def test_a_residual_is_no_leak():
+    class Residual(Layer):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    strict = Causal() & ~Window(0, 0)
+    layer = Residual(lambda scores: hiding(lambda q, k: later(q, k, 0))(scores).nan_to_num(), D_IN, D_IN)
+    assert kinds(look(case_of(layer, strict))) == []
+
+
+def test_what_carries_its_own_padding_meets_no_other_length():
+    layer = Layer(hiding(lambda q, k: torch.arange(k) >= torch.tensor([3, 5]).view(2, 1, 1)))
+    assert list(look(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))) == []
+
+
+def test_no_more_tokens_than_the_sample_has_are_tried():
+    (checked,) = look(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))
+    assert checked.sensitivity == "with 1, 2, 4 tokens"

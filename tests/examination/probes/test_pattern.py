@@ -1,0 +1,144 @@
+"""A mask that is turned round, one off, or leaves itself out is found and named."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
+from regard import Causal, Documents, Everything, Padding, Prefix, Window, attention
+from regard.examination.probes.pattern import inequality, look
+
+C = Causal()
+
+
+def said(found, expects, sample=None):
+    return list(look(case_of(lambda q, k, v: attention(q, k, v, found), expects, sample)))
+
+
+@pytest.mark.parametrize("hidden", [lambda q, k: ~later(q, k), lambda q, k: later(q, k).mT, lambda q, k: ~later(q, k, 0)])
+@pytest.mark.parametrize("value", [-torch.inf, -1e9])
+def test_a_mask_that_is_turned_round_is_found(hidden, value):
+    found = [one for one in look(case_of(Layer(hiding(hidden, value)))) if hasattr(one, "kind")]
+    assert [one.kind for one in found] == ["inverted mask"]
+    assert "turned round" in found[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("found", "expects", "named"),
+    [
+        (C & Window(left=4), C & Window(left=3), "Window(left=4"),
+        (C & Window(left=2), C & Window(left=3), "Window(left=2"),
+        (C, C & Window(left=3), "seen is Causal() rather"),
+        (C & Window(left=20), C & Window(left=19), "Window(left=20"),
+        (C & Window(left=128), C & Window(left=129), "Window(left=128"),
+        (C, Everything(), "seen is Causal() rather"),
+        (C, C & Documents([0, 0, 1, 1, 1]), "seen is Causal() rather"),
+        (C | Prefix(2), C | Prefix(3), ""),
+        (Window(0, 0), C, "Window(left=0, right=0)"),
+    ],
+    ids=str,
+)
+def test_a_wrong_bound_is_found_and_what_is_seen_named(found, expects, named):
+    (finding,) = said(found, expects)
+    assert finding.kind == "wrong mask"
+    assert named in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "rule", [Everything(), C, C & Window(left=3), Window(2, 1), C | Prefix(3), Padding((3, 5)), C & ~Window(0, 0)], ids=str
+)
+def test_a_right_rule_is_checked(rule):
+    (checked,) = said(rule, rule)
+    assert str(rule) in checked.what
+
+
+@pytest.mark.parametrize("value", [-torch.inf, -1e9])
+def test_a_query_that_does_not_see_itself_is_told(value):
+    (finding,) = look(case_of(Layer(hiding(lambda q, k: later(q, k, 0), value))))
+    assert finding.kind == "wrong mask"
+    assert "does not see its own token" in finding.evidence
+    assert "triu(diagonal=1)" in finding.cure
+
+
+def test_it_is_told_where_only_the_query_is_left_of_its_token():
+    (finding,) = look(case_of(Layer(hiding(lambda q, k: torch.eye(q, dtype=torch.bool))), Everything()))
+    assert "its value is no part of output 0" in finding.evidence
+
+
+class Residual(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.layer = Layer(weights, D_IN, D_IN)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize("diagonal", [0, 1])
+def test_beside_a_residual_it_is_said_that_nobody_can_tell(diagonal):
+    layer = Residual(lambda scores: hiding(lambda q, k: later(q, k, diagonal), -1e9)(scores))
+    found = list(look(case_of(layer)))
+    assert kinds(found) == []
+    assert "its own token" in found[-1].what
+
+
+def test_a_row_that_sees_nothing_though_it_may_is_found():
+    def zeroed(scores):
+        return scores.masked_fill(later(*scores.shape[-2:], 0), -torch.inf).softmax(-1).nan_to_num()
+
+    (finding,) = look(case_of(lambda q, k, v: zeroed(q @ k.mT) @ v))
+    assert "query 0 does not see its own token" in finding.evidence
+
+
+def test_a_layer_that_gives_the_same_whatever_comes_shows_nothing():
+    layer = Layer(hiding(later))
+    nn.init.zeros_(layer.W_value.weight)
+    (unknown,) = look(case_of(layer))
+    assert "no output depends on any token" in unknown.what
+
+
+def test_a_batch_and_tokens_exchanged_are_laid_to_the_batch():
+    class Exchanged(Layer):
+        def forward(self, x):
+            return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+    (finding,) = look(case_of(Exchanged(hiding(later))))
+    assert finding.cause == "batch"
+
+
+def test_a_window_with_queries_and_keys_exchanged_is_found():
+    rule = Window(2, 0)
+    found = look(case_of(Layer(hiding(lambda q, k: ~rule.table(q, k).mT)), rule))
+    assert "inverted mask" in kinds(found)
+
+
+def test_padding_that_nothing_hides_is_not_taken_for_a_mask_that_is_turned_round():
+    assert kinds(said(Everything(), Padding((3, 5)))) == []
+
+
+def test_its_own_token_that_a_residual_passes_on_is_no_finding_where_the_rule_hides_it():
+    strict = C & ~Window(0, 0)
+    layer = Residual(lambda scores: hiding(ruled(strict))(scores).nan_to_num())
+    assert kinds(look(case_of(layer, strict))) == []
+
+
+def test_padded_queries_are_not_judged():
+    real = torch.arange(7) < torch.tensor([3, 5]).unsqueeze(-1)
+
+    class Zeroed(Layer):
+        def forward(self, x):
+            return super().forward(x) * real.unsqueeze(-1)
+
+    case = case_of(Zeroed(hiding(lambda q, k: ~real[:, None])), Padding((3, 5)), torch.randn(2, 7, D_IN))
+    assert kinds(look(case)) == []
+
+
+def test_a_rule_is_written_as_code():
+    assert inequality(C & Window(left=3)) == "(j <= i) & (i - j <= 3)"
+    assert inequality(Window(2, 1)) == "(i - j <= 2) & (j - i <= 1)"
+    assert inequality(C | Prefix(2)).startswith("(j <= i) | ")
+
+
+def test_a_layer_follows_its_rule():
+    for rule in (C, Window(1, 1), C & Window(left=2)):
+        assert kinds(look(case_of(Layer(hiding(ruled(rule))), rule))) == []

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+import regard
+from examination.identify.cases import case_of, made
+from examination.identify.functions import HARMLESS, attention
+from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, Shared, Unnamed, roles
+from regard import Everything
+from regard.examination.probes.roles import look
+from regard.examination.report import Checked, Finding, Unknown
+
+
+def said(subject, *args, **options):
+    return list(look(case_of(subject, *args, **options)))
+
+
+@pytest.mark.parametrize("key", [key for key in SINGLE if key[0] == "roles"], ids=str)
+def test_exchanged_roles_of_a_layer_are_found(key):
+    (finding,) = said(made(SINGLE[key]))
+    assert isinstance(finding, Finding)
+    assert (finding.kind, finding.cause) == ("wrong roles", "roles")
+
+
+def test_what_stands_where_is_told():
+    (finding,) = said(made(SINGLE["roles", "qkk"]))
+    assert finding.evidence.startswith("the key stands where the value belongs. The outputs equal softmax(q kᵀ / √4) k")
+    (finding,) = said(made(roles("v", "k", "v")))
+    assert finding.evidence.startswith("the value stands where the query belongs")
+
+
+def test_an_output_projection_that_is_left_out_is_found():
+    (finding,) = said(made(SINGLE["output", "left out"]))
+    assert finding.kind == "not trainable"
+    assert "out_proj(context)" in finding.cure
+
+
+@pytest.mark.parametrize("layer", [Plain, Fused, GPT2Like, lambda: nn.MultiheadAttention(12, 3)])
+def test_right_roles_are_checked(layer):
+    assert [type(one) for one in said(made(layer))] == [Checked]
+
+
+def test_projections_without_names_cannot_be_told():
+    (one,) = said(made(Unnamed))
+    assert isinstance(one, Unknown)
+    assert "W_query" in one.needs
+
+
+def test_one_matrix_for_all_has_nothing_to_exchange():
+    assert not said(made(Shared))
+    assert not said(regard.SimpleSelfAttention(), Everything())
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_roles_of_functions_outside_the_family_are_checked(name):
+    assert [type(one) for one in said(HARMLESS[name])] == [Checked]
+
+
+def test_an_exchange_in_a_function_shows_in_its_weights():
+    (finding,) = said(attention(cap=3.0, exchanged=True))
+    assert "queries and keys are exchanged" in finding.evidence
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "query"), (1, "query and the key"), (2, "value")])
+def test_an_input_that_nothing_hangs_on_is_found(place, name):
+    function = attention(cap=3.0)
+
+    def wrong(*inputs):
+        given = list(inputs)
+        given[place] = torch.ones_like(given[place])
+        return function(*given)
+
+    (finding,) = said(wrong)
+    assert finding.evidence == f"the output does not change with the {name}"
+
+
+def test_a_layer_that_shows_nothing_cannot_be_told():
+    assert [type(one) for one in said(nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(), Everything())] == [Unknown]

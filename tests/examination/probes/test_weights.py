@@ -1,0 +1,150 @@
+import pytest
+import torch
+from torch import nn
+
+from examination.identify.cases import case_of, made
+from examination.identify.functions import HARMLESS, attention
+from examination.identify.layers import SINGLE, UNMASKED, Plain, hidden, wrong
+from examination.identify.test_reading import Shown
+from regard import Everything, Window
+from regard.examination.probes.weights import look
+from regard.examination.report import Checked, Finding, Unknown
+
+
+def said(subject, *args, **options):
+    return list(look(case_of(subject, *args, **options)))
+
+
+def kinds(subject, *args, **options):
+    return [one.kind for one in said(subject, *args, **options) if isinstance(one, Finding)]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (("mask", "zero"), "future leak"),
+        (("mask", "one added"), "future leak"),
+        (("mask", "minus one"), "future leak"),
+        (("mask", "zeroed weights"), "not normalised"),
+        (("norm", "none"), "not normalised"),
+        (("norm", "sigmoid"), "not normalised"),
+        (("norm", "twice"), "not normalised"),
+        (("norm", "exp"), "not normalised"),
+    ],
+)
+def test_what_identification_names_is_a_finding(key, kind):
+    (finding,) = [one for one in said(made(SINGLE[key])) if isinstance(one, Finding)]
+    assert finding.kind == kind
+    assert finding.strength > 2
+    assert "The outputs equal" in finding.evidence
+
+
+def test_the_lectures_leaking_mask_says_which_token_is_seen():
+    (finding,) = [one for one in said(made(SINGLE["mask", "zero"])) if isinstance(one, Finding)]
+    assert "0 is written where -inf belongs" in finding.evidence
+    assert "moves output 0" in finding.evidence
+    assert "-torch.inf" in finding.cure
+
+
+def test_the_same_mask_where_a_window_is_expected_is_a_wrong_mask():
+    rule = Window(left=2)
+    leaking = wrong(mask=lambda self, s, t: s * rule.table(t, t))
+    assert kinds(made(leaking), rule) == ["wrong mask"]
+
+
+@pytest.mark.parametrize("axis", ["queries", "heads", "batch"])
+def test_a_softmax_over_another_axis_is_found(axis):
+    assert kinds(made(UNMASKED["axis", axis]), Everything()) == ["wrong axis"]
+
+
+def test_a_right_layer_is_checked_and_says_how_exactly():
+    (one,) = said(made(Plain))
+    assert isinstance(one, Checked)
+    assert "equals softmax" in one.sensitivity
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_softcap_bias_and_sinks_are_no_faults(name):
+    (one,) = said(HARMLESS[name])
+    assert isinstance(one, Checked)
+
+
+def test_functions_outside_the_family_are_read():
+    assert kinds(attention(cap=3.0, zeroed=True)) == ["not normalised"]
+    assert kinds(attention(cap=3.0, norm=torch.sigmoid)) == ["not normalised"]
+    assert kinds(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) == ["not normalised"]
+    assert kinds(attention(cap=3.0, norm=lambda s: s.softmax(-2))) == ["wrong axis"]
+    assert kinds(attention(cap=3.0, norm=lambda s: s.masked_fill(s == -torch.inf, 0))) == ["not normalised"]
+
+
+def test_the_row_that_does_not_add_to_one_is_told():
+    (finding,) = [one for one in said(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
+    assert "the weights of row 0 of head 0 add to 0.5, not to 1" in finding.evidence
+
+
+def test_weights_that_a_layer_returns_are_read_where_nothing_matches():
+    assert isinstance(said(made(Shown))[0], Checked)
+
+    class Loud(Shown):
+        def softmax(self, scores):
+            return scores.softmax(-1) * 2
+
+    assert kinds(made(Loud)) == ["not normalised"]
+
+
+class Beside(Plain):
+    """A residual beside it: nothing matches, and nothing is returned but the sum."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def test_constant_sequences_clear_a_layer_that_shows_nothing_else_but_not_its_axis():
+    checked, unknown = said(made(Beside))
+    assert isinstance(checked, Checked)
+    assert isinstance(unknown, Unknown)
+    assert "axis" in unknown.what
+
+
+def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():
+    class Zeroed(Beside):
+        def mask(self, scores, t):
+            return scores
+
+        def softmax(self, scores):
+            return scores.softmax(-1).tril()
+
+    assert kinds(made(Zeroed)) == ["not normalised"]
+
+
+def test_positions_beside_attention_are_no_fault_and_are_not_cleared():
+    class Placed(Beside):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(20, 12))
+
+        def forward(self, x):
+            return super().forward(x + self.places[: x.shape[1]])
+
+    found = said(made(Placed))
+    assert [type(one) for one in found] == [Unknown]
+
+
+def test_sinks_of_a_layer_that_shows_nothing_are_no_fault():
+    class Sinking(Beside):
+        def softmax(self, scores):
+            return torch.cat((scores, torch.zeros_like(scores[..., :1])), -1).softmax(-1)[..., :-1]
+
+    assert not kinds(made(Sinking))
+    assert not kinds(made(Sinking, 12, 1))  # the outputs of equal tokens then lie on a line
+
+
+def test_blind_rows_are_left_to_their_own_probe():
+    class Windowed(Shown):
+        def mask(self, scores, t):
+            return scores.masked_fill(hidden(t) | torch.eye(t).bool(), -torch.inf)
+
+        def softmax(self, scores):
+            return scores.softmax(-1).nan_to_num()
+
+    assert [type(one) for one in said(made(Windowed), ~Window(0, None))] == [Checked]

@@ -1,0 +1,101 @@
+"""A case asks the subject, and measures once."""
+
+import threading
+
+import pytest
+import torch
+
+from examination.given import D_IN, D_OUT, Layer, case_of, hiding, later
+from regard import Causal, MultiHeadAttention, Window, attention
+from regard.examination.case import Case
+
+CAUSAL = Layer(hiding(later))
+
+
+def causal(q, k, v):
+    return attention(q, k, v, Causal())
+
+
+def test_the_double_gives_what_the_subject_gives_to_rounding():
+    case = case_of(MultiHeadAttention(12, 12, 13, 0.5, 3).eval())
+    found = case.double.ask(*case.double.usual()).context
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), case.ask(*case.usual()).context, rtol=1e-4, atol=1e-6)
+
+
+def test_the_double_of_a_module_is_a_copy():
+    layer = Layer(hiding(later))
+    assert case_of(layer).double is not None
+    assert layer.W_query.weight.dtype == torch.float32
+
+
+def test_a_function_is_its_own_double_and_float64_is():
+    assert case_of(causal).double.subject.call is not None
+    wide = case_of(Layer(hiding(later)).double())
+    assert wide.double is wide
+
+
+class Narrow(Layer):
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return super().forward(x)
+
+
+class Uncopied(Layer):
+    def __init__(self):
+        super().__init__(hiding(later))
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("layer", [Narrow(hiding(later)), Uncopied()])
+def test_what_does_not_run_in_float64_has_no_double_and_is_measured_all_the_same(layer):
+    case = case_of(layer)
+    assert case.double is None
+    assert torch.equal(case.reach.found, case.expected(*case.usual()))
+
+
+def test_heads_stand_side_by_side_in_the_context():
+    case = case_of(causal)
+    q, k, v = case.usual()
+    expected = torch.cat(list(attention(q, k, v, Causal()).unbind(1)), -1)
+    torch.testing.assert_close(case.context(q, k, v), expected)
+    assert case.ask(q, k, v).context.shape == (2, 3, 6, 8)
+
+
+def test_asking_has_no_gradient_and_the_context_has():
+    case = case_of(CAUSAL)
+    assert not case.ask(*case.usual()).context.requires_grad
+    assert case.context(*case.usual()).requires_grad
+
+
+def test_what_is_expected_has_an_entry_for_every_sequence_query_and_key():
+    case = case_of(causal, Causal() & Window(left=1), offset=2)
+    q, k, v = case.usual()
+    assert torch.equal(case.expected(q, k, v), (Causal() & Window(left=1)).table(4, 6, 2).expand(2, 4, 6))
+
+
+def test_another_length_is_another_case():
+    assert case_of(CAUSAL).at(11).usual()[0].shape == (2, 11, D_IN)
+
+
+def test_what_is_measured_is_measured_once():
+    asked = []
+
+    class Counted(Layer):
+        def forward(self, x):
+            asked.append(1)
+            return super().forward(x)
+
+    case = case_of(Counted(hiding(later), D_IN, D_OUT))
+    first, count = case.reach, len(asked)
+    assert case.reach is first
+    assert len(asked) == count
+
+
+def test_it_is_identified_once_by_what_it_is_given():
+    found = []
+    base = case_of(CAUSAL)
+    case = Case(base.subject, base.expects, base.shapes, identify=lambda case: found.append(case) or "match")
+    assert case.identified == case.identified == "match"
+    assert found == [case]
+    assert base.identified is None

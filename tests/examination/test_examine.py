@@ -1,0 +1,112 @@
+"""examine: right attention has no finding, wrong attention has the one that names it."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lectures_classes
+import regard
+from examination.given import CAUSAL, D_IN, Layer, hiding, later
+from regard import Causal, ConfigError, Everything, Padding, Window
+
+RIGHT = [
+    (regard.SimpleSelfAttention(), Everything()),
+    (regard.BareSelfAttention(7, 5), Everything()),
+    (regard.BareSelfAttention(768, 64), Everything()),
+    (regard.SelfAttention(7, 5, True), Everything()),
+    (regard.AdditiveAttention(7, 7, 5), Everything()),
+    (regard.CausalAttention(7, 5, 13, 0.5), Causal()),
+    (regard.StackedHeads(7, 3, 13, 0.5, 2), Causal()),
+    (regard.MultiHeadAttention(7, 10, 13, 0.5, 2), Causal()),
+    (regard.MultiHeadAttention(7, 10, 13, 0.5, 2).bfloat16(), Causal()),
+    (regard.MultiHeadAttention(7, 10, 13, 0.5, 2).double(), Causal()),
+    (lectures_classes.SelfAttentionV1(7, 5), Everything()),
+    (lectures_classes.CausalAttention(7, 5, 6, 0.5), Causal()),
+    (lectures_classes.MultiHeadAttentionWrapper(7, 5, 4, 0.5, 2), Causal()),
+    (lectures_classes.MultiHeadAttention(7, 10, 13, 0.5, 2), Causal()),
+    (nn.MultiheadAttention(14, 2), Causal()),
+    (nn.MultiheadAttention(14, 2, dropout=0.5, batch_first=True, add_bias_kv=True, add_zero_attn=True), Window(2, 1)),
+    (nn.TransformerEncoderLayer(14, 2, 17, batch_first=True), Causal()),
+    (nn.TransformerEncoderLayer(14, 2, 17, norm_first=True), Everything()),
+    (F.scaled_dot_product_attention, Everything()),
+    (functools.partial(F.scaled_dot_product_attention, is_causal=True), Causal()),
+    (functools.partial(regard.attention, mask=Padding((3, 5)), softcap=3.0, sinks=torch.ones(3)), Padding((3, 5))),
+]
+
+
+@pytest.mark.parametrize(("subject", "expects"), RIGHT)
+def test_right_attention_has_no_finding(subject, expects):
+    report = regard.examine(subject, expects=expects)
+    assert report.ok, str(report)
+    assert len(report.checked) >= 3
+
+
+def test_the_lectures_leak_is_found_first_of_all():
+    report = regard.examine(Layer(lambda scores: scores.tril().softmax(-1)))
+    assert not report
+    assert report.findings[0].kind == "future leak"
+
+
+def test_a_leak_in_a_function_is_told_with_its_size():
+    report = regard.examine(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))
+    assert "future leak" in [one.kind for one in report.findings]
+
+
+def test_raising_on_its_own_sample_is_a_finding():
+    class Viewed(Layer):
+        def forward(self, x):
+            return super().forward(x).transpose(1, 2).view(x.shape[0], x.shape[1], -1)
+
+    for sample in (torch.randn(2, 6, D_IN), None):
+        report = regard.examine(Viewed(hiding(later)), sample=sample)
+        assert [one.kind for one in report.findings] == ["raises"]
+        assert "view size is not compatible" in report.findings[0].evidence
+
+
+def test_a_function_that_takes_nothing_is_asked_for_a_sample():
+    def picky(x):
+        raise ValueError("13 wide, please")
+
+    with pytest.raises(ConfigError, match=r"13 wide, please. Pass sample="):
+        regard.examine(picky)
+
+
+@pytest.mark.parametrize("sample", [torch.randn(2, 6, D_IN), torch.randn(6, D_IN), (torch.randn(3, 4, D_IN),)])
+def test_a_sample_may_be_of_one_sequence_or_of_several(sample):
+    assert regard.examine(CAUSAL, sample=sample)
+
+
+def test_a_sample_that_is_no_tensor_is_refused():
+    with pytest.raises(ConfigError, match="floating tensors"):
+        regard.examine(CAUSAL, sample=[[1.0, 2.0]])
+
+
+def test_an_expectation_that_is_no_rule_is_refused():
+    with pytest.raises(ConfigError, match="a mask is a rule"):
+        regard.examine(CAUSAL, expects=Causal)
+
+
+def test_an_offset_is_the_position_of_the_first_query():
+    assert regard.examine(functools.partial(regard.attention, mask=Causal(), offset=2), offset=2)
+    assert not regard.examine(functools.partial(regard.attention, mask=Causal(), offset=0), offset=2)
+
+
+def test_the_same_subject_gets_the_same_report():
+    layer = Layer(lambda scores: scores.tril().softmax(-1))
+    assert str(regard.examine(layer)) == str(regard.examine(layer))
+
+
+def test_a_failed_assertion_shows_the_finding(tmp_path):
+    test = tmp_path / "test_layer.py"
+    test.write_text(
+        "import regard, torch.nn.functional as F\n"
+        "def test_layer():\n    assert regard.examine(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))\n"
+    )
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "1 finding. future leak: changing token" in ran.stdout

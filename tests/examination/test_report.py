@@ -1,0 +1,82 @@
+"""A report says what was found, and is true where nothing was."""
+
+import json
+
+import pytest
+import torch
+
+from regard.examination.report import BRIEF, Checked, Finding, Report, Sight, Unknown
+
+SEEN = torch.ones(3, 3, dtype=torch.bool)
+LEAK = Finding("future leak", "row 0 puts 0.22 on token 2, " * 9, "Hide what comes later. " * 7)
+STRENGTH = torch.tensor([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [torch.nan] * 3])
+SIGHT = Sight(SEEN.tril(), STRENGTH > 0.1, STRENGTH, ("Your", "journey", "starts"))
+
+
+def report(*findings):
+    said = (Checked("every output is finite", "at 12 rows"),), (Unknown("the scale", "scale="),)
+    return Report("Layer", "Causal()", findings, *said, ("x (2, 3, 7) float32",), SIGHT)
+
+
+def test_a_report_is_true_where_nothing_was_found():
+    assert report()
+    assert report().ok
+
+
+def test_a_report_with_a_finding_is_false():
+    assert not report(LEAK)
+    assert not report(LEAK).ok
+
+
+@pytest.mark.parametrize(
+    "findings", [(), (LEAK,), (LEAK, Finding("dropout in evaluation", "twice the same input", "self.training"))]
+)
+def test_a_report_fits_80_columns(findings):
+    assert max(map(len, str(report(*findings)).splitlines())) <= 80
+
+
+def test_the_text_has_all_that_the_report_says():
+    text = " ".join(str(report(LEAK)).split())
+    for part in (
+        LEAK.kind,
+        *LEAK.evidence.split(),
+        *LEAK.cure.split(),
+        "every output is finite",
+        "the scale",
+        "x (2, 3, 7) float32",
+    ):
+        assert part in text
+
+
+def test_checks_that_share_their_sensitivity_stand_together():
+    said = Checked("no query sees a later token", "at 12 rows"), Checked("every output is finite", "at 12 rows")
+    assert str(Report("Layer", "Causal()", checked=said)).count("rows") == 1
+
+
+def test_a_failed_assertion_shows_the_kind_and_where_the_evidence_begins():
+    shown = repr(report(LEAK))
+    assert shown.startswith("Layer: 1 finding. future leak: row 0 puts 0.22 on token 2")
+    assert len(shown) <= BRIEF
+    assert "\n" not in shown
+
+
+def test_json_takes_all_of_it_and_gives_it_back():
+    said = json.loads(json.dumps(report(LEAK).json(), allow_nan=False))
+    assert said["ok"] is False
+    assert said["findings"][0]["kind"] == LEAK.kind
+    assert said["reach"]["expected"] == SEEN.tril().tolist()
+    assert said["reach"]["strength"][2] == [None] * 3
+
+
+def test_the_difference_has_a_sign_for_each_way_of_being_wrong_and_none_for_rows_not_measured():
+    assert SIGHT.difference.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert SIGHT.difference.abs().sum() == 1
+    turned = Sight(SEEN, SEEN.tril(), torch.ones(3, 3), SIGHT.words)
+    assert turned.difference.tolist() == [[0, -1, -1], [0, 0, -1], [0, 0, 0]]
+
+
+def test_the_picture_has_a_line_for_each_query():
+    lines = SIGHT.draw().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(SIGHT.words)
+    assert lines[1].split()[1:] == ["■", "·", "·", "■", "■", "·", "·", "+", "·"]
+    assert lines[3].split()[1:] == ["■", "■", "■", *"??????"]

@@ -1,0 +1,157 @@
+"""Whatever somebody calls attention is called as they call it."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lectures_classes
+from examination.given import CAUSAL, D_IN, Layer, case_of, hiding, later
+from regard import Causal, ConfigError, Everything, MultiHeadAttention, Padding, SelfAttention, SimpleSelfAttention
+from regard.examination.subjects import answered, subjects
+
+B, T = 2, 6
+X = torch.randn(B, T, 12)
+
+
+def only(subject, expects=None):
+    """The likeliest way of calling."""
+    return next(iter(subjects(subject, expects or Everything())))
+
+
+def test_a_module_is_called_with_x():
+    layer = SelfAttention(12, 5)
+    torch.testing.assert_close(only(layer).call(X).context, layer(X))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_multihead_attention_is_fed_by_its_own_batch_first(batch_first):
+    torch.manual_seed(0)
+    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first) for first in (batch_first, True))
+    other.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(only(layer).call(X).context, other(X, X, X)[0])
+
+
+@pytest.mark.parametrize("expects", [Causal(), Padding((3, 6)), Causal() & Padding((3, 6))])
+def test_what_takes_a_mask_and_holds_none_is_handed_the_expectation(expects):
+    layer = nn.MultiheadAttention(12, 3, batch_first=True)
+    weights = only(layer, expects).call(X).weights
+    hidden = ~expects.table(T, T).expand(B, 3, T, T)
+    assert (weights[hidden] == 0).all()
+    assert (weights[~hidden] > 0).all()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_an_encoder_layer_is_handed_it_too(batch_first):
+    layer = nn.TransformerEncoderLayer(12, 3, 17, dropout=0.0, batch_first=batch_first)
+    call = only(layer, Causal()).call
+    changed = X.clone()
+    changed[:, 4:] += 1
+    torch.testing.assert_close(call(X).context[:, :4], call(changed).context[:, :4])
+
+
+def test_a_module_of_query_key_and_value_is_called_with_x_three_times():
+    class Three(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(12, 12))
+
+        def forward(self, query, key, value, mask=None):
+            return F.scaled_dot_product_attention(query @ self.weight, key, value)
+
+    layer = Three()
+    torch.testing.assert_close(only(layer).call(X).context, layer(X, X, X))
+
+
+def test_a_module_of_q_k_and_v_without_weights_is_a_function_of_them():
+    class Scaled(nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v)
+
+    assert only(Scaled()).form == "qkv"
+
+
+@pytest.mark.parametrize(
+    "function", [F.scaled_dot_product_attention, functools.partial(F.scaled_dot_product_attention, is_causal=True)]
+)
+def test_a_function_written_in_c_is_one_of_q_k_and_v(function):
+    q, k, v = torch.randn(3, B, 3, T, 8)
+    torch.testing.assert_close(only(function).call(q, k, v).context, function(q, k, v))
+
+
+@pytest.mark.parametrize("axes", [3, 2])
+def test_a_function_of_fewer_axes_is_called_head_by_head_or_sequence_by_sequence(axes):
+    def function(q, k, v):
+        if q.dim() != axes:
+            raise ValueError(f"takes {axes} axes")
+        return (q @ k.mT).softmax(-1) @ v
+
+    q, k, v = torch.randn(3, B, 1, T, 8)
+    way = next(way for way in subjects(function, Everything()) if way.rank == axes)
+    torch.testing.assert_close(way.call(q, k, v).context, (q @ k.mT).softmax(-1) @ v)
+
+
+def test_a_module_for_one_sequence_is_called_with_each():
+    layer = lectures_classes.SelfAttentionV1(D_IN, 5)
+    case = case_of(layer, Everything())
+    assert not case.subject.batched
+    (x,) = case.inputs()
+    torch.testing.assert_close(case.ask(x).context, torch.stack([layer(each) for each in x]))
+
+
+LAYER = Layer(hiding(later))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: LAYER(x), LAYER.forward, functools.partial(LAYER), (lambda layer: lambda x: layer(x))(LAYER)]
+)
+def test_the_module_behind_a_function_is_found(function):
+    assert only(function).module is LAYER
+
+
+def test_what_torch_compile_made_is_examined_as_its_original_and_kept_beside_it():
+    compiled = torch.compile(CAUSAL, backend="eager")
+    subject = only(compiled)
+    assert subject.module is CAUSAL
+    x = torch.randn(B, T, D_IN)
+    torch.testing.assert_close(subject.compiled(x).context, CAUSAL(x))
+
+
+def test_weights_are_taken_where_they_are_returned():
+    context, weights = torch.randn(B, T, 5), torch.rand(B, T, T)
+    for returned in ((context, weights), [context, None, weights], {"context": context, "weights": weights}):
+        answer = answered(returned, T)
+        assert answer.context is context
+        assert answer.weights is weights
+    assert answered((context, None), T).weights is None
+    assert answered((context, torch.rand(B, T + 1, T)), T).weights is None
+    assert answered((context, (torch.randn(B, 3, T, 4), torch.randn(B, 3, T, 4))), T).weights is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "says"),
+    [
+        (MultiHeadAttention, "Make one: MultiHeadAttention"),
+        (3, "got int"),
+        (lambda x, mask: x, "takes x, mask"),
+        (lambda: 0, "takes no argument"),
+    ],
+)
+def test_what_cannot_be_called_is_told_what_to_write(subject, says):
+    with pytest.raises(ConfigError, match=says):
+        list(subjects(subject, Causal()))
+
+
+def test_a_subject_that_returns_no_tensor_is_told_what_to_return():
+    with pytest.raises(ConfigError, match="returned str"):
+        answered("context", T)
+
+
+def test_a_copy_of_a_module_is_called_as_the_module():
+    layer = SimpleSelfAttention()
+    subject = only(functools.partial(CAUSAL))
+    other = Layer(hiding(later))
+    torch.testing.assert_close(subject.again(other)(torch.ones(B, T, D_IN)).context, CAUSAL(torch.ones(B, T, D_IN)))
+    assert only(lambda x: layer(x)).again is None

@@ -1,0 +1,97 @@
+"""An examination leaves everything as it found it."""
+
+import random
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import regard
+from examination.given import D_IN, Layer, hiding, later
+from regard.examination.untouched import untouched
+
+
+class Careless(Layer):
+    """A layer that changes itself whenever it runs."""
+
+    def __init__(self):
+        super().__init__(hiding(later))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("gone", torch.ones(3))
+        self.drop = nn.Dropout(0.5)
+        self.mask = None
+
+    def forward(self, x):
+        self.count += 1
+        self.mask = later(x.shape[1], x.shape[1])
+        self.gone = None
+        self.W_query.weight.data.add_(1e-3)
+        warnings.warn("careless", UserWarning, stacklevel=1)
+        torch.rand(1), random.random(), numpy.random.rand()  # noqa: NPY002
+        return super().forward(x)
+
+
+def states():
+    return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())  # noqa: NPY002
+
+
+def test_a_module_that_changes_itself_is_as_it_was():
+    layer = Careless().train()
+    layer.drop.eval()
+    layer.W_key.weight.requires_grad_(False)
+    layer.W_query.weight.grad = grad = torch.ones_like(layer.W_query.weight)
+    before = {name: x.clone() for name, x in layer.state_dict().items()}
+    held = {name: id(x) for name, x in layer.named_parameters()}
+    regard.examine(layer)
+    assert layer.training
+    assert not layer.drop.training
+    assert layer.mask is None
+    assert not layer.W_key.weight.requires_grad
+    assert layer.W_query.weight.grad is grad
+    assert (grad == 1).all()
+    assert layer.W_value.weight.grad is None
+    assert {name: id(x) for name, x in layer.named_parameters()} == held
+    assert layer.state_dict().keys() == before.keys()
+    assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())
+
+
+def test_no_generator_has_moved_and_no_warning_is_heard():
+    layer = Careless()
+    torch.manual_seed(3)
+    before = states()
+    regard.examine(layer)
+    assert states() == before
+
+
+def test_what_was_changed_is_put_back_where_the_subject_raises():
+    layer = Careless()
+
+    def run():
+        with untouched(layer):
+            layer(torch.zeros(2, 3, D_IN))
+            layer(torch.zeros(2, 3, D_IN + 1))
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        run()
+    assert layer.count == 0
+    assert layer.training
+
+
+def test_inside_it_runs_in_evaluation_and_with_gradients():
+    layer = Layer(hiding(later))
+    with torch.no_grad(), untouched(layer):
+        assert not layer.W_query.training
+        assert torch.is_grad_enabled()
+
+
+def test_hooks_and_their_order_stay():
+    layer = Layer(hiding(later))
+    seen = []
+    hook = layer.register_forward_hook(lambda *_: seen.append(1))
+    regard.examine(layer)
+    count = len(seen)
+    layer(torch.zeros(2, 3, D_IN))
+    assert len(seen) == count + 1
+    hook.remove()

@@ -1,0 +1,68 @@
+"""The order of findings, and how many there are of one mistake."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination.given import Layer, case_of, hiding, later
+from regard.examination.case import Case
+from regard.examination.identify import match
+from regard.examination.report import Finding
+from regard.examination.verdict import ordered, report_on
+
+
+def finding(kind, strength=1.0, cause=""):
+    return Finding(kind, "evidence", "cure", strength, cause)
+
+
+def test_the_strongest_comes_first():
+    found = ordered([finding("future leak"), finding("mixed heads", 2.0), finding("wrong scale", 0.5)])
+    assert [one.kind for one in found] == ["mixed heads", "future leak", "wrong scale"]
+
+
+def test_of_two_as_strong_the_one_that_was_found_first_comes_first():
+    assert [one.kind for one in ordered([finding("b"), finding("a")])] == ["b", "a"]
+
+
+def test_at_most_three_findings_are_kept_of_one_cause():
+    found = ordered([*(finding(f"{n}", n, "mask") for n in range(5)), finding("wrong scale", 0, "scale")])
+    assert [one.kind for one in found] == ["4", "3", "2", "wrong scale"]
+
+
+def test_one_kind_is_told_once_of_one_cause():
+    assert ordered([finding("future leak", 1, "mask"), finding("future leak", 2, "mask")]) == (
+        finding("future leak", 2, "mask"),
+    )
+    assert len(ordered([finding("future leak", 1, "mask"), finding("future leak", 2, "heads")])) == 2
+
+
+def test_a_report_says_how_the_subject_was_called_and_who_sees_whom():
+    report = report_on(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
+    assert "x (2, 6, 7) float32" in report.notes
+    assert report.reach.words == ("Your", "journey", "starts", "with", "one", "step")
+    assert report.reach.difference.diagonal(1).tolist() == [1] * 5
+    assert report.reach.difference.sum() == 5
+
+
+class Viewed(nn.Module):
+    """Heads joined by a view without a transpose, which lets the future through a mask that is right."""
+
+    def __init__(self, causal):
+        super().__init__()
+        torch.manual_seed(0)
+        self.causal = causal
+        self.W_query, self.W_key, self.W_value, self.out_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (W(x).unflatten(-1, (3, 4)).transpose(1, 2) for W in (self.W_query, self.W_key, self.W_value))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).reshape(x.shape))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_leak_that_follows_from_something_else_is_not_cured_by_a_mask(causal):
+    base = case_of(Viewed(causal))
+    report = report_on(Case(base.subject, base.expects, base.shapes, identify=match.identify))
+    assert report.findings[0].kind == "mixed heads"
+    (leak,) = [one for one in report.findings if one.kind == "future leak"]
+    assert leak.cure.startswith("It follows from the mixed heads") is causal

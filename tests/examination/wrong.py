@@ -1,0 +1,137 @@
+"""Wrong layers, each with one mistake that people make, and the kinds of finding that name it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from examination import wrong_heads as heads
+from examination import wrong_masks as masks
+from examination import wrong_softmax as softmax
+from examination import wrong_training as training
+from regard import Causal, Documents, Everything, Given, Padding, Window
+from regard.mechanism import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Wrong:
+    """How a layer is made, what is expected of it, and the kinds that name its mistake: one of them stands first."""
+
+    make: Callable[..., Any]
+    kinds: tuple[str, ...]
+    mistake: str
+    expects: Mask = Causal()  # noqa: RUF009
+    sample: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__
+
+    def subject(self) -> Any:
+        """The layer, or the function itself."""
+        torch.manual_seed(7)
+        return self.make() if isinstance(self.make, type) else self.make
+
+    def settings(self) -> dict[str, Any]:
+        """What examine is told."""
+        drawn = torch.Generator().manual_seed(11)
+        sample: Tensor | tuple[Tensor, ...] | None = None
+        if self.sample is not None:
+            sample = torch.randn(self.sample, generator=drawn)
+        elif self.offset:
+            sample = tuple(torch.randn(2, 3, t, 8, generator=drawn) for t in (6 - self.offset, 6, 6))
+        return {"expects": self.expects, "sample": sample, "offset": self.offset}
+
+
+BATCH = (2, masks.T, masks.C)
+REAL = torch.arange(masks.T) < torch.tensor(masks.LENGTHS)[:, None]
+BETWEEN_REAL = Given((REAL[:, :, None] & REAL[:, None, :]).unsqueeze(1))
+PADDED = {"expects": Padding(masks.LENGTHS), "sample": BATCH}
+WINDOW = Causal() & Window(2)
+PACKED = Causal() & Documents([0, 0, 0, 1, 1, 1])
+
+MASKS = [
+    Wrong(masks.LecturesTril, ("future leak",), "zeros where -inf belongs, as the lectures print"),
+    Wrong(masks.FillNotKept, ("future leak",), "masked_fill whose result is not kept"),
+    Wrong(masks.TinyFill, ("future leak",), "filled with -1e-9, not -1e9"),
+    Wrong(masks.AfterSoftmax, ("not normalised", "future leak"), "the mask after the softmax"),
+    Wrong(masks.OnesAdded, ("future leak",), "a table of 0 and 1 added to the scores"),
+    Wrong(masks.OwnTokenHidden, ("wrong mask", "blind row"), "triu(0): the own token hidden, the first row NaN"),
+    Wrong(masks.OwnTokenHiddenFinite, ("wrong mask",), "triu(0): the own token hidden"),
+    Wrong(masks.OneTooMany, ("future leak", "wrong mask"), "triu(2): one token too many"),
+    Wrong(masks.PositiveInfinity, ("blind row",), "+inf where -inf belongs"),
+    Wrong(masks.SoftcapAfterMask, ("future leak",), "the softcap after the mask"),
+    Wrong(masks.Inverted, ("inverted mask",), "True means hidden, to a kernel where it means seen"),
+    Wrong(masks.MaskForgotten, ("future leak",), "no mask where none is passed"),
+    Wrong(masks.CausalEncoder, ("wrong mask",), "an encoder left causal", Everything()),
+    Wrong(masks.WindowTooLong, ("wrong mask",), "a window of one token too many", WINDOW),
+    Wrong(masks.WindowBothWays, ("future leak", "wrong mask"), "a window that looks ahead", WINDOW),
+    Wrong(masks.DocumentsForgotten, ("wrong mask",), "packed documents that see one another", PACKED, BATCH),
+    Wrong(masks.PaddingInverted, ("inverted mask", "padding leak"), "only the padding is seen", **PADDED),
+    Wrong(masks.PaddingOfQueries, ("padding leak", "wrong mask", "inverted mask"), "padded queries hidden, not keys", **PADDED),
+    Wrong(masks.PaddingForgotten, ("padding leak",), "no padding mask", **PADDED),
+    Wrong(masks.PaddingOfOtherSequences, ("padding leak", "wrong mask"), "masks and heads in different orders", **PADDED),
+    Wrong(masks.BlindRows, ("blind row",), "padded queries see nothing: NaN", BETWEEN_REAL, BATCH),
+    Wrong(masks.UniformRows, ("blind row",), "padded queries see everything alike", BETWEEN_REAL, BATCH),
+    Wrong(masks.decoding, ("wrong mask",), "is_causal counts from the first key while decoding", offset=4),
+    Wrong(masks.CacheAtTheEnd, ("wrong cache",), "is_causal hides the cache while decoding"),
+    Wrong(masks.SummaryOfBlock, ("future leak",), "the mean of all tokens taken from each"),
+    Wrong(masks.NormOverTokens, ("future leak",), "a LayerNorm over the sequence"),
+]
+SOFTMAX = [
+    Wrong(softmax.Unscaled, ("wrong scale",), "no scale"),
+    Wrong(softmax.ScaledByModel, ("wrong scale",), "√ of the model's width, not the head's"),
+    Wrong(softmax.ScaledByWidth, ("wrong scale",), "divided by d"),
+    Wrong(softmax.ScaleTurned, ("wrong scale",), "divided by 1/√d"),
+    Wrong(softmax.ScaleHardcoded, ("wrong scale",), "the √d of another width"),
+    Wrong(softmax.ScaledTwice, ("wrong scale",), "scaled by hand and by the kernel"),
+    Wrong(softmax.HeadOfLecture, ("wrong scale",), "√ of the input's width"),
+    Wrong(softmax.scaled_by_tokens, ("wrong scale",), "√ of the number of tokens"),
+    Wrong(softmax.OverQueries, ("wrong axis",), "softmax over the queries", Everything()),
+    Wrong(softmax.OverHeads, ("wrong axis",), "softmax over the heads"),
+    Wrong(softmax.OverBatch, ("wrong axis",), "softmax over the batch", Everything()),
+    Wrong(softmax.OverHeadsAndKeys, ("wrong axis", "not normalised"), "softmax over heads and keys", Everything()),
+    Wrong(softmax.NoSoftmax, ("not normalised",), "no softmax"),
+    Wrong(softmax.SoftmaxTwice, ("not normalised", "future leak"), "softmax twice"),
+    Wrong(softmax.ExpUndivided, ("not normalised",), "exp that is not divided by its sum"),
+    Wrong(softmax.DividedByScores, ("not normalised",), "divided by the sum, without exp"),
+    Wrong(softmax.ExpOverflows, ("overflow",), "exp without the maximum taken away"),
+    Wrong(softmax.exp_overflows, ("overflow",), "the same as a function"),
+    Wrong(softmax.MaskTooSmall, ("overflow", "future leak"), "-1e4 for -inf"),
+    Wrong(softmax.HalfInside, ("wrong precision",), "scores rounded to bfloat16"),
+    Wrong(softmax.HalfSums, ("wrong precision",), "sums kept in bfloat16"),
+]
+HEADS = [
+    Wrong(heads.ViewedIn, ("mixed heads",), "view without transpose on the way in"),
+    Wrong(heads.ViewedOut, ("mixed heads",), "view without transpose on the way out"),
+    Wrong(heads.ViewedOutBesideResidual, ("mixed heads", "future leak"), "the same in a block with a norm and a residual"),
+    Wrong(heads.ViewedAcrossBatch, ("mixed heads", "batch leak"), "heads first, viewed as if the batch were"),
+    Wrong(heads.HeadsBeforeBatch, ("mixed heads", "batch leak"), "(b h) viewed as (h, b)"),
+    Wrong(heads.Tiled, ("mixed heads",), "repeat where repeat_interleave belongs"),
+    Wrong(heads.FirstGroupOnly, ("mixed heads", "not trainable"), "every head reads the first one's keys"),
+    Wrong(heads.HeadsAsTokens, ("mixed heads", "wrong mask"), "heads attend to heads, tokens to none", Everything()),
+    Wrong(heads.BatchLast, ("batch leak",), "batch_first forgotten", Everything(), (2, 6, heads.C)),
+    Wrong(heads.BatchViewed, ("batch leak",), "reshape where transpose belongs", Everything(), (2, 6, heads.C)),
+    Wrong(heads.Exchanged, ("wrong roles",), "query and key exchanged"),
+    Wrong(heads.KeysAsValues, ("wrong roles", "not trainable"), "weights times keys"),
+    Wrong(heads.ValueOfKeys, ("wrong roles", "not trainable"), "the key's projection for the value"),
+    Wrong(heads.QueryUnprojected, ("wrong roles", "not trainable"), "a query that is not projected"),
+    Wrong(heads.WeightsTurned, ("wrong roles", "wrong axis"), "weights transposed", Everything()),
+]
+TRAINING = [
+    Wrong(training.DropsAlways, ("dropout in evaluation",), "F.dropout without training="),
+    Wrong(training.KernelDropsAlways, ("dropout in evaluation",), "dropout_p at evaluation"),
+    Wrong(training.NotRescaled, ("dropout not rescaled",), "zeros without division by 1 - p"),
+    Wrong(training.RescaledByDropped, ("dropout not rescaled",), "divided by p"),
+    Wrong(training.RescaledInEvaluation, ("dropout not rescaled", "not normalised"), "multiplied by p at evaluation"),
+    Wrong(training.ScoresDropped, ("dropout not rescaled",), "dropout of the scores"),
+    Wrong(training.Detached, ("not trainable",), "weights detached"),
+    Wrong(training.WithoutGradient, ("not trainable",), "no_grad around the attention"),
+    Wrong(training.WeightData, ("not trainable",), ".data of a weight"),
+    Wrong(training.HeadsInAList, ("not trainable",), "heads in a plain list"),
+    Wrong(training.OutputUnused, ("not trainable",), "a projection that is never called"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING]
