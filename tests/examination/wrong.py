@@ -132,6 +132,7 @@ TRAINING = [
     Wrong(training.WithoutGradient, ("not trainable",), "no_grad around the attention"),
     Wrong(training.WeightData, ("not trainable",), ".data of a weight"),
     Wrong(training.HeadsInAList, ("not trainable",), "heads in a plain list"),
+    Wrong(training.GradientOfNothing, ("not trainable",), "NaN set to 0 after the softmax", BETWEEN_REAL, BATCH),
     Wrong(training.OutputUnused, ("not trainable",), "a projection that is never called"),
 ]
 WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING]

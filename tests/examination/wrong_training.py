@@ -121,3 +121,17 @@ class OutputUnused(Heads):
     def __init__(self) -> None:
         super().__init__()
         self.gate = nn.Linear(C, C)
+
+
+class GradientOfNothing(nn.Module):
+    # NaN rows set to 0 afterwards have a gradient of NaN: https://github.com/pytorch/pytorch/issues/41508
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(C, C, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (H, D)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
+        real = torch.arange(x.shape[1]) < torch.tensor([3, 6])[:, None]
+        table = torch.where(real[:, None, :, None] & real[:, None, None, :], 0.0, -torch.inf)
+        weights = torch.nan_to_num((q @ k.mT * D**-0.5 + table).softmax(-1))
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))

@@ -1,0 +1,147 @@
+"""Dropout: nothing is drawn in evaluation, and in training the mean of what is drawn is what evaluation gives."""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.examination import reach
+from regard.examination.case import Case, joined
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subjects import Call
+from regard.examination.untouched import seeded
+
+DRAWS, PART = 4096, 512  # sequences in training mode, and as many of them at a time
+SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors, and how far from 1, beyond which it is another; a size of inputs
+STRAIGHT = 1e-3  # of an output, below which it is a straight line in the input
+RESCALED = "in training the mean of what dropout gives is what evaluation gives"
+DRAWN = (
+    "Drop in training only: F.dropout(weights, p, training=self.training), nn.Dropout, or "
+    "dropout_p=self.p if self.training else 0.0 for F.scaled_dot_product_attention."
+)
+DIVIDE = "Divide what is kept by 1 - p, as F.dropout and nn.Dropout do: F.dropout(weights, p, training=self.training)."
+AFTER = "Drop weights, after the softmax, never scores: weights = F.dropout(scores.softmax(-1), p, training=self.training)."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """What is drawn in evaluation; in training, what its mean is."""
+    change = drawn(case)
+    if change > 0:
+        what = "function" if case.subject.module is None else "layer in evaluation mode"
+        told = f"two calls of the {what} with the same input differ by {change:.2g}"
+        yield Finding("dropout in evaluation", told, DRAWN, 3.0, "dropout")
+        return
+    yield Checked("nothing is drawn in evaluation", "two calls give the same")
+    call = trained(case)
+    if call is not None and spread(call, case.usual(), case) > 0:
+        yield from in_training(case, call)
+
+
+def drawn(case: Case) -> float:
+    """How far two calls in evaluation are apart, beyond rounding."""
+    inputs = case.usual()
+    calls = []
+    for seed in (1, 2):
+        seeded(seed, case.subject.device)
+        calls.append(case.ask(*inputs).context.double().cpu())
+    change = float((calls[0] - calls[1]).abs().nan_to_num().max())
+    return change if change > reach.rounding(case.subject.dtype) * float(calls[0].abs().nan_to_num().max()) else 0.0
+
+
+def trained(case: Case) -> Call | None:
+    """The call of a copy in training mode; None where it cannot be copied."""
+    if case.subject.module is None or case.subject.again is None:
+        return None
+    try:
+        return case.subject.again(copy.deepcopy(case.subject.module).train())
+    except Exception:  # of the many things that a module may hold, some cannot be copied
+        return None
+
+
+def spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
+    """How far two draws in training are apart, beyond rounding; 0 where it raises."""
+    outputs = []
+    for seed in (1, 2):
+        seeded(seed, case.subject.device)
+        try:
+            with torch.no_grad():
+                outputs.append(call(*inputs).context.double().cpu())
+        except Exception:  # training may ask for more than evaluation, as batch norms do
+            return 0.0
+    change = float((outputs[0] - outputs[1]).abs().nan_to_num().max())
+    return change if change > 1e2 * reach.rounding(case.subject.dtype) * float(outputs[0].abs().nan_to_num().max()) else 0.0
+
+
+def in_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+    """What dropout does in training, where the subject takes single tokens and as many sequences as there are draws."""
+    try:
+        said = list(of_one_token(case, call)) if case.free and case.subject.form == "x" else []
+    except Exception:  # refusing another shape is no fault
+        said = []
+    yield from said or [Unknown(f"whether {RESCALED}", "a layer that takes a single token, and any number of sequences")]
+
+
+def of_one_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+    """What the mean is of one token, whose weight is 1: where what follows is a straight line, it is that of evaluation."""
+    one = case.inputs(1, 2)
+    case.ask(*one)
+    if spread(call, one, case) == 0:
+        told = apart(case, call)
+        if told is not None:
+            yield Finding("dropout not rescaled", told, AFTER, 1.0, "dropout")
+    elif not straight(case):
+        yield Unknown(f"whether {RESCALED}", "the attention without norms and feed-forward parts around it")
+    else:
+        told = off(case, call)
+        if told is not None:
+            yield Finding("dropout not rescaled", f"of a single token {told}", DIVIDE, 1.5, "dropout")
+        else:
+            yield Checked(RESCALED, f"{DRAWS} draws of one token, a mean {100 * LEAST:.1f} % off might have shown")
+
+
+def straight(case: Case) -> bool:
+    """Whether the output of a single token is a straight line in its input: then a mean goes through it unchanged."""
+    best = case.double or case
+    (x,), (y,) = best.inputs(1, 2, 31), best.inputs(1, 2, 32)
+    of_both, of_x, of_y, of_none = (best.ask(z).context.double() for z in (x + y, x, y, 0 * x))
+    return bool((of_both - of_x - of_y + of_none).abs().max() < STRAIGHT * (of_both - of_none).abs().max())
+
+
+def draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
+    """Outputs (b, t, c) in training of one sequence over and over, a part of them at a time."""
+    for n in range(DRAWS // PART):
+        seeded(100 + n, case.subject.device)
+        with torch.no_grad():
+            yield joined(call(x.expand(PART, -1, -1).contiguous()).context, "x").double().cpu()
+
+
+def off(case: Case, call: Call) -> str | None:
+    """How the mean over draws of a single token differs from evaluation, in words; None where it may be the same."""
+    (x,) = case.inputs(1, 1, 33)
+    expected, none = case.ask(x).context.double().cpu(), case.ask(0 * x).context.double().cpu()
+    direction = expected - none
+    # of each draw: 1 where it is what evaluation gives
+    share = torch.cat([((y - none) * direction).flatten(1).sum(1) for y in draws(case, call, x)]) / direction.square().sum()
+    mean, error = float(share.mean()), float(share.std()) / DRAWS**0.5
+    if abs(mean - 1) < max(SURE * error, LEAST):
+        return None
+    return f"the mean of {DRAWS} outputs in training is {mean:.3g} times that in evaluation (± {error:.1g})"
+
+
+def apart(case: Case, call: Call) -> str | None:
+    """How the mean over draws differs from evaluation where a single token's does not, in words: what is dropped are scores."""
+    (x,) = case.inputs(None, 1, 33, LARGE)
+    expected, total, squares = case.ask(x).context.double().cpu(), torch.zeros(()), torch.zeros(())
+    for y in draws(case, call, x):
+        total, squares = total + (y - expected).sum(0), squares + (y - expected).square().sum(0)
+    mean = total / DRAWS
+    error = ((squares / DRAWS - mean.square()).clamp_min(0) / DRAWS).sqrt()
+    sure = mean.abs() > SURE * error + reach.rounding(case.subject.dtype) * expected.abs().max()
+    if not sure.any():
+        return None
+    t, far = x.shape[1], float((mean.abs() * sure).max())
+    return (
+        f"of a single token nothing is dropped; of {t} tokens the mean of {DRAWS} outputs in training is {far:.2g} from "
+        "evaluation: scores are dropped, not weights"
+    )

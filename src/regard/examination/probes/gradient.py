@@ -1,0 +1,119 @@
+"""Gradient: every weight that asks for a gradient gets one, and the module knows of all its weights."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination.case import Case
+from regard.examination.report import Checked, Finding, Unknown
+
+SEEDS = 3
+CUT = (
+    "Compute with the weight itself: no .detach(), .data, .item() or torch.no_grad() between it and the output; call each "
+    "projection that is made."
+)
+NAN = (
+    "A row of -inf has a softmax whose gradient is NaN, even where its weights are set to 0 afterwards: give such rows a "
+    "finite score before the softmax, scores.masked_fill(~mask.any(-1, keepdim=True), 0)."
+)
+LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Weights that the optimiser does not know, that get no gradient, or one that is NaN."""
+    module = case.subject.module
+    if module is None:
+        return
+    unknown = list(unregistered(module))
+    if unknown:
+        told = f"{named(unknown)} in a plain list or attribute: parameters() does not name them"
+        yield Finding("not trainable", told, LIST, 1.0, "gradient")
+    asking = {name: weight for name, weight in module.named_parameters() if weight.requires_grad and weight.is_floating_point()}
+    if not asking:
+        return
+    try:
+        found = gradients(case, list(asking.values()))
+    except (RuntimeError, NotImplementedError) as error:  # a kernel that has no gradient
+        yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it raises {type(error).__name__}")
+        return
+    if found is None:
+        told = f"no gradient goes from the output to any of its {len(asking)} weights that ask for one"
+        yield Finding("not trainable", told, CUT, 1.3, "gradient")
+        return
+    got = dict(zip(asking, found, strict=True))
+    broken = [name for name, slope in got.items() if slope is not None and not slope.isfinite().all()]
+    without = [name for name, slope in got.items() if slope is None and meant(module, name, got)]
+    if broken and finite(case):
+        told = f"the gradient of {named(broken)} is NaN, though every output is a number"
+        yield Finding("not trainable", told, NAN, 1.2, "gradient")
+    elif without:
+        yield Finding("not trainable", f"no gradient goes to {named(without)}", CUT, 1.1, "gradient")
+    elif not unknown and not broken:
+        yield Checked("every weight that asks for a gradient gets one", f"{sum(s is not None for s in found)} weights")
+
+
+def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
+    """The gradient of each weight, over some inputs; None of one that the output does not hang on, None where there is none."""
+    total: list[Tensor | None] = [None] * len(weights)
+    connected = False
+    for seed in range(SEEDS):
+        with torch.enable_grad():
+            y = case.context(*case.usual(80 + seed))
+            if not y.requires_grad:
+                continue
+            connected = True
+            rows = case.expected(*case.usual()).any(-1).to(y.device)  # rows that see nothing may hold anything
+            draw = torch.Generator().manual_seed(seed)
+            direction = torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)
+            slopes = torch.autograd.grad((y @ direction)[rows].sum(), weights, allow_unused=True)
+        total = [new if old is None else old if new is None else old + new for old, new in zip(total, slopes, strict=True)]
+    return total if connected else None
+
+
+def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
+    """Whether a weight without gradient is a projection that stands beside others which have one.
+
+    What a model holds for other inputs or outputs, an embedding or a pooler say, is a part of its own.
+    """
+    part = module.get_submodule(name.rpartition(".")[0])
+    return not isinstance(part, nn.Embedding) and any(
+        slope is not None and holder(module, other) == holder(module, name) for other, slope in got.items()
+    )
+
+
+def holder(module: nn.Module, name: str) -> str:
+    """The path of the module that holds a weight, or the linear layer that the weight is of."""
+    owner = name.rpartition(".")[0]
+    return owner.rpartition(".")[0] if owner and isinstance(module.get_submodule(owner), nn.Linear) else owner
+
+
+def finite(case: Case) -> bool:
+    """Whether every output is a number: else another probe says so."""
+    return bool(case.context(*case.usual(80)).detach().isfinite().all())
+
+
+def unregistered(module: nn.Module) -> Iterator[str]:
+    """The names of modules and of weights that are held beside the registers of nn.Module."""
+    known = {id(part) for part in module.modules()} | {id(weight) for weight in module.parameters()}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name.startswith("_"):
+                continue
+            held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
+            if any(trainable(one) and id(one) not in known for one in held):
+                yield f"{path}.{name}" if path else name
+
+
+def trainable(one: object) -> bool:
+    """Whether it is a weight that asks for a gradient, or a module with one."""
+    if isinstance(one, nn.Module):
+        return any(weight.requires_grad for weight in one.parameters())
+    return isinstance(one, Tensor) and one.requires_grad and one.is_leaf
+
+
+def named(names: list[str]) -> str:
+    """`a`, `a and b`, `a, b, c and 9 more`; a layer by its name, whether by weight or bias."""
+    parts = list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
+    shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

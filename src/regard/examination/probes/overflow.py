@@ -1,0 +1,113 @@
+"""Overflow: scores of thousands give numbers, and what is hidden from a query stays hidden."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.examination import evidence, reach
+from regard.examination.case import Case
+from regard.examination.identify.trial import aim, as_given, projected
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.untouched import seeded
+
+SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision ends at 65504, and so do the products of a right layer
+SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, where scores are not known
+HIDDEN = 1e-3  # of an output, below which a change is rounding
+STABLE = (
+    "Take away each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
+    "precision compute scores and softmax in float32."
+)
+LOWEST = "Hide with scores.masked_fill(~mask, -torch.inf), or by torch.finfo(scores.dtype).min: -1e4 is a score like others."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """The first size of scores at which an output is no number, or moves with what is hidden."""
+    whole = answer(case, case.usual())
+    if not whole.isfinite().any():
+        return
+    told = ""
+    for size, told in sizes(case):
+        inputs = grown(case, 0, size)
+        try:
+            context = answer(case, inputs)
+        except Exception:  # refusing large numbers is no fault
+            return
+        broken = whole.isfinite().all(-1) & ~context.isfinite().all(-1)
+        if broken.any():
+            b, i = (int(n) for n in broken.nonzero()[0])
+            kind = "NaN" if context[b, i].isnan().any() else "inf"
+            row = f"row {evidence.token(case, evidence.place(case, i))}"
+            yield Finding("overflow", f"with {told}, {row} is {kind}", STABLE, 1.2, "overflow")
+            return
+        shown = None if leaks(case) else unhidden(case, inputs, context, size)
+        if shown is not None:
+            yield Finding("overflow", f"with {told}, {shown}: the number for -inf is not below them", LOWEST, 1.1, "overflow")
+            return
+    yield Checked("large scores give numbers, and hide what is hidden", f"with {told}")
+
+
+def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
+    """The context (b, t, c); where something is drawn, the same again."""
+    seeded(0, case.subject.device)
+    with torch.no_grad():
+        return case.context(*inputs).double().cpu()
+
+
+def sizes(case: Case) -> Iterator[tuple[float, str]]:
+    """How large inputs are made, and in words what scores that gives."""
+    half = torch.finfo(case.subject.dtype).max < 1e5
+    known = usual_score(case)
+    if known is None:
+        yield from ((size, f"inputs {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
+        return
+    power = 1 if case.subject.form == "qkv" else 2  # of a function only the queries are made larger
+    for score in HALF if half else SCORES:
+        yield max(1.0, (score / known) ** (1 / power)), f"scores of about {score:.0e}"
+
+
+def usual_score(case: Case) -> float | None:
+    """The size of scores of usual inputs; None where q and k are not known."""
+    best, match = case.double or case, case.identified
+    if case.subject.form != "qkv" and (match is None or (match.layout.q is None and match.layout.whole is None)):
+        return None
+    target = aim(best, 0, 1.0)
+    trial = as_given(target) if case.subject.form == "qkv" else projected(match.layout, match.heads, target)
+    if trial is None:
+        return None
+    q, k = (x.unflatten(-1, (n, -1)) for x, n in ((trial.given.q, trial.given.heads), (trial.given.k, trial.given.groups)))
+    shared = k.repeat_interleave(trial.given.heads // trial.given.groups, 2)
+    spread = float(torch.einsum("bihd,bjhd->bhij", q, shared).std()) * trial.given.scale
+    return spread if spread > 0 and math.isfinite(spread) else None
+
+
+def grown(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
+    """Usual inputs, x times size; of a function the queries alone."""
+    if case.subject.form == "qkv":
+        q, k, v = case.usual(seed)
+        return q * size, k, v
+    return case.usual(seed, size)
+
+
+def leaks(case: Case) -> bool:
+    """Whether more is seen than may be with ordinary inputs already."""
+    return bool((case.reach.found & ~case.expected(*case.usual()).cpu()).any())
+
+
+def unhidden(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: float) -> str | None:
+    """The first output that moves with a token hidden from it, in words; None where none does."""
+    expected = case.expected(*inputs).cpu()
+    other = grown(case, 100, size)
+    top = context.abs().amax(-1).nan_to_num()
+    for j in range(expected.shape[-1]):
+        hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
+        if case.subject.form == "x" and j < len(hidden):
+            hidden[j] = False  # what passes on a token's own value beside attention
+        moved = (answer(case, reach.replaced(inputs, other, 0, j)) - context)[0].abs().amax(-1)
+        leaking = hidden & (moved > HIDDEN * top[0])
+        if leaking.any():
+            i = int(leaking.int().argmax())
+            seen, own = evidence.token(case, j), evidence.token(case, evidence.place(case, i))
+            return f"changing token {seen}, which is hidden, moves output {own} by {float(moved[i]):.2g}"
+    return None

@@ -1,0 +1,125 @@
+"""Precision: no number inside is rounded to fewer bits than the subject's own, and its error is that of a right layer."""
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.examination.case import Case, joined
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.untouched import seeded
+
+STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; how much a smooth output bends at most, of a step and of how far it goes
+SHAKES = 4  # times inputs and weights are moved by a rounding, to see how far outputs go
+TIMES = {torch.float32: 20.0}  # that far, below which a right layer's error is: 7 was the most of a hundred of them
+HALF_TIMES = 4.0  # in half precision, where it was 2.4
+LONG = 300  # tokens, beyond the 256 ones that a sum in bfloat16 can hold
+INSIDE = "Compute in the dtype of the input, scores and softmax at least in float32: torch.softmax(scores.float(), dim=-1)."
+SUMS = "Add up in float32, and round once at the end: torch.softmax and @ do so inside."
+
+
+def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+    """Steps where a smooth function has none; an error beyond what rounding inputs and weights makes."""
+    exact = case.double
+    if exact is None:
+        yield Unknown("whether numbers are rounded inside", "a module that copy.deepcopy and .double() can copy")
+        return
+    step, bend = max(((step, bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
+    if bend > CURVED * step:
+        told = f"in float64 outputs jump: over a step of {step:g} of the input they bend by {bend:.2g} of how far they go"
+        yield Finding("wrong precision", f"{told}; inside, numbers are rounded to fewer bits", INSIDE, 1.0, "precision")
+        return
+    if exact is case:
+        yield Checked("numbers keep their precision inside", f"outputs bend by {bend:.0e} over a step of {step:g}")
+        return
+    yield from against(case, exact)
+
+
+def bending(case: Case, step: float) -> float:
+    """How far outputs half way are from the middle, of how far they go in all; of most rows."""
+    bends = []
+    for seed in range(3):
+        inputs, along = case.usual(40 + seed), case.usual(50 + seed)
+        at = [answer(case, [x + n * step * d for x, d in zip(inputs, along, strict=True)]) for n in (-1, 0, 1)]
+        gone = (at[2] - at[0]).abs().amax(-1)
+        bends.append(((at[2] + at[0] - 2 * at[1]).abs().amax(-1) / gone)[gone > 0])
+    rows = torch.cat(bends)
+    rows = rows[rows.isfinite()]
+    return float(rows.median()) if len(rows) else 0.0
+
+
+def answer(case: Case, inputs: Sequence[Tensor]) -> Tensor:
+    """The context (b, t, c); where something is drawn, the same again."""
+    seeded(0, case.subject.device)
+    with torch.no_grad():
+        return case.context(*inputs).double()
+
+
+def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
+    """The error beside the budget, for usual and for longer inputs."""
+    bits = str(case.subject.dtype).removeprefix("torch.")
+    found = [measured(case, exact, inputs) for inputs in several(case)]
+    shares = [(error / budget, error, budget, t) for error, budget, t in found if budget > 0]
+    if not shares:
+        return
+    share, error, budget, t = max(shares)
+    times = TIMES.get(case.subject.dtype, HALF_TIMES)
+    if share > times:
+        told = f"with {t} tokens outputs in {bits} are {error:.2g} of the largest from those in float64"
+        yield Finding(
+            "wrong precision", f"{told}; rounding inputs and weights moves them by {budget:.1g}", SUMS, 1.0, "precision"
+        )
+    else:
+        told = f"with {t} tokens {share:.2g} times what rounding inputs and weights makes; {times:g} times would have shown"
+        yield Checked(f"the error in {bits} is a right layer's", told)
+
+
+def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
+    """Usual inputs, and one sequence of many tokens where that is taken."""
+    yield case.usual(60)
+    if not case.free or case.shapes.gap or (case.shapes.most or LONG) < LONG:
+        return
+    try:
+        inputs = case.inputs(LONG, 1, 61)
+        case.ask(*inputs)
+    except Exception:  # refusing another length is no fault
+        return
+    yield inputs
+
+
+def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...]) -> tuple[float, float, int]:
+    """The error, how far outputs go where inputs and weights are rounded, and the number of tokens."""
+    wide = tuple(x.double() for x in inputs)
+    right = answer(exact, wide)
+    error = distance(answer(case, inputs), right)
+    eps = torch.finfo(case.subject.dtype).eps
+    budget = max(distance(shaken(case, exact, wide, eps, seed), right) for seed in range(SHAKES))
+    return error, budget, inputs[-1].shape[-2]
+
+
+def distance(context: Tensor, right: Tensor) -> float:
+    """How far the outputs of most rows of the later half are, of the largest number."""
+    half = right.shape[1] // 2
+    rows = (context - right)[:, half:].abs().amax(-1).flatten()
+    top = float(right.abs().nan_to_num().max())
+    rows = rows[rows.isfinite()]
+    return float(rows.median()) / top if len(rows) and top > 0 else 0.0
+
+
+def shaken(case: Case, exact: Case, inputs: tuple[Tensor, ...], eps: float, seed: int) -> Tensor:
+    """Outputs in float64 of inputs and weights that are moved by up to half a rounding each."""
+    draw = torch.Generator().manual_seed(70 + seed)
+
+    def moved(x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=draw, dtype=torch.float64).to(x.device) - 0.5
+        return x * (1 + eps * noise)
+
+    subject, call = case.subject, exact.subject.call
+    if subject.module is not None and subject.again is not None:
+        other = copy.deepcopy(subject.module).double()
+        with torch.no_grad():
+            for weight in other.parameters():
+                weight.copy_(moved(weight))
+        call = subject.again(other)
+    return joined(call(*map(moved, inputs)).context, subject.form).detach().double()

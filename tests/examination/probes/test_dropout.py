@@ -1,0 +1,118 @@
+"""What is drawn in evaluation is found, and dropout whose mean is not what evaluation gives."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination import wrong_training as wrong
+from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
+from regard import Everything
+from regard.examination.probes.dropout import look
+
+P = 0.3
+weigh = hiding(later)
+
+
+class Dropped(Layer):
+    """Dropout of the weights, the input or the output, as nn.Dropout does it."""
+
+    def __init__(self, where, p=P):
+        super().__init__(weigh)
+        self.where, self.dropout = where, nn.Dropout(p)
+
+    def forward(self, x):
+        x = self.dropout(x) if self.where == "input" else x
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        weights = weigh(q @ k.mT / D_OUT**0.5)
+        y = (self.dropout(weights) if self.where == "weights" else weights) @ v
+        return self.dropout(y) if self.where == "output" else y
+
+
+class Kept(Dropped):
+    """Zeros of which nothing makes up."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * (1 - P) if self.training else y
+
+
+class Batches(nn.Module):
+    def forward(self, x):
+        return x.unflatten(0, (-1, 5)) if len(x) % 5 == 0 else x.unflatten(0, (-1, 1))
+
+
+def findings(layer, **told):
+    return [
+        one for one in look(case_of(layer.eval() if isinstance(layer, nn.Module) else layer, **told)) if hasattr(one, "kind")
+    ]
+
+
+@pytest.mark.parametrize("layer", [wrong.DropsAlways(), wrong.KernelDropsAlways()])
+def test_what_is_drawn_in_evaluation_is_found(layer):
+    (finding,) = findings(layer)
+    assert finding.kind == "dropout in evaluation"
+    assert "in evaluation mode" in finding.evidence
+
+
+def test_a_function_that_drops_is_found():
+    (finding,) = findings(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=P), expects=Everything())
+    assert finding.kind == "dropout in evaluation"
+    assert "function" in finding.evidence
+
+
+@pytest.mark.parametrize("where", ["weights", "input", "output"])
+def test_dropout_that_is_rescaled_is_no_finding_wherever_it_stands(where):
+    said = list(look(case_of(Dropped(where).eval())))
+    assert kinds(said) == []
+    assert any("mean" in one.what for one in said)
+
+
+@pytest.mark.parametrize("where", ["weights", "input", "output"])
+def test_zeros_that_nothing_makes_up_for_are_found(where):
+    (finding,) = findings(Kept(where))
+    assert finding.kind == "dropout not rescaled"
+    assert "0.7 times" in finding.evidence or "0.69" in finding.evidence or "0.70" in finding.evidence
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
+def test_every_probability_is_near_enough_to_its_mean(p):
+    assert findings(Dropped("weights", p)) == []
+
+
+@pytest.mark.parametrize("made", [wrong.NotRescaled, wrong.RescaledByDropped, wrong.RescaledInEvaluation])
+def test_what_is_divided_by_the_wrong_number_is_found(made):
+    torch.manual_seed(0)
+    (finding,) = findings(made())
+    assert finding.kind == "dropout not rescaled"
+
+
+def test_dropout_of_scores_is_told_apart():
+    torch.manual_seed(0)
+    (finding,) = findings(wrong.ScoresDropped())
+    assert finding.kind == "dropout not rescaled"
+    assert "scores are dropped" in finding.evidence
+
+
+def test_what_stands_after_a_norm_cannot_be_told():
+    said = list(look(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
+    assert kinds(said) == []
+    assert any("without norms" in getattr(one, "needs", "") for one in said)
+
+
+def test_a_layer_without_dropout_is_asked_no_more():
+    assert [one.what for one in look(case_of(Layer(weigh)))] == ["nothing is drawn in evaluation"]
+
+
+def test_the_module_stays_in_evaluation():
+    layer = Dropped("weights").eval()
+    list(look(case_of(layer)))
+    assert not layer.training
+    assert not layer.dropout.training
+
+
+def test_a_batch_norm_in_training_leaves_no_trace():
+    layer = nn.Sequential(Dropped("weights"), nn.Flatten(0, 1), nn.BatchNorm1d(D_OUT), Batches()).eval()
+    before = {name: x.clone() for name, x in layer.state_dict().items()}
+    list(look(case_of(layer, sample=torch.randn(2, 5, D_IN))))
+    assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())

@@ -1,0 +1,66 @@
+"""Scores that are too large for a softmax or for a mask are found."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from examination import wrong_softmax as wrong
+from examination.given import Layer, case_of, hiding, kinds, later
+from regard import Causal, Everything
+from regard.examination.identify.match import identify
+from regard.examination.probes.overflow import look
+
+
+def case(layer, dtype=torch.float32, **told):
+    """A case that knows its scores, as examine makes it."""
+    made = case_of(layer.to(dtype) if isinstance(layer, torch.nn.Module) else layer, **told)
+    made._identify = identify
+    return made
+
+
+def by_exp(scores):
+    """No maximum is taken away."""
+    numbers = scores.masked_fill(later(*scores.shape[-2:]), -torch.inf).exp()
+    return numbers / numbers.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_exp_without_the_maximum_is_found_in_every_dtype(dtype):
+    (finding,) = look(case(Layer(by_exp), dtype))
+    assert finding.kind == "overflow"
+    assert "NaN" in finding.evidence
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_softmax_that_takes_it_away_is_no_finding(dtype):
+    assert kinds(look(case(Layer(hiding(later)), dtype))) == []
+
+
+def test_a_function_that_overflows_is_found():
+    (finding,) = look(case(wrong.exp_overflows))
+    assert finding.kind == "overflow"
+
+
+def test_a_function_that_does_not_is_no_finding():
+    assert kinds(look(case(functools.partial(F.scaled_dot_product_attention, is_causal=True)))) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(-1e3, True), (-1e4, True), (-1e9, False), (torch.finfo(torch.float32).min, False)]
+)
+def test_a_number_for_minus_infinity_is_judged_by_scores_of_ten_thousand(value, found):
+    said = list(look(case(Layer(hiding(later, value)))))
+    assert kinds(said) == (["overflow"] if found else [])
+    if found:
+        assert "which is hidden" in said[0].evidence
+        assert "-torch.inf" in said[0].cure
+
+
+def test_a_layer_that_leaks_anyway_is_not_told_of_its_mask_again():
+    assert kinds(look(case(Layer(lambda scores: scores.softmax(-1)), expects=Causal()))) == []
+
+
+def test_rows_that_are_no_numbers_anyway_are_left_to_others():
+    assert list(look(case(Layer(lambda scores: scores.softmax(-1) * torch.nan), expects=Everything()))) == []

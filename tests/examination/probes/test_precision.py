@@ -1,0 +1,84 @@
+"""Numbers that are rounded to fewer bits than they came in are found; half precision as such is no fault."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination import wrong_softmax as wrong
+from examination.given import Layer, case_of, hiding, kinds, later
+from regard import Everything, layers
+from regard.examination.probes.precision import look
+
+weigh = hiding(later)
+
+
+class Inside(Layer):
+    """Scores, weights or values go through another dtype."""
+
+    def __init__(self, where, dtype):
+        super().__init__(weigh)
+        self.where, self.inner = where, dtype
+
+    def forward(self, x):
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        weights = weigh(self.through("scores", q @ k.mT / q.shape[-1] ** 0.5))
+        return self.through("weights", weights) @ self.through("values", v)
+
+    def through(self, where, x):
+        return x.to(self.inner).to(x.dtype) if where == self.where else x
+
+
+@pytest.mark.parametrize("where", ["scores", "weights", "values"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inside_a_layer_is_found(where, dtype):
+    (finding,) = look(case_of(Inside(where, dtype)))
+    assert finding.kind == "wrong precision"
+    assert "fewer bits" in finding.evidence
+
+
+def test_float32_inside_a_layer_is_no_finding():
+    assert kinds(look(case_of(Inside("scores", torch.float32).double()))) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: Layer(weigh), lambda: layers.MultiHeadAttention(14, 30, 17, 0.0, 5), lambda: nn.MultiheadAttention(12, 3)],
+)
+def test_a_right_layer_is_no_finding_in_any_dtype(layer, dtype):
+    said = list(look(case_of(layer().to(dtype))))
+    assert kinds(said) == []
+    assert said
+
+
+def test_sums_kept_in_half_precision_are_found():
+    torch.manual_seed(0)
+    (finding,) = look(case_of(wrong.HalfSums()))
+    assert finding.kind == "wrong precision"
+    assert "300 tokens" in finding.evidence
+    assert "bfloat16" in finding.evidence
+
+
+def test_a_function_that_rounds_is_found():
+    def rounding(q, k, v):
+        return F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+
+    (finding,) = look(case_of(rounding, Everything()))
+    assert finding.kind == "wrong precision"
+
+
+def test_a_function_in_half_precision_is_no_finding():
+    sample = tuple(torch.randn(2, 3, 5, 8, dtype=torch.bfloat16) for _ in range(3))
+    assert kinds(look(case_of(functools.partial(F.scaled_dot_product_attention, is_causal=True), sample=sample))) == []
+
+
+def test_what_does_not_run_in_float64_cannot_be_told():
+    class Single(Layer):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    (unknown,) = look(case_of(Single(weigh)))
+    assert ".double()" in unknown.needs
