@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import evaluate, generate, heads, look, serve, train, translate, verify, walk
+from regard.cli import evaluate, examine, generate, heads, look, serve, train, translate, verify, walk
 from regard.errors import RegardError
 
 COMMANDS = {
@@ -19,6 +19,7 @@ COMMANDS = {
     "train": train,
     "evaluate": evaluate,
     "translate": translate,
+    "examine": examine,
     "verify": verify,
 }
 

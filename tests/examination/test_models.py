@@ -1,0 +1,234 @@
+"""A whole model is examined layer by layer and from end to end, and a leak is laid at the right layer's door."""
+
+import gc
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+from observe import models as others
+from observe.families import DECODERS, ENCODERS
+from regard import GPT2, Causal, Everything, GPT2Config, Window
+from regard.errors import ConfigError
+from regard.examination.models import examine_model, is_model
+from regard.mechanism import heads
+
+T, WIDTH = 8, 35
+
+
+def gpt2(**settings):
+    torch.manual_seed(0)
+    sizes = {"layers": 4, "heads": 5, "width": WIDTH, "context": 11, "vocabulary": 101, **settings}
+    model = GPT2(GPT2Config(**sizes))
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3) if weight.dim() == 2 else None
+    return model.eval()
+
+
+def seeing(attention, mask):
+    """An attention of regard's with another rule."""
+
+    def forward(self, x, past=None, rest=None):
+        return self.out_proj(heads.join(regard.attention(*self.project(x), mask)))
+
+    attention.forward = types.MethodType(forward, attention)
+
+
+def kinds(report):
+    return [one.kind for one in report.findings]
+
+
+@pytest.mark.parametrize("make", [gpt2, others.gpt2, others.llama])
+def test_nothing_is_found_of_a_right_model(make):
+    report = regard.examine(make())
+    assert report, str(report)
+    assert any("layers" in one.sensitivity for one in report.checked)
+    assert any("end to end" in one.what for one in report.checked)
+
+
+QUICK = [family for family in (*DECODERS, *ENCODERS) if family.quick]
+
+
+@pytest.mark.parametrize("family", QUICK, ids=lambda family: family.name)
+def test_nothing_is_found_of_a_family(family):
+    assert regard.examine(family.build(), expects=Causal() if family in DECODERS else Everything())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [one for one in (*DECODERS, *ENCODERS) if one not in QUICK], ids=lambda family: family.name)
+def test_nothing_is_found_of_any_family(family):
+    assert regard.examine(family.build(), expects=Causal() if family in DECODERS else Everything())
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_a_leak_is_laid_at_its_layers_door(layer):
+    model = gpt2()
+    seeing(model.blocks[layer].attention, Everything())
+    report = regard.examine(model)
+    assert kinds(report) == ["future leak"]
+    assert f"blocks.{layer}.attention: row 0 puts" in report.findings[0].evidence
+    assert "moves output 0 of the model" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize(("make", "path"), [(others.gpt2, "transformer.h.1.attn"), (others.llama, "model.layers.1.self_attn")])
+def test_a_leak_of_one_layer_of_hugging_face_is_laid_at_its_door(make, path):
+    model = make()
+    attention = model.get_submodule(path)
+    plain = attention.forward
+
+    def forward(*given, **named):
+        named["attention_mask"] = torch.zeros(1, 1, T, T)  # nothing is hidden
+        return plain(*given, **named)
+
+    attention.forward = forward
+    report = regard.examine(model)
+    assert kinds(report) == ["future leak"]
+    assert f"{path}: row 0 puts" in report.findings[0].evidence
+
+
+def test_several_leaks_are_one_finding_that_counts_them():
+    model = gpt2()
+    for number in (1, 2, 3):
+        seeing(model.blocks[number].attention, Everything())
+    (finding,) = regard.examine(model).findings
+    assert finding.evidence.startswith("blocks.1.attention")
+    assert "so in 2 more layers" in finding.evidence
+
+
+def test_a_leak_beside_attention_is_laid_at_the_door_of_its_module():
+    model = gpt2()
+    feed = model.blocks[2].up
+    plain = feed.forward
+    feed.forward = lambda x: plain(x - x.mean(1, keepdim=True))
+    (finding,) = regard.examine(model).findings
+    assert finding.kind == "future leak"
+    assert finding.evidence.endswith("the first module that moves there is blocks.2.up")
+
+
+def test_a_batch_leak_is_found():
+    model = gpt2()
+    norm = model.norm
+    plain = norm.forward
+    norm.forward = lambda x: plain(x + x.mean(0, keepdim=True))
+    assert "batch leak" in kinds(regard.examine(model))
+
+
+def test_a_layer_that_sees_less_is_found_and_a_window_is_not():
+    model = gpt2()
+    seeing(model.blocks[1].attention, Causal() & ~Window(0, 0) | Window(0, 0) & regard.Prefix(1))
+    (finding,) = regard.examine(model).findings
+    assert finding.kind == "wrong mask"
+    assert "blocks.1.attention" in finding.evidence
+    model = gpt2()
+    seeing(model.blocks[1].attention, Causal() & Window(2))
+    report = regard.examine(model)
+    assert report
+    assert any("of these 1 see only tokens that are near" in one.sensitivity for one in report.checked)
+
+
+def test_an_encoder_that_is_left_causal_is_found():
+    (finding,) = regard.examine(gpt2(), expects=Everything()).findings
+    assert finding.kind == "wrong mask"
+    assert "so in 3 more layers" in finding.evidence
+
+
+def test_what_several_windows_reach_together_is_no_leak():
+    model = gpt2()
+    for block in model.blocks:
+        seeing(block.attention, Causal() & Window(2))
+    assert regard.examine(model, expects=Causal() & Window(2))
+    assert kinds(regard.examine(model, expects=Causal() & Window(1))) == ["wrong mask"]
+
+
+def test_dropout_in_evaluation_is_found():
+    model = gpt2()
+    model.dropout.forward = lambda x: F.dropout(x, 0.3)
+    assert kinds(regard.examine(model)) == ["dropout in evaluation"]
+
+
+def test_outputs_that_are_no_numbers_are_found():
+    model = gpt2()
+    model.blocks[1].norm_feed.forward = lambda x: x * torch.nan
+    assert kinds(regard.examine(model)) == ["blind row"]
+
+
+def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
+    class Block(nn.Module):
+        def __init__(self, leak):
+            super().__init__()
+            self.leak, self.project = leak, nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x):
+            q, k, v = self.project(x).chunk(3, -1)
+            scores = torch.einsum("bqc,bkc->bqk", q, k)
+            hidden = torch.ones_like(scores).triu(1 + self.leak).bool()
+            numbers = scores.masked_fill(hidden, -1e9).sub(scores.amax(-1, keepdim=True)).exp()
+            return x + torch.einsum("bqk,bkc->bqc", numbers / numbers.sum(-1, keepdim=True), v)
+
+    def model(leak):
+        return nn.Sequential(nn.Embedding(19, WIDTH), Block(0), Block(leak), nn.Linear(WIDTH, 19))
+
+    report = regard.examine(model(0))
+    assert report
+    assert any("every layer" in one.what for one in report.unknown)
+    (finding,) = regard.examine(model(1)).findings
+    assert finding.kind == "future leak"
+    assert "the first module that moves there is" in finding.evidence
+
+
+def test_a_model_is_told_from_a_layer():
+    class Places(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.attention = nn.Embedding(16, 12), nn.MultiheadAttention(12, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(*[x + self.places(torch.arange(x.shape[1]))] * 3)[0]
+
+    assert is_model(gpt2())
+    assert is_model(others.llama())
+    assert not is_model(regard.MultiHeadAttention(14, 30, 17, 0.0, 5))
+    assert not is_model(Places())
+    assert not is_model(F.scaled_dot_product_attention)
+    assert is_model(gpt2(), torch.zeros(2, 5, dtype=torch.long))
+    assert not is_model(gpt2(), torch.zeros(2, 5, WIDTH))
+
+
+def test_a_sample_of_ids_is_used():
+    report = regard.examine(gpt2(), sample=torch.arange(20).view(2, 10))
+    assert report
+    assert "(2, 10)" in report.notes[0]
+    assert report.reach.expected.shape == (10, 10)
+
+
+def test_a_model_that_takes_no_ids_is_an_error_that_says_what_to_pass():
+    model = gpt2()
+    model.forward = lambda ids: 1 / 0
+    with pytest.raises(ConfigError, match="sample="):
+        examine_model(model, expects=Causal())
+
+
+def test_mode_hooks_random_state_and_weights_are_as_before():
+    model = gpt2(dropout=0.1).train()
+    model.blocks[1].eval()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = torch.get_rng_state()
+    regard.examine(model)
+    assert model.training
+    assert not model.blocks[1].training
+    assert all(not part._forward_hooks for part in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_the_shape_of_gpt2_takes_little_memory():
+    resource = pytest.importorskip("resource")
+    model = GPT2(GPT2Config.small())
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert regard.examine(model)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB; its weights are 500 MB
