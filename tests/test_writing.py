@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from regard.writing import whole
 
@@ -28,6 +30,13 @@ def test_of_several_files_none_takes_its_place_before_all_are_written(tmp_path):
         b.write_text("B")
         assert not any(place.exists() for place in places)
     assert [place.read_text() for place in places] == ["A", "B"]
+
+
+def test_a_file_is_readable_to_whom_any_new_file_is_whatever_its_writer_does(tmp_path):
+    with whole(tmp_path / "a") as (beside,):
+        save_file({"w": torch.zeros(3)}, beside)
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
 def test_what_is_no_file_is_never_replaced(tmp_path):

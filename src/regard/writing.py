@@ -19,8 +19,10 @@ def whole(*places: Path) -> Iterator[list[Path]]:
             raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
     beside = [place.with_name(f".{place.name}.{os.getpid()}.partial") for place in places]
     try:
+        modes = [permissions(path) for path in beside]
         yield beside
-        for path in beside:
+        for path, mode in zip(beside, modes, strict=True):
+            path.chmod(mode)
             with path.open("rb") as written:
                 os.fsync(written.fileno())
         for path, place in zip(beside, places, strict=True):
@@ -28,3 +30,11 @@ def whole(*places: Path) -> Iterator[list[Path]]:
     finally:
         for path in beside:
             path.unlink(missing_ok=True)
+
+
+def permissions(path: Path) -> int:
+    """What a new file gets there; some writers, safetensors among them, would let nobody but its owner read it."""
+    path.touch(exist_ok=False)
+    mode = path.stat().st_mode
+    path.unlink()
+    return mode

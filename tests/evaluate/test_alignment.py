@@ -3,7 +3,8 @@ import torch
 
 from models.translators import Weights
 from regard.errors import DataError
-from regard.evaluate.alignment import END, align, grouped, merged
+from regard.evaluate.alignment import align, grouped, merged
+from regard.generate.translation import END
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.text import BytePair

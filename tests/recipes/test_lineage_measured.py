@@ -124,15 +124,15 @@ def test_a_state_is_that_of_its_sentence_whatever_stands_beside_it(model):
 
 
 def test_twins_stand_once_on_either_side_and_are_words():
-    source = ["taxi", "orange", "on", "taxi", "...", "Tom", "12345", "(end)"]
-    target = ["orange", "taxi", "on", "12345", "...", "Tom", "(end)"]
+    source = ["taxi", "orange", "on", "taxi", "...", "Tom", "12345", "⟨end⟩"]
+    target = ["orange", "taxi", "on", "12345", "...", "Tom", "⟨end⟩"]
     assert alignments.alike(Alignment(source, target, torch.ones(1, 7, 8))) == [(0, 1), (3, 6)]
 
 
 def test_the_weight_of_twins_is_their_mean_in_each_layer(model, monkeypatch):
     weights = torch.tensor([[[0.7, 0.3], [0.2, 0.8]], [[0.9, 0.1], [0.6, 0.4]]])
-    given = Alignment(["orange", "(end)"], ["une", "orange"], weights)
-    given.target.append("(end)")
+    given = Alignment(["orange", "⟨end⟩"], ["une", "orange"], weights)
+    given.target.append("⟨end⟩")
     monkeypatch.setattr(alignments, "align", lambda *asked: given)
     shares, counted = alignments.twins(model, ["orange", "blue", "orange"], ["orange", "bleu", "orange"])
     assert counted == 2

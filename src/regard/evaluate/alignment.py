@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.generate.translation import Translator, ending
+from regard.generate.translation import END, Translator, ending
 from regard.observe import record
 from regard.text import BytePair
 
 WORD = re.compile(r"\w(?:\S*\w)?|[^\w\s]+")  # what white space divides, the signs at its ends apart: l'homme, t-shirt, don't
-END = "(end)"
 
 
 @dataclass(frozen=True, eq=False)

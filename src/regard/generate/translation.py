@@ -12,6 +12,7 @@ from regard.generate.beams import Found
 from regard.generate.reader import device_of, rows_of
 from regard.generate.sampling import checked, wide
 
+END = "⟨end⟩"  # how the token that ends a sentence is shown
 TIMES, MORE = 2, 10  # a translation has at most so many times the tokens of its source, and so many more
 
 

@@ -6,11 +6,12 @@ import torch
 import regard
 from regard.errors import ConfigError, DataError
 from regard.evaluate.translation import translations
+from regard.generate.translation import END
 from regard.map.codes import coded
 from regard.models.recurrent import RecurrentTranslator
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of, typed
-from regard.show.page.translating import END, Translating, recorded, translating
+from regard.show.page.translating import Translating, recorded, translating
 from regard.weights.translators import CARRIED
 from show.page.asking import asking
 from show.page.translators import PAIRS, READ, WRITTEN, small

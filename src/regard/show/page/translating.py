@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from regard.errors import ConfigError, DataError
-from regard.generate.translation import ending, translate
+from regard.generate.translation import END, ending, translate
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.observe import Recording, record
 from regard.weights.translators import CARRIED
 
-END = "⟨end⟩"  # how the token that ends a sentence is written here
 EXAMPLE, SENTENCE = "translator", "A man in a blue shirt is riding a horse."  # which is carried, and what it reads
 SENTENCES = (SENTENCE, "Two young girls are playing in the snow.", "The old woman is reading a book in the park.")
 Translator = RecurrentTranslator | Transformer

@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 
+from regard.generate.translation import END
 from regard.models import GPT2
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
-from regard.show.page.translating import END, SENTENCE, example, recorded, translating
+from regard.show.page.translating import SENTENCE, example, recorded, translating
 from regard.weights.translators import CARRIED
 from show.page.browser.patience import quiet, until
 from show.page.translators import READ, WRITTEN, small
