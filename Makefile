@@ -9,6 +9,7 @@ TORCH ?= torch==2.13.0
 BIN = .venv/bin
 STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his blue ball to Lily.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PYTEST = $(BIN)/python -m pytest --quiet -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick lint docs bench browser clean
 .DEFAULT_GOAL := demo
@@ -26,10 +27,10 @@ demo: .venv/ready
 
 test: .venv/ready-for-work
 	@echo "Running every test; a few minutes."
-	@$(BIN)/python -m pytest --quiet --durations=5
+	@$(PYTEST) --durations=5
 
 quick: .venv/ready-for-work
-	@$(BIN)/python -m pytest --quiet -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

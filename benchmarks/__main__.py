@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    examining,
     families,
     generation,
     kernels,
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "scaling": scaling,
     "observing": observing,
     "lineage": lineage,
+    "examining": examining,
 }
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"

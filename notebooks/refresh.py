@@ -1,5 +1,6 @@
-"""Runs every notebook beside this file and stores what it shows."""
+"""Runs every notebook beside this file, or those that are named, and stores what they show."""
 
+import sys
 from pathlib import Path
 
 import nbformat
@@ -30,6 +31,6 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 
 if __name__ == "__main__":
-    for path in sorted(FOLDER.glob("*.ipynb")):
+    for path in map(Path, sys.argv[1:] or sorted(FOLDER.glob("*.ipynb"))):
         print(f"running {path.name}")
         nbformat.write(run(path), path)

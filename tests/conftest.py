@@ -1,4 +1,8 @@
-"""Settings for every test: hypothesis without a deadline, the same examples each time in CI."""
+"""Settings for every test: hypothesis without a deadline, the same examples each time in CI; each process its share of cores.
+
+With `-n 2`, as make runs them, two processes take the files of tests in turn, each with half of the threads: a test may
+rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
+"""
 
 import os
 
@@ -7,3 +11,6 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(together))))

@@ -1,6 +1,7 @@
 """The floors of the house: a module imports its own room or a lower floor, and no imports go round in a circle."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def floor_of(room: str) -> int:
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
 
 
+@cache
 def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
 

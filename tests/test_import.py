@@ -29,7 +29,10 @@ def state():
 
 modules, before = set(sys.modules), state()
 import regard
-print(json.dumps({"modules": sorted(set(sys.modules) - modules), "same": [a == b for a, b in zip(before, state())]}))
+at_once = sorted(set(sys.modules) - modules)
+regard.attend, regard.AttentionMap, regard.CausalAttention
+after = sorted(set(sys.modules) - modules)
+print(json.dumps({"at once": at_once, "modules": after, "same": [a == b for a, b in zip(before, state())]}))
 """
 
 
@@ -50,4 +53,5 @@ def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
 
 def test_importing_reaches_only_the_rooms_that_need_nothing_more_than_torch(after):
     rooms = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
+    assert [name for name in after["at once"] if name.startswith("regard.")] == ["regard.errors", "regard.shown"]
     assert rooms == {"errors", "shown", "compiled", "mechanism", "map", "layers", "products"}

@@ -2,7 +2,8 @@
 
 Six words and three hundred tokens are read by the pocket model; a hundred thousand words attend by two heads that were planted:
 one looks at what stood just before, the other at what came after earlier places of the same word, nearer ones more. Type and
-Generate run a model, and none here reads so much: they have no picture of a hundred thousand.
+Generate run a model, and none here reads so much: they have no picture of a hundred thousand. Who may see whom is asked of
+the pocket model without the mask of one layer; a translation is of the translator that is carried.
 """
 
 import shutil
@@ -15,12 +16,18 @@ from benchmarks.page import Attends
 from playwright.sync_api import sync_playwright
 
 import regard
+from regard.layers.multi_head import MultiHeadAttention
+from regard.mechanism import attention, heads
+from regard.models import translator
 from regard.show.page.server import Server
 from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
+from regard.show.page.translating import SENTENCE
+from regard.weights.translators import CARRIED
 
 FOLDER = Path(__file__).parent
 SIX = "Your journey starts with one step"
+BALLS = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom."
 STORY = 300  # tokens
 LONG, WIDTH, VOCABULARY = 100_000, 64, 4000
 VIEWS = {  # the name of a picture, and the link that it shows
@@ -31,6 +38,7 @@ VIEWS = {  # the name of a picture, and the link that it shows
     "steps": "view=steps&layer={layer}&head={head}&step=weights",
     "compare": "view=compare&layer=0&head=0&layer2={layer}&head2={head}",
 }
+ALONE = {"sight", "translation"}  # pictures of sessions of their own
 WRITTEN = {"6": 5, "300": 80}  # of the words, those that Generate writes: it offers so many; the rest is what it begins with
 
 
@@ -40,24 +48,36 @@ def main() -> None:
     model = regard.GPT2.load("pocket")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, session, place in (
-            ("6", read(model, SIX), {"layer": 3, "head": 1, "q": 5}),
-            ("300", read(model, stories(model)), {"layer": 3, "head": 1, "q": 250}),
-            ("100000", Session(planted()), {"layer": 0, "head": 1, "q": 60_000}),
-        ):
-            views = VIEWS if name != "100000" else {view: link for view, link in VIEWS.items() if view != "type"}
-            with Server(session) as server:
-                for view, link in views.items():
-                    if not named or f"{view}-{name}" in named:
-                        shoot(browser, f"{server.address}#{link.format(**place)}", f"page-{view}-{name}.png")
-                if name in WRITTEN and (not named or f"generate-{name}" in named):
-                    begun = "Once" if name == "6" else begin(model, STORY - WRITTEN[name])
-                    generate(browser, server.address, begun, WRITTEN[name], f"page-generate-{name}.png")
-                if name == "300" and (not named or "dark" in named):
-                    text = f"{server.address}#{VIEWS['text'].format(**place)}"
-                    shoot(browser, text, "page-dark.png", dark=True)
-                    shoot(browser, text, "page-phone.png", width=390)
+        if not named or named - ALONE:
+            gallery(browser, model, named)
+        if not named or "sight" in named:
+            with Server(read(unmasked(), BALLS)) as server:
+                shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
+        if not named or "translation" in named:
+            with Server(Session(None, speaker_of(translator.load(CARRIED["translator"])))) as server:
+                translation(browser, server.address, "page-translation.png")
         browser.close()
+
+
+def gallery(browser: Any, model: regard.GPT2, named: set[str]) -> None:
+    """The views at each length."""
+    for name, session, place in (
+        ("6", read(model, SIX), {"layer": 3, "head": 1, "q": 5}),
+        ("300", read(model, stories(model)), {"layer": 3, "head": 1, "q": 250}),
+        ("100000", Session(planted()), {"layer": 0, "head": 1, "q": 60_000}),
+    ):
+        views = VIEWS if name != "100000" else {view: link for view, link in VIEWS.items() if view != "type"}
+        with Server(session) as server:
+            for view, link in views.items():
+                if not named or f"{view}-{name}" in named:
+                    shoot(browser, f"{server.address}#{link.format(**place)}", f"page-{view}-{name}.png")
+            if name in WRITTEN and (not named or f"generate-{name}" in named):
+                begun = "Once" if name == "6" else begin(model, STORY - WRITTEN[name])
+                generate(browser, server.address, begun, WRITTEN[name], f"page-generate-{name}.png")
+            if name == "300" and (not named or "dark" in named):
+                text = f"{server.address}#{VIEWS['text'].format(**place)}"
+                shoot(browser, text, "page-dark.png", dark=True)
+                shoot(browser, text, "page-phone.png", width=390)
 
 
 def stories(model: regard.GPT2) -> str:
@@ -107,6 +127,33 @@ def generate(browser: Any, address: str, begun: str, words: int, name: str) -> N
         page.wait_for_selector(".generate-after a", timeout=120_000)
         settle(page)
         page.screenshot(path=FOLDER / name)
+
+
+def translation(browser: Any, address: str, name: str) -> None:
+    """The picture of a sentence that was offered and translated."""
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_role("button", name=SENTENCE).click()
+        page.wait_for_selector(".type-words >> nth=1", timeout=120_000)
+        settle(page)
+        page.screenshot(path=FOLDER / name)
+
+
+class Unmasked(MultiHeadAttention):
+    """A layer that has lost its mask."""
+
+    def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
+        """The context of every word, of all words."""
+        output: torch.Tensor = self.out_proj(heads.join(attention(*self.project(x))))
+        return output
+
+
+def unmasked() -> regard.GPT2:
+    """The pocket model with such a layer."""
+    model = regard.GPT2.load("pocket")
+    model.blocks[2].attention.__class__ = Unmasked
+    return model
 
 
 def settle(page: Any) -> None:

@@ -21,11 +21,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "lineage.md"
 BEGIN, END = "<!-- {}: written by python -m recipes.lineage --measure -->", "<!-- end of {} -->"
 TOLD = 3  # words that are looked at, of a row
 SCORES = ("BLEU_1", "BLEU_4", "chrF_4")
-TABLED = (
-    *((place, state) for place in ("first", "second", "last") for state in ("forward", "backward")),
-    ("first", "both"),
-    ("middle", "both"),
-)
+BOTH_WAYS = ("forward", "backward")
+TABLED = {"first": BOTH_WAYS, "second": BOTH_WAYS, "middle": ("both",), "last": BOTH_WAYS}  # the states told of each word
+EVERY = 2  # of so many bins of lengths one is in the table, the last among them; the picture has all
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Seen = Mapping[str, Any]
@@ -155,16 +153,22 @@ def probes(rows: Rows, seen: Seen) -> Iterator[str]:
         says = f"Share of words that a linear probe reads from the last states, encoders {pictures.SETS[pairs]}"
         yield f"![{says}, against the length of the sentence](pictures/lineage-probe-{pairs}.svg)"
         yield ""
-    bins = list(dict.fromkeys((one["above"], one["upto"]) for row in probed for one in row["probe"]))
+    bins = list(dict.fromkeys((one["above"], one["upto"]) for row in probed for one in row["probe"]))[::-EVERY][::-1]
     named = [
         f"up to {upto}" if not above else f"over {above}" if upto >= 1000 else f"{above + 1} to {upto}" for above, upto in bins
     ]
-    yield from head("trained on", "model", "word", "state", *named)
+    yield from head("trained on", "model", "word", *named)
     for row in probed:
-        for place, state in TABLED:
-            own = {one["above"]: one for one in row["probe"] if (one["place"], one["state"]) == (place, state)}
-            cells = [f"{own[above]['share']:.2f} ({own[above]['most']:.2f})" if above in own else "" for above, _ in bins]
-            yield line(trained_on(row), pictures.NAMES[row["model"]], place, state, *cells)
+        for word, states in TABLED.items():
+            yield line(trained_on(row), pictures.NAMES[row["model"]], word, *(read(row, word, states, one) for one, _ in bins))
+
+
+def read(row: Row, word: str, states: Sequence[str], above: int) -> str:
+    """The share that is read from each state, and what naming the most frequent word would get."""
+    some = [one for one in row["probe"] if (one["place"], one["above"]) == (word, above)]
+    own = [one for state in states for one in some if one["state"] == state]
+    shares = ", ".join(format(one["share"], ".2f") for one in own)
+    return f"{shares} ({own[0]['most']:.2f})" if own else ""
 
 
 def grouped(rows: Rows) -> list[Rows]:

@@ -4,33 +4,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ConfigError, DataError, RegardError, ShapeError, TooLargeError, WeightsError
-from regard.layers import (
-    AdditiveAttention,
-    BareSelfAttention,
-    CausalAttention,
-    MultiHeadAttention,
-    SelfAttention,
-    SimpleSelfAttention,
-    StackedHeads,
-)
-from regard.map import AttentionMap
-from regard.mechanism import (
-    Causal,
-    Documents,
-    Everything,
-    Given,
-    Padding,
-    Prefix,
-    Steps,
-    Window,
-    attend,
-    attention,
-)
 from regard.shown import Shown
 
 if TYPE_CHECKING:
     from regard.examination import Finding, Report, examine
     from regard.generate import quantise
+    from regard.layers import (
+        AdditiveAttention,
+        BareSelfAttention,
+        CausalAttention,
+        MultiHeadAttention,
+        SelfAttention,
+        SimpleSelfAttention,
+        StackedHeads,
+    )
+    from regard.map import AttentionMap
+    from regard.mechanism import (
+        Causal,
+        Documents,
+        Everything,
+        Given,
+        Padding,
+        Prefix,
+        Steps,
+        Window,
+        attend,
+        attention,
+    )
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
     from regard.observe.heads import heads
@@ -43,9 +43,31 @@ if TYPE_CHECKING:
     from regard.show.page import serve
     from regard.show.page.onefile import page
 
-WHEN_ASKED = {  # rooms that need more than torch, or more time than importing may take
+WHEN_ASKED = {  # the room of each name, imported when the name is first asked for: torch alone takes a second
     "regard.examination": ("Finding", "Report", "examine"),
     "regard.generate": ("quantise",),
+    "regard.layers": (
+        "AdditiveAttention",
+        "BareSelfAttention",
+        "CausalAttention",
+        "MultiHeadAttention",
+        "SelfAttention",
+        "SimpleSelfAttention",
+        "StackedHeads",
+    ),
+    "regard.map": ("AttentionMap",),
+    "regard.mechanism": (
+        "Causal",
+        "Documents",
+        "Everything",
+        "Given",
+        "Padding",
+        "Prefix",
+        "Steps",
+        "Window",
+        "attend",
+        "attention",
+    ),
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.compare": ("compare",),
     "regard.observe.unpacking": ("load",),
@@ -59,7 +81,7 @@ WHEN_ASKED = {  # rooms that need more than torch, or more time than importing m
     "regard.show.page.onefile": ("page",),
 }
 
-ROOMS = ("train",)  # that are used by their own name: regard.train.run
+ROOMS = ("layers", "map", "mechanism", "train")  # that are used by their own name: regard.train.run
 
 Shown.by = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps where a notebook asks
 

@@ -123,6 +123,17 @@ def test_json_is_the_whole_report_and_nothing_else(file, capsys):
     assert "running" in err
 
 
+def test_the_page_says_what_the_terminal_says_and_is_written_whole_or_not_at_all(file, tmp_path, capsys):
+    assert main(["examine", f"{file}:Leaking", "--args", "14", "6", "--page", str(tmp_path / "report.html")]) == 1
+    kind = capsys.readouterr().out.split("\n\n")[1].split("  ")[0]
+    written = (tmp_path / "report.html").read_text()
+    assert kind == "future leak"
+    assert kind in written
+    assert written.startswith("<!doctype html>")
+    assert main(["examine", f"{file}:Leaking", "--args", "14", "6", "--page", str(tmp_path / "no" / "report.html")]) == 2
+    assert f"--page {tmp_path / 'no' / 'report.html'}: No such file" in capsys.readouterr().err
+
+
 def test_a_module_of_a_package_is_examined(capsys):
     code, out, _ = ended(["regard.layers:MultiHeadAttention", "--args", 14, 30, 17, 0.1, 5], capsys)
     assert code == 0

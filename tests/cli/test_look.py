@@ -1,5 +1,6 @@
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -55,10 +56,10 @@ def test_a_narrow_screen_is_kept_to(capsys, folder, monkeypatch):
     assert max(map(len, out.splitlines())) <= 40
 
 
-def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path):
-    file = tmp_path / "text.txt"
+def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a long path would be broken over two lines
+    file, saved = Path("text.txt"), Path("cat.regard")
     file.write_text(TEXT)
-    saved = tmp_path / "cat.regard"
     _, out, _ = look(capsys, file, "--model", folder, "--out", saved, "--all")
     assert f"Saved to {saved}" in " ".join(out.split())
     recording = load(saved)

@@ -1,6 +1,7 @@
 """The examples of the documentation and of the README, run from top to bottom, each page with its own names.
 
 A `python` block runs; the output shown in a `pycon` block and after each `$ regard` of a `console` block is compared.
+A command that ends with another code than 0 says so in a comment, `# exit code 1`, or on standard error.
 """
 
 import doctest
@@ -54,7 +55,9 @@ def run_console(text, page, line, capsys):
         code = regard.cli.main(arguments)
         said = capsys.readouterr()
         came = said.out + said.err
-        assert not code or said.err, f"{page.name}:{line}: {typed} ended with {code}"
+        stated = re.search(r"# exit code (\d+)", typed)
+        expected_code = int(stated[1]) if stated else code if said.err else 0
+        assert code == expected_code, f"{page.name}:{line}: {typed} ended with {code}"
         if not expected.strip():
             assert came, f"{page.name}:{line}: {typed} printed nothing"
             continue  # no output is shown, and so none is compared
@@ -93,6 +96,11 @@ def test_an_exception_in_an_example_is_noticed():
 def test_a_command_that_prints_something_else_is_noticed(capsys):
     with pytest.raises(AssertionError, match=r"page\.md:7: regard verify softmax-211 printed"):
         run_console("$ regard verify softmax-211\nall is well\n", Path("page.md"), 7, capsys)
+
+
+def test_a_command_that_ends_with_another_code_than_stated_is_noticed(capsys):
+    with pytest.raises(AssertionError, match="ended with 0"):
+        run_console("$ regard verify softmax-211  # exit code 1\n...\n", Path("page.md"), 7, capsys)
 
 
 def test_a_command_that_fails_silently_is_noticed(monkeypatch, capsys):

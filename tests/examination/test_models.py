@@ -2,6 +2,7 @@
 
 import gc
 import types
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from observe import models as others
 from observe.families import DECODERS, ENCODERS
 from regard import GPT2, Causal, Everything, GPT2Config, Window
 from regard.errors import ConfigError
-from regard.examination.models import examine_model, is_model
+from regard.examination import doors
+from regard.examination.models import is_model
 from regard.mechanism import heads
 
 T, WIDTH = 8, 35
@@ -113,7 +115,8 @@ def test_a_batch_leak_is_found():
     norm = model.norm
     plain = norm.forward
     norm.forward = lambda x: plain(x + x.mean(0, keepdim=True))
-    assert "batch leak" in kinds(regard.examine(model))
+    (finding,) = (one for one in regard.examine(model).findings if one.kind == "batch leak")
+    assert finding.evidence.endswith("the first module that moves there is norm")
 
 
 def test_a_layer_that_sees_less_is_found_and_a_window_is_not():
@@ -126,7 +129,7 @@ def test_a_layer_that_sees_less_is_found_and_a_window_is_not():
     seeing(model.blocks[1].attention, Causal() & Window(2))
     report = regard.examine(model)
     assert report
-    assert any("of these 1 see only tokens that are near" in one.sensitivity for one in report.checked)
+    assert any("; 1 of them see only tokens that are near" in one.sensitivity for one in report.checked)
 
 
 def test_an_encoder_that_is_left_causal_is_found():
@@ -145,14 +148,22 @@ def test_what_several_windows_reach_together_is_no_leak():
 
 def test_dropout_in_evaluation_is_found():
     model = gpt2()
-    model.dropout.forward = lambda x: F.dropout(x, 0.3)
-    assert kinds(regard.examine(model)) == ["dropout in evaluation"]
+    model.blocks[2].down.forward = lambda x: F.dropout(x[..., :WIDTH], 0.3)
+    (finding,) = regard.examine(model).findings
+    assert finding.kind == "dropout in evaluation"
+    assert finding.evidence.endswith("the first module that differs is blocks.2.down")
 
 
-def test_outputs_that_are_no_numbers_are_found():
+def test_outputs_that_are_no_numbers_are_laid_at_a_modules_door_or_a_weights():
     model = gpt2()
     model.blocks[1].norm_feed.forward = lambda x: x * torch.nan
-    assert kinds(regard.examine(model)) == ["blind row"]
+    (finding,) = regard.examine(model).findings
+    assert finding.kind == "blind row"
+    assert finding.evidence.endswith("the first module that makes it so is blocks.1.norm_feed")
+    model = gpt2()
+    model.blocks[2].up.weight.data[3, 5] = torch.nan
+    (finding,) = regard.examine(model).findings
+    assert "numbers of the weight blocks.2.up.weight are not" in finding.evidence
 
 
 def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
@@ -197,6 +208,90 @@ def test_a_model_is_told_from_a_layer():
     assert not is_model(gpt2(), torch.zeros(2, 5, WIDTH))
 
 
+@pytest.mark.parametrize(
+    ("mask", "told"),
+    [
+        (Causal() & ~(regard.Prefix(1) & ~Window(0, 0)), "row 1 may see token 0, and puts no weight on it"),
+        (Window(6, 1), "(each row sees one token too many)"),
+        (Causal() & ~Window(0, 0), "blocks.1.attention"),
+    ],
+)
+def test_a_mask_that_is_nearly_right_is_no_window(mask, told):
+    model = gpt2()
+    seeing(model.blocks[1].attention, mask)
+    (finding,) = regard.examine(model).findings
+    assert told in finding.evidence
+
+
+def test_chunks_of_equal_length_are_no_fault():
+    model = gpt2()
+    seeing(model.blocks[1].attention, Causal() & regard.Documents([n // 3 for n in range(T)]))
+    assert regard.examine(model)
+    seeing(model.blocks[1].attention, Causal() & regard.Documents([0, *[1] * (T - 1)]))
+    assert not regard.examine(model)
+
+
+def test_the_outputs_of_each_token_are_found_in_what_a_model_returns():
+    @dataclass
+    class Output:
+        loss: None
+        logits: torch.Tensor
+
+    for returned in (lambda y: Output(None, y), lambda y: (torch.zeros(()), [y]), lambda y: {"loss": None, "logits": y}):
+        model = gpt2()
+        plain = model.forward
+        model.forward = lambda ids, plain=plain, returned=returned: returned(plain(ids))
+        report = regard.examine(model)
+        assert report
+        assert any("end to end" in one.what for one in report.checked)
+
+
+def test_a_model_that_gives_the_last_token_alone_is_told_what_to_pass():
+    model = gpt2()
+    plain = model.forward
+    model.forward = lambda ids: plain(ids)[:, -1:]
+    seeing(model.blocks[3].attention, Everything())
+    report = regard.examine(model)
+    assert report.findings[0].evidence.startswith("blocks.3.attention: row 0 puts")
+    assert any("examine(lambda ids" in one.needs for one in report.unknown)
+
+
+def test_an_encoder_beside_a_decoder_is_no_leak_and_the_decoder_is_examined_alone():
+    model = others.bart()
+    report = regard.examine(model)
+    assert report
+    assert any("an encoder, which may see all of them" in one.what for one in report.unknown)
+    ids, sources = others.words(2, T), others.words(2, 5)
+    alone = lambda ids: model(sources, decoder_input_ids=ids)  # noqa: E731
+    report = regard.examine(alone, sample=ids)
+    assert report
+    assert any("end to end" in one.what for one in report.checked)
+    feed = model.model.decoder.layers[1].fc1
+    plain = feed.forward
+    feed.forward = lambda x: plain(x + x.mean(1, keepdim=True))
+    (finding,) = regard.examine(alone, sample=ids).findings
+    assert finding.kind == "future leak"
+    assert finding.evidence.endswith("model.decoder.layers.1.fc1")
+
+
+def test_of_a_long_sample_the_first_tokens_are_looked_at_and_some_of_them_changed():
+    model = gpt2(context=1000, layers=2)
+    report = regard.examine(model, sample=torch.arange(4000).view(4, 1000) % 97)
+    assert report
+    assert report.notes[0].startswith("token ids (2, 256), the first of 1,000; 16 of the tokens were changed")
+    assert report.reach.words[:3] == ("0", "17", "34")
+    feed = model.blocks[1].up
+    plain = feed.forward
+    feed.forward = lambda x: plain(x + x.mean(1, keepdim=True))
+    assert kinds(regard.examine(model, sample=torch.arange(500) % 97)) == ["future leak"]
+
+
+def test_a_token_is_found_where_sequences_were_laid_end_to_end():
+    flat = torch.arange(24).view(6, 4)
+    (row,) = doors.placed([(flat, "text"), torch.zeros(5)], torch.Size((2, 3)), 1, 2)
+    assert torch.equal(row, flat[5])
+
+
 def test_a_sample_of_ids_is_used():
     report = regard.examine(gpt2(), sample=torch.arange(20).view(2, 10))
     assert report
@@ -204,11 +299,30 @@ def test_a_sample_of_ids_is_used():
     assert report.reach.expected.shape == (10, 10)
 
 
-def test_a_model_that_takes_no_ids_is_an_error_that_says_what_to_pass():
+def test_a_model_that_takes_no_ids_says_what_to_pass_and_raising_on_a_sample_is_found():
     model = gpt2()
     model.forward = lambda ids: 1 / 0
     with pytest.raises(ConfigError, match="sample="):
-        examine_model(model, expects=Causal())
+        regard.examine(model)
+    (finding,) = regard.examine(model, sample=torch.arange(6)).findings
+    assert finding.kind == "raises"
+    assert finding.evidence == "ZeroDivisionError on token ids (1, 6): division by zero"
+
+
+def test_a_model_that_looks_ids_up_and_raises_says_why_and_how_to_ask():
+    model = gpt2()
+    model.blocks[1].forward = lambda x: 1 / 0
+    with pytest.raises(ConfigError, match=r"looks up token ids, and raises TypeError.*examine\(lambda ids"):
+        regard.examine(model)
+
+
+def test_raising_on_other_ids_than_its_own_is_told():
+    model, first = gpt2(), torch.arange(8).view(1, 8)
+    plain = model.forward
+    model.forward = lambda ids: plain(ids) if torch.equal(ids, first) else 1 / 0
+    report = regard.examine(model, sample=first)
+    assert report
+    assert any("ZeroDivisionError on token ids (1, 8)" in one.what for one in report.unknown)
 
 
 def test_mode_hooks_random_state_and_weights_are_as_before():

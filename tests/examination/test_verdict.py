@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from examination.given import Layer, case_of, hiding, later
+from regard.examination import verdict
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.report import Finding
@@ -35,6 +36,77 @@ def test_one_kind_is_told_once_of_one_cause():
         finding("future leak", 2, "mask"),
     )
     assert len(ordered([finding("future leak", 1, "mask"), finding("future leak", 2, "heads")])) == 2
+
+
+class Picky(Layer):
+    """A layer that raises on some inputs: of which, `refuses` says."""
+
+    def __init__(self, refuses):
+        super().__init__(hiding(later))
+        self.refuses = refuses
+
+    def forward(self, x):
+        if self.refuses(x):
+            raise LookupError("no such input\nplease")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        lambda x: x.dtype == torch.float64,
+        lambda x: x.requires_grad,
+        lambda x: x.shape[1] != 6,
+        lambda x: float(x.abs().max()) > 8,
+        lambda x: float(x.abs().max()) < 1,
+        lambda x: bool((x[0] == x[0, 0]).all()),
+        lambda x: torch.equal(x, case_of(Layer(hiding(later))).usual(60)[0]),
+    ],
+)
+def test_what_a_subject_raises_in_a_probe_does_not_escape(refuses):
+    report = report_on(Case(*vars_of(case_of(Picky(refuses)))))
+    assert report, str(report)
+    assert report.checked
+
+
+def vars_of(case):
+    return case.subject, case.expects, case.shapes, None, 0, match.identify
+
+
+def test_what_was_asked_and_raised_is_told():
+    asked = case_of(Layer(hiding(later))).usual(60)[0]
+    report = report_on(Case(*vars_of(case_of(Picky(lambda x: torch.equal(x.float(), asked))))))
+    (unknown,) = (one for one in report.unknown if "precision" in one.what)
+    assert unknown.what == "what was asked of its precision: it raised LookupError on x (2, 6, 7): no such input"
+
+
+def test_a_mistake_of_a_probe_is_no_verdict_on_the_subject(monkeypatch):
+    def broken(case):
+        raise IndexError("ours")
+        yield
+
+    monkeypatch.setattr(verdict, "PROBES", (("broken", broken),))
+    with pytest.raises(IndexError, match="ours"):
+        report_on(case_of(Layer(hiding(later))))
+
+
+def test_a_way_back_that_raises_is_told():
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, slope):
+            raise ValueError("not written yet")
+
+    class NoWayBack(Layer):
+        def forward(self, x):
+            return Backward.apply(super().forward(x))
+
+    report = report_on(Case(*vars_of(case_of(NoWayBack(hiding(later))))))
+    assert report, str(report)
+    assert any("ValueError on the way back: not written yet" in one.needs for one in report.unknown)
 
 
 def test_a_report_says_how_the_subject_was_called_and_who_sees_whom():

@@ -84,6 +84,7 @@ MASKS = [
 SOFTMAX = [
     Wrong(softmax.Unscaled, ("wrong scale",), "no scale"),
     Wrong(softmax.ScaledByModel, ("wrong scale",), "√ of the model's width, not the head's"),
+    Wrong(softmax.StackedScaledByModel, ("wrong scale",), "the same in heads that are modules of a list"),
     Wrong(softmax.ScaledByWidth, ("wrong scale",), "divided by d"),
     Wrong(softmax.ScaleTurned, ("wrong scale",), "divided by 1/√d"),
     Wrong(softmax.ScaleHardcoded, ("wrong scale",), "the √d of another width"),

@@ -42,6 +42,30 @@ class Unscaled(Heads):
         return scores
 
 
+class StackedScaledByModel(nn.Module):
+    """Single heads in a list and a projection over them, as a well-known lecture has them."""
+
+    # https://github.com/karpathy/ng-video-lecture/pull/6
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.proj = nn.ModuleList(HeadScaledByModel() for _ in range(H)), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(torch.cat([head(x) for head in self.heads], -1))
+
+
+class HeadScaledByModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(C, D, bias=False) for _ in range(3))
+        self.register_buffer("tril", torch.ones(9, 9).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = x.shape[1]
+        weights = self.query(x) @ self.key(x).transpose(-2, -1) * C**-0.5
+        return weights.masked_fill(self.tril[:t, :t] == 0, -torch.inf).softmax(-1) @ self.value(x)
+
+
 class ScaledByModel(Heads):
     # √ of the whole width: https://github.com/lucidrains/vit-pytorch/issues/65
     # https://github.com/FrancescoSaverioZuppichini/ViT/issues/1
@@ -213,13 +237,11 @@ class HalfSums(nn.Module):
 
     def forward(self, x):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        rows = []
-        scores = q @ k.mT / math.sqrt(D)
-        for i in range(x.shape[1]):
-            total, context = torch.zeros_like(q[:, 0, :1]), torch.zeros_like(v[:, 0])
-            numbers = torch.exp(scores[:, i, : i + 1] - scores[:, i, : i + 1].amax(-1, keepdim=True))
-            for j in range(i + 1):
-                weight = numbers[:, j, None]
-                total, context = total + weight, context + weight * v[:, j]
-            rows.append(context / total)
-        return torch.stack(rows, 1)
+        t = x.shape[1]
+        scores = (q @ k.mT / math.sqrt(D)).masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -torch.inf)
+        numbers = torch.exp(scores - scores.amax(-1, keepdim=True))
+        total, context = torch.zeros_like(q[..., :1]), torch.zeros_like(v)
+        for j in range(t):
+            weight = numbers[..., j, None]
+            total, context = total + weight, context + weight * v[:, j, None]
+        return context / total

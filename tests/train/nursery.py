@@ -58,6 +58,7 @@ def killed(config: TrainConfig, events: Callable[[TrainConfig], set[str]], count
         if ended:
             assert status == 0, f"the run ended with {status}"
             return False
+        time.sleep(0.0005)  # no write of a checkpoint is as short, and the run may need the core
         seen |= events(config) - before
         if len(seen) >= count:
             time.sleep(then_seconds)

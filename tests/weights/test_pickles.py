@@ -1,4 +1,5 @@
 import pickle
+import re
 
 import pytest
 import torch
@@ -26,4 +27,14 @@ def test_a_pickle_of_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, 
         gpt2.load(path)
     torch.save([torch.ones(3)], path)
     with pytest.raises(WeightsError, match="must hold tensors by their names"):
+        gpt2.load(path)
+
+
+def test_an_old_file_whose_list_of_storages_is_damaged_is_refused(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"wte.weight": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    place = [found.end() - 1 for found in re.finditer(rb"\d{8,}", content)][-1]  # the list stands last
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(WeightsError, match="is damaged"):
         gpt2.load(path)

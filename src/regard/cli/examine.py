@@ -26,6 +26,8 @@ from regard.errors import ConfigError, DataError, RegardError
 from regard.examination import examine, models
 from regard.examination.report import Report
 from regard.mechanism import Mask
+from regard.show.report import document
+from regard.writing import whole
 
 SEED = 123  # of weights and of a sample
 NAME, KEYWORD = re.compile(r"(?P<place>.+):(?P<name>[^\W\d][\w.]*)"), re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", metavar="S", type=float, help="what scores are multiplied by, where it is not 1 / √d")
     parser.add_argument("--offset", metavar="N", type=int, default=0, help="the position of the first query among the keys")
     parser.add_argument("--json", action="store_true", help="the whole report, for a program")
+    parser.add_argument("--page", metavar="FILE", help="write the report with its picture as a page too: one .html file")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,8 +76,19 @@ def run(options: argparse.Namespace) -> int:
         subject = made(options.target, found(options.target), options.args)
         with counted(subject, sample):
             report: Report = examine(subject, expects=expects, sample=sample, scale=options.scale, offset=options.offset)
+    if options.page is not None:
+        kept(report, Path(options.page))
     print(json.dumps(report.json(), allow_nan=False) if options.json else report)
     return 0 if report.ok else 1
+
+
+def kept(report: Report, path: Path) -> None:
+    """Writes a report as a page; DataError where it cannot."""
+    try:
+        with whole(path) as (beside,):
+            beside.write_text(document(report), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"--page {path}: {error.strerror or error}.") from None
 
 
 def rule(text: str) -> Mask:

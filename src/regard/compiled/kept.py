@@ -4,15 +4,27 @@
 import zlib
 from functools import cache
 from pathlib import Path
+from uuid import uuid4
 
 from numba import njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
 
+class Entries(IndexDataCacheFile):
+    """Numba's files of a function, no two of one name: processes that compile at once would each take the next number."""
+
+    def _data_name(self, number):
+        return super()._data_name(uuid4().int)
+
+
 class Cache(FunctionCache):
     """Numba's cache, its entries marked by what all the files of this folder and of the function's hold."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self._cache_file = Entries(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def _index_key(self, *args):
         own = Path(self._py_func.__code__.co_filename).parent

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.examination import reach, rules
-from regard.examination.inputs import Shapes
+from regard.examination.inputs import Shapes, described
 from regard.examination.reach import Reach
-from regard.examination.subjects import Answer, Call, Subject
+from regard.examination.subjects import Answer, AskedError, Call, Subject
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 
@@ -31,6 +31,7 @@ class Case:
     ) -> None:
         self.subject, self.expects, self.shapes = subject, expects, shapes
         self.scale, self.offset, self._identify = scale, offset, identify
+        self.narrow = ""  # why there is no `double`
 
     def inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
         """(x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal times size, the same for the same seed.
@@ -41,13 +42,20 @@ class Case:
         return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
 
     def ask(self, *inputs: Tensor) -> Answer:
-        """What the subject gives, as it is, without gradient; raises what the subject raises."""
+        """What the subject gives, as it is, without gradient; raises AskedError where the subject raises."""
         with torch.no_grad():
-            return self.subject.call(*inputs)
+            return self._called(inputs)
 
     def context(self, *inputs: Tensor) -> Tensor:
-        """The context (b, t, c), with gradient; heads side by side."""
-        return joined(self.subject.call(*inputs).context, self.subject.form)
+        """The context (b, t, c), with gradient; heads side by side. Raises AskedError where the subject raises."""
+        return joined(self._called(inputs).context, self.subject.form)
+
+    def _called(self, inputs: tuple[Tensor, ...]) -> Answer:
+        """What the subject gives."""
+        try:
+            return self.subject.call(*inputs)
+        except Exception as error:  # somebody's layer may raise anything
+            raise AskedError(described(inputs), error) from error
 
     def expected(self, *inputs: Tensor) -> Tensor:
         """Who may see whom for these inputs: bool (b, q, k); any head that may see is enough."""
@@ -60,6 +68,10 @@ class Case:
         """The same with another usual number of tokens."""
         shapes = replace(self.shapes, tokens=t)
         return Case(self.subject, self.expects, shapes, self.scale, self.offset, self._identify)
+
+    def within(self, subject: Subject, shapes: Shapes) -> "Case":
+        """A part of the subject, of which the same is expected."""
+        return Case(subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
     @property
     def free(self) -> bool:
@@ -100,6 +112,7 @@ class Case:
             return self
         call = widened(self.subject)
         if call is None:
+            self.narrow = "it cannot be copied"
             return None
         case = Case(
             replace(self.subject, call=call, dtype=torch.float64),
@@ -110,10 +123,12 @@ class Case:
             self._identify,
         )
         try:
-            fine = case.ask(*case.usual()).context.dtype == torch.float64
-        except Exception:  # whatever somebody's layer raises: in float64 it does not run
+            dtype = case.ask(*case.usual()).context.dtype
+        except AskedError as error:
+            self.narrow = f"in float64 it raises {error}"
             return None
-        return case if fine else None
+        self.narrow = "" if dtype == torch.float64 else f"in float64 it gives {str(dtype).removeprefix('torch.')}"
+        return None if self.narrow else case
 
     @cached_property
     def identified(self) -> Any:
@@ -127,7 +142,7 @@ def sloped(case: Case, rows: list[int]) -> Tensor | None:
         if not case.context(*(x.requires_grad_() for x in case.usual())).requires_grad:
             return None
         return reach.by_gradient(case.context, case.usual, rows)
-    except (RuntimeError, NotImplementedError):  # a kernel that has no gradient
+    except AskedError:  # a kernel that has no gradient, or a layer that refuses to be asked for one
         return None
 
 

@@ -6,6 +6,10 @@ from regard.examination import reach
 from regard.examination.case import Case
 from regard.examination.untouched import seeded
 
+ALONE = (
+    "the attention alone, without a residual, norm, rotary or activation beside it, its projections named W_query, q_proj, "
+    "to_q or qkv; or its weights returned beside the context; or a function (q, k, v) -> context"
+)
 FAINT = 0.1  # of what moves an output most
 SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
 

@@ -1,14 +1,12 @@
 """examine: is this attention right? Found by what a subject does, never by reading its code."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.examination import inputs
+from regard.examination import inputs, models
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.probes.raises import refused
@@ -40,10 +38,9 @@ def examine(
     of the first query among the keys. Mode, weights, gradients and random state are left as found.
     Raises ConfigError where a subject cannot be called.
     """
-    models = whole_models()
-    if models is not None and models.is_model(subject, sample):
-        report: Report = models.examine_model(subject, expects=rule(expects), sample=sample, scale=scale, offset=offset)
-        return report
+    whole = models.examine_model(subject, expects=rule(expects), sample=sample, offset=offset)
+    if whole is not None:
+        return whole
     given = sampled(sample)
     ways = list(subjects(subject, rule(expects), offset))
     with untouched(ways[0].module):
@@ -54,12 +51,6 @@ def examine(
                 raise ConfigError(unguessed(subject, error.errors)) from None
             return Report(ways[0].name, str(expects), (refused(error.errors),))
         return report_on(Case(chosen, expects, shapes, stated(chosen, scale), offset, match.identify))
-
-
-def whole_models() -> Any:
-    """The module that examines whole models, layer by layer; None until it is there."""
-    name = "regard.examination.models"
-    return import_module(name) if find_spec(name) is not None else None
 
 
 def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:

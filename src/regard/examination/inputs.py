@@ -14,6 +14,7 @@ from regard.mechanism import Mask
 HEADS, WIDTH = 3, 8  # of a function, which takes any
 NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
 LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
+UNPACKED = "values to unpack"  # what is raised where a sample has another number of axes than is meant: pictures, say
 LONGEST = 2048  # tokens that are tried
 
 
@@ -72,7 +73,7 @@ def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | No
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
-    raise RefusedError(errors, sample is not None or surely(ways[0].module))
+    raise RefusedError(errors, sample is not None or (surely(ways[0].module) and UNPACKED not in errors[0]))
 
 
 def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:

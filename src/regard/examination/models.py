@@ -1,63 +1,86 @@
 """A whole model, token ids in: each layer's attention as it was recorded, and what moves what from end to end."""
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.errors import ConfigError, RegardError
-from regard.examination import evidence, reach
+from regard.errors import RegardError
+from regard.examination import doors, evidence, rules
+from regard.examination.probes.raises import refused
 from regard.examination.report import Checked, Finding, Report, Sight, Unknown
 from regard.examination.rules import later
-from regard.examination.subjects import answered, name_of, uncompiled
-from regard.examination.untouched import random_states
+from regard.examination.subjects import AskedError, indexed
+from regard.examination.tokens import BATCH, TOKENS, Model, evaluating, model_of
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 from regard.observe import record
 
-TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2), 2
+TRIED = 16  # tokens that are changed, one after the other
 FORWARDS = TOKENS + 6  # about as many as an examination takes, for a bar
 HIDE = "Hide what the rule hides in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
+NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
 SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
 MIX = "Keep tokens and sequences apart in that module: norms over the last axis alone, no mean, view or shift over tokens."
 DRAW = "Draw in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
+LOAD = "Load or train these weights anew: what is no number in them is in every output."
+BLIND = "Mend that module. If it is attention, let each query see a key, its own at least: softmax over -inf alone is NaN."
+EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), say, where those come with targets"
+BOTH = "the decoder's ids alone: examine(lambda ids: model(sources, ids), sample=ids)"
 
 
 def is_model(subject: object, sample: Any = None) -> bool:
-    """Whether a subject is a whole model: a module that takes token ids, as its sample is or as it is tried."""
-    plain = uncompiled(subject)
-    if not isinstance(plain, nn.Module):
-        return False
-    if sample is not None:
-        return isinstance(sample, Tensor) and not sample.is_floating_point()
-    with evaluating(plain):
-        return fitting(plain) is not None
+    """Whether a subject is a whole model: what takes token ids, as its sample is or as it is tried."""
+    with evaluating(subject):
+        return model_of(subject, sample) is not None
 
 
-def examine_model(
-    subject: object, *, expects: Mask, sample: Any = None, scale: float | None = None, offset: Offset = 0
-) -> Report:
-    """Who sees whom in each layer and from end to end, of a model in evaluation. Raises ConfigError where it cannot be called.
+def examine_model(subject: object, *, expects: Mask, sample: Any = None, offset: Offset = 0) -> Report | None:
+    """Who sees whom in each layer and from end to end, of a model in evaluation; None where a subject takes no token ids.
 
     What is found in a layer's recorded attention is laid at that layer's door; what moves beside attention, at the door of
     the first module that moves where what it was given does not. The scale of a layer is a question to the layer alone.
+    Raises ConfigError where a sample is none of ids.
     """
-    model: Any = uncompiled(subject)
-    with evaluating(model):
-        ids = given(sample) if sample is not None else fitting(model)
-        if ids is None or len(ids) < 1:
-            raise ConfigError(f"no token ids were found that {name_of(model)} takes. Pass sample=, ids (b, t).")
-        said = list(Examined(model, ids, first(expects, ids.shape[1], offset)).said())
-        said_findings = tuple(one for one in said if isinstance(one, Finding))
-        checked = tuple(one for one in said if isinstance(one, Checked))
-        unknown = tuple(one for one in said if isinstance(one, Unknown))
-        sights = [one for one in said if isinstance(one, Sight)]
-    note = f"token ids {tuple(ids.shape)}, {sum(p.numel() for p in model.parameters()):,} parameters"
-    return Report(name_of(model), str(expects), said_findings, checked, unknown, (note,), sights[0] if sights else None)
+    with evaluating(subject):
+        model = model_of(subject, sample)
+        if model is None:
+            return None
+        if not rules.bound(expects):
+            model = Model(model.name, model.call, model.module, model.ids[:BATCH], model.asked)
+        said: list[Finding | Checked | Unknown | Sight] = []
+        try:
+            for one in Examined(model, first(expects, model.ids.shape[1], offset)).said():
+                said.append(one)
+        except AskedError as error:
+            said.append(asked(model, error))
+    findings = tuple(one for one in said if isinstance(one, Finding))
+    checked = tuple(one for one in said if isinstance(one, Checked))
+    unknown = tuple(one for one in said if isinstance(one, Unknown))
+    picture = next((one for one in said if isinstance(one, Sight)), None)
+    return Report(model.name, str(expects), findings, checked, unknown, (called(model),), picture)
+
+
+def asked(model: Model, error: AskedError) -> Finding | Unknown:
+    """What a model raised: the finding where it is on its own ids, else what cannot be told of it."""
+    try:
+        model.run()
+    except AskedError as own:
+        return refused([str(own)])
+    return Unknown(
+        f"more of it: it raised {error}", "a sample of ids that it takes, and takes with other ids of it in their places"
+    )
+
+
+def called(model: Model) -> str:
+    """How a model was called."""
+    t, least = model.ids.shape[1], f", the first of {model.asked:,}" if model.asked > model.ids.shape[1] else ""
+    changed = f"; {TRIED} of the tokens were changed from end to end" if t > TRIED else ""
+    size = sum(one.numel() for one in model.module.parameters())
+    return f"token ids {tuple(model.ids.shape)}{least}{changed}; {size:,} parameters"
 
 
 def first(expects: Mask, t: int, offset: Offset) -> Tensor:
@@ -74,128 +97,219 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Examined:
-    """A model, ids (b, t) that it takes, and who may see whom in each layer of the first sequence, bool (t, t)."""
+class Seeing:
+    """The layers whose attention was recorded, what was not, and whether a decoder reads another sequence as well."""
 
-    model: nn.Module
-    ids: Tensor
+    layers: list[Seen] = field(default_factory=list)
+    missed: list[tuple[str, str]] = field(default_factory=list)
+    crossed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """How far outputs move with tokens of the first sequence, (q, n), which tokens these are, and how far others' do."""
+
+    within: Tensor
+    tokens: list[int]
+    across: float = 0.0
+    where: tuple[int, int, int] = (0, 0, 0)  # of that: the token, the sequence, its output
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A model, and who may see whom in each layer of the first sequence, bool (t, t)."""
+
+    model: Model
     allowed: Tensor
 
     def said(self) -> Iterator[Finding | Checked | Unknown | Sight]:
         """What is found of layers and of the whole; the picture of the whole last."""
-        outputs = run(self.model, self.ids)
-        if not outputs.isfinite().all():
-            row = int((~outputs.isfinite().all(-1)).any(0).int().argmax())
-            yield Finding("blind row", f"output {row} of the model is not finite", SHOW, cause="blind")
+        outputs = self.model.run()
+        if outputs is not None and not outputs.isfinite().all():
+            yield self.broken(outputs)
             return
-        drawn = float((run(self.model, self.ids) - outputs).abs().max())
-        if drawn > noise(self.model, outputs):
-            told = f"two calls in evaluation with the same tokens differ by {drawn:.2g}"
-            yield Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
-            return
-        layers, missed = self.layers()
-        moved, across = self.moved(outputs)
-        yield from self.of_layers(layers, missed, moved)
-        yield from self.of_whole(layers, moved, across, noise(self.model, outputs))
+        again = self.model.run()
+        if outputs is not None and again is not None:
+            change = (again - outputs).abs()
+            if change.max() > self.model.noise(outputs):
+                yield self.drawn(change)
+                return
+        seeing = self.seen()
+        moved = None if outputs is None else self.moved(outputs)
+        yield from self.of_layers(seeing, moved)
+        if outputs is None or moved is None:
+            yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
+        else:
+            yield from self.of_whole(seeing, moved, outputs)
+        if seeing.layers:
+            told = "the scale, the heads and the roles in each layer"
+            yield Unknown(told, f"a layer alone, with what it takes: examine(model.{indexed(seeing.layers[0].name)})")
 
-    def layers(self) -> tuple[list[Seen], list[str]]:
-        """The recorded attention of each layer, and what was not recorded."""
+    def broken(self, outputs: Tensor) -> Finding:
+        """The finding of outputs that are no numbers: by weights that are none, or at the door of a module."""
+        row = int((~outputs.isfinite().all(-1)).any(0).int().argmax())
+        told = f"output {row} of the model is not finite"
+        weights = [name for name, one in self.model.module.named_parameters() if not one.isfinite().all()]
+        if weights:
+            more = f" and of {len(weights) - 1} more" if len(weights) > 1 else ""
+            return Finding("blind row", f"{told}: numbers of the weight {weights[0]}{more} are not", LOAD, cause="blind")
+        where = doors.breaking(self.model)
+        told += f"; the first module that makes it so is {where}" if where else ""
+        return Finding("blind row", told, BLIND, cause="blind")
+
+    def drawn(self, change: Tensor) -> Finding:
+        """The finding of outputs that differ from call to call."""
+        b, i, _ = (int(n) for n in torch.unravel_index(change.argmax(), change.shape))
+        where = doors.moving(self.model, self.model.ids, b, i)
+        told = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
+        told += f"; the first module that differs is {where}" if where else ""
+        return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
+
+    def seen(self) -> Seeing:
+        """The recorded attention of each layer, of the decoder where there is one."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with record(self.model) as recording:
-                run(self.model, self.ids)
-        missed = [f"{one.module}: {one.reason}" for one in recording.missed]
-        seen = []
+            with record(self.model.module) as recording:
+                self.model.run()
+        missed = [(one.module, one.reason) for one in recording.missed]
+        seen: list[Seen] = []
         try:
             names = recording.layers()
-        except RegardError as error:
-            return [], missed or [str(error)]
+        except RegardError:
+            return Seeing(seen, missed)
         for number, name in enumerate(names):
-            try:
-                weights = recording.map(number).dense()
-            except RegardError as error:
-                missed.append(f"{name}: {error}")
-                continue
+            weights = recording.map(number).dense()
             if weights.shape[2:] == self.allowed.shape:
                 seen.append(Seen(name, weights[0].amax(0).double().cpu()))
             else:
-                missed.append(f"{name}: it has {weights.shape[3]} keys for {weights.shape[2]} queries")
-        return seen, missed
+                missed.append((name, f"it has {weights.shape[3]} keys for {weights.shape[2]} queries"))
+        return Seeing(seen, missed, any(one.kind == "cross" for one in recording.calls))
 
-    def moved(self, outputs: Tensor) -> tuple[Tensor, float]:
-        """How far each output of the first sequence moves with each of its tokens, (q, k), and any of the others' at most."""
-        moved, across = torch.zeros(self.allowed.shape, dtype=torch.float64), 0.0
-        for j in range(self.ids.shape[1]):
-            change = (run(self.model, self.changed(j)) - outputs).abs().amax(-1)  # (b, t)
-            moved[:, j] = change[0]
-            across = max(across, float(change[1:].max()) if len(change) > 1 else 0.0)
-        return moved, across
+    def moved(self, outputs: Tensor) -> Moved:
+        """How far each output of the first sequence moves with its tokens, and any of the others' at most."""
+        t = len(self.allowed)
+        tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
+        within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
+        for n, j in enumerate(tokens):
+            after = self.model.run(self.changed(j))
+            assert after is not None
+            change = (after - outputs).abs_().amax(-1)  # (b, t)
+            within[:, n] = change[0]
+            if len(change) > 1 and float(change[1:].max()) > across:
+                across = float(change[1:].max())
+                where = (j, *divmod(int(change[1:].argmax()) + t, t))
+        return Moved(within, tokens, across, where)
 
     def changed(self, j: int) -> Tensor:
         """The ids with token j of the first sequence replaced by another of them."""
-        others = self.ids[self.ids != self.ids[0, j]]
-        ids = self.ids.clone()
-        ids[0, j] = others[0] if len(others) else self.ids[0, j] - 1
+        ids = self.model.ids.clone()
+        others = ids[ids != ids[0, j]]
+        ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
         return ids
 
-    def of_layers(self, layers: list[Seen], missed: list[str], moved: Tensor) -> Iterator[Finding | Checked | Unknown]:
+    def of_layers(self, seeing: Seeing, moved: Moved | None) -> Iterator[Finding | Checked | Unknown]:
         """Layers that see more than they may, or less without a window."""
-        more = [one for one in layers if ((one.weights > 0) & ~self.allowed).any()]
-        less = [one for one in layers if one not in more and not self.near(one.weights > 0)]
+        layers = seeing.layers
+        more = [one for one in layers if self.extra(one).any()]
+        less = [one for one in layers if one not in more and not near(one.weights > 0, self.allowed)]
         if more:
-            extra = (more[0].weights > 0) & ~self.allowed
-            i, j = (int(n) for n in extra.nonzero()[0])
-            ahead = bool(later(*self.allowed.shape)[i, j])
-            told = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
-            told += "comes later" if ahead else "it may not see"
-            told += f"; changing token {j} moves output {i} of the model by {float(moved[i, j]):.2g}{beside(more)}"
-            yield Finding("future leak" if ahead else "wrong mask", told, HIDE, 2.0, "mask")
+            yield self.leaking(more, moved)
         if less:
-            hidden = self.allowed & ~(less[0].weights > 0)
-            i, j = (int(n) for n in hidden.nonzero()[0])
+            i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
             told = f"{less[0].name}: row {i} may see token {j}, and puts no weight on it{beside(less)}"
             yield Finding("wrong mask", told, SHOW, 1.8, "mask")
         if layers and not more and not less:
-            near = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
-            window = f"; of these {len(near)} see only tokens that are near, as with a window" if near else ""
-            yield Checked("no layer sees what it may not", f"the recorded weights of {len(layers)} layers{window}")
-        if missed or not layers:
-            what = "; ".join(missed[:2]) or "no attention of it was recorded"
-            yield Unknown(f"who sees whom in every layer ({what})", "the layers one by one: examine(model.layer)")
+            windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
+            told = f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would have shown"
+            window = f"; {len(windows)} of them see only tokens that are near, as with a window" if windows else ""
+            yield Checked("no layer sees what it may not", told + window)
+        if seeing.missed or not layers:
+            yield Unknown(f"who sees whom in every layer ({missing(seeing.missed)})", alone(seeing.missed))
 
-    def near(self, seen: Tensor) -> bool:
-        """Whether each query sees all that it may, or of that what is near: a window, or the last tokens without a gap."""
-        place = torch.arange(len(seen))
-        back = place[:, None] - place
-        if not seen.any():
-            return False
-        window = (back <= int(back[seen].max())) & (back >= int(back[seen].min()))
-        if torch.equal(seen, self.allowed & window):
-            return bool((seen & (back < 0)).any()) or not (self.allowed & (back < 0)).any()  # a causal layer is no window
-        last = torch.where(self.allowed & ~seen, place, -1).amax(-1, keepdim=True)  # the last key that is left out
-        return torch.equal(seen, self.allowed & (place > last)) and bool((last[:, 0] < place).all())
+    def extra(self, seen: Seen) -> Tensor:
+        """What a layer sees and may not, bool (q, k)."""
+        return (seen.weights > 0) & ~self.allowed
 
-    def of_whole(self, layers: list[Seen], moved: Tensor, across: float, least: float) -> Iterator[Finding | Checked | Sight]:
+    def leaking(self, more: list[Seen], moved: Moved | None) -> Finding:
+        """The finding of layers that see more: the first of them, its first row, and the key of the largest weight there."""
+        extra = self.extra(more[0])
+        i = int(extra.any(-1).int().argmax())
+        j = int((more[0].weights[i] * extra[i]).argmax())
+        ahead = later(*self.allowed.shape)
+        told = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
+        told += "comes later" if ahead[i, j] else "it may not see"
+        if moved is not None and j in moved.tokens:
+            told += f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
+        one_off = len(self.allowed) > 2 and torch.equal(extra, ahead & (ahead.cumsum(-1) == 1))
+        told += " (each row sees one token too many)" if one_off else ""
+        kind = "future leak" if ahead[i, j] else "wrong mask"
+        return Finding(kind, told + beside(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
+
+    def of_whole(self, seeing: Seeing, moved: Moved, outputs: Tensor) -> Iterator[Finding | Checked | Unknown | Sight]:
         """What moves from end to end and may not."""
-        meets = closure(self.allowed, max(len(layers), 1))
-        leaking = (moved > least) & ~meets
-        if across > least:
-            yield Finding(
-                "batch leak", f"changing a token of sequence 0 moves outputs of another by {across:.2g}", MIX, 1.2, "batch"
-            )
-        if leaking.any() and not any(((one.weights > 0) & ~self.allowed).any() for one in layers):
-            j = int(leaking.any(0).nonzero()[-1])
-            i = int(leaking[:, j].int().argmax())
-            where = door(self.model, self.ids, self.changed(j), i)
-            told = f"changing token {j} moves output {i} of the model by {float(moved[i, j]):.2g}"
-            told += f"; the first module that moves there is {where}" if where else ""
+        least = self.model.noise(outputs)
+        meets = closure(self.allowed, max(len(seeing.layers), 1) if seeing.layers and not seeing.missed else len(self.allowed))
+        found = (moved.within > least).cpu()
+        leaking = found & ~meets[:, moved.tokens]
+        if moved.across > least:
+            j, b, i = moved.where
+            where = doors.moving(self.model, self.changed(j), b, i)
+            told = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{at(where)}"
+            yield Finding("batch leak", told, MIX, 1.2, "batch")
+        told = f"a change of {least:.0e}, of outputs up to {float(outputs.abs().max()):.1g}, would have shown"
+        if leaking.any() and not any(self.extra(one).any() for one in seeing.layers):
+            n = int(leaking.any(0).nonzero()[-1])
+            i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
+            where = doors.moving(self.model, self.changed(j), 0, i)
+            if seeing.crossed and "decoder" not in where:
+                yield Unknown("what moves from end to end: the same ids go to an encoder, which may see all of them", BOTH)
+                return
+            told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{at(where)}"
             yield Finding("future leak" if j > i else "wrong mask", told, MIX, 1.5, "mask")
-        if not leaking.any() and across <= least:
-            yield Checked(
-                "from end to end no output moves with what it may not see", f"a change of {least:.0e} would have shown"
-            )
-        words = evidence.SENTENCE if len(moved) == len(evidence.SENTENCE) else tuple(str(n) for n in range(len(moved)))
-        yield Sight(meets, moved > least, moved / moved.amax(-1, keepdim=True).clamp_min(least), words)
+        elif not leaking.any() and moved.across <= least:
+            yield Checked("from end to end no output moves with what it may not see", told)
+        yield sight(meets, found, moved, least)
+
+
+def sight(meets: Tensor, found: Tensor, moved: Moved, least: float) -> Sight:
+    """The picture of the tokens that were changed."""
+    strength = moved.within[moved.tokens]
+    words = tuple(str(j) for j in moved.tokens)
+    if words == tuple(str(n) for n in range(len(evidence.SENTENCE))):
+        words = evidence.SENTENCE
+    expected = meets[moved.tokens][:, moved.tokens]
+    return Sight(expected, found[moved.tokens], strength / strength.amax(-1, keepdim=True).clamp_min(least), words)
+
+
+def near(seen: Tensor, allowed: Tensor) -> bool:
+    """Whether each query sees all that it may, or of that what is near: a window, or its chunk of so many tokens."""
+    if torch.equal(seen, allowed):
+        return True
+    place = torch.arange(len(seen))
+    back = place[:, None] - place
+    if not seen.diagonal().all():
+        return False
+    if torch.equal(seen, allowed & (back <= int(back[seen].max())) & (back >= int(back[seen].min()))):
+        return bool((seen & (back < 0)).any()) or not (allowed & (back < 0)).any()  # a causal layer is no window
+    chunks = (place // size for size in range(2, len(seen)))
+    return any(torch.equal(seen, allowed & (chunk[:, None] == chunk)) for chunk in chunks)
+
+
+def closure(allowed: Tensor, layers: int) -> Tensor:
+    """Who may meet whom through several layers, each of which passes on a token's own vector too."""
+    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
+    meets = step
+    for _ in range(min(layers, len(allowed)) - 1):
+        further = (meets.double() @ step.double()) > 0
+        if torch.equal(further, meets):
+            break
+        meets = further
+    return meets
+
+
+def at(where: str) -> str:
+    """`; the first module that moves there is blocks.2.up`."""
+    return f"; the first module that moves there is {where}" if where else ""
 
 
 def beside(layers: Sequence[Seen]) -> str:
@@ -204,105 +318,16 @@ def beside(layers: Sequence[Seen]) -> str:
     return f"; so in {more} more layer{'s' * (more > 1)}" if more else ""
 
 
-def closure(allowed: Tensor, layers: int) -> Tensor:
-    """Who may meet whom through several layers, each of which passes on a token's own vector too."""
-    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
-    meets = step
-    for _ in range(min(layers, len(allowed)) - 1):
-        meets = (meets.double() @ step.double()) > 0
-    return meets
+def missing(missed: Sequence[tuple[str, str]]) -> str:
+    """What was not recorded and why: `blocks.0 and 2 more: it is written out by hand`."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in missed:
+        reasons.setdefault(reason, []).append(name)
+    said = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
+    return "; ".join(said[:2]) or "no attention of it was recorded"
 
 
-def door(model: nn.Module, ids: Tensor, changed: Tensor, i: int) -> str:
-    """The first and innermost module whose output at place i moves where nothing that it was given moves; "" if none."""
-    before, after = outcomes(model, ids, i), outcomes(model, changed, i)
-    for (name, came, gave), (_, came_then, gave_then) in zip(before, after, strict=False):
-        if same(came, came_then) and not same(gave, gave_then):
-            return name
-    return ""
-
-
-Outcome = tuple[str, list[Tensor], list[Tensor]]
-
-
-def outcomes(model: nn.Module, ids: Tensor, i: int) -> list[Outcome]:
-    """What each module was given and gave at place i of the first sequence, in the order in which they end."""
-    found: list[Outcome] = []
-
-    def keep(name: str, t: int) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> None:
-            found.append((name, placed([*inputs, *named.values()], t, i), placed([output], t, i)))
-
-        return hook
-
-    hooks = [
-        part.register_forward_hook(keep(name, ids.shape[1]), with_kwargs=True) for name, part in model.named_modules() if name
-    ]
-    try:
-        run(model, ids)
-    finally:
-        for one in hooks:
-            one.remove()
-    return found
-
-
-def placed(values: Sequence[Any], t: int, i: int) -> list[Tensor]:
-    """Place i of every tensor (b, t, ...) among values, of the first sequence."""
-    flat = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
-    return [one[0, i].detach().clone() for one in flat if isinstance(one, Tensor) and one.dim() >= 2 and one.shape[1] == t]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether tensors are equal, beside rounding."""
-    return len(one) == len(other) and all(
-        torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7) for a, b in zip(one, other, strict=True)
-    )
-
-
-def run(model: nn.Module, ids: Tensor) -> Tensor:
-    """The outputs (b, t, n) in float64."""
-    with torch.no_grad():
-        return answered(model(ids), ids.shape[1]).context.double().cpu()
-
-
-def noise(model: nn.Module, outputs: Tensor) -> float:
-    """The change of an output that may be rounding."""
-    dtype = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
-    return reach.rounding(dtype) * float(outputs.abs().max())
-
-
-def given(sample: Tensor) -> Tensor:
-    """Ids (b, t) of a sample."""
-    return sample.detach() if sample.dim() == 2 else sample.detach().unsqueeze(0)
-
-
-def fitting(model: nn.Module) -> Tensor | None:
-    """Ids (b, t) that a model takes, below the size of one of its embeddings; None where it takes none."""
-    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
-    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-    for size in dict.fromkeys(size for size in sizes if size > 3):
-        for t in (TOKENS, *FEWER):
-            ids = torch.randint(size // 2, size, (BATCH, t), generator=torch.Generator().manual_seed(t)).to(device)
-            with contextlib.suppress(Exception):  # whatever somebody's model raises on what it does not take
-                if run(model, ids).shape[:2] == ids.shape:
-                    return ids
-    return None
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context in which a model is in evaluation mode, without a copy of its weights; modes and random states are put back."""
-    modes = [(part, part.training) for part in model.modules()]
-    buffers = [(x, x.clone()) for x in model.buffers() if x.numel() < 2**20]
-    with random_states(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for part, _ in modes:
-                part.training = False
-            yield
-        finally:
-            for part, mode in modes:
-                part.training = mode
-            with torch.no_grad():
-                for x, value in buffers:
-                    x.copy_(value)
+def alone(missed: Sequence[tuple[str, str]]) -> str:
+    """How to ask what was not recorded."""
+    name = next((name for name, _ in missed if name), "layer")
+    return f"the layers one by one: examine(model.{indexed(name)})"

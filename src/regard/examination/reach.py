@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.examination.subjects import AskedError
 from regard.examination.untouched import seeded
 
 Context = Callable[..., Tensor]  # inputs to (b, t, c)
@@ -70,7 +71,10 @@ def gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
     tokens = inputs if len(inputs) == 1 else inputs[1:]
     if not value.requires_grad:
         return tuple(torch.zeros_like(x) for x in tokens)
-    return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
+    try:
+        return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
+    except Exception as error:  # a kernel that has no gradient, or somebody's own backward
+        raise AskedError("the way back", error) from error
 
 
 def per_token(slopes: Sequence[Tensor]) -> Tensor:

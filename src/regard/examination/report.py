@@ -64,6 +64,11 @@ class Sight:
         """1 where a query sees a key that it may not, -1 where it misses one that it may; (q, k)."""
         return (self.found.int() - self.expected.int()) * self.measured.unsqueeze(-1)
 
+    @property
+    def tells(self) -> bool:
+        """Whether the picture shows anything but what was expected."""
+        return bool(self.difference.any()) or not bool(self.measured.all())
+
     def draw(self) -> str:
         """Expected, found and difference side by side, a line for each query.
 
@@ -111,7 +116,7 @@ class Report(Shown):
         """The report as a table of at most 80 columns."""
         parts = [[self.verdict + f" (expects {self.expects})"]]
         parts += [[*entry(one.kind, one.evidence), *entry("", one.cure)] for one in self.findings]
-        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE:
+        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.tells:
             parts.append(self.reach.draw().splitlines())
         parts += [lines for lines in (rows("checked", self.checked), rows("cannot tell", self.unknown)) if lines]
         if self.notes:
@@ -142,7 +147,8 @@ def rows(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[st
     together: dict[str, list[str]] = {}
     for one in said:
         together.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
-    texts = [f"{'; '.join(whats)}: {last}" for last, whats in together.items()]
+    between = ": " if title == "checked" else ". Needed: "
+    texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in together.items()]
     return [line for n, text in enumerate(texts) for line in entry(title if n == 0 else "", text)]
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -49,6 +50,14 @@ class Subject:
     def batched(self) -> bool:
         """Whether it takes several sequences at once."""
         return self.rank > 2
+
+
+class AskedError(Exception):
+    """A subject raised when it was asked: what it was given, and what it raised."""
+
+    def __init__(self, given: str, error: Exception) -> None:
+        line = (str(error).strip().splitlines() or ["it says nothing"])[0]
+        super().__init__(f"{type(error).__name__} on {given}: {line}")
 
 
 class Way(NamedTuple):
@@ -102,7 +111,7 @@ def ways(plain: Any, module: nn.Module | None, expects: Mask, offset: Offset) ->
     takes = f"takes {names}" if names else "takes no argument that must be given"
     raise ConfigError(
         f"examine calls x -> y or (q, k, v) -> context, but {name_of(plain)} {takes}. Say what the others are: "
-        f"examine(lambda x: layer(x, ...)) or functools.partial."
+        f"examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
     )
 
 
@@ -271,6 +280,11 @@ def name_of(plain: Any) -> str:
     if isinstance(plain, functools.partial):
         return name_of(plain.func)
     return type(plain).__name__ if isinstance(plain, nn.Module) else getattr(plain, "__qualname__", type(plain).__name__)
+
+
+def indexed(path: str) -> str:
+    """A module's path as it is written: blocks[0].attention."""
+    return re.sub(r"\.(\d+)", r"[\1]", path)
 
 
 def required(plain: Any) -> list[str] | None:

@@ -1,27 +1,73 @@
 """The verdict: all probes of a case, their findings in order, at most three for one cause."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from regard.examination import evidence
+from regard.examination import evidence, inner
 from regard.examination.case import Case
-from regard.examination.probes import PROBES
+from regard.examination.probes import PROBES, Look, pattern
 from regard.examination.report import Checked, Finding, Report, Sight, Unknown
+from regard.examination.subjects import AskedError, indexed
 
 EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of what identification names
+READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
 MIXING = ("split", "merge", "share", "axis", "norm")  # what lets tokens through that the mask hides
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
 
 
 def report_on(case: Case) -> Report:
-    """What every probe says of a case."""
-    said = [one for _, look in PROBES for one in look(case)]
-    findings = follow(ordered(one for one in said if isinstance(one, Finding)), case)
+    """What every probe says of a case; of how scores become weights, what they say of the attention in it."""
+    inside, name = inner.named(case) if read_inside(case) else (None, "")
+    said = [one for probe in PROBES for one in told(case, inside, *probe)]
+    findings = follow(ordered(one for one in said if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in said if isinstance(one, Checked))
-    unknown = tuple(dict.fromkeys(one for one in said if isinstance(one, Unknown)))
-    return Report(case.subject.name, str(case.expects), findings, checked, unknown, notes(case), sight(case))
+    unknown = tuple(dict.fromkeys(pointed(one, name) for one in said if isinstance(one, Unknown)))
+    return Report(case.subject.name, str(case.expects), findings, checked, unknown, notes(case, inside), sight(case))
+
+
+def read_inside(case: Case) -> bool:
+    """Whether a module does more than attention, so that its formula is to be read in a part of it."""
+    module = case.subject.module
+    return case.subject.form == "x" and module is not None and case.subject.rank == 3 and case.identified is None
+
+
+def told(case: Case, inside: Case | None, name: str, look: Look) -> list[Finding | Checked | Unknown]:
+    """What a probe says of a case, or of the attention inside it."""
+    if inside is None:
+        return list(heard(case, name, look))
+    if name in READ:
+        return [within(one, inside.subject.name) for one in heard(inside, name, look)]
+    said = list(heard(case, name, look))
+    if any(isinstance(one, Unknown) and one.what == pattern.OWN for one in said):
+        said = [one for one in said if not isinstance(one, Unknown)]
+        said += [within(one, inside.subject.name) for one in heard(inside, name, look)]
+    return said
+
+
+def within(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:
+    """What is said of a part, by its name."""
+    if isinstance(one, Finding):
+        return replace(one, evidence=f"{name}: {one.evidence}")
+    return replace(one, what=f"in {name} {one.what}")
+
+
+def pointed(one: Unknown, name: str) -> Unknown:
+    """What cannot be told, with the part of the module that could be asked alone."""
+    return (
+        replace(one, needs=f"examine(layer.{indexed(name)}); or {one.needs}") if name and one.needs == evidence.ALONE else one
+    )
+
+
+def heard(case: Case, name: str, look: Look) -> Iterator[Finding | Checked | Unknown]:
+    """What a probe says; where the subject raises in the midst of it, that the rest cannot be told."""
+    try:
+        yield from look(case)
+    except AskedError as error:
+        yield Unknown(
+            f"what was asked of its {name}: it raised {error}", "a layer that takes such inputs, or the sample= that it takes"
+        )
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -46,19 +92,23 @@ def follow(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
     return (first, *(replace(one, cure=cure) if one.kind in FOLLOWING and one.strength < NAMED else one for one in rest))
 
 
-def notes(case: Case) -> tuple[str, ...]:
+def notes(case: Case, inside: Case | None) -> tuple[str, ...]:
     """How the subject was called."""
     shapes, dtype = case.shapes, str(case.subject.dtype).removeprefix("torch.")
     if case.subject.form == "x":
         size = f"x ({shapes.batch}, {shapes.tokens}, {shapes.width}) {dtype}"
     else:
         size = f"q of {shapes.heads} heads, k and v of {shapes.groups}, {shapes.tokens} tokens, width {shapes.width}, {dtype}"
-    return tuple(note for note in (case.subject.note, size) if note)
+    read = "" if inside is None else f"how scores become weights: read in {inside.subject.name}, with what it is given there"
+    return tuple(note for note in (case.subject.note, size, read) if note)
 
 
 def sight(case: Case) -> Sight | None:
     """Who sees whom, expected and found: of the first sequence, or of the first in which they differ."""
-    expected, found = case.expected(*case.usual()), case.reach.found
+    try:
+        expected, found = case.expected(*case.usual()), case.reach.found
+    except AskedError:  # nothing could be measured, and that was said
+        return None
     wrong = ((expected != found) & case.reach.measured.unsqueeze(-1)).any(-1).any(-1)
     b = int(wrong.int().argmax())
     return Sight(expected[b], found[b], case.reach.within[b], evidence.words(case))

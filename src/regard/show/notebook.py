@@ -1,4 +1,4 @@
-"""What a notebook shows of a map, a recording, a table of heads and steps: HTML whose pictures need no script.
+"""What a notebook shows of a map, a recording, a table of heads, steps and a report: HTML whose pictures need no script.
 
 Where scripts run, a click enlarges a picture, wheel and drag move in it, and the pointer tells what lies under it.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from regard.errors import RegardError
+from regard.examination.report import Report
 from regard.map import AttentionMap
 from regard.mechanism import Steps
 from regard.observe import Recording
@@ -22,6 +23,7 @@ from regard.show.axes import words_of
 from regard.show.inline import RAMP, Matrix, img, named
 from regard.show.narration import titles
 from regard.show.ramp import ink, shade
+from regard.show.report import of_report
 from regard.show.sampled import cells
 from regard.show.scale import FAINTEST, FEW, Linear, Log, Scale, fitting
 from regard.show.terminal import literal
@@ -41,6 +43,7 @@ def html(thing: object) -> str | None:
         Recording: of_recording,
         Heads: of_heads,
         Steps: of_steps,
+        Report: of_report,
     }
     try:
         return next((drawer(thing) for kind, drawer in drawers.items() if isinstance(thing, kind)), None)

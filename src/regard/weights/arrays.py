@@ -24,6 +24,7 @@ DELIMITERS = ",;\t"
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 DAMAGED = (  # what the parsers of others raise on a file that is not theirs
     ArithmeticError,
+    AssertionError,  # torch's, of files as it wrote them before 1.6
     EOFError,
     LookupError,
     MemoryError,

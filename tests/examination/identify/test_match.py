@@ -251,11 +251,11 @@ def test_projections_without_names_are_right_and_do_not_say_which_is_which():
 
 
 def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
-    assert identified(made(Plain, 768, 12)).right
-    assert deviations(identified(made(SINGLE["scale", "model"], 768, 12))) == {"scale": "model"}
-    assert deviations(identified(made(SINGLE["split", "qkv"], 768, 12))) == {"split": "qkv"}
+    assert identified(made(Plain, 256, 4)).right
+    assert deviations(identified(made(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}
+    assert deviations(identified(made(SINGLE["split", "qkv"], 256, 4))) == {"split": "qkv"}
     odd = wrong(scale=lambda self, s, t: 2 * (s / 16).tanh())
-    assert identified(made(odd, 768, 12)) is None
+    assert identified(made(odd, 256, 4)) is None
 
 
 def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():

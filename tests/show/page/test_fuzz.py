@@ -9,7 +9,8 @@ from show.page.asking import asking, recorded, sorter
 
 PATHS = ["/", "/static/main.js", "/api/start", "/api/example", "/api/type", "/api/generate", "/api/translation"]
 PATHS += [
-    f"/api/r/r1/{name}" for name in ("words", "heads", "thumbs", "open", "tile", "cell", "row", "column", "top", "steps", "")
+    f"/api/r/r1/{name}"
+    for name in ("words", "heads", "thumbs", "open", "tile", "cell", "row", "column", "top", "steps", "examination", "")
 ]
 NAMES = [
     "kind",
@@ -82,6 +83,7 @@ BODIES += [
     b'{"text":"CCAB","tokens":-1,"temperature":1}',
     b'{"text":"CCAB","tokens":1e400,"temperature":1}',
     b'{"text":"\\ud800"}',
+    b'{"sees":"all"}',
 ]
 HEADS = [
     "Host: evil",
@@ -126,7 +128,7 @@ def request(draw: random.Random) -> bytes:
     path = draw.choice(PATHS) if draw.random() < 0.85 else draw.choice(PLACES)
     query = "&".join(f"{draw.choice(NAMES)}={draw.choice(VALUES)}" for _ in range(draw.choice((0, 1, 3, 6))))
     body = draw.choice(BODIES) if draw.random() < 0.4 else b""
-    posted = path in ("/api/type", "/api/generate", "/api/translation") and draw.random() < 0.8
+    posted = path in ("/api/type", "/api/generate", "/api/translation", "/api/r/r1/examination") and draw.random() < 0.8
     method, body = ("POST", draw.choice(BODIES)) if posted else (draw.choice(METHODS), body)
     lines = [f"{method} {path}{'?' * bool(query)}{query} HTTP/{draw.choice(('1.1', '1.1', '1.1', '1.0', '9', ''))}"]
     lines += ["Host: localhost"] * draw.choice((1, 1, 1, 1, 1, 0, 2))

@@ -79,6 +79,22 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
         assert after == [1]
 
 
+def test_a_model_that_is_asked_who_sees_whom():
+    own, held = model_held("blocks.0")
+    held.go_on.set()
+    with asking(own) as client:
+        assert client.post("/api/type", {"text": "CCAB"})[0] == 200
+        for one in (held.begun, held.go_on):
+            one.clear()
+        after = []
+        own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
+        left(client, held, "/api/r/r1/examination", {"sees": "earlier"})
+        until(lambda: not client.server.page.session._model.locked())
+        assert (held.times, after) == (2, [])
+        assert client.post("/api/r/r1/examination", {"sees": "earlier"})[0] == 200
+        assert after
+
+
 def test_a_model_that_writes(monkeypatch):
     held = Held(lambda step: step)
     monkeypatch.setattr(speaker, "choices", lambda *given, of=speaker.choices, **more: map(held, of(*given, **more)))

@@ -5,11 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import regard
 from regard import ConfigError
+from regard.show.page import server as module
 from regard.show.page.server import Server, server
 from regard.show.page.session import Session
 from show.page.asking import TEXT, Client, asking, recorded
@@ -49,6 +51,16 @@ def test_it_ends_cleanly_when_it_is_told_to():
             finally:
                 process.kill()
         assert (process.returncode, said) == (0, "")
+
+
+def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(recording, monkeypatch):
+    waits = threading.Event()
+    monkeypatch.setattr(module, "begin", waits.wait)
+    try:
+        with server(recording):
+            assert [one.daemon for one in threading.enumerate() if one.name == "regard-warm"] == [False]
+    finally:
+        waits.set()
 
 
 def test_an_address_that_is_taken_is_said(recording):

@@ -119,7 +119,9 @@ def roles_said(roles: str) -> str:
 def mixed(field: str, value: str) -> Mistake:
     """Heads and tokens, or the heads of keys, in the wrong places."""
     if field == "share":
-        cure = "Repeat each key head beside itself: k.repeat_interleave(heads // groups, dim=1)."
+        cure = "Repeat each key head beside itself: k.repeat_interleave(heads // groups, dim=1), as enable_gqa and published "
+        cure += "weights have it."
+        cure += " A layer trained in its own order from the first weight on is no worse for it." * (value == "tiled")
         first = "every head reads the first head of keys"
         does = first if value == "first" else "key heads are repeated in the wrong order, all of them over and over"
         return Mistake("mixed heads", does, cure)

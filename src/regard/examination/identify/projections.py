@@ -63,8 +63,8 @@ def layouts(module: nn.Module | None, width: int, out: int) -> Iterator[Layout]:
 
 def crowded(module: nn.Module, width: int) -> bool:
     """Whether a module is more than attention: it normalises, or has more matrices than q, k, v and an output."""
-    lists = tuple(f"{path}." for path, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part) != 4)
-    single = [one for one in affines(module, width) if not one.name.startswith(lists)]
+    stacked = side_by_side(module, width)
+    single = list(affines(module, width)) if stacked is None else stacked[1]  # beside the heads of a list
     return len(single) > 4 or any("norm" in type(part).__name__.lower() for part in module.modules())
 
 

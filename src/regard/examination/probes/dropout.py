@@ -20,7 +20,10 @@ DRAWN = (
     "Drop in training only: F.dropout(weights, p, training=self.training), nn.Dropout, or "
     "dropout_p=self.p if self.training else 0.0 for F.scaled_dot_product_attention."
 )
-DIVIDE = "Divide what is kept by 1 - p, as F.dropout and nn.Dropout do: F.dropout(weights, p, training=self.training)."
+DIVIDE = (
+    "Divide what is kept by 1 - p, as F.dropout and nn.Dropout do, and drop weights last, after they are divided by their sum: "
+    "F.dropout(scores.softmax(-1), p, training=self.training)."
+)
 AFTER = "Drop weights, after the softmax, never scores: weights = F.dropout(scores.softmax(-1), p, training=self.training)."
 
 

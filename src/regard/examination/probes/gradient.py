@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.subjects import AskedError
 
 SEEDS = 3
 CUT = (
@@ -34,8 +35,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     try:
         found = gradients(case, list(asking.values()))
-    except (RuntimeError, NotImplementedError) as error:  # a kernel that has no gradient
-        yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it raises {type(error).__name__}")
+    except AskedError as error:  # a kernel that has no gradient, say
+        yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it raises {error}")
         return
     if found is None:
         told = f"no gradient goes from the output to any of its {len(asking)} weights that ask for one"
@@ -66,9 +67,17 @@ def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
             rows = case.expected(*case.usual()).any(-1).to(y.device)  # rows that see nothing may hold anything
             draw = torch.Generator().manual_seed(seed)
             direction = torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)
-            slopes = torch.autograd.grad((y @ direction)[rows].sum(), weights, allow_unused=True)
+            slopes = backward((y @ direction)[rows].sum(), weights)
         total = [new if old is None else old if new is None else old + new for old, new in zip(total, slopes, strict=True)]
     return total if connected else None
+
+
+def backward(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of a number on each weight; raises AskedError where the way back raises."""
+    try:
+        return torch.autograd.grad(value, weights, allow_unused=True)
+    except Exception as error:  # a kernel that has no gradient, or somebody's own backward
+        raise AskedError("the way back", error) from error
 
 
 def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:

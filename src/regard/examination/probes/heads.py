@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from regard.examination import evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, reading
 from regard.examination.identify.match import Match
@@ -12,7 +13,6 @@ from regard.examination.identify.mistakes import CAUSES, mistake, mixed
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "heads stay apart"
-NEEDS = "the attention without what stands beside it, its projections named W_query, q_proj, to_q or qkv"
 APART = "Let no product or view run over the axis of heads: q, k and v are (b, h, t, d) throughout."
 
 
@@ -22,7 +22,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from of_match(match)
     elif case.subject.form == "x":
-        yield Unknown(f"whether {WHAT}", NEEDS)
+        yield Unknown(f"whether {WHAT}", evidence.ALONE)
     elif case.shapes.heads > 1:
         try:
             yield from of_function(reading.exact(case))

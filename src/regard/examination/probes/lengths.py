@@ -29,7 +29,10 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         (taken if wrong else refused).append(t)
     if taken:
         told = f"; it refuses {', '.join(map(str, refused))}" if refused else ""
-        yield Checked("shorter and longer inputs follow the same rule", f"with {', '.join(map(str, taken))} tokens{told}")
+        plural = "s" * (taken != [1])
+        yield Checked(
+            "shorter and longer inputs follow the same rule", f"with {', '.join(map(str, taken))} token{plural}{told}"
+        )
 
 
 def others(case: Case) -> list[int]:
@@ -84,7 +87,8 @@ def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, j: int) -> Fin
     if not leaking.any():
         return None
     b, i = (int(n) for n in leaking.nonzero()[0])
-    told = f"with {t} tokens changing token {j} moves output {i}{' of another sequence' * (b > 0)} by {moved[b, i]:.2g}"
+    whose = f"{i} of another sequence" if b else f"{i}"
+    told = f"with {t} token{'s' * (t > 1)} changing token {j} moves output {whose} by {moved[b, i]:.2g}"
     if b:
         return Finding("batch leak", told, CURE, 0.7, "batch")
     kind = "future leak" if rules.later(t, t, case.offset)[i, j] else "wrong mask"

@@ -45,7 +45,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         if shown is not None:
             yield Finding("overflow", f"with {told}, {shown}: the number for -inf is not below them", LOWEST, 1.1, "overflow")
             return
-    yield Checked("large scores give numbers, and hide what is hidden", f"with {told}")
+    yield Checked(f"large scores give numbers{'' if leaks(case) else ', and hide what is hidden'}", f"with {told}")
 
 
 def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:

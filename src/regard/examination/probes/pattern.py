@@ -13,11 +13,12 @@ from regard.mechanism import Causal, Mask, Window
 from regard.mechanism.rule import Not, Or, Pair
 
 INVERT = (
-    "The mask is turned round: what it hides is what may be seen. Where True means may see, write "
-    "scores.masked_fill(~mask, -torch.inf)."
+    "The mask is turned round: what it hides is what may be seen. True means may be seen in F.scaled_dot_product_attention and "
+    "in scores.masked_fill(~mask, -torch.inf); in nn.MultiheadAttention and nn.Transformer it means may not: hand these ~mask."
 )
 SELF = "Let each query see its own token: hide with triu(diagonal=1), not triu(diagonal=0); keep tril(diagonal=0)."
 BOUND = "Mend the bound of the mask: with i the query and j the key, what is seen is"
+OWN = "whether attention itself sees its own token"
 LESS = "Hide no more than the rule does: give only the keys that may not be seen the score -inf."
 
 
@@ -35,7 +36,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     elif table.judged.any():
         yield Checked(f"every query sees all that {case.expects} lets it see", evidence.sensitivity(case))
     if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.identified is None:
-        yield Unknown("whether attention itself sees its own token", "the attention without the residual or norm beside it")
+        yield Unknown(OWN, evidence.ALONE)
 
 
 class Compared:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from regard.examination import evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, reading
 from regard.examination.identify.match import Match
@@ -21,7 +22,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if match is not None:
         yield from of_match(match)
     elif case.subject.form == "x":
-        yield Unknown(f"whether {WHAT}", f"the attention without what stands beside it, and {NEEDS}")
+        yield Unknown(f"whether {WHAT}", evidence.ALONE)
     else:
         try:
             yield from of_function(reading.exact(case))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from regard.examination import evidence
 from regard.examination.case import Case
 from regard.examination.identify import formula, reading
 from regard.examination.identify.match import Match
@@ -10,10 +11,6 @@ from regard.examination.report import Checked, Finding, Unknown
 
 OFF = 0.02  # of the scale that is expected
 WHAT = "the scale of the scores"
-NEEDS = (
-    "the attention without what stands beside it (residual, norm, rotary), its projections named W_query, q_proj, to_q or qkv; "
-    "or a function (q, k, v) -> context"
-)
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -26,7 +23,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     heads_width = width(case)
     found = 0.0 if slope is None else max(slope.along, slope.across)  # across, where queries and keys are exchanged
     if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > OFF * found or found <= 0:
-        yield Unknown(WHAT, NEEDS)
+        yield Unknown(WHAT, evidence.ALONE)
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
     if abs(found / expected - 1) < OFF:

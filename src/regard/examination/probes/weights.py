@@ -16,7 +16,6 @@ from regard.examination.report import Checked, Finding, Unknown
 NAMED = ("zero", "zeroed weights", "one added", "one added to hidden", "minus one")
 CURE = f"Take the softmax once, over the keys, after the mask: {SOFTMAX}."
 ROWS = "rows of weights add to one"
-NEEDS = "return the weights beside the context, or name the projections: W_query, q_proj, to_q, qkv"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -85,13 +84,13 @@ def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unkn
     if weights[seen].min() < -near:
         told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
         sure = case.subject.form == "qkv"
-        yield Finding("not normalised", told, CURE, 1.5, "softmax") if sure else Unknown(f"{ROWS}: {told}", NEEDS)
+        yield Finding("not normalised", told, CURE, 1.5, "softmax") if sure else Unknown(f"{ROWS}: {told}", evidence.ALONE)
     elif (rows[seen] > 1 + near).any() or unlike_sinks(case, rows):
         yield Finding("not normalised", row(rows, off), CURE, 1.5, "softmax")
     elif case.subject.form == "qkv":
         yield Checked(f"{ROWS}, with what a sink takes", f"a sink would take up to {float(1 - rows[seen].min()):.2g} of a row")
     else:
-        yield Unknown(f"{ROWS}: {row(rows, off)}, as with a sink", NEEDS)
+        yield Unknown(f"{ROWS}: {row(rows, off)}, as with a sink", evidence.ALONE)
 
 
 def row(rows: Tensor, off: Tensor) -> str:
@@ -130,9 +129,9 @@ def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
         told = f"of equal tokens output 0 is {ratio(outputs):.2g} times as far from the last where there is one token less"
         yield Finding("not normalised", f"{told}: what a row adds to hangs on tokens that it may not see", CURE, 0.9, "softmax")
     else:
-        yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", NEEDS)
+        yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", evidence.ALONE)
     if apart < reading.close(case):
-        yield Unknown("which axis the softmax runs over", NEEDS)
+        yield Unknown("which axis the softmax runs over", evidence.ALONE)
 
 
 def lengths(case: Case) -> list[int]:

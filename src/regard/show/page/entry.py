@@ -61,12 +61,16 @@ class Attention:
 
 @dataclass(eq=False)
 class Entry:
-    """A recording under its id, and what else is to be said of it: what probably comes next, and notes."""
+    """A recording under its id, and what else is to be said of it: what probably comes next, notes, the text it is of.
+
+    The text is there where the page's own model read it: what else there is to ask of the model can be asked on it.
+    """
 
     id: str
     recording: Recording
     next: list[dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
+    text: str | None = None
     typed: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # what kind heads are
     _maps: "OrderedDict[Key, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # and the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -276,4 +280,5 @@ def summary(entry: Entry) -> dict[str, Any]:
             for one in entry.recording.missed[:MISSED]
         ],
         "notes": entry.notes,
+        "examines": entry.text is not None,
     }

@@ -60,6 +60,7 @@ class Page:
             Route("/api/translation", self.translation, methods=POST),
             Route("/api/r/{id}/heads", self.heads, methods=GET),
             Route("/api/r/{id}/open", self.open, methods=GET),
+            Route("/api/r/{id}/examination", self.examination, methods=POST),
             *(Route(f"/api/r/{{id}}/{name}", self.quick(answer), methods=GET) for name, answer in OF_RECORDING.items()),
         ]
 
@@ -113,6 +114,15 @@ class Page:
 
         def work(alive: Alive, found: list[Any]) -> Response:
             return packed(request, json(self.session.translation(alive)))
+
+        return await self.desk.answer(request, work, long=True)
+
+    async def examination(self, request: Request) -> Response:
+        """Examines the model on what a recording is of."""
+        sees = asked.body(await read(request), {"sees": str})["sees"]
+
+        def work(alive: Alive, found: list[Any]) -> Response:
+            return packed(request, json(self.session.examination(request.path_params["id"], sees, alive)))
 
         return await self.desk.answer(request, work, long=True)
 
@@ -245,7 +255,8 @@ class Server:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serves until Ctrl-C, or until the process is told to end; ready is called once it does."""
         self._server.ready = ready
-        threading.Thread(target=begin, name="regard-warm").start()  # no daemon: one cut off in compiled code aborts the process
+        # a daemon, as a thread begun by one is unless it is told otherwise, aborts the process where it is cut off inside torch
+        threading.Thread(target=begin, name="regard-warm", daemon=False).start()
         try:
             self._server.run(sockets=[self._socket])
         finally:

@@ -13,6 +13,7 @@ from regard.observe import Recording
 from regard.show.page import size, translating
 from regard.show.page.asked import MissingError
 from regard.show.page.entry import Entry, Place, summary
+from regard.show.page.examined import examined
 from regard.show.page.pictures import Alive, Opened
 from regard.show.page.speaker import Speaker, sentences, typed, writes, written
 from regard.show.page.translating import Translating
@@ -65,11 +66,12 @@ class Session:
         coming: list[dict[str, Any]] | None = None,
         notes: list[str] | None = None,
         name: str | None = None,
+        text: str | None = None,
     ) -> Entry:
         """Keeps a recording; of those typed before, the oldest go where there are too many."""
         with self._lock:
             self._count += name is None
-            entry = Entry(name or f"r{self._count}", recording, coming, notes or [])
+            entry = Entry(name or f"r{self._count}", recording, coming, notes or [], text)
             summary(entry)  # which says what is wrong with it
             self._entries[entry.id] = entry
             mine = [one for one in self._entries.values() if one.id not in self._kept]
@@ -112,8 +114,17 @@ class Session:
     def type(self, text: str, alive: Alive) -> dict[str, Any]:
         """Runs the model on a text: the summary of the new recording."""
         speaker = self.running(text)
+        own = None if isinstance(speaker, Translating) else text
         with turn(self._model, alive):
-            return summary(self.add(*typed(speaker, text, READ)))
+            return summary(self.add(*typed(speaker, text, READ), text=own))
+
+    def examination(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
+        """Who sees whom in the model, on the first words of a recording of what was typed."""
+        text = self.entry(name).text
+        if text is None or self.speaker is None or isinstance(self.speaker, Translating):
+            raise MissingError("who sees whom is asked of a model on what it read here: type a text, and ask again.")
+        with turn(self._model, alive):
+            return examined(self.speaker, text, sees)
 
     def translation(self, alive: Alive) -> dict[str, Any]:
         """The summary of the example's recording, made when it is first asked for."""
@@ -130,7 +141,7 @@ class Session:
             raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
         with turn(self._model, alive):
             for one in written(speaker, text, tokens, temperature, seed):
-                yield {"recording": summary(self.add(one))} if isinstance(one, Recording) else one
+                yield {"recording": summary(self.add(one, text=text or None))} if isinstance(one, Recording) else one
 
     def running(self, text: str) -> Speaker | Translating:
         """The model, where there is one and the text is not too long."""

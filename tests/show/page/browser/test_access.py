@@ -68,7 +68,7 @@ def drawn(opened, address):
     """drawn(view, dark=) is the page with the view drawn, Generate with what it wrote."""
 
     def page_of(view: str, **look):
-        page = opened(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3", **look)
+        page = opened(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3&sight=earlier", **look)
         if view != "generate":
             return settled(page)
         page.get_by_role("textbox", name="The beginning").fill("Once upon a time")

@@ -27,6 +27,7 @@ function serverSource() {
     example: (query, signal) => json(`api/example?${asked(query)}`, { signal }),
     type: (body, signal) => json("api/type", posted(body, signal)),
     translation: (signal) => json("api/translation", posted({}, signal)),
+    examination: (r, body, signal) => json(`api/r/${encodeURIComponent(r)}/examination`, posted(body, signal)),
     generate: (body, signal) => lines("api/generate", posted(body, signal)),
   };
 }

@@ -8,6 +8,7 @@ import { paint } from "../../drawing/picture.js";
 import { numberOf } from "../../frame/bar.js";
 import { SENTENCES, controlsOf } from "./kinds.js";
 import { sheetSvg } from "./sheet.js";
+import { sight } from "./sight.js";
 
 const THUMB = 48; // pixels of a small picture
 const AHEAD = "300px"; // below the window, where pictures are asked for already
@@ -30,12 +31,13 @@ function mount(stage, app) {
   const said = el("p", { class: "note heads-said", "aria-live": "polite" });
   const sheet = el("div", { class: "heads-sheet" });
   const told = el("p", { class: "note" });
-  stage.append(controls, said, sheet, told);
-  const it = { app, controls, said, sheet, told, of: "", control: new AbortController(), ...NOTHING() };
+  const seen = sight(app);
+  stage.append(controls, seen.element, said, sheet, told);
+  const it = { app, controls, said, sheet, told, seen, of: "", control: new AbortController(), ...NOTHING() };
   it.near = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) thumbs(it, Number(target.dataset.layer));
   }, { root: stage, rootMargin: AHEAD });
-  const leave = () => (it.control.abort(), it.near.disconnect());
+  const leave = () => (it.control.abort(), it.near.disconnect(), seen.leave());
   return { draw: (state) => draw(it, state), leave, keys: keysOf(it), picture: () => ({ svg: sheetSvg(stage) }) };
 }
 
@@ -66,6 +68,7 @@ function draw(it, state) {
   if (of !== it.of) begin(it, of);
   else for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
   show(it, state);
+  return it.seen.draw(state);
 }
 
 // Another recording, or another text of its batch.

@@ -1,6 +1,7 @@
 // The kinds of head in plain words, and the controls that order and filter heads by what the detectors say.
 
 import { el } from "../../drawing/el.js";
+import { examines } from "./sight.js";
 
 export const SENTENCES = {
   "previous token": "looks at the word before",
@@ -19,9 +20,12 @@ export function controlsOf(element, app, state, { rows, detectors, whole }) {
   const select = el("select", { "data-control": "by", disabled: !whole, onchange: () => app.go({ by: select.value || null }) },
     el("option", { value: "" }, "layer and head"), detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
   const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
+  const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
+  const seen = examines(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
   element.replaceChildren(
     el("label", { class: "control" }, el("span", { class: "name" }, "in order of"), select),
     el("span", { class: "chips", role: "group", "aria-label": "Kinds of head" }, chip("", "all"), counted(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+    seen || "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }

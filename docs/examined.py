@@ -1,0 +1,132 @@
+"""The tables of docs/examine.md: `python -m docs.examined`. Every layer of tests/examination is examined, and public ones.
+
+Where one of the public ones is not installed their table stays as it is; public.py says how they are installed.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from docs import public
+from examination import right, right_plain, wrong
+from regard.examination import Report, examine
+from regard.writing import whole
+
+PAGE = Path(__file__).parent / "examine.md"
+BEGIN, END = "<!-- {}: written by python -m docs.examined -->", "<!-- end of {} -->"
+BRIEF = 150  # characters of a piece of evidence
+EQUAL = re.compile(
+    r"\. The outputs equal .* so computed to (\S+);.*", re.DOTALL
+)  # how well the formula fits that a finding names
+LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull)/(\d+)")
+WRONG = {"Masks": wrong.MASKS, "Scores and softmax": wrong.SOFTMAX, "Heads and roles": wrong.HEADS, "Training": wrong.TRAINING}
+RIGHT = {
+    "regard's own": right.own,
+    "the lectures' classes": right.of_lectures,
+    "torch's": right.of_torch,
+    "as people write them": right.of_hand,
+    "half and double precision": right.of_dtypes,
+    "compiled": right.compiled,
+    "Hugging Face, small and random": right.of_families,
+}
+
+
+def main() -> None:
+    """Examines everything, and writes what is between the marks of the page."""
+    missing = dict.fromkeys(one.package for one in public.PUBLIC if one.version is None)
+    if missing:
+        print(f"The table of public layers stays as it is: not installed are {', '.join(missing)}.", flush=True)
+    written = {name: "\n".join(part()) for name, part in PARTS.items() if not (missing and part is public_ones)}
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in written.items():
+        before, begin, rest = page.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END.format(name))
+        page = f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    with whole(PAGE) as (beside,):
+        beside.write_text(page, encoding="utf-8")
+    print(PAGE, flush=True)
+
+
+def wrong_ones() -> Iterator[str]:
+    """A row for each wrong layer, in groups, and how many were named."""
+    named = kinds = 0
+    found: list[str] = []
+    for title, some in WRONG.items():
+        found += ["", f"**{title}**", "", *head("layer", "the mistake", "found as", "evidence", "threads")]
+        for one in some:
+            report = examine(one.subject(), **one.settings())
+            first = report.findings[0] if report.findings else None
+            named, kinds = named + bool(first and first.kind in one.kinds), kinds + 1
+            told = (first.kind, brief(first.evidence)) if first else ("**not found**", "")
+            found.append(line(f"`{one.name}`", one.mistake, *told, threads(one.make)))
+            print(one.name, told[0], flush=True)
+    yield f"{named} of {kinds} are named."
+    yield from found
+
+
+def right_ones() -> Iterator[str]:
+    """A line for each sort of right layers: of how many something was found, and what they are."""
+    for sort, some in RIGHT.items():
+        layers, found = list(some()), []
+        for one in layers:
+            if not examine(one.subject(), **one.told):
+                found.append(one.name)
+            print(one.name, "found" if found[-1:] == [one.name] else "clean", flush=True)
+        yield f"- **{sort}**, {len(layers)}, {', '.join(found) or 'nothing'} found: {'; '.join(map(described, layers))}."
+
+
+def public_ones() -> Iterator[str]:
+    """A row for each finding of a public layer, or one that nothing was found."""
+    yield from head("package", "layer, and what examine is told", "found", "evidence, or what cannot be told")
+    for one in public.PUBLIC:
+        report = one.report()
+        told = [(finding.kind, brief(finding.evidence)) for finding in report.findings] or [("nothing", heard(report))]
+        for kind, evidence in told:
+            yield line(f"{one.package} {one.version}", one.says, kind, evidence)
+        print(one.package, one.says, told[0][0], flush=True)
+
+
+def heard(report: Report) -> str:
+    """Of a clean report how much was checked, and what could not be told."""
+    untold = [one.what for one in report.unknown]
+    return f"{len(report.checked)} things checked" + (f"; cannot tell {brief('; '.join(untold))}" if untold else "")
+
+
+def described(one: right.Right) -> str:
+    """A right layer's name; of one that is written in the collection also what it is."""
+    if not isinstance(one.make, type) or one.make.__module__ != right_plain.__name__:
+        return one.name
+    told = inspect.getdoc(one.make).rstrip(".")
+    return f"`{one.name}` ({told[0].lower()}{told[1:]})"
+
+
+def threads(make: Any) -> str:
+    """Links to the public threads that stand above a layer's code."""
+    return ", ".join(f"[{found[1]}#{found[2]}]({found[0]})" for found in LINK.finditer(inspect.getsource(make)))
+
+
+def brief(text: str) -> str:
+    """The beginning of a piece of evidence, cut between words; of a formula that was identified how well it fits."""
+    text = EQUAL.sub(r" (fits to \1)", text)
+    return text if len(text) <= BRIEF else text[:BRIEF].rpartition(" ")[0].rstrip(",;:.") + " …"
+
+
+def head(*names: str) -> list[str]:
+    """The first two lines of a table."""
+    return [line(*names), "|" + " --- |" * len(names)]
+
+
+def line(*cells: object) -> str:
+    """A line of a table; what would end a cell is written as a letter."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+PARTS = {"wrong": wrong_ones, "right": right_ones, "public": public_ones}
+
+if __name__ == "__main__":
+    main()

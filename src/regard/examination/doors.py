@@ -1,0 +1,69 @@
+"""Doors: the first module of a model at which something goes wrong that its own input does not bring along."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination.tokens import Model
+
+Outcome = tuple[str, list[Tensor], list[Tensor]]
+
+
+def moving(model: Model, changed: Tensor, b: int, i: int) -> str:
+    """The first and innermost module whose output of token i moves with these ids where nothing that it is given moves."""
+    before, after = outcomes(model, model.ids, b, i), outcomes(model, changed, b, i)
+    for (name, came, gave), (_, came_then, gave_then) in zip(before, after, strict=False):
+        if same(came, came_then) and not same(gave, gave_then):
+            return name
+    return ""
+
+
+def breaking(model: Model) -> str:
+    """The first and innermost module that gives what is not finite where all that it is given is."""
+    every = outcomes(model, model.ids, 0, None)
+    return next((name for name, came, gave in every if finite(came) and not finite(gave)), "")
+
+
+def outcomes(model: Model, ids: Tensor, b: int, i: int | None) -> list[Outcome]:
+    """What each module was given and gave for token i of a sequence, or for all tokens, in the order in which they end."""
+    found: list[Outcome] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> None:
+            came, gave = (placed(values, ids.shape, b, i) for values in ([*inputs, *named.values()], [output]))
+            found.append((name, came, gave))
+
+        return hook
+
+    parts = [(name, part) for name, part in model.module.named_modules() if name]
+    hooks = [part.register_forward_hook(keep(name), with_kwargs=True) for name, part in parts]
+    try:
+        model.run(ids)
+    finally:
+        for one in hooks:
+            one.remove()
+    return found
+
+
+def placed(values: Sequence[Any], shape: torch.Size, b: int, i: int | None) -> list[Tensor]:
+    """Token i, or all of them, of every tensor (b, t, ...) or (b t, ...) among values; of one sequence."""
+    flat = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
+    kept = [one for one in flat if isinstance(one, Tensor) and one.dim() >= 2]
+    apart = [one.unflatten(0, shape) if len(one) == shape.numel() != shape[0] else one for one in kept]
+    every = [one for one in apart if one.shape[1] == shape[1] and len(one) > b]
+    return [(one[b] if i is None else one[b, i]).detach().clone() for one in every]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether tensors are equal, beside rounding."""
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def finite(values: list[Tensor]) -> bool:
+    """Whether all numbers are."""
+    return all(bool(one.isfinite().all()) for one in values)

@@ -1,0 +1,132 @@
+"""Inner: the attention inside a layer that does more, called as the layer calls it."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination import reach
+from regard.examination.case import Case
+from regard.examination.subjects import Answer, Call, Subject, answered
+
+TRIED = 3  # parts that are read, the outermost first
+
+
+class Given(NamedTuple):
+    """What a part of a module was given, by place and by name, and what it returned."""
+
+    name: str
+    part: nn.Module
+    inputs: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Any
+
+    @property
+    def x(self) -> Tensor:
+        """The first of what it was given."""
+        first: Tensor = [*self.inputs, *self.named.values()][0]
+        return first
+
+
+def attentions(case: Case) -> Iterator[Case]:
+    """Each part of a module in which tokens meet, as a case of its own; the outermost first."""
+    (x,) = case.usual()
+    for given in sorted(calls(case, x), key=lambda one: one.name.count(".")):
+        if alone(given, x) and meets(given):
+            yield of(case, given)
+
+
+def named(case: Case) -> tuple[Case | None, str]:
+    """The first part whose formula is known, and the name of a part in which tokens meet; "" where there is none."""
+    first = ""
+    try:
+        for part in itertools.islice(attentions(case), TRIED):
+            first = part.subject.name  # the innermost so far: what can be asked alone
+            if part.identified is not None:
+                return part, first
+    except Exception:  # a part that cannot be called as it was
+        return None, first
+    return None, first
+
+
+def calls(case: Case, x: Tensor) -> list[Given]:
+    """What each part was given that ran once."""
+    assert case.subject.module is not None
+    found: list[Given] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda part, inputs, named, output: found.append(Given(name, part, inputs, named, output))
+
+    parts = [(name, part) for name, part in case.subject.module.named_modules() if name]
+    hooks = [part.register_forward_hook(keep(name), with_kwargs=True) for name, part in parts]
+    try:
+        case.ask(x)
+    finally:
+        for one in hooks:
+            one.remove()
+    return [one for one in found if sum(other.part is one.part for other in found) == 1]
+
+
+def alone(given: Given, x: Tensor) -> bool:
+    """Whether a part is given one sequence, (b, t, c), once or as query, key and value alike, and returns one as long."""
+    values = [*given.inputs, *given.named.values()]
+    if not values or not isinstance(values[0], Tensor) or not sequence(values[0], x):
+        return False
+    output = given.output[0] if isinstance(given.output, tuple) and given.output else given.output
+    alike = [one for one in values if isinstance(one, Tensor) and one.shape == values[0].shape]
+    return sequence(output, x) and all(one is values[0] for one in alike)  # what has another width is a mask, or positions
+
+
+def sequence(value: Any, x: Tensor) -> bool:
+    """Whether a value is a sequence of vectors as long as x."""
+    return isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == x.shape[:2] and value.is_floating_point()
+
+
+def meets(given: Given) -> bool:
+    """Whether an output of a part moves with another token."""
+    x, call = given.x, again(given, given.part)
+    with torch.no_grad():
+        y = call(x).context
+        moved = torch.zeros(())
+        for j in (0, x.shape[1] - 1):
+            other = x.clone()
+            other[:, j] = x[:, j].roll(1, -1) + 1
+            change = (call(other).context - y).abs().amax((0, 2))
+            change[j] = 0
+            moved = torch.maximum(moved, change.nan_to_num().max().cpu())
+    return bool(moved > reach.rounding(y.dtype) * y.nan_to_num().abs().max())
+
+
+def again(given: Given, part: nn.Module) -> Call:
+    """The call of a part, or of a copy of it, with all else that it was given."""
+
+    def call(x: Tensor) -> Answer:
+        def fit(value: Any) -> Any:
+            if value is given.x:
+                return x
+            return value.to(x.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        inputs = [fit(one) for one in given.inputs]
+        return answered(part(*inputs, **{name: fit(one) for name, one in given.named.items()}), x.shape[-2])
+
+    return call
+
+
+def of(case: Case, given: Given) -> Case:
+    """A part as a case, of the same expectation: its batch and length are those of the layer's."""
+    subject = Subject(
+        given.name,
+        given.part,
+        "x",
+        given.x.dtype,
+        given.x.device,
+        again(given, given.part),
+        lambda part: again(given, part),
+        note=f"{given.name} with what {case.subject.name} gives it",
+    )
+    b, t, width = given.x.shape
+    shapes = replace(case.shapes, width=width, tokens=t, batch=b, bound=True, spread=1.0)
+    return case.within(subject, shapes)

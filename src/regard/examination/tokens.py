@@ -1,0 +1,147 @@
+"""Tokens: a model that takes token ids, the ids that it is tried with, and its outputs."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.examination import reach
+from regard.examination.subjects import AskedError, holder, name_of, uncompiled
+from regard.examination.untouched import random_states
+
+TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2), 2
+MORE = "Pass sample=, ids (b, t) that it takes; or where it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
+MOST = 256  # tokens of a sample that are looked at
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What is called with ids (b, t), the module in it, and the ids; `asked` is how many tokens the sample had."""
+
+    name: str
+    call: Callable[[Tensor], Any]
+    module: nn.Module
+    ids: Tensor
+    asked: int
+
+    def run(self, ids: Tensor | None = None) -> Tensor | None:
+        """The outputs (b, t, n), None where it gives none for each token; raises AskedError."""
+        ids = self.ids if ids is None else ids
+        with torch.no_grad():
+            try:
+                returned = self.call(ids)
+            except Exception as error:  # whatever somebody's model raises
+                raise AskedError(f"token ids {tuple(ids.shape)}", error) from error
+        return outputs(returned, ids)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """That of its first floating weight."""
+        return next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
+
+    def noise(self, outputs: Tensor) -> float:
+        """The change of an output that may be rounding."""
+        return reach.rounding(self.dtype) * float(outputs.abs().max())
+
+
+def model_of(subject: object, sample: Any = None, most: int = MOST) -> Model | None:
+    """A subject as a model of token ids: what takes those of the sample, or those that are tried; None where it is none."""
+    plain: Any = uncompiled(subject)
+    module = holder(plain) if callable(plain) and not isinstance(plain, type) else None
+    if module is None or (sample is None and module is not plain):
+        return None
+    if sample is None:
+        found = fitting(module)
+        return None if found is None else Model(name_of(plain), module, module, found, found.shape[1])
+    if not isinstance(sample, Tensor) or sample.is_floating_point():
+        return None
+    ids = sample.detach() if sample.dim() == 2 else sample.detach().unsqueeze(0)
+    if ids.dim() != 2 or not ids.numel():
+        raise ConfigError(f"a sample of token ids is (b, t) or (t,), got {tuple(sample.shape)}.")
+    return Model(name_of(plain), plain, module, ids[:, :most], ids.shape[1])
+
+
+def fitting(module: nn.Module) -> Tensor | None:
+    """Ids (b, t) that a module takes, below the size of one of its embeddings; None where it takes none.
+
+    Raises ConfigError where a module looks ids up and then raises whatever they are.
+    """
+    sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
+    taken, wrong = None, ""
+    for size in dict.fromkeys(size for size in sizes if size > 3):
+        for t in (TOKENS, *FEWER):
+            ids = torch.randint(size // 2, size, (BATCH, t), generator=torch.Generator().manual_seed(t)).to(device)
+            with looked_up(module, ids) as found:
+                try:
+                    with torch.no_grad():
+                        fits = outputs(module(ids), ids) is not None
+                except Exception as error:  # whatever somebody's model raises on what it does not take
+                    wrong = wrong or (str(AskedError(f"token ids {tuple(ids.shape)}", error)) if found else "")
+                    continue
+            if fits:
+                return ids
+            taken = ids if taken is None and found else taken  # a classifier, or the last token's logits alone
+    if taken is None and wrong:
+        raise ConfigError(f"{name_of(module)} looks up token ids, and raises {wrong}. {MORE}")
+    return taken
+
+
+@contextlib.contextmanager
+def looked_up(module: nn.Module, ids: Tensor) -> Iterator[list[bool]]:
+    """A context that lists the embeddings in which just these ids are looked up."""
+    found: list[bool] = []
+
+    def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if given and isinstance(given[0], Tensor) and torch.equal(given[0], ids):
+            found.append(True)
+
+    hooks = [part.register_forward_hook(hook) for part in module.modules() if isinstance(part, nn.Embedding)]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def outputs(returned: Any, ids: Tensor) -> Tensor | None:
+    """The first floating (b, t, n) in what a model returned: a tensor, a tuple, a mapping or a dataclass."""
+    if isinstance(returned, Tensor):
+        fits = returned.dim() == 3 and returned.shape[:2] == ids.shape and returned.is_floating_point()
+        return (returned.double() if returned.dtype == torch.float64 else returned.float()).cpu() if fits else None
+    if isinstance(returned, Mapping):
+        parts = list(returned.values())
+    elif dataclasses.is_dataclass(returned):
+        parts = [getattr(returned, field.name) for field in dataclasses.fields(returned)]
+    else:
+        parts = list(returned) if isinstance(returned, (tuple, list)) else []
+    return next((one for part in parts if (one := outputs(part, ids)) is not None), None)
+
+
+@contextlib.contextmanager
+def evaluating(subject: object) -> Iterator[None]:
+    """A context in which a model is in evaluation mode, without a copy of its weights; modes and random states are put back."""
+    plain = uncompiled(subject)
+    module = holder(plain) if callable(plain) and not isinstance(plain, type) else None
+    parts = list(module.modules()) if module is not None else []
+    modes = [(part, part.training) for part in parts]
+    buffers = [(x, x.clone()) for part in parts for x in part.buffers(recurse=False) if x.numel() < 2**20]
+    with random_states(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for part, _ in modes:
+                part.training = False
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+            with torch.no_grad():
+                for x, value in buffers:
+                    x.copy_(value)

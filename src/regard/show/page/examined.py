@@ -1,0 +1,30 @@
+"""Examined: who sees whom in the page's model, on the first words of what was typed, expected and found."""
+
+from typing import Any
+
+import torch
+
+from regard.errors import ConfigError
+from regard.examination import examine
+from regard.mechanism import EVERYTHING, Causal
+from regard.show.page.entry import short
+from regard.show.page.speaker import Speaker
+
+MOST = 12  # words: examine changes every one of so few, and three squares of them stand side by side
+RULES = {"earlier": Causal(), "all": EVERYTHING}  # whom a word is expected to see, itself in any case
+
+
+def examined(speaker: Speaker, text: str, sees: str) -> dict[str, Any]:
+    """The report of regard.examine on the model that read a text, as JSON, its tables named by the text's first words.
+
+    Raises ConfigError for a rule that is not in RULES.
+    """
+    if sees not in RULES:
+        raise ConfigError(f"sees is {' or '.join(RULES)}, got {sees[:20]!r}.")
+    ids, words, _ = speaker.tokens(text, MOST)
+    ids, words = ids[:, :MOST], words[:MOST]
+    other = torch.where(ids > 0, ids - 1, ids + 1)  # a second text, no word of it the same: nothing may cross over from it
+    report = examine(speaker.model, expects=RULES[sees], sample=torch.cat([ids, other])).json()
+    if report["reach"] is not None:
+        report["reach"]["words"] = [short(word) for word in words]
+    return report | {"sees": sees}

@@ -1,0 +1,182 @@
+"""Who sees whom as one small picture: expected, found and difference side by side, an img of SVG that needs no script."""
+
+import base64
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from torch import Tensor
+
+from regard.examination.report import Sight
+from regard.show.ramp import Colour, shade
+from regard.show.scale import FAINTEST, Log
+from regard.show.terminal import fitted
+
+MOST = 24  # tokens of a side that are drawn
+SIDE, LARGEST, LEAST = 150.0, 22.0, 10.0  # pixels of a square, about; of a cell
+GAP, TITLE, LETTER, TEXT, WORD = 20.0, 18.0, 6.3, 10.5, 14  # pixels, but the last: letters of a word
+PAPER, INK, FAINT = "#f1f1ee", "#33332f", "#66615a"
+MORE, LESS = "#b0400c", "#0a75af"  # what is seen and may not be, and what may be and is not
+SHADES = 6  # of what is found, the deeper the more
+Cells = Mapping[str, Tensor]  # a colour, and the cells that have it, bool (rows, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """As much of a sight as is drawn, and the words beside its rows and over its columns."""
+
+    expected: Tensor
+    found: Tensor
+    strength: Tensor
+    difference: Tensor
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def unmeasured(self) -> Tensor:
+        """The cells of rows that were not measured."""
+        return self.strength.isnan().any(-1, keepdim=True).expand(self.found.shape)
+
+    @property
+    def cell(self) -> float:
+        """The pixels of a cell."""
+        return max(LEAST, min(LARGEST, SIDE / max(self.found.shape)))
+
+
+def picture(sight: Sight) -> str:
+    """The picture as an HTML element, with the number of differences for those who do not see it."""
+    drawn, width = svg(near(sight))
+    address = base64.b64encode(drawn.encode()).decode()
+    q, k = sight.expected.shape
+    name = f"who sees whom: {int(sight.difference.count_nonzero()):,} of {q * k:,} pairs differ from what is expected"
+    return f'<img src="data:image/svg+xml;base64,{address}" alt="{name}" style="width: {width:.0f}px; max-width: 100%">'
+
+
+def told(sight: Sight) -> str:
+    """How the picture is read: which signs stand in it, and where it is a part of the whole."""
+    part = near(sight)
+    signs = {
+        "+ sees what it may not": part.difference > 0,
+        "− does not see what it may": part.difference < 0,
+        "? was not measured": part.unmeasured,
+    }
+    said = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
+    agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "What is found is what is expected"
+    said.append(f"{agreement}.")
+    q, k = sight.expected.shape
+    if part.found.shape != sight.found.shape:
+        said.append(f"Of {q:,} queries and {k:,} keys {len(part.rows)} and {len(part.columns)} are drawn.")
+    return " ".join(said)
+
+
+def near(sight: Sight) -> Part:
+    """The whole of a short sight, and of a longer one the part about the first difference."""
+    differing = sight.difference.nonzero()
+    i, j = differing[0].tolist() if len(differing) else (0, 0)
+    rows, columns = (around(place, size) for place, size in zip((i, j), sight.expected.shape, strict=True))
+    whole = sight.expected, sight.found, sight.strength, sight.difference
+    expected, found, strength, difference = (table[rows][:, columns] for table in whole)
+    queries = sight.words[len(sight.words) - len(sight.expected) :]
+    return Part(expected, found, strength, difference, queries[rows], sight.words[columns])
+
+
+def around(place: int, size: int) -> slice:
+    """At most so many of a side as are drawn, a place among them."""
+    start = max(0, min(place - MOST // 2, size - MOST))
+    return slice(start, start + MOST)
+
+
+def svg(part: Part) -> tuple[str, float]:
+    """The picture itself, and how wide it is."""
+    rows, columns = part.found.shape
+    left = 8 + LETTER * max(map(letters, part.rows))
+    above = TITLE + 8 + LETTER * max(map(letters, part.columns))
+    across = max(columns * part.cell, LETTER * len("difference")) + GAP
+    width, height = left + 3 * across, above + rows * part.cell + 4
+    squares = {"expected": expected(part), "found": found(part), "difference": difference(part)}
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" ',
+        f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="{TEXT}">',
+        '<rect width="100%" height="100%" rx="4" fill="white"/>',
+    ]
+    for n, word in enumerate(part.rows):
+        lines.append(text(word, f'x="{left - 4:.1f}" y="{above + (n + 0.5) * part.cell:.1f}" dy=".35em" text-anchor="end"'))
+    for n, (title, cells) in enumerate(squares.items()):
+        lines += square(part, title, cells, (left + n * across, above))
+    return "".join([*lines, "</svg>"]), width
+
+
+def square(part: Part, title: str, cells: Cells, at: tuple[float, float]) -> Iterator[str]:
+    """A title, the words of the columns on end, the cells, and the signs in them."""
+    (x, y), cell = at, part.cell
+    yield text(title, f'x="{x:.1f}" y="{TEXT + 3}" font-weight="bold"')
+    for n, word in enumerate(part.columns):
+        yield text(word, f'transform="translate({x + (n + 0.5) * cell:.1f} {y - 4:.1f}) rotate(-90)" dy=".35em"')
+    rows, columns = part.found.shape
+    yield f'<g transform="translate({x:.1f} {y:.1f}) scale({cell:.2f})">'
+    yield f'<path fill="{PAPER}" d="M0 0h{columns}v{rows}h-{columns}z"/>'
+    for colour, where in cells.items():
+        yield f'<path fill="{colour}" d="{path(where)}"/>' if where.any() else ""
+    lines = "".join(f"M0 {n}h{columns}" for n in range(rows + 1)) + "".join(f"M{n} 0v{rows}" for n in range(columns + 1))
+    yield f'<path stroke="white" stroke-width=".08" d="{lines}"/></g>'
+    if title != "expected":
+        yield from signs(part, title, at)
+
+
+def signs(part: Part, title: str, at: tuple[float, float]) -> Iterator[str]:
+    """+ and − on the cells that differ, ? on those that were not measured; each sign once, with all its places."""
+    marks = {"?": (part.unmeasured, FAINT)}
+    if title == "difference":
+        marks |= {"+": (part.difference > 0, "white"), "−": (part.difference < 0, "white")}
+    size = 0.7 * part.cell
+    for sign, (where, ink) in marks.items():
+        places = where.nonzero().tolist()
+        across = " ".join(f"{at[0] + (j + 0.5) * part.cell:.0f}" for _, j in places)
+        down = " ".join(f"{at[1] + (i + 0.5) * part.cell + 0.35 * size:.0f}" for i, _ in places)
+        look = f'font-size="{size:.0f}" font-weight="bold" text-anchor="middle" fill="{ink}"'
+        yield f'<text x="{across}" y="{down}" {look}>{sign * len(places)}</text>' if places else ""
+
+
+def expected(part: Part) -> Cells:
+    """What may be seen, in the deepest colour."""
+    return {named(shade(1)): part.expected}
+
+
+def found(part: Part) -> Cells:
+    """What is seen, the deeper the more: by even ratios, because a small leak is a leak."""
+    ends = (FAINTEST, 1.0)
+    steps = part.strength.nan_to_num().double().apply_(lambda value: round((SHADES - 1) * Log().share(value, ends)))
+    seen = part.found & ~part.unmeasured
+    return {named(shade(0.4 + 0.6 * n / (SHADES - 1))): seen & (steps == n) for n in range(SHADES)}
+
+
+def difference(part: Part) -> Cells:
+    """What is seen and may not be, and what may be and is not."""
+    return {MORE: part.difference > 0, LESS: part.difference < 0}
+
+
+def path(where: Tensor) -> str:
+    """The outline of cells, those that stand side by side as one."""
+    found = []
+    for row, line in enumerate(where.tolist()):
+        edges = [n for n in range(len(line) + 1) if (n > 0 and line[n - 1]) != (n < len(line) and line[n])]
+        found += [
+            f"M{start} {row}h{stop - start}v1h{start - stop}z" for start, stop in zip(edges[::2], edges[1::2], strict=True)
+        ]
+    return "".join(found)
+
+
+def text(word: str, place: str) -> str:
+    """A word of the picture, whatever it holds."""
+    return f'<text {place} fill="{INK}">{html.escape(fitted(word, WORD))}</text>'
+
+
+def letters(word: str) -> int:
+    """How many letters wide a word is drawn."""
+    return cell_len(fitted(word, WORD))
+
+
+def named(colour: Colour) -> str:
+    """A colour for SVG."""
+    return "#" + "".join(f"{part:02x}" for part in colour)

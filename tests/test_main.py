@@ -1,0 +1,55 @@
+"""The door of the command line: `python -m regard`."""
+
+import signal
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import regard.__main__
+
+# says that an import has begun, and waits there to be interrupted
+SLOW = """
+import importlib.abc, runpy, sys, time
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["regard", "verify"]
+runpy.run_module("regard", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "regard.cli.walk"])
+def test_ctrl_c_while_it_is_still_importing_ends_it_quietly(module):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW.format(module=module)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_ctrl_c_is_as_it_was_once_the_command_runs(monkeypatch):
+    for before in (signal.default_int_handler, signal.SIG_IGN):
+        found = []
+        monkeypatch.setattr("regard.cli.main", lambda found=found: found.append(signal.getsignal(signal.SIGINT)))
+        first = signal.signal(signal.SIGINT, before)
+        try:
+            regard.__main__.main()
+        finally:
+            signal.signal(signal.SIGINT, first)
+        assert found == [before]
+
+
+def test_the_command_and_the_module_are_the_same_door():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert EntryPoint("regard", project["scripts"]["regard"], "console_scripts").load() is regard.__main__.main
