@@ -1,4 +1,4 @@
-"""Runs every notebook beside this file, or those that are named, and stores what they show."""
+"""Runs the notebooks that are named, or all beside this file, and stores what they show."""
 
 import sys
 from pathlib import Path
