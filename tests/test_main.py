@@ -11,15 +11,17 @@ import pytest
 
 import regard.__main__
 
-# says that an import has begun, and waits there to be interrupted
+# says that an import has begun, and waits there to be interrupted; Ctrl-C as in a terminal, also where tests run behind it
 SLOW = """
-import importlib.abc, runpy, sys, time
+import importlib.abc, runpy, signal, sys, time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == {module!r}:
             print("importing", flush=True)
-            time.sleep(60)
+            time.sleep(600)
 
 sys.meta_path.insert(0, Slow())
 sys.argv = ["regard", "verify"]
@@ -29,12 +31,14 @@ runpy.run_module("regard", run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("module", ["torch", "regard.cli.walk"])
 def test_ctrl_c_while_it_is_still_importing_ends_it_quietly(module):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW.format(module=module)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    command = [sys.executable, "-c", SLOW.format(module=module)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
     assert (process.returncode, out, err) == (130, "", "")
 
 
