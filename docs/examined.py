@@ -24,13 +24,21 @@ EQUAL = re.compile(
     r"\. The outputs equal .* so computed to (\S+);.*", re.DOTALL
 )  # how well the formula fits that a finding names
 LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull)/(\d+)")
-WRONG = {"Masks": wrong.MASKS, "Scores and softmax": wrong.SOFTMAX, "Heads and roles": wrong.HEADS, "Training": wrong.TRAINING}
+WRONG = {
+    "Masks": wrong.MASKS,
+    "Scores and softmax": wrong.SOFTMAX,
+    "Heads and roles": wrong.HEADS,
+    "Training": wrong.TRAINING,
+    "Kernels": wrong.KERNELS,
+}
 RIGHT = {
     "regard's own": right.own,
     "the lectures' classes": right.of_lectures,
     "torch's": right.of_torch,
     "as people write them": right.of_hand,
     "half and double precision": right.of_dtypes,
+    "designs that look wrong": right.of_designs,
+    "kernels, block by block": right.of_kernels,
     "compiled": right.compiled,
     "Hugging Face, small and random": right.of_families,
 }

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 import lectures_classes as lectures
 import regard
 from examination import right_plain as plain
+from examination.right_designs import DESIGNS
 from examination.right_families import FAMILIES
+from examination.right_kernels import KERNELS
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, layers
 
 C, H, T = 24, 4, 6
@@ -160,10 +162,26 @@ def compiled() -> Iterator[Right]:
     )
 
 
+def of_designs() -> Iterator[Right]:
+    """Designs that depart from the common one."""
+    for name, make, told in DESIGNS:
+        yield Right(name, make, told)
+
+
+def of_kernels() -> Iterator[Right]:
+    """Kernels that go block by block."""
+    for name, make in KERNELS:
+        yield Right(name, make)
+
+
 def of_families() -> Iterator[Right]:
     """Small random layers of Hugging Face."""
     for family in FAMILIES:
         yield Right(family.name, family.layer, family.told, slow=not family.quick)
 
 
-RIGHT = [one for some in (own, of_lectures, of_torch, of_hand, of_dtypes, compiled, of_families) for one in some()]
+RIGHT = [
+    one
+    for some in (own, of_lectures, of_torch, of_hand, of_designs, of_kernels, of_dtypes, compiled, of_families)
+    for one in some()
+]

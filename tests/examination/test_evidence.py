@@ -35,6 +35,15 @@ def test_a_weight_is_told_where_weights_are_returned():
     assert "puts" not in evidence.seen(case_of(Layer(lambda scores: scores.softmax(-1)), Everything()), 1, 4)
 
 
+def test_what_is_no_weight_is_not_told_as_one():
+    class States(Layer):
+        def forward(self, x):
+            return super().forward(x), x @ x.mT
+
+    case = case_of(States(lambda scores: scores.softmax(-1)), Everything())
+    assert "puts" not in evidence.seen(case, 1, 4)
+
+
 def test_numbers_are_listed_as_one_says_them():
     said = [evidence.listed(numbers) for numbers in ([3], [0, 3], [0, 3, 5], list(range(12)))]
     assert said == ["3", "0 and 3", "0, 3 and 5", "0, 1, 2 and 9 more"]

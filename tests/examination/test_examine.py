@@ -113,3 +113,15 @@ def test_a_failed_assertion_shows_the_finding():
     report = regard.examine(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))
     with pytest.raises(AssertionError, match=r"1 finding\. future leak: changing token"):  # as pytest writes it
         assert report
+
+
+@pytest.mark.parametrize("scale", ["a", 0.0, float("nan")])
+def test_a_scale_is_a_number(scale):
+    with pytest.raises(ConfigError, match="a number that is not 0"):
+        regard.examine(CAUSAL, scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, D_IN), (0, 6, D_IN), (D_IN,)])
+def test_a_sample_has_a_token(shape):
+    with pytest.raises(ConfigError, match="of a token at least"):
+        regard.examine(CAUSAL, sample=torch.zeros(shape))

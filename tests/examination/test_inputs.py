@@ -103,6 +103,25 @@ def test_a_length_that_a_layer_is_made_for_is_found(length):
     assert case_of(Fixed()).shapes.tokens == length
 
 
+class Blockwise(Layer):
+    """A layer of blocks of eight tokens, one of whose properties raises."""
+
+    def __init__(self):
+        super().__init__(hiding(later))
+
+    @property
+    def dim(self):
+        raise RuntimeError("not built")
+
+    def forward(self, x):
+        assert x.shape[1] % 8 == 0
+        return super().forward(x)
+
+
+def test_a_layer_of_blocks_is_given_whole_blocks():
+    assert case_of(Blockwise()).shapes.tokens == 8
+
+
 def test_a_long_window_is_met_by_more_tokens_than_it_has():
     assert case_of(Layer(hiding(later)), Causal() & Window(left=19)).shapes.tokens > 20
 
@@ -116,12 +135,20 @@ def raising(x):
     raise RuntimeError("view size is not compatible")
 
 
+class Asserts(Layer):
+    def forward(self, x):
+        assert x.shape[1] > 1000
+
+
 class Raises(Layer):
     def forward(self, x):
         raising(x)
 
 
-@pytest.mark.parametrize(("subject", "sure"), [(Raises(hiding(later)), True), (raising, False), (nn.Embedding(5, 3), False)])
+@pytest.mark.parametrize(
+    ("subject", "sure"),
+    [(Raises(hiding(later)), True), (Asserts(hiding(later)), False), (raising, False), (nn.Embedding(5, 3), False)],
+)
 def test_where_nothing_is_taken_it_is_known_whether_the_inputs_were_right(subject, sure):
     with pytest.raises(RefusedError) as refused:
         case_of(subject)

@@ -346,3 +346,103 @@ def test_the_shape_of_gpt2_takes_little_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert regard.examine(model)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB; its weights are 500 MB
+
+
+class ByHand(nn.Module):
+    """A small model around one attention written out by hand, which leaves its traces."""
+
+    def __init__(self, seen, size=16):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.place = nn.Embedding(40, 12), nn.Embedding(size, 12)
+        self.head = nn.Linear(12, 40)
+        self.attention, self.last, self.calls = Weighing(seen), None, []
+
+    def forward(self, ids):
+        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
+        self.last = x = x + self.attention(x)
+        self.calls.append(1)
+        self.head.weight.data.mul_(1.01)
+        self.register_buffer("late", x)
+        return self.head(x)
+
+
+class Weighing(nn.Module):
+    """softmax(q kᵀ) v of what `seen` lets through."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.qkv, self.seen = nn.Linear(12, 36), seen
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.mT / 12**0.5 + self.seen(x.shape[1])).softmax(-1) @ v
+
+
+def causal(t):
+    return torch.zeros(t, t).masked_fill(torch.ones(t, t).triu(1).bool(), -torch.inf)
+
+
+def test_attention_by_hand_that_leaks_is_told_to_hide():
+    finding = regard.examine(Still(lambda t: torch.zeros(t, t))).findings[0]
+    assert "moves there is attention" in finding.evidence
+    assert finding.cure.startswith("If that module is attention: hide what the rule hides")
+
+
+class Still(ByHand):
+    """The same without traces."""
+
+    def forward(self, ids):
+        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
+        return self.head(x + self.attention(x))
+
+
+def test_a_model_of_one_place_is_given_one_token():
+    assert regard.examine(Still(causal, 1))
+
+
+def test_a_model_that_changes_itself_is_as_it_was():
+    model = ByHand(causal)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    regard.examine(model)
+    assert (model.last, model.calls) == (None, [])
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+class Twice(nn.Module):
+    """Two attentions in one module, one less the other, as differential attention has it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = nn.Linear(12, 36)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (6, 6)).transpose(1, 2).chunk(3, 1)
+        one, two = (F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale) for scale in (0.4, 0.2))
+        return (one - 0.3 * two).transpose(1, 2).flatten(2)
+
+
+def test_a_layer_that_calls_attention_twice_is_missed_and_said_to_be():
+    model = Still(causal)
+    model.attention = Twice()
+    report = regard.examine(model)
+    assert report, str(report)
+    assert any("calls attention 2 times" in one.what for one in report.unknown)
+
+
+def test_a_model_of_ids_with_tokens_first_is_told_how_to_say_it():
+    class TokensFirst(Still):
+        def forward(self, ids):
+            return super().forward(ids.T).transpose(0, 1)
+
+    report = regard.examine(TokensFirst(causal))
+    assert report.findings[0].kind == "batch leak"
+    assert "If it is meant to take ids (t, b)" in report.findings[0].cure
+
+
+def test_a_model_in_which_no_token_meets_another_is_said_to_show_no_attention():
+    report = regard.examine(nn.Embedding(40, 12))
+    assert any("no output moves with any other token" in one.what for one in report.unknown)
+    assert not any("no output moves" in one.what for one in regard.examine(Still(causal)).unknown)

@@ -1,6 +1,7 @@
 """Whatever somebody calls attention is called as they call it."""
 
 import functools
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,18 @@ from regard import Causal, ConfigError, Everything, MultiHeadAttention, Padding,
 from regard.examination.subjects import answered, subjects
 
 B, T = 2, 6
+
+
+class Turned(Layer):
+    """A layer that is given its places."""
+
+    def __init__(self):
+        super().__init__(hiding(later))
+
+    def forward(self, x, cos, sin):
+        return super().forward(x * cos + sin)
+
+
 X = torch.randn(B, T, 12)
 
 
@@ -119,6 +132,63 @@ def test_what_torch_compile_made_is_examined_as_its_original_and_kept_beside_it(
     torch.testing.assert_close(subject.compiled(x).context, CAUSAL(x))
 
 
+@dataclass
+class Record:
+    """What a layer may return."""
+
+    hidden: torch.Tensor
+    weights: torch.Tensor
+
+
+def test_the_context_is_found_among_what_is_returned():
+    context, weights = torch.randn(B, T, 5), torch.rand(B, T, T).softmax(-1)
+    several = weights.unsqueeze(1).expand(B, 3, T, T)
+    for returned in ((weights, context), {"weights": weights, "context": context}, Record(context, weights)):
+        answer = answered(returned, T, (B, T))
+        assert answer.context is context
+        assert answer.weights is weights
+    assert answered((several, context), T, (B, T)).context is context
+    assert answered((context, torch.randn(B, 3, T, T), several), T, (B, T)).weights is several
+    assert answered((context, several.transpose(0, 1)), T, (B, T)).weights is None
+
+
+@pytest.mark.parametrize(
+    ("function", "order"),
+    [
+        (lambda keys, queries, values: (keys, queries, values), "kqv"),
+        (lambda v, k, q: (v, k, q), "vkq"),
+        (lambda inputs_q, inputs_k, inputs_v: (inputs_q, inputs_k, inputs_v), "qkv"),
+        (lambda a, b, c: (a, b, c), "qkv"),
+    ],
+)
+def test_q_k_and_v_are_given_by_the_names_of_the_arguments(function, order):
+    inputs = dict(zip("qkv", torch.randn(3, B, 3, T, 8), strict=True))
+    found = []
+    only(noting(function, found)).call(*inputs.values())
+    assert [next(role for role, x in inputs.items() if x is one) for one in found] == list(order)
+
+
+def noting(function, found):
+    """A function of the same arguments that notes what it is given."""
+
+    @functools.wraps(function)
+    def noted(*given):
+        found.extend(function(*given))
+        return given[0]
+
+    return noted
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_partial_of_multihead_attention_is_called_with_x_three_times(batch_first):
+    torch.manual_seed(0)
+    hidden = later(T, T)
+    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first) for first in (batch_first, True))
+    other.load_state_dict(layer.state_dict())
+    found = only(functools.partial(layer, attn_mask=hidden)).call(X).context
+    torch.testing.assert_close(found, other(X, X, X, attn_mask=hidden)[0])
+
+
 def test_weights_are_taken_where_they_are_returned():
     context, weights = torch.randn(B, T, 5), torch.rand(B, T, T)
     for returned in ((context, weights), [context, None, weights], {"context": context, "weights": weights}):
@@ -137,6 +207,9 @@ def test_weights_are_taken_where_they_are_returned():
         (3, "got int"),
         (lambda x, mask: x, "takes x, mask"),
         (lambda: 0, "takes no argument"),
+        (lambda x, *, mask: x, "takes x, mask="),
+        (Turned(), "takes x, cos, sin"),
+        (nn.MultiheadAttention(12, 3, kdim=8, vdim=6), "keys of width 8, values of 6"),
     ],
 )
 def test_what_cannot_be_called_is_told_what_to_write(subject, says):

@@ -33,6 +33,25 @@ class Careless(Layer):
         return super().forward(x)
 
 
+class Remembers(Layer):
+    """A layer that writes to whatever it holds."""
+
+    def __init__(self):
+        super().__init__(hiding(later))
+        self.said, self.table, self.plain = [1], {"a": [2]}, torch.zeros(3)
+        self.register_buffer("small", torch.ones(3, 3).to(torch.float8_e4m3fn))
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x):
+        self.said.append(3), self.table["a"].append(4), self.plain.add_(1), self.last.add_(1)
+        self.small.copy_(torch.zeros(3, 3))
+        self.sparse.mul_(2)
+        self.register_buffer("late", torch.zeros(()))
+        torch.use_deterministic_algorithms(True)
+        return super().forward(x)
+
+
 def states():
     return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())  # noqa: NPY002
 
@@ -95,3 +114,52 @@ def test_hooks_and_their_order_stay():
     layer(torch.zeros(2, 3, D_IN))
     assert len(seen) == count + 1
     hook.remove()
+
+
+def test_lists_and_tensors_of_every_layout_are_put_back():
+    layer = Remembers()
+    report = regard.examine(layer)
+    assert report, str(report)
+    assert (layer.said, layer.table) == ([1], {"a": [2]})
+    assert (layer.plain == 0).all()
+    assert (layer.small.float() == 1).all()
+    assert torch.equal(layer.sparse.to_dense(), torch.eye(3))
+    assert layer.last == 0
+    assert "late" not in layer._buffers
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_inside_inference_mode_the_same_is_found():
+    with torch.inference_mode():
+        report = regard.examine(Layer(hiding(later)), sample=torch.randn(2, 6, D_IN))
+        assert torch.is_inference_mode_enabled()
+    assert report, str(report)
+    outside = Layer(hiding(later))
+    with torch.inference_mode():
+        report = regard.examine(outside)
+    assert any("gradient" in one.what for one in report.checked)
+
+
+def unloaded():
+    with torch.device("meta"):
+        return Layer(hiding(later))
+
+
+class Traced(torch.nn.Module):
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: torch.jit.script(Traced()), "the module that it was made of"),
+        (lambda: torch.jit.trace(Traced(), torch.ones(2, 6, D_IN)), "the module that it was made of"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), "Call it once"),
+        (unloaded, "Load them"),
+    ],
+)
+def test_what_cannot_be_put_back_is_refused(make, says):
+    with pytest.raises(regard.ConfigError, match=says):
+        regard.examine(make())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from examination import wrong_heads as heads
+from examination import wrong_kernels as kernels
 from examination import wrong_masks as masks
 from examination import wrong_softmax as softmax
 from examination import wrong_training as training
@@ -99,6 +100,7 @@ SOFTMAX = [
     Wrong(softmax.SoftmaxTwice, ("not normalised", "future leak"), "softmax twice"),
     Wrong(softmax.ExpUndivided, ("not normalised",), "exp that is not divided by its sum"),
     Wrong(softmax.DividedByScores, ("not normalised",), "divided by the sum, without exp"),
+    Wrong(softmax.keys_filled_up, ("not normalised",), "keys of zeros that fill up a block", Everything()),
     Wrong(softmax.ExpOverflows, ("overflow",), "exp without the maximum taken away"),
     Wrong(softmax.exp_overflows, ("overflow",), "the same as a function"),
     Wrong(softmax.MaskTooSmall, ("overflow", "future leak"), "-1e4 for -inf"),
@@ -136,4 +138,15 @@ TRAINING = [
     Wrong(training.GradientOfNothing, ("not trainable",), "NaN set to 0 after the softmax", BETWEEN_REAL, BATCH),
     Wrong(training.OutputUnused, ("not trainable",), "a projection that is never called"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING]
+KERNELS = [
+    Wrong(kernels.output_not_rescaled, ("not normalised",), "a running output that keeps the old maximum"),
+    Wrong(kernels.OutputNotRescaled, ("wrong blocks",), "the same in a layer"),
+    Wrong(kernels.TurnedNotRescaled, ("not normalised",), "the same with positions"),
+    Wrong(kernels.diagonal_blocks_unmasked, ("future leak",), "no mask in blocks of 64 on the diagonal but the first"),
+    Wrong(kernels.last_block_dropped, ("wrong mask",), "the last block of keys dropped where it is shorter"),
+    Wrong(kernels.LastBlockDropped, ("wrong mask",), "the same in a layer with positions"),
+    Wrong(kernels.EdgeOfBlocks, ("future leak",), "the last query of a block sees the next one"),
+    Wrong(kernels.MaskInAnAttribute, ("future leak",), "a mask of 32 tokens, nothing hidden from those beyond"),
+    Wrong(kernels.ScaleOfManyTokens, ("wrong blocks",), "another scale where there are many tokens"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS]

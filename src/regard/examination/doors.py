@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.examination.subjects import AskedError
 from regard.examination.tokens import Model
 
 Outcome = tuple[str, list[Tensor], list[Tensor]]
@@ -24,6 +25,38 @@ def breaking(model: Model) -> str:
     """The first and innermost module that gives what is not finite where all that it is given is."""
     every = outcomes(model, model.ids, 0, None)
     return next((name for name, came, gave in every if finite(came) and not finite(gave)), "")
+
+
+def weighing(model: Model, name: str) -> bool:
+    """Whether a module holds matrices, and its last output moves with tokens before it: as attention, and no norm, does."""
+    part = model.module.get_submodule(name)
+    if not any(weight.dim() == 2 for weight in part.parameters()):
+        return False
+    found: list[bool] = []
+
+    def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        first = next((one for one in given if isinstance(one, Tensor) and one.dim() == 3 and one.is_floating_point()), None)
+        if first is not None and not found:
+            found.append(False)  # what is called here calls this hook again
+            other = first.clone()
+            other[:, :-1] = other[:, :-1].roll(1, -1) + 1
+            again = part(*(other if one is first else one for one in given))
+            found[0] = not same(last(output), last(again))
+
+    handle = part.register_forward_hook(hook)
+    try:
+        model.run()
+    except AskedError:  # it takes no other input
+        return False
+    finally:
+        handle.remove()
+    return any(found)
+
+
+def last(output: Any) -> list[Tensor]:
+    """The last token of each sequence in what a module gave."""
+    parts = output if isinstance(output, (tuple, list)) else [output]
+    return [one[:, -1] for one in parts if isinstance(one, Tensor) and one.dim() == 3]
 
 
 def outcomes(model: Model, ids: Tensor, b: int, i: int | None) -> list[Outcome]:

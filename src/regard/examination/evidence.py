@@ -4,6 +4,7 @@ import torch
 
 from regard.examination import reach
 from regard.examination.case import Case
+from regard.examination.identify import reading
 from regard.examination.untouched import seeded
 
 ALONE = (
@@ -61,10 +62,8 @@ def place(case: Case, i: int) -> int:
 
 def weighed(case: Case, i: int, j: int, b: int) -> float | None:
     """The weight of a query on a key, the largest of any head, where the subject returns weights."""
-    weights = case.ask(*case.usual(3)).weights
-    if weights is None or weights.dim() not in (3, 4) or b >= len(weights) or weights.shape[-1] <= j:
-        return None
-    return float(weights[b, ..., i, j].max())
+    weights = reading.returned(case, case.usual(3))
+    return None if weights is None else float(weights[b, :, i, j].max())
 
 
 def pairs(table: torch.Tensor) -> list[tuple[int, int]]:
@@ -76,6 +75,11 @@ def listed(numbers: list[int]) -> str:
     """`0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
     shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def idle(case: Case) -> bool:
+    """Whether no output depends on any token, so that there is nothing to be seen or hidden."""
+    return not case.reach.strength.nan_to_num().any()
 
 
 def sensitivity(case: Case) -> str:

@@ -1,12 +1,13 @@
 """examine: is this attention right? Found by what a subject does, never by reading its code."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.examination import inputs, models
+from regard.examination import inputs, layouts, models, state
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.probes.raises import refused
@@ -50,7 +51,10 @@ def examine(
             if not error.sure:
                 raise ConfigError(unguessed(subject, error.errors)) from None
             return Report(ways[0].name, str(expects), (refused(error.errors),))
-        return report_on(Case(chosen, expects, shapes, stated(chosen, scale), offset, match.identify))
+        settled, said = state.settled(chosen, shapes)
+        case = Case(settled, expects, shapes, stated(chosen, scale), offset, match.identify)
+        report = layouts.told(case, report_on(case), None if sample is not None else ways)
+        return state.added(report, said)
 
 
 def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
@@ -60,11 +64,16 @@ def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
     given = (sample,) if isinstance(sample, Tensor) else tuple(sample)
     if not given or not all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
         raise ConfigError("sample is x, or (q, k, v): floating tensors.")
+    if not all(one.numel() and one.dim() > 1 for one in given):
+        shapes = ", ".join(str(tuple(one.shape)) for one in given)
+        raise ConfigError(f"sample is x (b, t, d_in) or (t, d_in), or (q, k, v), of a token at least; got {shapes}.")
     return tuple(one.detach() for one in given)
 
 
 def stated(subject: Subject, scale: float | None) -> float | None:
     """The scale that the caller states, or else that the subject does, as SimpleSelfAttention does."""
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale != 0):
+        raise ConfigError(f"scale is what the scores are multiplied by, a number that is not 0; got {scale!r}.")
     own = getattr(type(subject.module), "scale", None)  # of the class: one of the instance's may be the mistake
     return float(own) if scale is None and isinstance(own, (int, float)) else scale
 

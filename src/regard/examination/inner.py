@@ -110,7 +110,8 @@ def again(given: Given, part: nn.Module) -> Call:
             return value.to(x.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         inputs = [fit(one) for one in given.inputs]
-        return answered(part(*inputs, **{name: fit(one) for name, one in given.named.items()}), x.shape[-2])
+        returned = part(*inputs, **{name: fit(one) for name, one in given.named.items()})
+        return answered(returned, x.shape[-2], x.shape[:-1])
 
     return call
 

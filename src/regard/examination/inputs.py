@@ -8,14 +8,17 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError
 from regard.examination import rules
-from regard.examination.subjects import Form, Subject
+from regard.examination.kept import keep
+from regard.examination.subjects import PLAIN, Form, Subject
 from regard.mechanism import Mask
 
 HEADS, WIDTH = 3, 8  # of a function, which takes any
 NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
 LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
 UNPACKED = "values to unpack"  # what is raised where a sample has another number of axes than is meant: pictures, say
+GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that are about how a subject is called
 LONGEST = 2048  # tokens that are tried
+OTHERS = (4, 3, 2, 8, 16, 32, 64, 128)  # lengths that are tried last: short ones, and those that blocks divide
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,32 @@ class RefusedError(Exception):
 def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | None, offset: int) -> tuple[Subject, Shapes]:
     """The first way of calling that works, and the shapes that it takes; raises RefusedError where none does."""
     tried = list(of_sample(ways, sample, expects) if sample is not None else of_parameters(ways, expects, offset))
+    kept = None if ways[0].module is None else keep(ways[0].module)
     errors = []
     for subject, shapes in tried:
         given = sample and tuple(x.to(subject.dtype) for x in on_four_axes(sample, subject.form))
         inputs = given or shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
         wrong = refusal(subject, inputs)
+        if kept is not None:
+            kept.put_back()
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
-    raise RefusedError(errors, sample is not None or (surely(ways[0].module) and UNPACKED not in errors[0]))
+    raise RefusedError(errors, sure(ways[0], errors[0], sample is not None))
+
+
+def sure(way: Subject, error: str, sampled: bool) -> bool:
+    """Whether an error is the subject's own, and not that of inputs that were guessed."""
+    if sampled:
+        return not error.startswith("ConfigError")
+    return surely(way.module) and way.note == PLAIN and UNPACKED not in error and not error.startswith(GUESSED)
 
 
 def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
     """What stands against these inputs; None where the subject gives a context of their length."""
     try:
         with torch.no_grad():
-            context = subject.call(*inputs).context
+            context = subject.call(*(x.clone() for x in inputs)).context  # it may write to them
     except RegardError as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:  # somebody's layer may raise anything
@@ -130,7 +143,7 @@ def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterat
     lengths = rules.lengths(expects)
     for width in widths(module):
         ours = lengths + [t for t in lengths_of(module, width) if t not in lengths]
-        for t in ours if fixed else [*ours, *(n for n in (4, 3, 2) if n not in ours)]:
+        for t in ours if fixed else [*ours, *(n for n in OTHERS if n not in ours)]:
             for way in ways:
                 if way.form == "qkv" and t <= offset:
                     continue
@@ -150,7 +163,16 @@ def widths(module: nn.Module | None) -> list[int]:
 
 def named(module: nn.Module) -> list[int]:
     """The widths that a module names among its attributes."""
-    return [size for name in NAMES if isinstance(size := getattr(module, name, None), int) and size > 0]
+    return [size for name in NAMES if (size := number(module, name)) > 0]
+
+
+def number(module: nn.Module, name: str) -> int:
+    """A whole number among a module's attributes; 0 where there is none, or where somebody's property raises."""
+    try:
+        value = getattr(module, name, None)
+    except Exception:  # a property may raise anything
+        return 0
+    return value if isinstance(value, int) else 0
 
 
 def layered(module: nn.Module) -> Iterator[int]:
@@ -178,7 +200,7 @@ def lengths_of(module: nn.Module | None, width: int) -> list[int]:
     """The lengths that a module may be made for: by name, by the sides of its masks, by its learned positions."""
     if module is None:
         return []
-    named = [size for part in module.modules() for name in LENGTHS if isinstance(size := getattr(part, name, None), int)]
+    named = [number(part, name) for part in module.modules() for name in LENGTHS]
     sides = [one.shape[-1] for one in module.buffers() if one.dim() >= 2 and one.shape[-1] == one.shape[-2]]
     learned = [one.shape[-2] for one in module.parameters() if one.dim() == 3 and len(one) == 1 and one.shape[-1] == width]
     learned += [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]

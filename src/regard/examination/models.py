@@ -25,6 +25,9 @@ HIDE = "Hide what the rule hides in that layer, before its softmax: scores.maske
 NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
 SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
 MIX = "Keep tokens and sequences apart in that module: norms over the last axis alone, no mean, view or shift over tokens."
+ATTEND = f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that layer', 'it')} Else keep tokens apart in it."
+TURNED = "If it is meant to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
+NONE = "a model with attention in it, whose weights are not 0"
 DRAW = "Draw in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
 LOAD = "Load or train these weights anew: what is no number in them is in every output."
 BLIND = "Mend that module. If it is attention, let each query see a key, its own at least: softmax over -inf alone is NaN."
@@ -178,7 +181,11 @@ class Examined:
         except RegardError:
             return Seeing(seen, missed)
         for number, name in enumerate(names):
-            weights = recording.map(number).dense()
+            try:
+                weights = recording.map(number).dense()
+            except RegardError as error:  # a layer that calls attention twice, as DiffLlama's does
+                missed.append((name, str(error).splitlines()[0]))
+                continue
             if weights.shape[2:] == self.allowed.shape:
                 seen.append(Seen(name, weights[0].amax(0).double().cpu()))
             else:
@@ -199,6 +206,18 @@ class Examined:
                 across = float(change[1:].max())
                 where = (j, *divmod(int(change[1:].argmax()) + t, t))
         return Moved(within, tokens, across, where)
+
+    def turned(self) -> bool:
+        """Whether it is sequences that do not meet along its second axis: a model of ids (t, b)."""
+        ids = self.model.ids.clone()
+        ids[:, 0] = torch.where(ids[:, 0] > 0, ids[:, 0] - 1, 1)
+        try:
+            before, after = self.model.run(), self.model.run(ids)
+        except AskedError:
+            return False
+        if before is None or after is None:
+            return False
+        return bool((after - before)[:, 1:].abs().max() <= self.model.noise(before))
 
     def changed(self, j: int) -> Tensor:
         """The ids with token j of the first sequence replaced by another of them."""
@@ -255,7 +274,7 @@ class Examined:
             j, b, i = moved.where
             where = doors.moving(self.model, self.changed(j), b, i)
             told = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{at(where)}"
-            yield Finding("batch leak", told, MIX, 1.2, "batch")
+            yield Finding("batch leak", told, f"{MIX} {TURNED}" if self.turned() else MIX, 1.2, "batch")
         told = f"a change of {least:.0e}, of outputs up to {float(outputs.abs().max()):.1g}, would have shown"
         if leaking.any() and not any(self.extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
@@ -265,9 +284,11 @@ class Examined:
                 yield Unknown("what moves from end to end: the same ids go to an encoder, which may see all of them", BOTH)
                 return
             told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{at(where)}"
-            yield Finding("future leak" if j > i else "wrong mask", told, MIX, 1.5, "mask")
+            yield Finding("future leak" if j > i else "wrong mask", told, cure_of(self.model, where), 1.5, "mask")
         elif not leaking.any() and moved.across <= least:
             yield Checked("from end to end no output moves with what it may not see", told)
+            if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
+                yield Unknown("anything of attention: no output moves with any other token", NONE)
         yield sight(meets, found, moved, least)
 
 
@@ -305,6 +326,11 @@ def closure(allowed: Tensor, layers: int) -> Tensor:
             break
         meets = further
     return meets
+
+
+def cure_of(model: Model, where: str) -> str:
+    """What to do with a module that lets tokens through: hide them where it weighs tokens by weights of its own."""
+    return ATTEND if where and doors.weighing(model, where) else MIX
 
 
 def at(where: str) -> str:

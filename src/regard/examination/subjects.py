@@ -1,9 +1,10 @@
 """What can be examined, and how it is called."""
 
+import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,10 @@ from regard.mechanism import EVERYTHING, Mask
 from regard.mechanism.rule import Offset
 
 Form = Literal["x", "qkv"]
+ROWS = 1e-2  # how far a row of weights may be from one, in half precision too
+PLAIN = "x (b, t, c)"  # how most are called, in words
+WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
+LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
 
 
 class Answer(NamedTuple):
@@ -88,31 +93,63 @@ def subjects(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[Subje
 
 def ways(plain: Any, module: nn.Module | None, expects: Mask, offset: Offset) -> list[Way]:
     """How something may be called, by what it is and by what its signature asks for."""
+    return handed(plain, expects, offset) or signed(plain, module)
+
+
+def handed(plain: Any, expects: Mask, offset: Offset) -> list[Way]:
+    """How torch's own are called, which take a mask: with what the expectation hides, or with what a partial gives them."""
     inner = plain if isinstance(plain, nn.Module) else None
-    if isinstance(inner, nn.MultiheadAttention) and type(inner).forward is nn.MultiheadAttention.forward:
+    held = plain.func if isinstance(plain, functools.partial) else plain
+    if isinstance(held, nn.MultiheadAttention) and type(held).forward is nn.MultiheadAttention.forward:
+        if (held.kdim, held.vdim) != (held.embed_dim,) * 2:
+            raise ConfigError(
+                "examine calls nn.MultiheadAttention with query = key = value = x, and this one takes keys of width "
+                f"{held.kdim}, values of {held.vdim}. Say what they are: examine(lambda x: layer(x, keys, values), sample=x)."
+            )
+        if inner is None:
+            return [Way("x", 3, "query = key = value = x", functools.partial(thrice, first=held.batch_first))]
         return [Way("x", 3, told("query = key = value = x", "attn_mask", expects), with_mask(multihead, expects, offset))]
     if isinstance(inner, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):
         name = "src_mask" if isinstance(inner, nn.TransformerEncoderLayer) else "mask"
         return [Way("x", 3, told("x", name, expects), with_mask(encoder, expects, offset))]
+    return []
+
+
+def signed(plain: Any, module: nn.Module | None) -> list[Way]:
+    """How something may be called, by what its signature asks for."""
     needed = required(plain)
-    names = ", ".join(needed or ())
-    of_x = [Way("x", 3, "x (b, t, c)", of_one), Way("x", 2, "x (t, c)", one_by_one(of_one))]
-    thrice = [
-        Way("x", 3, "query = key = value = x", of_three),
-        Way("x", 2, "query = key = value = x (t, c)", one_by_one(of_three)),
+    order = None if needed is None or len(needed) != 3 else roles(needed)
+    of_x = [Way("x", 3, PLAIN, of_one), Way("x", 2, "x (t, c)", one_by_one(of_one))]
+    of_three = [
+        Way("x", 3, "query = key = value = x", thrice),
+        Way("x", 2, "query = key = value = x (t, c)", one_by_one(thrice)),
     ]
-    of_qkv = [Way("qkv", rank, f"q, k, v with {rank} axes", make) for rank, make in ((4, of_each), (3, headless), (2, bare))]
+    of_qkv = [
+        Way("qkv", rank, f"q, k, v with {rank} axes", by_name(make, order))
+        for rank, make in ((4, of_each), (3, headless), (2, bare))
+    ]
+    weighted = module is not None and any(True for _ in module.parameters())
     if needed is None:
         return of_qkv if module is None else of_x
     if len(needed) == 1:
         return of_x
-    if len(needed) == 3:
-        return of_qkv if module is None or not any(True for _ in module.parameters()) else [*thrice, *of_qkv]
-    takes = f"takes {names}" if names else "takes no argument that must be given"
+    if len(needed) == 3 and (order is not None or not weighted):
+        return [*of_three, *of_qkv] if weighted else of_qkv
+    takes = f"takes {', '.join(needed)}" if needed else "takes no argument that must be given"
     raise ConfigError(
         f"examine calls x -> y or (q, k, v) -> context, but {name_of(plain)} {takes}. Say what the others are: "
         f"examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
     )
+
+
+def roles(names: Sequence[str]) -> str | None:
+    """Which of q, k and v each name says, as "kqv"; None where names do not say all three."""
+    found = ""
+    for name in names:
+        letter = LETTER.search(name.lower())
+        word = next((role for role, word in WORDS if word in name.lower()), "")
+        found += word or (letter.group(1) if letter else "")
+    return found if sorted(found) == ["k", "q", "v"] else None
 
 
 # ways of calling: from a module or function to a call
@@ -120,12 +157,31 @@ def ways(plain: Any, module: nn.Module | None, expects: Mask, offset: Offset) ->
 
 def of_one(f: Callable[..., Any]) -> Call:
     """f(x)."""
-    return lambda x: answered(f(x), x.shape[-2])
+    return lambda x: answered(f(x), x.shape[-2], x.shape[:-1])
 
 
-def of_three(f: Callable[..., Any]) -> Call:
-    """f(x, x, x): an attention of query, key and value, each token to the others."""
-    return lambda x: answered(f(x, x, x), x.shape[-2])
+def thrice(f: Callable[..., Any], first: bool = True) -> Call:
+    """f(x, x, x): an attention of query, key and value, each token to the others; x with its tokens before its sequences."""
+    if first:
+        return lambda x: answered(f(x, x, x), x.shape[-2], x.shape[:-1])
+
+    def call(x: Tensor) -> Answer:
+        turned = x.transpose(0, 1)
+        context, weights = f(turned, turned, turned)
+        return Answer(context.transpose(0, 1), weights)
+
+    return call
+
+
+def by_name(make: Callable[[Any], Call], order: str | None) -> Callable[[Any], Call]:
+    """A way of q, k and v, in the order in which the arguments' names have them: "kqv", say."""
+    if order is None or order == "qkv":
+        return make
+
+    def made(f: Any) -> Call:
+        return make(lambda q, k, v: f(*({"q": q, "k": k, "v": v}[role] for role in order)))
+
+    return made
 
 
 def one_by_one(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
@@ -140,7 +196,7 @@ def one_by_one(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
 
 def of_each(f: Callable[..., Any]) -> Call:
     """f(q, k, v), each (b, h, t, d)."""
-    return lambda q, k, v: answered(f(q, k, v), q.shape[-2])
+    return lambda q, k, v: answered(f(q, k, v), q.shape[-2], q.shape[:-1], k.shape[-2])
 
 
 def headless(f: Callable[..., Any]) -> Call:
@@ -205,16 +261,44 @@ def hidden(expects: Mask, x: Tensor, heads: int, offset: Offset) -> Tensor | Non
 # what a subject returns
 
 
-def answered(returned: object, queries: int) -> Answer:
-    """The context and the weights in what a subject returned: a tensor, or a record or tuple that begins with one."""
-    parts = list(
-        returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, (tuple, list)) else [returned]
-    )
-    if not parts or not isinstance(parts[0], Tensor):
+def answered(returned: object, queries: int, place: Sequence[int] = (), keys: int | None = None) -> Answer:
+    """The context and the weights in what a subject returned: a tensor, or a record or tuple that holds one.
+
+    The context is the first of shape (*place, c), and no table of weights if there is another; the weights are of shape
+    (b, q, k) or (b, h, q, k), and the first whose rows add to one if there are several.
+    """
+    parts = [one for one in parts_of(returned) if isinstance(one, Tensor)]
+    if not parts:
         raise ConfigError(f"a subject returns its context, or (context, weights); this one returned {type(returned).__name__}.")
-    context, *rest = parts
-    tables = (one for one in rest if isinstance(one, Tensor) and one.dim() >= context.dim() - 1 and one.dim() >= 2)
-    return Answer(context, next((one for one in tables if one.shape[-2] == queries), None))
+    fits = [one for one in parts if one.is_floating_point() and one.shape[:-1] == torch.Size(place or parts[0].shape[:-1])]
+    square = (queries, keys or queries)
+    context = next((one for one in fits if len(fits) == 1 or not weighing(one, square)), (fits or parts)[0])
+    tables = [one for one in parts if one is not context and is_table(one, context, square)]
+    return Answer(context, next((one for one in tables if weighing(one, square)), tables[0] if tables else None))
+
+
+def parts_of(returned: object) -> list[object]:
+    """What a record or a tuple holds, or the thing itself."""
+    if isinstance(returned, Mapping):
+        return list(returned.values())
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return [getattr(returned, field.name) for field in dataclasses.fields(returned)]
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def is_table(one: Tensor, context: Tensor, square: tuple[int, int]) -> bool:
+    """Whether a tensor has the shape of weights beside a context, (b, q, k) or (b, h, q, k); without b beside (t, c)."""
+    axes = (2, 3) if context.dim() == 2 else (3, 4)
+    batched = context.dim() == 2 or (one.dim() > 0 and len(one) == len(context))
+    return one.is_floating_point() and one.dim() in axes and one.shape[-2:] == square and batched
+
+
+def weighing(one: Tensor, square: tuple[int, int]) -> bool:
+    """Whether a tensor's rows, as long as there are keys, add to one, with nothing below 0."""
+    if one.shape[-2:] != square:
+        return False
+    table = one.detach().float()
+    return bool((table >= 0).all() and ((table.sum(-1) - 1).abs() < ROWS).all())
 
 
 def stacked(answers: list[Answer]) -> Answer:
@@ -288,16 +372,24 @@ def indexed(path: str) -> str:
 
 
 def required(plain: Any) -> list[str] | None:
-    """The arguments by position that must be given; None where there is no telling, as of functions written in C."""
+    """The arguments that must be given, those by name as `mask=`; None where there is no telling, as of functions in C."""
     try:
-        signature = inspect.signature(plain.forward if isinstance(plain, nn.Module) else plain)
+        signature = inspect.signature(signed_as(plain))
     except (TypeError, ValueError):
         return None
     parameters = signature.parameters.values()
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return None
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in parameters if one.kind in positional and one.default is one.empty]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one for one in parameters if one.kind not in optional and one.default is one.empty]
+    return [f"{one.name}=" if one.kind is one.KEYWORD_ONLY else one.name for one in needed]
+
+
+def signed_as(plain: Any) -> Any:
+    """What has the signature: a module's is that of its forward, in a partial too."""
+    if isinstance(plain, functools.partial) and isinstance(plain.func, nn.Module):
+        return functools.partial(plain.func.forward, *plain.args, **plain.keywords)
+    return plain.forward if isinstance(plain, nn.Module) else plain
 
 
 def told(inputs: str, name: str, expects: Mask) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.examination import reach
 from regard.examination.subjects import AskedError, holder, name_of, uncompiled
-from regard.examination.untouched import random_states
+from regard.examination.untouched import untouched
 
-TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2), 2
+TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
 MORE = "Pass sample=, ids (b, t) that it takes; or where it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
 MOST = 256  # tokens of a sample that are looked at
+COPIED = 2**25  # numbers of a model that are copied, to be put back if they change
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Model:
         ids = self.ids if ids is None else ids
         with torch.no_grad():
             try:
-                returned = self.call(ids)
+                returned = self.call(ids.clone())
             except Exception as error:  # whatever somebody's model raises
                 raise AskedError(f"token ids {tuple(ids.shape)}", error) from error
         return outputs(returned, ids)
@@ -78,6 +78,8 @@ def fitting(module: nn.Module) -> Tensor | None:
     taken, wrong = None, ""
     for size in dict.fromkeys(size for size in sizes if size > 3):
         for t in (TOKENS, *FEWER):
+            if t == 1 and taken is not None:
+                break  # the last token's logits alone would look like those of every token
             ids = torch.randint(size // 2, size, (BATCH, t), generator=torch.Generator().manual_seed(t)).to(device)
             with looked_up(module, ids) as found:
                 try:
@@ -127,21 +129,7 @@ def outputs(returned: Any, ids: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def evaluating(subject: object) -> Iterator[None]:
-    """A context in which a model is in evaluation mode, without a copy of its weights; modes and random states are put back."""
+    """A context in which a model is in evaluation mode; after it, it is as it was: of large ones the weights are not copied."""
     plain = uncompiled(subject)
-    module = holder(plain) if callable(plain) and not isinstance(plain, type) else None
-    parts = list(module.modules()) if module is not None else []
-    modes = [(part, part.training) for part in parts]
-    buffers = [(x, x.clone()) for part in parts for x in part.buffers(recurse=False) if x.numel() < 2**20]
-    with random_states(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for part, _ in modes:
-                part.training = False
-            yield
-        finally:
-            for part, mode in modes:
-                part.training = mode
-            with torch.no_grad():
-                for x, value in buffers:
-                    x.copy_(value)
+    with untouched(holder(plain) if callable(plain) and not isinstance(plain, type) else None, COPIED):
+        yield

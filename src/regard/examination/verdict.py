@@ -14,6 +14,9 @@ EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of what identification names
 READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
 MIXING = ("split", "merge", "share", "axis", "norm")  # what lets tokens through that the mask hides
+OR_MIXED = (
+    "Where the mask is right: heads joined without a transpose, or a softmax over another axis, let tokens through as well."
+)
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
 
 
@@ -85,6 +88,8 @@ def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def follow(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
     """The findings, where who sees whom is wrong only because of what stands first: such a mask needs no mending."""
     match = case.identified if findings else None
+    if match is None and case.subject.form == "x":
+        return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
     if match is None or match.deviates("mask") or not any(match.deviates(field) for field in MIXING):
         return findings
     first, *rest = findings

@@ -72,3 +72,9 @@ def test_a_leak_of_one_sequence_alone_is_found():
     (finding,) = look(case_of(First(hiding(later)), Causal()))
     assert "of sequence 0 moves output" in finding.evidence
     assert "of sequence 1 by" in finding.evidence
+
+
+def test_nothing_is_said_of_an_output_that_depends_on_nothing():
+    layer = Layer(hiding(later))
+    nn.init.zeros_(layer.W_value.weight)
+    assert list(look(case_of(layer))) == []

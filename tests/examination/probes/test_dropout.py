@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from examination import wrong_training as wrong
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
@@ -98,6 +99,16 @@ def test_what_stands_after_a_norm_cannot_be_told():
     said = list(look(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
     assert kinds(said) == []
     assert any("without norms" in getattr(one, "needs", "") for one in said)
+
+
+def test_what_training_does_to_buffers_is_not_taken_for_dropout():
+    layer = Dropped("weights", 0.0)
+    parametrizations.spectral_norm(layer.W_query)
+    assert [one.what for one in look(case_of(layer.eval()))] == ["nothing is drawn in evaluation"]
+    layer.dropout.p = P
+    said = list(look(case_of(layer.eval())))
+    assert kinds(said) == []
+    assert "buffers" in said[-1].needs
 
 
 def test_a_layer_without_dropout_is_asked_no_more():

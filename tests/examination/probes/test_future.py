@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
 from regard import Causal, Everything, Padding, Prefix, Window, attention
@@ -73,6 +74,12 @@ def test_the_future_begins_at_the_position_of_the_query():
     for offset, leaks in ((2, []), (3, ["future leak"])):
         case = case_of(lambda q, k, v, offset=offset: attention(q, k, v, Causal(), offset=offset), offset=2)
         assert kinds(look(case)) == leaks
+
+
+def test_where_no_output_depends_on_any_token_nothing_is_said_to_be_hidden():
+    layer = Layer(hiding(later))
+    nn.init.zeros_(layer.W_value.weight)
+    assert list(look(case_of(layer))) == []
 
 
 def test_a_row_that_may_see_nothing_is_not_its_business():

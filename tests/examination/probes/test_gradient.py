@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from examination import right_designs as designs
 from examination import wrong_training as wrong
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Given
@@ -86,6 +87,31 @@ def test_what_a_model_holds_for_other_outputs_is_no_finding():
             return self.layers[0](x)
 
     assert findings(Model()) == []
+
+
+def test_weights_of_an_argument_that_is_not_given_cannot_be_told():
+    (unknown,) = look(case_of(designs.OptionalContext().eval()))
+    assert "k_context and v_context" in unknown.what
+
+    class Masked(designs.OptionalContext):
+        def forward(self, x, key_padding_mask=None):
+            return super().forward(x)
+
+    (finding,) = findings(Masked())
+    assert "k_context" in finding.evidence
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_that_takes_only_one_way_back_is_no_finding():
+    (checked,) = look(case_of(designs.Checkpointed().eval()))
+    assert checked.sensitivity == "4 weights"
+
+
+def test_weights_that_were_made_in_inference_mode_cannot_be_told():
+    with torch.inference_mode():
+        layer = Layer(weigh)
+    (unknown,) = look(case_of(layer))
+    assert "inference_mode" in unknown.needs
 
 
 def test_gradients_that_were_there_stay():

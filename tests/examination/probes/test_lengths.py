@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from examination import right_kernels as right
+from examination import wrong_kernels as wrong
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, CausalAttention, Everything, Padding, Window
 from regard.examination.probes.lengths import look
@@ -91,4 +93,33 @@ def test_what_carries_its_own_padding_meets_no_other_length():
 
 def test_no_more_tokens_than_the_sample_has_are_tried():
     (checked,) = look(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))
-    assert checked.sensitivity == "with 1, 2, 4 tokens"
+    assert checked.sensitivity == "with 1, 2, 4 tokens, the first outputs the same to 1e-03"
+
+
+def test_several_blocks_and_a_part_of_one_are_tried():
+    (checked,) = look(case_of(Layer(hiding(later))))
+    assert "40, 100, 128, 200, 257 tokens" in checked.sensitivity
+
+
+def test_of_a_wide_layer_one_long_length_is_tried():
+    (checked,) = look(case_of(torch.nn.Linear(2100, 4)))
+    assert ", 13, 200 tokens" in checked.sensitivity
+
+
+def test_what_refuses_a_part_of_a_block_is_given_whole_ones():
+    (checked,) = look(case_of(right.WholeBlocks()))
+    assert checked.sensitivity.startswith("with 32, 64, 128, 256 tokens")
+
+
+@pytest.mark.parametrize("beyond", [7, 40, 100, 200])
+def test_positions_that_stretch_with_the_length_are_no_finding(beyond):
+    """As rotary positions do that are made for longer inputs than a layer was trained on."""
+
+    class Stretched(wrong.Fused):
+        def attend(self, q, k, v):
+            times = max(1.0, q.shape[-2] / beyond)
+            return wrong.online(wrong.turned(q, times), wrong.turned(k, times), v, 16)
+
+    *unknown, checked = look(case_of(Stretched()))
+    assert kinds([*unknown, checked]) == []
+    assert "more tokens" in unknown[0].what

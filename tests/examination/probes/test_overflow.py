@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from examination import wrong_softmax as wrong
-from examination.given import Layer, case_of, hiding, kinds, later
+from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
 from regard.examination.identify.match import identify
 from regard.examination.probes.overflow import look
@@ -55,6 +55,7 @@ def test_a_number_for_minus_infinity_is_judged_by_scores_of_ten_thousand(value, 
     assert kinds(said) == (["overflow"] if found else [])
     if found:
         assert "which is hidden" in said[0].evidence
+        assert said[0].evidence.endswith("it stays hidden")  # with fewer: how near that is to scores in use
         assert "-torch.inf" in said[0].cure
 
 
@@ -64,3 +65,15 @@ def test_a_layer_that_leaks_anyway_is_not_told_of_its_mask_again():
 
 def test_rows_that_are_no_numbers_anyway_are_left_to_others():
     assert list(look(case(Layer(lambda scores: scores.softmax(-1) * torch.nan), expects=Everything()))) == []
+
+
+def test_of_many_tokens_some_are_changed():
+    calls = []
+
+    class Counted(Layer):
+        def forward(self, x):
+            calls.append(x.shape[1])
+            return super().forward(x)
+
+    assert kinds(look(case(Counted(hiding(later)), sample=torch.randn(2, 100, D_IN)))) == []
+    assert calls.count(100) < 100

@@ -53,6 +53,12 @@ def test_padding_in_the_second_sequence_alone_is_found():
     assert "sequence 1, which has 5" in finding.evidence
 
 
+def test_nothing_is_said_to_be_hidden_where_nothing_could_be_seen():
+    layer = Layer(hiding(lambda q, k: ~REAL[:, None]))
+    torch.nn.init.zeros_(layer.W_value.weight)
+    assert list(look(case_of(layer, PADDING, SAMPLE))) == []
+
+
 def test_nothing_is_said_where_no_padding_is_expected():
     assert said(later(7, 7), Causal()) == []
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
-from regard import Causal, Documents, Everything, Padding, Prefix, Window, attention
+from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
 from regard.examination.probes.pattern import inequality, look
 
 C = Causal()
@@ -120,6 +120,16 @@ def test_its_own_token_that_a_residual_passes_on_is_no_finding_where_the_rule_hi
     strict = C & ~Window(0, 0)
     layer = Residual(lambda scores: hiding(ruled(strict))(scores).nan_to_num())
     assert kinds(look(case_of(layer, strict))) == []
+
+
+def test_a_query_that_may_not_see_its_own_token_is_found_only_where_it_does():
+    table = torch.ones(6, 6, dtype=torch.bool).tril()
+    table[3, 3] = False
+    for rule, row in ((Given(table), '3 "with"'), (C & ~Window(0, 0) | Prefix(1), '1 "journey"')):
+        assert kinds(look(case_of(Layer(hiding(ruled(rule))), rule))) == []
+        (finding,) = look(case_of(Layer(hiding(later)), rule))
+        assert finding.kind == "wrong mask"
+        assert f"changing token {row} moves output {row} by" in finding.evidence
 
 
 def test_padded_queries_are_not_judged():

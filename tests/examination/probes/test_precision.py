@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from examination import right_designs as designs
 from examination import wrong_softmax as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
 from regard import Everything, layers
@@ -73,6 +74,11 @@ def test_a_function_that_rounds_is_found():
 def test_a_function_in_half_precision_is_no_finding():
     sample = tuple(torch.randn(2, 3, 5, 8, dtype=torch.bfloat16) for _ in range(3))
     assert kinds(look(case_of(functools.partial(F.scaled_dot_product_attention, is_causal=True), sample=sample))) == []
+
+
+def test_what_autocast_gives_is_held_against_its_own_dtype():
+    (checked,) = look(case_of(designs.Autocast()))
+    assert "bfloat16" in checked.what
 
 
 def test_what_does_not_run_in_float64_cannot_be_told():

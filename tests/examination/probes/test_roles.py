@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import regard
+from examination import right_designs as designs
 from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, Shared, Unnamed, roles
@@ -44,6 +45,12 @@ def test_projections_without_names_cannot_be_told():
     (one,) = said(made(Unnamed))
     assert isinstance(one, Unknown)
     assert "W_query" in one.needs
+
+
+def test_keys_that_are_the_values_too_are_no_exchange():
+    (one,) = said(made(designs.KeysAreValues))
+    assert isinstance(one, Unknown)
+    assert "one projection makes both" in one.what
 
 
 def test_one_matrix_for_all_has_nothing_to_exchange():

@@ -2,10 +2,12 @@ import pytest
 import torch
 from torch import nn
 
+from examination import right_designs as designs
 from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, UNMASKED, Plain, hidden, wrong
 from examination.identify.test_reading import Shown
+from examination.wrong_softmax import keys_filled_up
 from regard import Everything, Window
 from regard.examination.probes.weights import look
 from regard.examination.report import Checked, Finding, Unknown
@@ -66,7 +68,25 @@ def test_a_right_layer_is_checked_and_says_how_exactly():
 @pytest.mark.parametrize("name", HARMLESS)
 def test_softcap_bias_and_sinks_are_no_faults(name):
     (one,) = said(HARMLESS[name])
-    assert isinstance(one, Checked)
+    sinks = name in ("sink", "sink and bias", "everything")
+    assert isinstance(one, Unknown if sinks else Checked)
+    assert ("as with a sink" in one.what) == sinks
+
+
+def test_keys_that_fill_up_a_block_are_no_sink():
+    (finding,) = [one for one in said(keys_filled_up, Everything()) if isinstance(one, Finding)]
+    assert "where there is one token less" in finding.evidence
+
+
+def test_heads_that_are_mixed_or_subtracted_cannot_be_told():
+    for subject in (made(designs.TalkingHeads), designs.differential):
+        (one,) = said(subject)
+        assert isinstance(one, Unknown)
+        assert "mixed or subtracted heads" in one.what
+
+
+def test_states_in_the_shape_of_weights_are_not_read_as_weights():
+    assert kinds(made(designs.Gated)) == []
 
 
 def test_functions_outside_the_family_are_read():
@@ -104,6 +124,16 @@ def test_constant_sequences_clear_a_layer_that_shows_nothing_else_but_not_its_ax
     assert isinstance(checked, Checked)
     assert isinstance(unknown, Unknown)
     assert "axis" in unknown.what
+
+
+def test_constant_sequences_do_not_tell_that_rows_add_to_one():
+    class Halved(Beside):
+        def softmax(self, scores):
+            return scores.softmax(-1) / 2
+
+    checked, unknown = said(made(Halved))
+    assert "add to the same" in checked.what
+    assert "add to one" in unknown.what
 
 
 def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():

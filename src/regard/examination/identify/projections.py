@@ -83,7 +83,7 @@ def layouts_of(found: list[Affine], width: int) -> Iterator[Layout]:
     for one in inner:
         named.setdefault(role(one.name), one)
     if {"q", "k"} <= set(named):
-        values = [named["v"]] if "v" in named else [*([named[""]] if "" in named else []), None]
+        values = [named["v"]] if "v" in named else [*([named[""]] if "" in named else []), None, named["k"]]
         yield from (separate(named["q"], named["k"], v) for v in values)
     elif "q" in named and "kv" in named:
         yield from of_two(named["q"], named["kv"])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, aimed, tried
-from regard.mechanism.heads import share, split
+from regard.mechanism.heads import join, share, split
 
 LINEAR = 2e-2  # of log weights, beyond which they are no multiple of q kᵀ, whatever is added to it
 SMALL = 0.05  # the spread of scaled scores at which a softcap changes nothing
@@ -55,11 +55,44 @@ def weights_of(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
     if case.subject.form == "qkv":
         weights = read(case, inputs)
         return weights if linear(case, weights, inputs) else None
+    return returned(case, inputs)
+
+
+def returned(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
+    """The weights (b, h, q, k) that a subject returns: of their shape, and adding to one or giving the context; else None."""
     found = case.ask(*inputs).weights
-    b, t = inputs[0].shape[:2]
-    if found is None or found.dim() not in (3, 4) or found.shape[0] != b or found.shape[-2:] != (t, t):
+    b, q, k = len(inputs[0]), inputs[0].shape[-2], inputs[-1].shape[-2]
+    if found is None or found.dim() not in (3, 4) or found.shape[0] != b or found.shape[-2:] != (q, k):
         return None
-    return found.to("cpu", torch.float64).reshape(b, -1, t, t)
+    weights = found.to("cpu", torch.float64).reshape(b, -1, q, k)
+    return weights if probable(case, inputs, weights) or gives(case, inputs, weights) else None
+
+
+def probable(case: Case, inputs: tuple[Tensor, ...], weights: Tensor) -> bool:
+    """Whether no weight is negative and every row that may see something adds to one."""
+    seen = case.expected(*inputs).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])
+    rows = weights[seen]
+    return bool((rows > -close(case)).all() and ((rows.sum(-1) - 1).abs() < close(case)).all())
+
+
+def gives(case: Case, inputs: tuple[Tensor, ...], weights: Tensor) -> bool:
+    """Whether a module's context is these weights times its values, through its output projection; a residual may be beside."""
+    if case.subject.form != "x":
+        return False
+    target = aimed(case, inputs, None)
+    near = close(case) * (1 + float(target.y.abs().nan_to_num().max()))
+    for trial in tried(case, target, plain=True):
+        given, output = trial.given, trial.layout.output
+        if given.heads == weights.shape[1]:
+            made = join(weights @ share(split(given.v, given.groups), given.heads))
+            made = made if output is None else output(made)
+            if made.shape != target.y.shape:
+                continue
+            rest = (target.y - made)[target.finite]
+            beside = [rest, rest - target.inputs[0][target.finite]] if target.inputs[0].shape == made.shape else [rest]
+            if any(bool((one.abs() < near).all()) for one in beside):
+                return True
+    return False
 
 
 def slope(case: Case) -> Slope | None:

@@ -19,6 +19,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if case.shapes.batch < 2:
         yield Unknown("whether the sequences of a batch see one another", "a sample of two sequences")
         return
+    if evidence.idle(case):
+        return
     across = case.reach.across
     if not (across > case.reach.threshold).any():
         yield Checked("no sequence sees another of its batch", evidence.sensitivity(case))

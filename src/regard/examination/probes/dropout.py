@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import reach
 from regard.examination.case import Case, joined
@@ -38,7 +38,10 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     yield Checked("nothing is drawn in evaluation", "two calls give the same")
     call = trained(case)
     if call is not None and spread(call, case.usual(), case) > 0:
-        yield from in_training(case, call)
+        if settled(case):
+            yield from in_training(case, call)
+        else:
+            yield Unknown(f"whether {RESCALED}", "a layer whose buffers stay as they are in training")
 
 
 def drawn(case: Case) -> float:
@@ -53,13 +56,32 @@ def drawn(case: Case) -> float:
 
 
 def trained(case: Case) -> Call | None:
-    """The call of a copy in training mode; None where it cannot be copied."""
-    if case.subject.module is None or case.subject.again is None:
+    """The call of a copy in training mode, a new one each time: a call may leave something behind; None where none is made."""
+    module, again = case.subject.module, case.subject.again
+    if module is None or again is None:
         return None
     try:
-        return case.subject.again(copy.deepcopy(case.subject.module).train())
+        copied(module)
     except Exception:  # of the many things that a module may hold, some cannot be copied
         return None
+    return lambda *inputs: again(copied(module))(*inputs)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy in training mode."""
+    return copy.deepcopy(module).train()
+
+
+def settled(case: Case) -> bool:
+    """Whether a call in training leaves buffers as they are: else what it gives is not evaluation's, even with no dropout."""
+    module, again = case.subject.module, case.subject.again
+    if module is None or again is None:
+        return True
+    one = copied(module)
+    before = {name: x.clone() for name, x in one.named_buffers() if x.is_floating_point()}
+    with torch.no_grad():
+        again(one)(*case.usual())
+    return all(name in before and torch.equal(before[name], x) for name, x in one.named_buffers() if x.is_floating_point())
 
 
 def spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:

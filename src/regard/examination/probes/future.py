@@ -20,6 +20,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not hidden.any():
         return
     leaks = hidden & case.reach.found
+    if not leaks.any() and evidence.idle(case):
+        return
     if not leaks.any():
         yield Checked("no query sees a later token", evidence.sensitivity(case))
         return

@@ -1,5 +1,7 @@
 """Gradient: every weight that asks for a gradient gets one, and the module knows of all its weights."""
 
+import inspect
+import re
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +20,8 @@ NAN = (
     "A row of -inf has a softmax whose gradient is NaN, even where its weights are set to 0 afterwards: give such rows a "
     "finite score before the softmax, scores.masked_fill(~mask.any(-1, keepdim=True), 0)."
 )
+SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|key|value|kv|other|image|text|^y$|^z$|^xa$")
+ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
 LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
 
 
@@ -32,6 +36,9 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Finding("not trainable", told, LIST, 1.0, "gradient")
     asking = {name: weight for name, weight in module.named_parameters() if weight.requires_grad and weight.is_floating_point()}
     if not asking:
+        return
+    if any(weight.is_inference() for weight in asking.values()):
+        yield Unknown("whether every weight gets a gradient", "a layer that is not made in torch.inference_mode()")
         return
     try:
         found = gradients(case, list(asking.values()))
@@ -48,6 +55,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if broken and finite(case):
         told = f"the gradient of {named(broken)} is NaN, though every output is a number"
         yield Finding("not trainable", told, NAN, 1.2, "gradient")
+    elif without and (spare := unused(case)):
+        yield Unknown(f"whether {named(without)} gets a gradient: it may belong to `{spare}`", f"a sample with `{spare}`")
     elif without:
         yield Finding("not trainable", f"no gradient goes to {named(without)}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
@@ -60,24 +69,57 @@ def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
     connected = False
     for seed in range(SEEDS):
         with torch.enable_grad():
-            y = case.context(*case.usual(80 + seed))
+            y = asked(case, 80 + seed)
             if not y.requires_grad:
                 continue
-            connected = True
             rows = case.expected(*case.usual()).any(-1).to(y.device)  # rows that see nothing may hold anything
             draw = torch.Generator().manual_seed(seed)
             direction = torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)
             slopes = backward((y @ direction)[rows].sum(), weights)
+        connected = connected or any(slope is not None for slope in slopes)
         total = [new if old is None else old if new is None else old + new for old, new in zip(total, slopes, strict=True)]
     return total if connected else None
+
+
+def asked(case: Case, seed: int) -> Tensor:
+    """The context of inputs that ask for a gradient too, as torch.utils.checkpoint wants; of plain ones where that raises."""
+    try:
+        return case.context(*(x.requires_grad_().clone() for x in case.usual(seed)))  # clones may be changed in place
+    except AskedError:
+        return case.context(*case.usual(seed))
 
 
 def backward(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradient of a number on each weight; raises AskedError where the way back raises."""
     try:
-        return torch.autograd.grad(value, weights, allow_unused=True)
+        slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
     except Exception as error:  # a kernel that has no gradient, or somebody's own backward
         raise AskedError("the way back", error) from error
+    return slopes if all(slope is not None for slope in slopes) else accumulated(value, weights)
+
+
+def accumulated(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The same by .backward(), the one way that torch.utils.checkpoint with use_reentrant knows; what weights held stays."""
+    kept = [weight.grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.grad = None
+        value.backward()
+        return tuple(weight.grad for weight in weights)
+    except Exception as error:
+        raise AskedError("the way back", error) from error
+    finally:
+        for weight, grad in zip(weights, kept, strict=True):
+            weight.grad = grad
+
+
+def unused(case: Case) -> str:
+    """An argument of a module that could be another source of keys and values, and was not given; "" where there is none."""
+    module = case.subject.module
+    if module is None or case.subject.form != "x":
+        return ""
+    spare = [one.name for one in inspect.signature(module.forward).parameters.values() if one.default is None]
+    return next((name for name in spare if SOURCE.search(name) and not ASIDE.search(name)), "")
 
 
 def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:

@@ -1,46 +1,68 @@
-"""Lengths: shorter and longer inputs follow the same rule, where the subject takes them."""
+"""Lengths: shorter and longer inputs follow the same rule and formula, where the subject takes them."""
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from regard.examination import evidence, longer, reach, rules
 from regard.examination import inputs as shapes
-from regard.examination import reach, rules
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.untouched import seeded
 
 LONGEST, SHORT = 1100, 64  # tokens
-CURE = "Make the mask for the tokens that came: mask[:t, :t] of one that is long enough, or a new one for each length."
+BLOCKS = 32  # tokens, from which on a kernel may go block by block
+CURE = (
+    "Make the mask for the tokens that came: mask[:t, :t] of one that is long enough, or a new one for each length; in a "
+    "kernel mask every block that the diagonal crosses."
+)
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A leak or a blind row at another length than the usual."""
+    """A leak, a blind row or another formula at another length than the usual."""
     if not case.free or case.shapes.gap:
         return
     taken: list[int] = []
     refused: list[int] = []
-    for t in others(case):
+    tried = others(case)
+    for t in itertools.chain(tried, whole(case, tried, refused)):
         wrong = judged(case, t)
         if isinstance(wrong, Finding):
             yield wrong
             return
         (taken if wrong else refused).append(t)
     if taken:
-        told = f"; it refuses {', '.join(map(str, refused))}" if refused else ""
-        plural = "s" * (taken != [1])
-        yield Checked(
-            "shorter and longer inputs follow the same rule", f"with {', '.join(map(str, taken))} token{plural}{told}"
-        )
+        said = longer.compared(case, taken)
+        if not isinstance(said, str):
+            yield said
+        if not isinstance(said, Finding):
+            yield same(taken, refused, said if isinstance(said, str) else "")
+
+
+def same(taken: list[int], refused: list[int], how: str) -> Checked:
+    """That lengths make no difference."""
+    told = f"; it refuses {evidence.listed(sorted(refused))}" if refused else ""
+    tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
+    return Checked("shorter and longer inputs follow the same rule", f"with {tokens}{how}{told}")
 
 
 def others(case: Case) -> list[int]:
-    """Other lengths that are worth a trial: few tokens, and more than the masks in a module are made for."""
+    """Other lengths that are worth a trial: few tokens, several blocks of a kernel, more than the masks in a module take."""
     usual = case.shapes.tokens
     made = [t for t in shapes.lengths_of(case.subject.module, case.shapes.width) if t < LONGEST]
-    wanted = {1, 2, usual - 1, 2 * usual + 1, *(t for t in made if t <= SHORT), *(t + 1 for t in made)} - {usual}
-    return sorted(t for t in wanted if 0 < t <= (case.shapes.most or LONGEST))
+    few = {1, 2, usual - 1, 2 * usual + 1, *(t for t in made if t <= SHORT)}
+    wanted = few | {t + 1 for t in made} | {*longer.for_width(case.shapes.width)}
+    return sorted(t for t in wanted - {usual} if 0 < t <= (case.shapes.most or LONGEST))
+
+
+def whole(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
+    """Whole blocks of a kernel, for what refuses parts of one, or so many tokens; asked for after the others."""
+    if any(t in longer.LENGTHS for t in refused):
+        yield from (
+            t for t in longer.WHOLE if t not in tried and t <= (case.shapes.most or LONGEST) and t != case.shapes.tokens
+        )
 
 
 def judged(case: Case, t: int) -> Finding | bool:
@@ -63,8 +85,20 @@ def judged(case: Case, t: int) -> Finding | bool:
             0.9,
             "length",
         )
-    changed = (t - 1, t // 2, 0) if t <= SHORT else (t - 1,)
-    return next((one for j in changed if (one := leak(case, inputs, context, j)) is not None), True)
+    return next((one for keys in changed(t) if (one := leak(case, inputs, context, keys)) is not None), True)
+
+
+def changed(t: int) -> list[tuple[int, int]]:
+    """The tokens, from one to before another, that are changed together: what a row before them moves by is a leak.
+
+    From within a block on, whatever its size, and from where blocks meet; and the first half, which a window leaves behind.
+    """
+    if t < BLOCKS:
+        return [(j, j + 1) for j in (t - 1, t // 2, 0)]
+    if t > max(longer.LENGTHS):
+        return [(t - 1, t)]
+    edge = 1 << ((t - 1).bit_length() - 1)
+    return [(first, t) for first in sorted({7 * t // 8 | 1, edge})] + [(0, t // 2)]
 
 
 def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -74,22 +108,45 @@ def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
         return case.context(*inputs).cpu()
 
 
-def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, j: int) -> Finding | None:
-    """The first output that moves with token j of the first sequence and may not."""
-    t = inputs[0].shape[-2]
-    other = case.inputs(t, len(inputs[0]), seed=104)
-    moved = (answer(case, reach.replaced(inputs, other, 0, j)) - context).double().abs().amax(-1)  # (b, t)
-    hidden = ~case.expected(*inputs)[..., j]
+def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
+    """The first output that moves with these tokens of the first sequence and may see none of them."""
+    t, (first, end) = inputs[0].shape[-2], keys
+    hidden = ~case.expected(*inputs)[..., first:end].any(-1)
     hidden[1:] = case.subject.batched
     if case.subject.form == "x":
-        hidden[0, j] = False  # what passes on a token's own value beside attention
+        hidden[0, first:end] = False  # what passes on a token's own value beside attention
+    if not hidden.any():
+        return None
+    instead = replaced(inputs, case.inputs(t, len(inputs[0]), seed=104), keys)
+    moved = (answer(case, instead) - context).double().abs().amax(-1)  # (b, t)
     leaking = hidden & (moved > reach.rounding(context.dtype) * context.double().abs().amax(-1))
     if not leaking.any():
         return None
+    if end - first > 1:
+        middle = (first + end) // 2
+        halves = (leak(case, inputs, context, half) for half in ((first, middle), (middle, end)))
+        return next((one for one in halves if one is not None), found(case, t, keys, leaking, moved))
+    return found(case, t, keys, leaking, moved)
+
+
+def replaced(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Inputs with some tokens of the first sequence, x or key and value, from elsewhere."""
+    chosen = slice(*keys)
+    changed = [x.clone() for x in inputs]
+    for n, (x, instead) in enumerate(zip(changed, other, strict=True)):
+        if len(inputs) == 1 or n:
+            x[0, ..., chosen, :] = instead[0, ..., chosen, :]
+    return tuple(changed)
+
+
+def found(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Tensor) -> Finding:
+    """The leak, in words."""
     b, i = (int(n) for n in leaking.nonzero()[0])
+    first, end = keys
+    which = f"token {first}" if end - first == 1 else f"tokens {first} to {end - 1}"
     whose = f"{i} of another sequence" if b else f"{i}"
-    told = f"with {t} token{'s' * (t > 1)} changing token {j} moves output {whose} by {moved[b, i]:.2g}"
+    told = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moved[b, i]:.2g}"
     if b:
         return Finding("batch leak", told, CURE, 0.7, "batch")
-    kind = "future leak" if rules.later(t, t, case.offset)[i, j] else "wrong mask"
+    kind = "future leak" if rules.later(t, t, case.offset)[i, first:end].any() else "wrong mask"
     return Finding(kind, f"{told}, which may not see it", CURE, 0.7, "mask")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import evidence, reach
+from regard.examination import evidence, reach, rules
 from regard.examination.case import Case
 from regard.examination.identify.trial import aim, as_given, projected
 from regard.examination.report import Checked, Finding, Unknown
@@ -28,6 +28,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not whole.isfinite().any():
         return
     told = ""
+    tried: list[str] = []
     for size, told in sizes(case):
         inputs = grown(case, 0, size)
         try:
@@ -43,8 +44,11 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
             return
         shown = None if leaks(case) else unhidden(case, inputs, context, size)
         if shown is not None:
-            yield Finding("overflow", f"with {told}, {shown}: the number for -inf is not below them", LOWEST, 1.1, "overflow")
+            below = f"; with {tried[-1]} it stays hidden" if tried else ""
+            why = f"with {told}, {shown}: the number for -inf is not below them{below}"
+            yield Finding("overflow", why, LOWEST, 1.1, "overflow")
             return
+        tried.append(told)
     yield Checked(f"large scores give numbers{'' if leaks(case) else ', and hide what is hidden'}", f"with {told}")
 
 
@@ -100,7 +104,7 @@ def unhidden(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: floa
     expected = case.expected(*inputs).cpu()
     other = grown(case, 100, size)
     top = context.abs().amax(-1).nan_to_num()
-    for j in range(expected.shape[-1]):
+    for j in rules.chosen(expected.shape[-1], case.expects):
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # what passes on a token's own value beside attention

@@ -31,6 +31,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown("whether padding is hidden", f"a sample with padding: no key of {k} is padding under {padding}")
         return
     leaks = hidden & case.reach.found
+    if not leaks.any() and evidence.idle(case):
+        return
     if not leaks.any():
         yield Checked("no query sees padding", evidence.sensitivity(case))
         return

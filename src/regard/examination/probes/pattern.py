@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from regard.examination import evidence, rules
+from regard.examination import evidence, reach, rules
 from regard.examination.case import Case
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
@@ -24,7 +24,7 @@ LESS = "Hide no more than the rule does: give only the keys that may not be seen
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """What is seen and should not be, other than by future and padding, and what is not seen and should be."""
-    if not case.reach.strength.nan_to_num().any():
+    if evidence.idle(case):
         if case.reach.measured.any():
             yield Unknown("who sees whom: no output depends on any token", "a layer whose weights are not zero")
         return
@@ -51,13 +51,14 @@ class Compared:
         self.own_is_plain = (
             case.subject.form == "qkv" or case.reach.own is not None or not (self.own & self.judged & self.found).any()
         )
-        unseen = ~self.found | self.own if case.reach.own is False else ~self.found  # there only as the query
+        itself = (self.expected & self.own).any(-1) & (self.expected.sum(-1) > 1)  # else nobody was asked who may see itself
+        unseen = ~self.found | self.own if case.reach.own is False and itself.any() else ~self.found  # there only as the query
         self.missing = self.judged & self.expected & unseen
         padded = padding.padded(case, b, q, k)
         self.padding_seen = bool((padded & self.judged & self.found).any())
         elsewhere = future.hidden_future(case) | padded
         extra = self.judged & ~self.expected & self.found & ~elsewhere
-        self.extra = extra if case.subject.form == "qkv" or case.reach.own else extra & ~self.own
+        self.extra = extra if case.subject.form == "qkv" else extra & ~(self.own & ~passing(case, extra & self.own))
 
     @property
     def inverted(self) -> bool:
@@ -72,6 +73,16 @@ class Compared:
         """Whether another table is what is found in these entries, and tells itself from the rule there."""
         differs = (table != self.expected) & rows
         return bool(((self.found == table) | ~rows).all() and (differs & table).any() and (differs & ~table).any())
+
+
+def passing(case: Case, own: Tensor) -> Tensor:
+    """Of own tokens (b, q, k) that move an output and may not be seen: those whose value is passed on, not the query alone."""
+    passed = own & False
+    if case.reach.own is not None:
+        best = case.double or case
+        for b, i, j in own.nonzero().tolist():
+            passed[b, i, j] = reach.passes_own(best.context, best.usual, b, i) is True
+    return passed
 
 
 def inverted(case: Case, table: Compared) -> Finding:

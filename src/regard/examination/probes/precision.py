@@ -59,13 +59,14 @@ def answer(case: Case, inputs: Sequence[Tensor]) -> Tensor:
 
 def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
     """The error beside the budget, for usual and for longer inputs."""
-    bits = str(case.subject.dtype).removeprefix("torch.")
-    found = [measured(case, exact, inputs) for inputs in several(case)]
+    dtype = returned(case)
+    bits = str(dtype).removeprefix("torch.")
+    found = [measured(case, exact, inputs, dtype) for inputs in several(case)]
     shares = [(error / budget, error, budget, t) for error, budget, t in found if budget > 0]
     if not shares:
         return
     share, error, budget, t = max(shares)
-    times = HALF_TIMES if torch.finfo(case.subject.dtype).bits == 16 else TIMES
+    times = HALF_TIMES if torch.finfo(dtype).bits == 16 else TIMES
     if share > times:
         told = f"with {t} tokens outputs in {bits} are {error:.2g} of the largest from those in float64"
         yield Finding(
@@ -74,6 +75,12 @@ def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
     else:
         told = f"with {t} tokens {share:.2g} times what rounding inputs and weights makes; {times:g} times would have shown"
         yield Checked(f"the error in {bits} is a right layer's", told)
+
+
+def returned(case: Case) -> torch.dtype:
+    """The coarser of the subject's dtype and that of what it returns, as under torch.autocast."""
+    given, made = case.subject.dtype, case.ask(*case.usual(60)).context.dtype
+    return made if made.is_floating_point and torch.finfo(made).eps > torch.finfo(given).eps else given
 
 
 def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
@@ -89,12 +96,12 @@ def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
     yield inputs
 
 
-def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...]) -> tuple[float, float, int]:
+def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[float, float, int]:
     """The error, how far outputs go where inputs and weights are rounded, and the number of tokens."""
     wide = tuple(x.double() for x in inputs)
     right = answer(exact, wide)
     error = distance(answer(case, inputs), right)
-    eps = torch.finfo(case.subject.dtype).eps
+    eps = torch.finfo(dtype).eps
     budget = max(distance(shaken(case, exact, wide, eps, seed), right) for seed in range(SHAKES))
     return error, budget, inputs[-1].shape[-2]
 

@@ -14,6 +14,7 @@ from regard.examination.report import Checked, Finding, Unknown
 WHAT = "query, key and value each play their part"
 NEEDS = "projections with names that tell: W_query, W_key, W_value"
 NAMES = ("query", "key", "value")
+ONE = "whether the keys are meant to be the values: one projection makes both"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -41,6 +42,8 @@ def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
         return
     if not match.layout.told:
         yield Unknown("which projection is the query's and which the key's", NEEDS)
+    elif match.layout.k is not None and match.layout.v is match.layout.k:
+        yield Unknown(ONE, NEEDS)
     elif match.clears("roles"):
         yield Checked(WHAT, formula.equals(match))
     else:

@@ -16,6 +16,8 @@ from regard.examination.report import Checked, Finding, Unknown
 NAMED = ("zero", "zeroed weights", "one added", "one added to hidden", "minus one")
 CURE = f"Take the softmax once, over the keys, after the mask: {SOFTMAX}."
 ROWS = "rows of weights add to one"
+FILLED = "Give keys that only fill up a block the score -inf before the softmax: a score of 0 is a weight of exp(0) = 1."
+SAME = "rows of weights add to the same"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -81,16 +83,24 @@ def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unkn
                 "wrong axis", f"{AXES[name]}: {row(rows, off)}", f"Each query's row adds to one: {SOFTMAX}.", 1.5, "axis"
             )
             return
+    yield unequal(case, weights, rows, off, seen)
+
+
+def unequal(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor) -> Finding | Unknown:
+    """What rows that do not add to one come from: a mistake, a sink, or heads that are mixed."""
+    near, told, of_function = reading.close(case), row(rows, off), case.subject.form == "qkv"
+    if mixed(rows, seen, near, weights):
+        return Unknown(f"whether {ROWS}: {told}, and so in every row, as of mixed or subtracted heads", evidence.ALONE)
     if weights[seen].min() < -near:
         told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
-        sure = case.subject.form == "qkv"
-        yield Finding("not normalised", told, CURE, 1.5, "softmax") if sure else Unknown(f"{ROWS}: {told}", evidence.ALONE)
-    elif (rows[seen] > 1 + near).any() or unlike_sinks(case, rows):
-        yield Finding("not normalised", row(rows, off), CURE, 1.5, "softmax")
-    elif case.subject.form == "qkv":
-        yield Checked(f"{ROWS}, with what a sink takes", f"a sink would take up to {float(1 - rows[seen].min()):.2g} of a row")
-    else:
-        yield Unknown(f"{ROWS}: {row(rows, off)}, as with a sink", evidence.ALONE)
+        sure = Finding("not normalised", told, CURE, 1.5, "softmax")
+        return sure if of_function else Unknown(f"whether {ROWS}: {told}", evidence.ALONE)
+    if (rows[seen] > 1 + near).any() or unlike_sinks(case, rows):
+        return Finding("not normalised", told, CURE, 1.5, "softmax")
+    if filled(case):
+        told += ", and to another number where there is one token less: keys that are no tokens have weight"
+        return Finding("not normalised", told, FILLED, 1.5, "softmax")
+    return Unknown(f"whether {ROWS}: {told}, as with a sink", "the same without its sink" if of_function else evidence.ALONE)
 
 
 def row(rows: Tensor, off: Tensor) -> str:
@@ -100,6 +110,18 @@ def row(rows: Tensor, off: Tensor) -> str:
     return f"the weights of row {i}{head} add to {float(rows[b, h, i]):.3g}, not to 1"
 
 
+def mixed(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
+    """Whether softmaxes were mixed or subtracted, as by talking heads and differential attention.
+
+    All rows of a head then add to one number, and heads to different ones, or some weights are negative.
+    """
+    each = [rows[:, h][seen[:, h]] for h in range(rows.shape[1])]
+    if not all(len(one) and float(one.max() - one.min()) < near for one in each):
+        return False
+    sums = torch.stack([one[0] for one in each])
+    return float(sums.min()) > near and (float(sums.max() - sums.min()) > near or float(weights[seen].min()) < -near)
+
+
 def unlike_sinks(case: Case, rows: Tensor) -> bool:
     """Whether no sink explains rows that add to less than one: where all scores are alike it takes c / (n + c) of n keys."""
     seen = case.expected(*case.usual()).cpu()
@@ -107,14 +129,35 @@ def unlike_sinks(case: Case, rows: Tensor) -> bool:
         return True  # the same is missing everywhere, whatever the scores
     if case.subject.form == "x":
         return bool((future.hidden_future(case) & case.reach.found).any())
+    sink = taken(case)
+    return sink is not None and other(sink, sink[:1, :, :1])
+
+
+def taken(case: Case) -> Tensor | None:
+    """The c (b, h, q) of a sink that takes c / (n + c) where all scores are alike; None where a bias makes rows differ."""
     q, k, v = case.usual()
     weights = reading.read(case, (q * 0, k, v))
-    n = seen.sum(-1).unsqueeze(1).clamp_min(1)
+    n = case.expected(q, k, v).cpu().sum(-1).unsqueeze(1).clamp_min(1)
     total = weights.sum(-1)
     if ((weights.amax(-1) - total / n).abs() > reading.close(case)).any():
-        return False  # a bias: how much a sink takes then differs from row to row
-    sink = n * (1 - total) / total.clamp_min(1e-300)
-    return bool(((sink - sink[:1, :, :1]).abs() > 1e-3 * (1 + sink.abs())).any())
+        return None
+    return n * (1 - total) / total.clamp_min(1e-300)
+
+
+def other(sink: Tensor, one: Tensor) -> bool:
+    """Whether what a sink takes is not this anywhere."""
+    return bool(((sink - one).abs() > 1e-3 * (1 + sink.abs())).any())
+
+
+def filled(case: Case) -> bool:
+    """Whether what seems a sink takes something else at another length, as keys do that fill up a block."""
+    if case.subject.form == "x" or not case.free or case.shapes.tokens - case.shapes.gap < 3:
+        return False
+    try:
+        sinks = taken(case), taken(case.at(case.shapes.tokens - 1))
+    except Exception:  # refusing another length is no fault
+        return False
+    return sinks[0] is not None and sinks[1] is not None and other(sinks[0], sinks[1][:1, :, :1])
 
 
 def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -122,16 +165,19 @@ def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
     outputs = [constant(case, t) for t in lengths(case)]
     rows = outputs[0]
     top = float(rows.abs().max())
-    apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top if top > 0 else torch.inf
+    if top == 0:
+        yield Unknown(f"whether {ROWS}: every output is 0", "a layer whose weights are not zero")
+        return
+    apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
     if apart < reading.close(case) and len(outputs) > 1:
-        yield Checked(f"{ROWS}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
+        yield Checked(f"{SAME}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
     elif len(outputs) > 1 and on_a_line(rows, case) and moved(outputs) and future.hidden_future(case)[:, 0].any():
         told = f"of equal tokens output 0 is {ratio(outputs):.2g} times as far from the last where there is one token less"
         yield Finding("not normalised", f"{told}: what a row adds to hangs on tokens that it may not see", CURE, 0.9, "softmax")
     else:
         yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", evidence.ALONE)
     if apart < reading.close(case):
-        yield Unknown("which axis the softmax runs over", evidence.ALONE)
+        yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE)
 
 
 def lengths(case: Case) -> list[int]:

@@ -1,0 +1,67 @@
+"""Kept: what a module keeps from call to call beside its weights, to be put back between calls."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.examination.untouched import Value, alike, contained, put_back, refill, within
+
+OWN = frozenset(vars(nn.Module()))  # what torch itself keeps in a module
+DEEP = 3  # containers in containers
+
+
+class Kept(NamedTuple):
+    """The attributes of each part of a module, the containers in them and the tensors in both; no weights."""
+
+    attributes: list[tuple[str, nn.Module, dict[str, Any]]]
+    containers: list[tuple[Any, Any]]
+    values: list[Value]
+
+    def put_back(self, numbers: bool = True) -> None:
+        """Makes them what they were, of tensors their numbers too; hooks, modes and weights stay as they are."""
+        for _, part, before in self.attributes:
+            for name in vars(part).keys() - OWN - before.keys():
+                del vars(part)[name]
+            vars(part).update(before)
+        for one, before in self.containers:
+            refill(one, before)
+        for value in self.values if numbers else ():
+            put_back(value)
+
+    def changed(self) -> list[str]:
+        """The names of what is another now."""
+        numbers = {id(value.tensor): value.numbers for value in self.values}
+        contents = {id(one): before for one, before in self.containers}
+
+        def other(now: Any, before: Any) -> bool:
+            if now is not before:
+                return True
+            held = contents.get(id(now))
+            if held is not None:
+                return len(held) != len(now) or any(map(other, within(now), within(held)))
+            value = numbers.get(id(now))
+            return value is not None and not alike(now, value)
+
+        return [
+            f"{path}.{name}" if path else name
+            for path, part, before in self.attributes
+            for table, held in ((vars(part), before), (part._buffers, contents[id(part._buffers)]))
+            for name in sorted((table.keys() | held.keys()) - OWN)
+            if other(table.get(name), held.get(name))
+        ]
+
+
+def keep(module: nn.Module) -> Kept:
+    """What a module keeps now."""
+    attributes = [
+        (path, part, {name: value for name, value in vars(part).items() if name not in OWN})
+        for path, part in module.named_modules()
+    ]
+    found: dict[int, tuple[Any, Any]] = {}
+    for _, part, held in attributes:
+        for one in (part._buffers, *held.values()):
+            contained(one, found, DEEP)
+    every = [x for _, _, held in attributes for x in held.values()] + [x for one, _ in found.values() for x in within(one)]
+    tensors = {id(x): x for x in every if isinstance(x, Tensor) and not isinstance(x, nn.Parameter)}
+    values = [Value(x, x.detach().clone(), x.requires_grad, None) for x in tensors.values() if x.is_leaf]
+    return Kept(attributes, list(found.values()), values)

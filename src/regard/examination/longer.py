@@ -1,0 +1,181 @@
+"""Longer inputs: over several blocks of a kernel, and a part of one, outputs are what the formula of few tokens says."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.examination import evidence, reach, rules
+from regard.examination.case import Case
+from regard.examination.identify.formula import formula
+from regard.examination.identify.match import CLOSE, LOOSE, Match, fitting
+from regard.examination.identify.trial import Trial, aimed, as_given, projected
+from regard.examination.identify.variants import blind, context
+from regard.examination.report import Finding, Unknown
+from regard.examination.subjects import AskedError
+from regard.examination.untouched import seeded
+
+LENGTHS = (40, 100, 128, 200, 257)  # tokens: blocks of 16, 32, 64 and 128, whole ones and a part of one
+ONE, WIDE = (200,), 2048  # the length that has most of this, alone where a layer is wider: there each costs seconds
+WHOLE = (32, 64, 256)  # for what takes whole blocks alone, or fewer tokens
+NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, beyond which two lengths do not agree
+BLOCKS = (
+    "Block by block: where a block's maximum is above the one so far, multiply the sum and the output so far by "
+    "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is made anew for more."
+)
+LAST = "Go over every block of keys, the last and shorter one too: range(0, t, block), keys[start : min(start + block, t)]."
+
+
+def for_width(width: int) -> tuple[int, ...]:
+    """The lengths that are tried of a subject this wide."""
+    return ONE if width > WIDE else LENGTHS
+
+
+def compared(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+    """What differs from the formula, or else between lengths; where nothing does, how closely that was looked at."""
+    best, match = case, case.identified
+    try:
+        if torch.finfo(kind(case)).bits < 32:
+            best = case.double or case
+        if match is None:
+            return by_itself(best, lengths)
+        return "" if match.variant.deviations else exactly(best, match, lengths)
+    except AskedError:  # other numbers than those that it took at this length
+        return ""
+
+
+def kind(case: Case) -> torch.dtype:
+    """The dtype of what the subject gives, which within torch.autocast is not that of its weights."""
+    return case.ask(*case.usual()).context.dtype
+
+
+def exactly(case: Case, match: Match, lengths: list[int]) -> Finding | str:
+    """By the formula; what may be rounding is held against it in float64: how it rounds is another question."""
+    said = by_formula(case, match, lengths, CLOSE.get(kind(case), LOOSE))
+    double = case.double
+    if isinstance(said, str) or double in (None, case) or isinstance(by_formula(case, match, lengths, NEAR_HALF), Finding):
+        return said
+    assert double is not None
+    return by_formula(double, match, lengths, CLOSE[torch.float64])
+
+
+def by_formula(case: Case, match: Match, lengths: list[int], close: float) -> Finding | str:
+    """The shortest length at which outputs are not the formula's."""
+    base = case.inputs(max(lengths), 1, 5, fitting(case))
+    products: dict[str, Tensor] = {}  # of the longest inputs, whose first tokens are the shorter ones
+    finding = None
+    for t in sorted(lengths, reverse=True):
+        inputs = first(base, t)
+        target = replace(aimed(case, inputs, None), products={name: made[:, :t] for name, made in products.items()})
+        trial = as_given(target) if case.subject.form == "qkv" else projected(match.layout, match.heads, target)
+        if trial is None:
+            return ""
+        products = products or {name: made for name, made in target.products.items() if made.dim() == 3}
+        apart = differences(trial, match)
+        if (apart > close).any():
+            told = f"{formula(match)}, which outputs of {case.shapes.tokens} tokens are"
+            finding = explained(case, inputs, apart > close, f"{float(apart.max()):.2g} of the largest from {told}")
+    return f", their outputs the formula's to {close:.0e}" if finding is None else finding
+
+
+def differences(trial: Trial, match: Match) -> Tensor:
+    """How far each output is from the formula, of the largest, (q,)."""
+    weight, bias = trial.mixed
+    meant = context(match.variant, trial.given) @ weight + bias
+    rows = (trial.target.finite & ~blind(match.variant, trial.given))[0]
+    top = float(meant[0, rows].abs().max()) if rows.any() else 0.0
+    apart = (trial.target.short - meant)[0].abs().amax(-1) / max(top, 1e-300)
+    return apart.masked_fill(~rows, 0.0)
+
+
+def by_itself(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+    """Where the first outputs of more tokens are not those of fewer, as they are where nobody sees what comes later."""
+    near = NEAR if torch.finfo(kind(case)).bits >= 32 else NEAR_HALF
+    base = case.inputs(max(lengths), 1, 5)
+    few = first(base, min(lengths))
+    if not torch.equal(outputs(case, few, 0), outputs(case, few, 1)):
+        return ""  # something is drawn, and of another length it is other numbers
+    uneven = of_one_token(case, max(lengths), near)
+    if uneven is not None:
+        return uneven
+    steps = [(n, t) for n, t in itertools.pairwise(sorted(lengths)) if steady(case, n, t)]
+    for n, t in steps:
+        short, long = outputs(case, first(base, n)), outputs(case, first(base, t))[:n]
+        apart = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
+        if not (apart > near).any():
+            continue
+        told = f"{float(apart.max()):.2g} of the largest from that of {t} tokens of which these are the first"
+        finding = explained(case, first(base, n), apart > near, told)
+        if finding.kind != "wrong mask":  # the longer may be the wrong one, or both right, with positions that stretch
+            finding = explained(case, first(base, t), torch.nn.functional.pad(apart > near, (0, t - n)), told)
+        if finding.kind == "wrong mask":
+            return finding
+        return Unknown(f"whether more tokens follow the same formula: with {n} tokens outputs are up to {told}", evidence.ALONE)
+    return f", the first outputs the same to {near:.0e}" if steps else ""
+
+
+def of_one_token(case: Case, t: int, near: float) -> Finding | None:
+    """Where all values are the same and weights add to one, so are all outputs, wherever anybody looks."""
+    base = case.inputs(t, 1, 5)
+    alike = (*base[:-1], base[-1][..., :1, :].expand_as(base[-1]).clone())
+    few, many = (spread(outputs(case, first(alike, n))) for n in (case.shapes.tokens, t))
+    least, most = float(few.max()), float(many.max())
+    if least > near / 10 or most < max(10 * near, 100 * least):  # where few differ already, places enter, or a sink
+        return None
+    told = f"of {t} tokens that are all alike outputs differ by {most:.2g} of the largest, of {len(few)} they do not"
+    return Finding("not normalised", f"{told}: rows of weights do not add to one", BLOCKS, 0.8, "norm")
+
+
+def spread(y: Tensor) -> Tensor:
+    """How far each output is from the first, of the largest, (t,)."""
+    return (y - y[0]).abs().amax(-1).nan_to_num() / y.nan_to_num().abs().max().clamp_min(1e-300)
+
+
+def steady(case: Case, n: int, t: int) -> bool:
+    """Whether the first n of t tokens see what n tokens alone do."""
+    many, few = (rules.written(case.expects, 1, size, size, case.offset)[0] for size in (t, n))
+    return torch.equal(many[:n, :n], few) and not bool(many[:n, n:].any())
+
+
+def first(inputs: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
+    """The first t tokens."""
+    return tuple(x[..., :t, :].clone() for x in inputs)
+
+
+def outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Tensor:
+    """The context of one sequence, (t, c); where something is drawn, the same again."""
+    seeded(seed, case.subject.device)
+    with torch.no_grad():
+        return case.context(*inputs)[0].double().cpu()
+
+
+def explained(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:
+    """Which key the last wrong output does not see; or that rows do not add to one; or that outputs are others."""
+    t, i, last = inputs[0].shape[-2], int(wrong.int().argmax()), int(wrong.nonzero()[-1])
+    missed = unseen(case, inputs, last)
+    if missed:
+        told = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
+        more = f", nor on {len(missed) - 1} more" if len(missed) > 1 else ""
+        return Finding("wrong mask", told + more, LAST, 0.8, "mask")
+    if case.subject.form == "qkv":
+        ones = outputs(case, (*inputs[:2], torch.ones_like(inputs[2])))
+        off = (ones - 1).abs().amax(-1)
+        if float(off.max()) > NEAR_HALF:
+            row = int(off.argmax())
+            return Finding(
+                "not normalised", f"with {t} tokens row {row} of weights adds to {ones[row, 0]:.3g}", BLOCKS, 0.8, "norm"
+            )
+    return Finding("wrong blocks", f"with {t} tokens outputs from {i} on are up to {far}", BLOCKS, 0.8, "length")
+
+
+def unseen(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:
+    """The tokens that a query may see and on which its output does not depend at all."""
+    inputs = tuple(x.clone().requires_grad_() for x in inputs)
+    try:
+        y = case.context(*inputs)
+        strength = reach.per_token(reach.gradients(y[0, i] @ reach.drawn(y, 0), inputs))[0]
+    except AskedError:  # a kernel that has no gradient
+        return []
+    missed = case.expected(*inputs)[0, i].cpu() & (strength == 0)
+    return [int(j) for j in missed.nonzero().flatten()] if strength.any() else []

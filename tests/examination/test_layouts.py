@@ -1,0 +1,53 @@
+"""What is right in another layout is not called wrong: it is asked which one is meant."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+from regard import Everything
+
+
+def tokens_second(q, k, v):
+    """q, k and v (b, t, h, d)."""
+    return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+
+
+def third_axis(q, k, v):
+    """q, k and v (b, t, d)."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).softmax(2) @ v
+
+
+def test_a_function_with_heads_second_to_last_is_told_how_to_say_it():
+    with pytest.raises(regard.ConfigError, match=r"takes \(b, t, h, d\).*lambda q, k, v: tokens_second"):
+        regard.examine(tokens_second)
+
+
+def test_what_is_right_with_three_axes_is_told_so_beside_what_is_wrong_with_four():
+    finding = regard.examine(third_axis).findings[0]
+    assert finding.kind == "wrong axis"
+    assert "if that is meant, examine(third_axis, sample=(q, k, v))" in finding.cure
+
+
+def test_a_sample_says_how_many_axes_are_meant():
+    assert regard.examine(third_axis, sample=tuple(torch.randn(3, 2, 6, 8)))
+    assert regard.examine(third_axis, sample=tuple(torch.randn(3, 2, 3, 6, 8))).findings[0].kind == "wrong axis"
+
+
+class TokensFirst(nn.Module):
+    """x (t, b, c)."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 2)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+def test_a_module_whose_tokens_come_first_is_told_how_to_say_it():
+    finding = regard.examine(TokensFirst(), expects=Everything()).findings[0]
+    assert finding.kind == "batch leak"
+    assert "If it is meant to take (t, b, c)" in finding.cure

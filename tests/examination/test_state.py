@@ -1,0 +1,114 @@
+"""A layer that remembers is asked as if it were new each time, and what it remembers is told apart from a cache."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+from examination.given import Layer, hiding, later
+
+C = 12
+
+
+class Projected(nn.Module):
+    """Three projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(C, C, bias=False) for _ in range(3))
+        self.begin()
+
+    def begin(self):
+        """What it keeps."""
+
+    def attend(self, q, k, v):
+        hidden = torch.ones(q.shape[1], k.shape[1]).triu(1 + k.shape[1] - q.shape[1]).bool()
+        return (q @ k.mT / C**0.5).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def forward(self, x):
+        return self.attend(self.query(x), self.key(x), self.value(x))
+
+
+class Cached(Projected):
+    """Keys and values of earlier calls, in attributes."""
+
+    def begin(self):
+        self.held = []
+
+    def attend(self, q, k, v):
+        self.held.append((k, v))
+        return super().attend(q, *(torch.cat(parts, 1) for parts in zip(*self.held, strict=True)))
+
+
+class Written(Projected):
+    """The same, written in buffers."""
+
+    def begin(self):
+        self.register_buffer("keys", torch.zeros(8, 300, C))
+        self.register_buffer("values", torch.zeros(8, 300, C))
+        self.count = 0
+
+    def attend(self, q, k, v):
+        b, t, _ = q.shape
+        self.keys[:b, self.count : self.count + t] = k
+        self.values[:b, self.count : self.count + t] = v
+        self.count += t
+        return super().attend(q, self.keys[:b, : self.count], self.values[:b, : self.count])
+
+
+class MaskOfTheFirstCall(Projected):
+    """A mask that the first call wipes out."""
+
+    def begin(self):
+        self.register_buffer("mask", torch.ones(600, 600).tril())
+
+    def attend(self, q, k, v):
+        t = q.shape[1]
+        y = (q @ k.mT / C**0.5).masked_fill(self.mask[:t, :t] == 0, -torch.inf).softmax(-1) @ v
+        self.mask.fill_(1)
+        return y
+
+
+class InPlace(Projected):
+    """Places added to the input where it stands."""
+
+    def begin(self):
+        self.places = nn.Parameter(torch.randn(600, C))
+
+    def forward(self, x):
+        x += self.places[: x.shape[1]]
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("make", [Cached, Written])
+def test_a_cache_is_told_from_other_state_and_left_as_it_was(make):
+    torch.manual_seed(0)
+    layer = make()
+    report = regard.examine(layer)
+    assert report, str(report)
+    assert "what it keeps from call to call is a cache" in [one.what for one in report.checked]
+    assert "query, key and value each play their part" in [one.what for one in report.checked]
+    assert not getattr(layer, "held", [])
+    assert not any(one.any() for one in layer.buffers())
+
+
+def test_state_that_changes_the_next_call_is_named():
+    torch.manual_seed(0)
+    report = regard.examine(MaskOfTheFirstCall())
+    assert [one.kind for one in report.findings] == ["wrong cache"]
+    assert "(mask)" in report.findings[0].evidence
+
+
+def test_what_writes_to_its_input_is_told_so_and_a_sample_stays():
+    torch.manual_seed(0)
+    sample = torch.ones(2, 6, C)
+    report = regard.examine(InPlace(), sample=sample)
+    assert report, str(report)
+    assert any("changes its input in place" in one.what for one in report.unknown)
+    assert (sample == 1).all()
+
+
+def test_dropout_is_not_taken_for_state():
+    report = regard.examine(Layer(lambda scores: F.dropout(hiding(later)(scores))))
+    assert report.findings[0].kind == "dropout in evaluation"
