@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,6 +10,14 @@ import pytest
 from show.page.browser.patience import watched
 
 LOCAL = ("data", "blob", "file", "about")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """A browser takes seconds to start and to draw: its tests are none of the everyday run."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
