@@ -13,6 +13,7 @@ from regard.examination import reach, rules
 from regard.examination.inputs import Shapes, described
 from regard.examination.reach import Reach
 from regard.examination.subjects import Answer, AskedError, Call, Subject
+from regard.examination.untouched import seeded
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 
@@ -49,6 +50,12 @@ class Case:
     def context(self, *inputs: Tensor) -> Tensor:
         """The context (b, t, c), with gradient; heads side by side. Raises AskedError where the subject raises."""
         return joined(self._called(inputs).context, self.subject.form)
+
+    def repeated(self, *inputs: Tensor, seed: int = 0) -> Tensor:
+        """The context (b, t, c), without gradient; where something is drawn, the same again. Raises AskedError as `context`."""
+        seeded(seed, self.subject.device)
+        with torch.no_grad():
+            return self.context(*inputs)
 
     def _called(self, inputs: tuple[Tensor, ...]) -> Answer:
         """What the subject gives."""

@@ -1,6 +1,6 @@
 """Doors: the first module of a model at which something goes wrong that its own input does not bring along."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.examination.subjects import AskedError
 from regard.examination.tokens import Model
+from regard.examination.watched import watched
 
 Outcome = tuple[str, list[Tensor], list[Tensor]]
 
@@ -63,20 +64,12 @@ def outcomes(model: Model, ids: Tensor, b: int, i: int | None) -> list[Outcome]:
     """What each module was given and gave for token i of a sequence, or for all tokens, in the order in which they end."""
     found: list[Outcome] = []
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> None:
-            came, gave = (placed(values, ids.shape, b, i) for values in ([*inputs, *named.values()], [output]))
-            found.append((name, came, gave))
+    def keep(name: str, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        came, gave = (placed(values, ids.shape, b, i) for values in ([*inputs, *named.values()], [output]))
+        found.append((name, came, gave))
 
-        return hook
-
-    parts = [(name, part) for name, part in model.module.named_modules() if name]
-    hooks = [part.register_forward_hook(keep(name), with_kwargs=True) for name, part in parts]
-    try:
+    with watched(model.module, keep):
         model.run(ids)
-    finally:
-        for one in hooks:
-            one.remove()
     return found
 
 

@@ -1,7 +1,7 @@
 """Inner: the attention inside a layer that does more, called as the layer calls it."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.examination import reach
 from regard.examination.case import Case
 from regard.examination.subjects import Answer, Call, Subject, answered
+from regard.examination.watched import watched
 
 TRIED = 3  # parts that are read, the outermost first
 
@@ -56,17 +57,8 @@ def calls(case: Case, x: Tensor) -> list[Given]:
     """What each part was given that ran once."""
     assert case.subject.module is not None
     found: list[Given] = []
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda part, inputs, named, output: found.append(Given(name, part, inputs, named, output))
-
-    parts = [(name, part) for name, part in case.subject.module.named_modules() if name]
-    hooks = [part.register_forward_hook(keep(name), with_kwargs=True) for name, part in parts]
-    try:
+    with watched(case.subject.module, lambda *told: found.append(Given(*told))):
         case.ask(x)
-    finally:
-        for one in hooks:
-            one.remove()
     return [one for one in found if sum(other.part is one.part for other in found) == 1]
 
 

@@ -14,7 +14,6 @@ from regard.examination.identify.trial import Trial, aimed, as_given, projected
 from regard.examination.identify.variants import blind, context
 from regard.examination.report import Finding, Unknown
 from regard.examination.subjects import AskedError
-from regard.examination.untouched import seeded
 
 LENGTHS = (40, 100, 128, 200, 257)  # tokens: blocks of 16, 32, 64 and 128, whole ones and a part of one
 ONE, WIDE = (200,), 2048  # the length that has most of this, alone where a layer is wider: there each costs seconds
@@ -145,9 +144,7 @@ def first(inputs: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
 
 def outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Tensor:
     """The context of one sequence, (t, c); where something is drawn, the same again."""
-    seeded(seed, case.subject.device)
-    with torch.no_grad():
-        return case.context(*inputs)[0].double().cpu()
+    return case.repeated(*inputs, seed=seed)[0].double().cpu()
 
 
 def explained(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:

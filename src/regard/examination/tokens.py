@@ -1,8 +1,7 @@
 """Tokens: a model that takes token ids, the ids that it is tried with, and its outputs."""
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.examination import reach
-from regard.examination.subjects import AskedError, holder, name_of, uncompiled
+from regard.examination.subjects import AskedError, holder, name_of, parts_of, uncompiled
 from regard.examination.untouched import untouched
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
@@ -118,12 +117,7 @@ def outputs(returned: Any, ids: Tensor) -> Tensor | None:
     if isinstance(returned, Tensor):
         fits = returned.dim() == 3 and returned.shape[:2] == ids.shape and returned.is_floating_point()
         return (returned.double() if returned.dtype == torch.float64 else returned.float()).cpu() if fits else None
-    if isinstance(returned, Mapping):
-        parts = list(returned.values())
-    elif dataclasses.is_dataclass(returned):
-        parts = [getattr(returned, field.name) for field in dataclasses.fields(returned)]
-    else:
-        parts = list(returned) if isinstance(returned, (tuple, list)) else []
+    parts = [part for part in parts_of(returned) if part is not returned]
     return next((one for part in parts if (one := outputs(part, ids)) is not None), None)
 
 

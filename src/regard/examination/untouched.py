@@ -76,15 +76,14 @@ def refuse(parts: list[nn.Module]) -> None:
         raise ConfigError('examine takes a module with weights, and those of this one are on the device "meta". Load them.')
 
 
-def state_of(parts: list[nn.Module], most: int | None = None, weights: bool = True) -> State:
-    """What modules hold now; `most` as untouched has it, and parameters only where `weights` are asked for."""
+def state_of(parts: list[nn.Module], most: int | None) -> State:
+    """What modules hold now; `most` as untouched has it."""
     found: dict[int, tuple[Any, Any]] = {}
     for part in parts:
         contained(vars(part), found, DEEP)
     tensors = {id(x): x for _, held in found.values() for x in within(held) if isinstance(x, Tensor)}
-    kept = [x for x in tensors.values() if weights or not isinstance(x, nn.Parameter)]
     values, total = [], 0
-    for x in sorted(kept, key=Tensor.numel):
+    for x in sorted(tensors.values(), key=Tensor.numel):
         total += x.numel()
         numbers = x.detach().clone() if most is None or total <= most else None
         values.append(Value(x, numbers, x.requires_grad, x.grad if x.is_leaf else None))

@@ -3,14 +3,12 @@
 import itertools
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from regard.examination import evidence, longer, reach, rules
 from regard.examination import inputs as shapes
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.untouched import seeded
 
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which on a kernel may go block by block
@@ -69,14 +67,14 @@ def judged(case: Case, t: int) -> Finding | bool:
     """What is wrong with t tokens; True where nothing is, False where the subject refuses them."""
     inputs = case.inputs(t, b=2 if t <= SHORT else 1)
     try:
-        context = answer(case, inputs)
+        context = case.repeated(*inputs).cpu()
     except Exception:  # refusing another shape is no fault
         return False
     if context.shape[:2] != (len(inputs[0]), t):
         return False
     expected = case.expected(*inputs)
     broken = ~context.isfinite().all(-1) & expected.any(-1)
-    if broken.any() and answer(case, case.usual()).isfinite().all():
+    if broken.any() and case.repeated(*case.usual()).isfinite().all():
         rows = int(broken[0].int().argmax()) if broken[0].any() else 0
         return Finding(
             "blind row",
@@ -101,13 +99,6 @@ def changed(t: int) -> list[tuple[int, int]]:
     return [(first, t) for first in sorted({7 * t // 8 | 1, edge})] + [(0, t // 2)]
 
 
-def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
-    """The context (b, t, c); where something is drawn, the same again."""
-    seeded(0, case.subject.device)
-    with torch.no_grad():
-        return case.context(*inputs).cpu()
-
-
 def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
     """The first output that moves with these tokens of the first sequence and may see none of them."""
     t, (first, end) = inputs[0].shape[-2], keys
@@ -118,7 +109,7 @@ def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[in
     if not hidden.any():
         return None
     instead = replaced(inputs, case.inputs(t, len(inputs[0]), seed=104), keys)
-    moved = (answer(case, instead) - context).double().abs().amax(-1)  # (b, t)
+    moved = (case.repeated(*instead).cpu() - context).double().abs().amax(-1)  # (b, t)
     leaking = hidden & (moved > reach.rounding(context.dtype) * context.double().abs().amax(-1))
     if not leaking.any():
         return None

@@ -10,7 +10,6 @@ from regard.examination import evidence, reach, rules
 from regard.examination.case import Case
 from regard.examination.identify.trial import aim, as_given, projected
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.untouched import seeded
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision ends at 65504, and so do the products of a right layer
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, where scores are not known
@@ -24,7 +23,7 @@ LOWEST = "Hide with scores.masked_fill(~mask, -torch.inf), or by torch.finfo(sco
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """The first size of scores at which an output is no number, or moves with what is hidden."""
-    whole = answer(case, case.usual())
+    whole = case.repeated(*case.usual()).double().cpu()
     if not whole.isfinite().any():
         return
     told = ""
@@ -32,7 +31,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     for size, told in sizes(case):
         inputs = grown(case, 0, size)
         try:
-            context = answer(case, inputs)
+            context = case.repeated(*inputs).double().cpu()
         except Exception:  # refusing large numbers is no fault
             return
         broken = whole.isfinite().all(-1) & ~context.isfinite().all(-1)
@@ -50,13 +49,6 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
             return
         tried.append(told)
     yield Checked(f"large scores give numbers{'' if leaks(case) else ', and hide what is hidden'}", f"with {told}")
-
-
-def answer(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
-    """The context (b, t, c); where something is drawn, the same again."""
-    seeded(0, case.subject.device)
-    with torch.no_grad():
-        return case.context(*inputs).double().cpu()
 
 
 def sizes(case: Case) -> Iterator[tuple[float, str]]:
@@ -108,7 +100,7 @@ def unhidden(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: floa
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # what passes on a token's own value beside attention
-        moved = (answer(case, reach.replaced(inputs, other, 0, j)) - context)[0].abs().amax(-1)
+        moved = (case.repeated(*reach.replaced(inputs, other, 0, j)).double().cpu() - context)[0].abs().amax(-1)
         leaking = hidden & (moved > HIDDEN * top[0])
         if leaking.any():
             i = int(leaking.int().argmax())

@@ -1,14 +1,13 @@
 """Precision: no number inside is rounded to fewer bits than the subject's own, and its error is that of a right layer."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from regard.examination.case import Case, joined
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.untouched import seeded
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; how much a smooth output bends at most, of a step and of how far it goes
 SHAKES = 2  # times inputs and weights are moved by a rounding, to see how far outputs go
@@ -42,19 +41,12 @@ def bending(case: Case, step: float) -> float:
     bends = []
     for seed in range(3):
         inputs, along = case.usual(40 + seed), case.usual(50 + seed)
-        at = [answer(case, [x + n * step * d for x, d in zip(inputs, along, strict=True)]) for n in (-1, 0, 1)]
+        at = [case.repeated(*(x + n * step * d for x, d in zip(inputs, along, strict=True))).double() for n in (-1, 0, 1)]
         gone = (at[2] - at[0]).abs().amax(-1)
         bends.append(((at[2] + at[0] - 2 * at[1]).abs().amax(-1) / gone)[gone > 0])
     rows = torch.cat(bends)
     rows = rows[rows.isfinite()]
     return float(rows.median()) if len(rows) else 0.0
-
-
-def answer(case: Case, inputs: Sequence[Tensor]) -> Tensor:
-    """The context (b, t, c); where something is drawn, the same again."""
-    seeded(0, case.subject.device)
-    with torch.no_grad():
-        return case.context(*inputs).double()
 
 
 def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -99,8 +91,8 @@ def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
 def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[float, float, int]:
     """The error, how far outputs go where inputs and weights are rounded, and the number of tokens."""
     wide = tuple(x.double() for x in inputs)
-    right = answer(exact, wide)
-    error = distance(answer(case, inputs), right)
+    right = exact.repeated(*wide).double()
+    error = distance(case.repeated(*inputs).double(), right)
     eps = torch.finfo(dtype).eps
     budget = max(distance(shaken(case, exact, wide, eps, seed), right) for seed in range(SHAKES))
     return error, budget, inputs[-1].shape[-2]
