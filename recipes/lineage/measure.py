@@ -1,6 +1,7 @@
 """What is measured of the runs that are done, each kept in runs/lineage/measured; all of it together in this folder.
 
-results.json has numbers alone; alignments.json the words of five sentences and what was looked at.
+results.json has numbers alone; alignments.json the words of five sentences and what was looked at. Runs may be made on
+several machines: what was measured of one stays in both files where its folder is no longer.
 """
 
 import json
@@ -71,16 +72,24 @@ MEASURES: dict[str, Callable[[Place, Pairs], Any]] = {
 
 
 def measured(root: Path) -> None:
-    """Measures what is not yet measured of the runs that are done, and writes both files."""
+    """Measures what is not yet measured of the runs that are done, and writes both files; what they say of others stays."""
     done = [Place(one, root) for one in runs.runs() if (root / one.name / "table.json").is_file()]
     pairs = Pairs.load(root / "multi30k")  # whose sentences are captions, which all of the models have learned from
-    found = {one.run.name: {name: kept(name, one, pairs) for name in MEASURES} for one in done}
-    seen = {name: one.pop("alignment") for name, one in found.items()}
-    numbers = [table.numbers(one.row) | found[one.run.name] for one in done]
+    numbers, seen = {row["run"]: row for row in read(RESULTS)}, read(ALIGNMENTS)
+    for one in done:
+        found = {name: kept(name, one, pairs) for name in MEASURES}
+        seen[one.run.name] = found.pop("alignment")
+        numbers[one.run.name] = table.numbers(one.row) | found
+    order = [one.name for one in runs.runs() if one.name in numbers]
     with whole(RESULTS, ALIGNMENTS) as (results, words):
-        results.write_text(compact(numbers), encoding="utf-8")
-        words.write_text(compact(seen), encoding="utf-8")
-    print(f"{len(done)} runs: {RESULTS.name}, {ALIGNMENTS.name}", flush=True)
+        results.write_text(compact([numbers[name] for name in order]), encoding="utf-8")
+        words.write_text(compact({name: seen[name] for name in order}), encoding="utf-8")
+    print(f"{len(done)} runs measured, {len(order)} in {RESULTS.name} and {ALIGNMENTS.name}", flush=True)
+
+
+def read(path: Path) -> Any:
+    """What a file of JSON says."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def kept(name: str, place: Place, captions: Pairs) -> Any:
@@ -92,7 +101,7 @@ def kept(name: str, place: Place, captions: Pairs) -> Any:
         path.parent.mkdir(exist_ok=True)
         with whole(path) as (beside,):
             beside.write_text(compact(found), encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read(path)
 
 
 def compact(value: Any, depth: int = 0) -> str:

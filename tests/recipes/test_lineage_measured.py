@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from docs.pictures import lineage as pictures
-from recipes.lineage import alignments, lengths, page, probes, table
+from recipes.lineage import alignments, lengths, measure, page, probes, table
 from recipes.lineage.captions import groups, joined
 from recipes.lineage.measure import ALIGNMENTS, RESULTS, compact
 from recipes.lineage.runs import runs
@@ -177,3 +177,24 @@ def test_every_picture_that_the_page_shows_is_there():
     named = [part.partition(")")[0] for part in page.PAGE.read_text(encoding="utf-8").split("](pictures/")[1:]]
     assert named
     assert all((pictures.FOLDER / name).is_file() for name in named)
+
+
+def test_what_was_measured_of_a_run_elsewhere_stays(measured, tmp_path, monkeypatch):
+    for name, value in zip(("RESULTS", "ALIGNMENTS"), measured, strict=True):
+        (tmp_path / name).write_text(json.dumps(value))
+        monkeypatch.setattr(measure, name, tmp_path / name)
+    monkeypatch.setattr(measure, "MEASURES", {"natural": lambda *_: 7, "alignment": lambda *_: 8})
+    monkeypatch.setattr(measure.Pairs, "load", lambda folder: None)
+    (tmp_path / "multi30k-additive-0").mkdir()
+    row = {"run": "multi30k-additive-0", "BLEU_4": {"score": 1.5}, "translations_4": ["Oui."]}
+    (tmp_path / "multi30k-additive-0" / "table.json").write_text(json.dumps(row))
+    measure.measured(tmp_path)
+    seen = json.loads((tmp_path / "ALIGNMENTS").read_text())
+    rows = {one["run"]: one for one in json.loads((tmp_path / "RESULTS").read_text())}
+    assert rows.pop("multi30k-additive-0") == {"run": "multi30k-additive-0", "BLEU_4": {"score": 1.5}, "natural": 7}
+    assert seen.pop("multi30k-additive-0") == 8
+    before = {one["run"]: one for one in measured[0] if one["run"] != "multi30k-additive-0"}
+    assert rows == before
+    assert seen == {name: measured[1][name] for name in before}
+    order = [one["run"] for one in json.loads((tmp_path / "RESULTS").read_text())]
+    assert order == [one.name for one in runs() if one.name in order]
