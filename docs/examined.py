@@ -30,6 +30,7 @@ WRONG = {
     "Heads and roles": wrong.HEADS,
     "Training": wrong.TRAINING,
     "Kernels": wrong.KERNELS,
+    "Positions": wrong.POSITIONS,
 }
 RIGHT = {
     "regard's own": right.own,

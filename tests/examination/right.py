@@ -51,7 +51,7 @@ def own() -> Iterator[Right]:
     yield Right("MultiHeadAttention", lambda: layers.MultiHeadAttention(14, 30, 17, 0.2, 5, qkv_bias=True))
     yield Right("MultiHeadAttention of one token at most", lambda: layers.MultiHeadAttention(14, 30, 1, 0.0, 5))
     yield Right("AdditiveAttention", lambda: layers.AdditiveAttention(14, 14, 9), ALL)
-    for name, function in (("attention", regard.attention), ("attend", attended)):
+    for name, function in (("attention", regard.attention), ("attend", regard.attend)):
         for mask in (Causal(), Everything(), Causal() & Window(2), Prefix(2) | Causal(), Window(1, 2)):
             yield Right(f"{name} with {mask}", held(function, mask=mask), {"expects": mask})
         yield Right(f"{name} with a softcap", held(function, mask=Causal(), softcap=5.0))
@@ -59,10 +59,6 @@ def own() -> Iterator[Right]:
         yield Right(f"{name} with a bias", lambda function=function: functools.partial(sloping, function))
         yield Right(f"{name} with a stated scale", held(function, mask=Causal(), scale=0.7), {"scale": 0.7})
         yield Right(f"{name} while decoding", held(function, mask=Causal(), offset=4), {"offset": 4})
-
-
-def attended(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
-    return regard.attend(q, k, v, **more).context
 
 
 def sloping(function: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,8 +1,6 @@
 """A whole model is examined layer by layer and from end to end, and a leak is laid at the right layer's door."""
 
 import gc
-import types
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,37 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import regard
+from examination.whole import WIDTH, ByHand, Still, T, causal, gpt2, kinds, seeing
 from observe import models as others
 from observe.families import DECODERS, ENCODERS
 from regard import GPT2, Causal, Everything, GPT2Config, Window
-from regard.errors import ConfigError
-from regard.examination import doors
-from regard.examination.models import is_model
-from regard.mechanism import heads
-
-T, WIDTH = 8, 35
-
-
-def gpt2(**settings):
-    torch.manual_seed(0)
-    sizes = {"layers": 4, "heads": 5, "width": WIDTH, "context": 11, "vocabulary": 101, **settings}
-    model = GPT2(GPT2Config(**sizes))
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.3) if weight.dim() == 2 else None
-    return model.eval()
-
-
-def seeing(attention, mask):
-    """An attention of regard's with another rule."""
-
-    def forward(self, x, past=None, rest=None):
-        return self.out_proj(heads.join(regard.attention(*self.project(x), mask)))
-
-    attention.forward = types.MethodType(forward, attention)
-
-
-def kinds(report):
-    return [one.kind for one in report.findings]
 
 
 @pytest.mark.parametrize("make", [gpt2, others.gpt2, others.llama])
@@ -100,16 +71,6 @@ def test_several_leaks_are_one_finding_that_counts_them():
     assert "so in 2 more layers" in finding.evidence
 
 
-def test_a_leak_beside_attention_is_laid_at_the_door_of_its_module():
-    model = gpt2()
-    feed = model.blocks[2].up
-    plain = feed.forward
-    feed.forward = lambda x: plain(x - x.mean(1, keepdim=True))
-    (finding,) = regard.examine(model).findings
-    assert finding.kind == "future leak"
-    assert finding.evidence.endswith("the first module that moves there is blocks.2.up")
-
-
 def test_a_batch_leak_is_found():
     model = gpt2()
     norm = model.norm
@@ -146,26 +107,6 @@ def test_what_several_windows_reach_together_is_no_leak():
     assert kinds(regard.examine(model, expects=Causal() & Window(1))) == ["wrong mask"]
 
 
-def test_dropout_in_evaluation_is_found():
-    model = gpt2()
-    model.blocks[2].down.forward = lambda x: F.dropout(x[..., :WIDTH], 0.3)
-    (finding,) = regard.examine(model).findings
-    assert finding.kind == "dropout in evaluation"
-    assert finding.evidence.endswith("the first module that differs is blocks.2.down")
-
-
-def test_outputs_that_are_no_numbers_are_laid_at_a_modules_door_or_a_weights():
-    model = gpt2()
-    model.blocks[1].norm_feed.forward = lambda x: x * torch.nan
-    (finding,) = regard.examine(model).findings
-    assert finding.kind == "blind row"
-    assert finding.evidence.endswith("the first module that makes it so is blocks.1.norm_feed")
-    model = gpt2()
-    model.blocks[2].up.weight.data[3, 5] = torch.nan
-    (finding,) = regard.examine(model).findings
-    assert "numbers of the weight blocks.2.up.weight are not" in finding.evidence
-
-
 def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
     class Block(nn.Module):
         def __init__(self, leak):
@@ -188,24 +129,6 @@ def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
     (finding,) = regard.examine(model(1)).findings
     assert finding.kind == "future leak"
     assert "the first module that moves there is" in finding.evidence
-
-
-def test_a_model_is_told_from_a_layer():
-    class Places(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.places, self.attention = nn.Embedding(16, 12), nn.MultiheadAttention(12, 3, batch_first=True)
-
-        def forward(self, x):
-            return self.attention(*[x + self.places(torch.arange(x.shape[1]))] * 3)[0]
-
-    assert is_model(gpt2())
-    assert is_model(others.llama())
-    assert not is_model(regard.MultiHeadAttention(14, 30, 17, 0.0, 5))
-    assert not is_model(Places())
-    assert not is_model(F.scaled_dot_product_attention)
-    assert is_model(gpt2(), torch.zeros(2, 5, dtype=torch.long))
-    assert not is_model(gpt2(), torch.zeros(2, 5, WIDTH))
 
 
 @pytest.mark.parametrize(
@@ -231,31 +154,6 @@ def test_chunks_of_equal_length_are_no_fault():
     assert not regard.examine(model)
 
 
-def test_the_outputs_of_each_token_are_found_in_what_a_model_returns():
-    @dataclass
-    class Output:
-        loss: None
-        logits: torch.Tensor
-
-    for returned in (lambda y: Output(None, y), lambda y: (torch.zeros(()), [y]), lambda y: {"loss": None, "logits": y}):
-        model = gpt2()
-        plain = model.forward
-        model.forward = lambda ids, plain=plain, returned=returned: returned(plain(ids))
-        report = regard.examine(model)
-        assert report
-        assert any("end to end" in one.what for one in report.checked)
-
-
-def test_a_model_that_gives_the_last_token_alone_is_told_what_to_pass():
-    model = gpt2()
-    plain = model.forward
-    model.forward = lambda ids: plain(ids)[:, -1:]
-    seeing(model.blocks[3].attention, Everything())
-    report = regard.examine(model)
-    assert report.findings[0].evidence.startswith("blocks.3.attention: row 0 puts")
-    assert any("examine(lambda ids" in one.needs for one in report.unknown)
-
-
 def test_an_encoder_beside_a_decoder_is_no_leak_and_the_decoder_is_examined_alone():
     model = others.bart()
     report = regard.examine(model)
@@ -272,57 +170,6 @@ def test_an_encoder_beside_a_decoder_is_no_leak_and_the_decoder_is_examined_alon
     (finding,) = regard.examine(alone, sample=ids).findings
     assert finding.kind == "future leak"
     assert finding.evidence.endswith("model.decoder.layers.1.fc1")
-
-
-def test_of_a_long_sample_the_first_tokens_are_looked_at_and_some_of_them_changed():
-    model = gpt2(context=1000, layers=2)
-    report = regard.examine(model, sample=torch.arange(4000).view(4, 1000) % 97)
-    assert report
-    assert report.notes[0].startswith("token ids (2, 256), the first of 1,000; 16 of the tokens were changed")
-    assert report.reach.words[:3] == ("0", "17", "34")
-    feed = model.blocks[1].up
-    plain = feed.forward
-    feed.forward = lambda x: plain(x + x.mean(1, keepdim=True))
-    assert kinds(regard.examine(model, sample=torch.arange(500) % 97)) == ["future leak"]
-
-
-def test_a_token_is_found_where_sequences_were_laid_end_to_end():
-    flat = torch.arange(24).view(6, 4)
-    (row,) = doors.placed([(flat, "text"), torch.zeros(5)], torch.Size((2, 3)), 1, 2)
-    assert torch.equal(row, flat[5])
-
-
-def test_a_sample_of_ids_is_used():
-    report = regard.examine(gpt2(), sample=torch.arange(20).view(2, 10))
-    assert report
-    assert "(2, 10)" in report.notes[0]
-    assert report.reach.expected.shape == (10, 10)
-
-
-def test_a_model_that_takes_no_ids_says_what_to_pass_and_raising_on_a_sample_is_found():
-    model = gpt2()
-    model.forward = lambda ids: 1 / 0
-    with pytest.raises(ConfigError, match="sample="):
-        regard.examine(model)
-    (finding,) = regard.examine(model, sample=torch.arange(6)).findings
-    assert finding.kind == "raises"
-    assert finding.evidence == "ZeroDivisionError on token ids (1, 6): division by zero"
-
-
-def test_a_model_that_looks_ids_up_and_raises_says_why_and_how_to_ask():
-    model = gpt2()
-    model.blocks[1].forward = lambda x: 1 / 0
-    with pytest.raises(ConfigError, match=r"looks up token ids, and raises TypeError.*examine\(lambda ids"):
-        regard.examine(model)
-
-
-def test_raising_on_other_ids_than_its_own_is_told():
-    model, first = gpt2(), torch.arange(8).view(1, 8)
-    plain = model.forward
-    model.forward = lambda ids: plain(ids) if torch.equal(ids, first) else 1 / 0
-    report = regard.examine(model, sample=first)
-    assert report
-    assert any("ZeroDivisionError on token ids (1, 8)" in one.what for one in report.unknown)
 
 
 def test_mode_hooks_random_state_and_weights_are_as_before():
@@ -346,59 +193,6 @@ def test_the_shape_of_gpt2_takes_little_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert regard.examine(model)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB; its weights are 500 MB
-
-
-class ByHand(nn.Module):
-    """A small model around one attention written out by hand, which leaves its traces."""
-
-    def __init__(self, seen, size=16):
-        super().__init__()
-        torch.manual_seed(0)
-        self.token, self.place = nn.Embedding(40, 12), nn.Embedding(size, 12)
-        self.head = nn.Linear(12, 40)
-        self.attention, self.last, self.calls = Weighing(seen), None, []
-
-    def forward(self, ids):
-        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
-        self.last = x = x + self.attention(x)
-        self.calls.append(1)
-        self.head.weight.data.mul_(1.01)
-        self.register_buffer("late", x)
-        return self.head(x)
-
-
-class Weighing(nn.Module):
-    """softmax(q kᵀ) v of what `seen` lets through."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.qkv, self.seen = nn.Linear(12, 36), seen
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return (q @ k.mT / 12**0.5 + self.seen(x.shape[1])).softmax(-1) @ v
-
-
-def causal(t):
-    return torch.zeros(t, t).masked_fill(torch.ones(t, t).triu(1).bool(), -torch.inf)
-
-
-def test_attention_by_hand_that_leaks_is_told_to_hide():
-    finding = regard.examine(Still(lambda t: torch.zeros(t, t))).findings[0]
-    assert "moves there is attention" in finding.evidence
-    assert finding.cure.startswith("If that module is attention: hide what the rule hides")
-
-
-class Still(ByHand):
-    """The same without traces."""
-
-    def forward(self, ids):
-        x = self.token(ids) + self.place(torch.arange(ids.shape[1]))
-        return self.head(x + self.attention(x))
-
-
-def test_a_model_of_one_place_is_given_one_token():
-    assert regard.examine(Still(causal, 1))
 
 
 def test_a_model_that_changes_itself_is_as_it_was():
@@ -432,17 +226,21 @@ def test_a_layer_that_calls_attention_twice_is_missed_and_said_to_be():
     assert any("calls attention 2 times" in one.what for one in report.unknown)
 
 
-def test_a_model_of_ids_with_tokens_first_is_told_how_to_say_it():
-    class TokensFirst(Still):
-        def forward(self, ids):
-            return super().forward(ids.T).transpose(0, 1)
-
-    report = regard.examine(TokensFirst(causal))
-    assert report.findings[0].kind == "batch leak"
-    assert "If it is meant to take ids (t, b)" in report.findings[0].cure
-
-
 def test_a_model_in_which_no_token_meets_another_is_said_to_show_no_attention():
     report = regard.examine(nn.Embedding(40, 12))
     assert any("no output moves with any other token" in one.what for one in report.unknown)
     assert not any("no output moves" in one.what for one in regard.examine(Still(causal)).unknown)
+
+
+def test_decoding_of_a_whole_model_is_held_against_its_full_forward():
+    model = gpt2()
+    assert "decoding with its cache is the full forward" in [one.what for one in regard.examine(model).checked]
+    own = model.positions.forward
+
+    def first(places):
+        return own(places if len(places) > 1 else torch.zeros_like(places))
+
+    model.positions.forward = first
+    report = regard.examine(model)
+    assert kinds(report) == ["wrong cache"]
+    assert report.findings[0].evidence.startswith("decoding token by token with its cache, output 1 is ")

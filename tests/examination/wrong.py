@@ -10,6 +10,7 @@ from torch import Tensor
 from examination import wrong_heads as heads
 from examination import wrong_kernels as kernels
 from examination import wrong_masks as masks
+from examination import wrong_positions as positions
 from examination import wrong_softmax as softmax
 from examination import wrong_training as training
 from regard import Causal, Documents, Everything, Given, Padding, Window
@@ -149,4 +150,11 @@ KERNELS = [
     Wrong(kernels.MaskInAnAttribute, ("future leak",), "a mask of 32 tokens, nothing hidden from those beyond"),
     Wrong(kernels.ScaleOfManyTokens, ("wrong blocks",), "another scale where there are many tokens"),
 ]
-WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS]
+POSITIONS = [
+    Wrong(positions.RotaryByHead, ("wrong positions",), "rotary angles along the heads"),
+    Wrong(positions.RotaryOfQueries, ("wrong positions",), "queries turned, keys not"),
+    Wrong(positions.RotaryOfKeys, ("wrong positions",), "keys turned, queries not"),
+    Wrong(positions.PositionsAllZero, ("wrong positions",), "position 0 for every token"),
+    Wrong(positions.AlibiOfQueries, ("wrong positions",), "a penalty by the query's place alone"),
+]
+WRONG = [*MASKS, *SOFTMAX, *HEADS, *TRAINING, *KERNELS, *POSITIONS]

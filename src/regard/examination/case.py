@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.examination import reach, rules
 from regard.examination.inputs import Shapes, described
@@ -162,9 +162,15 @@ def widened(subject: Subject) -> Call | None:
     """The call of a float64 copy of a subject; None where it cannot be copied."""
     if subject.module is None:
         return subject.call
-    if subject.again is None:
+    module = copied(subject)
+    return None if module is None or subject.again is None else subject.again(module)
+
+
+def copied(subject: Subject) -> nn.Module | None:
+    """A float64 copy of a subject's module; None where there is none, or it cannot be asked in its place."""
+    if subject.module is None or subject.again is None:
         return None
     try:
-        return subject.again(copy.deepcopy(subject.module).double())
+        return copy.deepcopy(subject.module).double()
     except Exception:  # of the many things that a module may hold, some cannot be copied
         return None

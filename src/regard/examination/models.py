@@ -1,5 +1,6 @@
 """A whole model, token ids in: each layer's attention as it was recorded, and what moves what from end to end."""
 
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,18 +10,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import doors, evidence, rules
+from regard.examination import caches, doors, evidence, rules
 from regard.examination.probes.raises import refused
 from regard.examination.report import Checked, Finding, Report, Sight, Unknown
 from regard.examination.rules import later
 from regard.examination.subjects import AskedError, indexed
-from regard.examination.tokens import BATCH, TOKENS, Model, evaluating, model_of
+from regard.examination.tokens import BATCH, TOKENS, Model, evaluating, model_of, outputs
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 from regard.observe import record
 
 TRIED = 16  # tokens that are changed, one after the other
-FORWARDS = TOKENS + 6  # about as many as an examination takes, for a bar
+FORWARDS = TOKENS + 26  # about as many as an examination takes, for a bar
 HIDE = "Hide what the rule hides in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
 NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
 SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
@@ -126,7 +127,7 @@ class Examined:
     allowed: Tensor
 
     def said(self) -> Iterator[Finding | Checked | Unknown | Sight]:
-        """What is found of layers and of the whole; the picture of the whole last."""
+        """What is found of layers, of the whole and of its cache, and the picture of the whole."""
         outputs = self.model.run()
         if outputs is not None and not outputs.isfinite().all():
             yield self.broken(outputs)
@@ -139,11 +140,12 @@ class Examined:
                 return
         seeing = self.seen()
         moved = None if outputs is None else self.moved(outputs)
-        yield from self.of_layers(seeing, moved)
-        if outputs is None or moved is None:
-            yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
-        else:
-            yield from self.of_whole(seeing, moved, outputs)
+        right = not seeing.crossed
+        for one in itertools.chain(self.of_layers(seeing, moved), self.from_end_to_end(seeing, moved, outputs)):
+            right &= not isinstance(one, Finding)
+            yield one
+        if right and outputs is not None:  # of a leak a cache would show nothing
+            yield from self.of_cache(outputs)
         if seeing.layers:
             told = "the scale, the heads and the roles in each layer"
             yield Unknown(told, f"a layer alone, with what it takes: examine(model.{indexed(seeing.layers[0].name)})")
@@ -167,6 +169,12 @@ class Examined:
         told = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
         told += f"; the first module that differs is {where}" if where else ""
         return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
+
+    def of_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
+        """What decoding differs by, of a causal model that takes a cache."""
+        model = self.model
+        if model.call is model.module and torch.equal(self.allowed, ~later(*self.allowed.shape)):
+            yield from caches.compared(model.module, model.ids, read, outputs, str)
 
     def seen(self) -> Seeing:
         """The recorded attention of each layer, of the decoder where there is one."""
@@ -264,6 +272,15 @@ class Examined:
         kind = "future leak" if ahead[i, j] else "wrong mask"
         return Finding(kind, told + beside(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
 
+    def from_end_to_end(
+        self, seeing: Seeing, moved: Moved | None, outputs: Tensor | None
+    ) -> Iterator[Finding | Checked | Unknown | Sight]:
+        """What moves in the whole, where outputs came."""
+        if outputs is None or moved is None:
+            yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
+        else:
+            yield from self.of_whole(seeing, moved, outputs)
+
     def of_whole(self, seeing: Seeing, moved: Moved, outputs: Tensor) -> Iterator[Finding | Checked | Unknown | Sight]:
         """What moves from end to end and may not."""
         least = self.model.noise(outputs)
@@ -290,6 +307,14 @@ class Examined:
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
                 yield Unknown("anything of attention: no output moves with any other token", NONE)
         yield sight(meets, found, moved, least)
+
+
+def read(returned: Any, ids: Tensor) -> Tensor:
+    """The outputs (b, t, n); TypeError where there are none for each token."""
+    found = outputs(returned, ids)
+    if found is None:
+        raise TypeError("it gives no outputs for each token")
+    return found
 
 
 def sight(meets: Tensor, found: Tensor, moved: Moved, least: float) -> Sight:

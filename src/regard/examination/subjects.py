@@ -18,6 +18,7 @@ from regard.mechanism.rule import Offset
 Form = Literal["x", "qkv"]
 ROWS = 1e-2  # how far a row of weights may be from one, in half precision too
 PLAIN = "x (b, t, c)"  # how most are called, in words
+CONTEXTS = ("hidden_states", "last_hidden_state", "context", "attn_output", "attention_output", "output", "out")
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
 
@@ -267,7 +268,9 @@ def answered(returned: object, queries: int, place: Sequence[int] = (), keys: in
     The context is the first of shape (*place, c), and no table of weights if there is another; the weights are of shape
     (b, q, k) or (b, h, q, k), and the first whose rows add to one if there are several.
     """
-    parts = [one for one in parts_of(returned) if isinstance(one, Tensor)]
+    named = fields_of(returned) or {}
+    first = [named[name] for name in CONTEXTS if name in named]
+    parts = [one for one in (*first, *parts_of(returned)) if isinstance(one, Tensor)]
     if not parts:
         raise ConfigError(f"a subject returns its context, or (context, weights); this one returned {type(returned).__name__}.")
     fits = [one for one in parts if one.is_floating_point() and one.shape[:-1] == torch.Size(place or parts[0].shape[:-1])]
@@ -279,11 +282,21 @@ def answered(returned: object, queries: int, place: Sequence[int] = (), keys: in
 
 def parts_of(returned: object) -> list[object]:
     """What a record or a tuple holds, or the thing itself."""
-    if isinstance(returned, Mapping):
-        return list(returned.values())
-    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
-        return [getattr(returned, field.name) for field in dataclasses.fields(returned)]
+    named = fields_of(returned)
+    if named is not None:
+        return list(named.values())
     return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+
+def fields_of(returned: object) -> dict[str, object] | None:
+    """The named parts of a record; None of what has none."""
+    if isinstance(returned, Mapping):
+        return {str(name): one for name, one in returned.items()}
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return dict(zip(returned._fields, returned, strict=True))
+    return None
 
 
 def is_table(one: Tensor, context: Tensor, square: tuple[int, int]) -> bool:

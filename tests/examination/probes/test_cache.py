@@ -1,11 +1,15 @@
 """Decoding with a cache is the full forward, or the finding says where it is not."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from examination import wrong_positions as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
 from regard import Everything, MultiHeadAttention
+from regard.examination import caches, examine
 from regard.examination.probes.cache import look
 
 
@@ -70,3 +74,123 @@ def test_another_form_of_cache_is_said_not_to_be_known():
 def test_nothing_is_said_where_there_is_no_cache_or_it_is_not_causal(subject, expects):
     assert kinds(look(case_of(subject, expects))) == []
     assert list(look(case_of(subject, expects))) == []
+
+
+def hugging_face(name, **settings):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=24, n_head=4, n_layer=2, vocab_size=50, bos_token_id=1, eos_token_id=1)
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    return getattr(transformers.models.gpt2.modeling_gpt2, name)(config, **settings).eval()
+
+
+@pytest.mark.parametrize("name", ["GPT2Attention", "GPT2Block"])
+def test_a_layer_that_takes_hugging_faces_cache_is_checked(name):
+    (checked,) = look(case_of(hugging_face(name, layer_idx=1)))
+    assert "the full forward" in checked.what
+
+
+def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found(monkeypatch):
+    layer = hugging_face("GPT2Attention", layer_idx=0)
+    own = layer.forward
+
+    class Forgetful(type(layer)):
+        def forward(self, x, past_key_values=None, **more):
+            context = own(x, past_key_values=past_key_values, **more)
+            return context if past_key_values is None else own(x)
+
+    layer.__class__ = Forgetful
+    (finding,) = look(case_of(layer))
+    assert finding.kind == "wrong cache"
+
+
+def test_arguments_that_any_layer_would_swallow_are_no_cache():
+    class Swallowing(Layer):
+        def forward(self, x, past_key_values=None, **more):
+            return super().forward(x)
+
+    (unknown,) = look(case_of(Swallowing(hiding(later))))
+    assert "`past_key_values`" in unknown.what
+
+
+class Placed(wrong.Rotary):
+    """Rotary attention whose places the caller gives; `kept` is what of them it uses."""
+
+    def __init__(self, kept=lambda places: places):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x, position_ids=None, past_kv=None):
+        b, t, _ = x.shape
+        places = self.kept(torch.arange(t) if position_ids is None else position_ids[0])
+        q, k, v = (f(x).view(b, t, wrong.H, wrong.D).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (wrong.turned(one, places[:, None] * self.inv_freq) for one in (q, k))
+        if past_kv is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(past_kv, (k, v), strict=True))
+        hidden = torch.ones(t, k.shape[2], dtype=torch.bool).triu(k.shape[2] - t + 1)
+        weights = (q @ k.mT / wrong.D**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), (k, v), {"loss": 0.0}
+
+
+def test_places_that_the_caller_gives_are_given():
+    (checked,) = look(case_of(Placed()))
+    assert "the full forward" in checked.what
+    (finding,) = look(case_of(Placed(lambda places: places - places[0])))  # which begins anew with each call
+    assert finding.kind == "wrong cache"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_cache_in_any_dtype_is_told_right_from_wrong(dtype):
+    (finding,) = look(case_of(Cached(join=lambda past, new: new).to(dtype)))
+    assert finding.kind == "wrong cache"
+    (checked,) = look(case_of(Cached().to(dtype)))
+    assert float(checked.sensitivity.split()[3]) < 1e-4
+
+
+def test_what_a_partial_holds_is_not_lost():
+    class Asked(Cached):
+        def forward(self, x, past_key_value=None, use_cache=False, causal=False):
+            return super().forward(x, past_key_value, use_cache) if causal else self.W_value(x)
+
+    (unknown,) = look(case_of(functools.partial(Asked(), causal=True)))
+    assert "another call gives other outputs" in unknown.needs
+
+
+def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_asked_anew():
+    class Adding(Cached):
+        def forward(self, x, past_key_value=None, use_cache=False):
+            y = super().forward(x, past_key_value, use_cache)
+            x += 1.0
+            return y
+
+    class Counting(Cached):
+        read = 0
+
+        def forward(self, x, past_key_value=None, use_cache=False):
+            if use_cache or past_key_value is not None:
+                self.read += x.shape[1]
+                if self.read > 6:
+                    raise RuntimeError("no room")
+            return super().forward(x, past_key_value, use_cache)
+
+    for make in (Adding, Counting):
+        assert caches.WHAT in [one.what for one in examine(make()).checked]
+
+
+def test_a_past_that_is_not_used_is_none():
+    class Unused(Layer):
+        def forward(self, x, past=None):
+            return super().forward(x)
+
+    (unknown,) = look(case_of(Unused(hiding(later))))
+    assert "`past`" in unknown.what
+
+
+def test_a_layer_that_leaks_is_not_asked_for_its_cache():
+    assert not list(look(case_of(Cached(diagonal=lambda q, k: k))))
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(5, 1), (8, 1), (1, 0)])
+def test_of_a_sample_the_first_tokens_are_decoded(tokens, said):
+    found = list(look(case_of(Cached(join=lambda past, new: new), sample=(torch.randn(2, tokens, 7),))))
+    assert [one.kind for one in found] == ["wrong cache"] * said

@@ -88,3 +88,12 @@ def test_what_does_not_run_in_float64_cannot_be_told():
 
     (unknown,) = look(case_of(Single(weigh)))
     assert ".double()" in unknown.needs
+
+
+def test_a_layer_that_gives_something_else_for_many_tokens_is_asked_with_few():
+    class Few(Layer):
+        def forward(self, x):
+            return super().forward(x) if x.shape[1] < 256 else x.sum()
+
+    (checked,) = look(case_of(Few(weigh)))
+    assert "with 6 tokens" in checked.sensitivity

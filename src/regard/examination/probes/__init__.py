@@ -12,6 +12,7 @@ from regard.examination.probes import (
     gradient,
     heads,
     lengths,
+    order,
     overflow,
     padding,
     pattern,
@@ -26,7 +27,7 @@ from regard.examination.report import Checked, Finding, Unknown
 Look = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
-    *(raises, blind, future, padding, pattern, batch, lengths, cache),
+    *(raises, blind, future, padding, pattern, batch, lengths, order, cache),
     *(weights, scale, heads, roles),
     *(dropout, overflow, precision, gradient),
 )

@@ -1,0 +1,205 @@
+"""The order of tokens: it matters where positions enter, and nowhere else."""
+
+import pytest
+import torch
+from torch import nn
+
+from examination import wrong_positions as wrong
+from examination.given import Layer, case_of, hiding, kinds, later
+from examination.identify import cases
+from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
+from regard import Everything, Window, attention
+from regard.examination.positions import held
+from regard.examination.probes.order import look
+from regard.examination.report import Checked, Finding, Unknown
+
+
+def said(subject, *args, **options):
+    return list(look(cases.case_of(subject, *args, **options)))
+
+
+def seeded(make):
+    torch.manual_seed(3)
+    return make().eval()
+
+
+class Ruled(Layer):
+    """Causal, with a bias for each query and key."""
+
+    def __init__(self, bias):
+        super().__init__(lambda scores: hiding(later)(scores + bias(*scores.shape[-2:]).to(scores)))
+
+
+def sloped(q, k):
+    return -(torch.arange(q)[:, None] - torch.arange(k)).double() / 3
+
+
+def by_place(q, k):
+    return -(torch.arange(k).double() ** 2) / 9
+
+
+def test_without_positions_the_order_does_not_matter():
+    (one,) = said(Layer(hiding(later)))
+    assert isinstance(one, Checked)
+    assert "does not matter" in one.what
+
+
+@pytest.mark.parametrize("bias", [sloped, by_place])
+def test_what_depends_on_order_and_holds_no_positions_cannot_be_told(bias):
+    (one,) = said(Ruled(bias))
+    assert isinstance(one, Unknown)
+    assert " in another order move output " in one.what
+
+
+@pytest.mark.parametrize("make", [Rotary, Alibi, Sinusoids])
+def test_positions_that_are_made_as_it_runs_are_not_found_in_a_module(make):
+    assert not held(seeded(make))
+    (one,) = said(seeded(make), *([Everything()] if make is Sinusoids else []))
+    assert isinstance(one, Unknown)
+
+
+@pytest.mark.parametrize(("make", "name"), [(Positions, "positions.weight"), (LearnedBias, "relative.weight")])
+def test_positions_that_are_held_and_enter_are_checked(make, name):
+    (one,) = said(seeded(make), *([Everything()] if make is LearnedBias else []))
+    assert isinstance(one, Checked)
+    assert one.sensitivity.endswith(f"it holds {name}")
+
+
+def test_weights_that_show_tell_distance_from_place():
+    (one,) = said(seeded(wrong.Rotary))
+    assert isinstance(one, Checked)
+    assert one.what == "positions enter by distance"
+    (one,) = said(seeded(wrong.RotaryOfKeys))
+    assert isinstance(one, Finding)
+    assert "inv_freq enters by place" in one.evidence
+
+
+def test_a_function_with_a_bias_by_distance_is_told_from_one_by_place():
+    def biased(bias):
+        return lambda q, k, v: attention(q, k, v, bias=bias(q.shape[-2], k.shape[-2]).to(q))
+
+    (one,) = said(biased(sloped))
+    assert isinstance(one, Checked)
+    (one,) = said(biased(by_place))
+    assert isinstance(one, Unknown)
+
+
+@pytest.mark.parametrize("make", [wrong.RotaryByHead, wrong.RotaryOfQueries, wrong.PositionsAllZero, wrong.AlibiOfQueries])
+def test_positions_that_are_one_for_all_keys_are_found(make):
+    (one,) = said(seeded(make))
+    assert isinstance(one, Finding)
+    assert (one.kind, one.cause) == ("wrong positions", "positions")
+
+
+def test_positions_of_zeros_are_not_wrong_before_they_are_trained():
+    layer = seeded(Positions)
+    nn.init.zeros_(layer.positions.weight)
+    (one,) = said(layer)
+    assert isinstance(one, Unknown)
+    assert "with other numbers in it the order matters" in one.what
+    assert not layer.positions.weight.any()
+
+
+def test_positions_that_nothing_was_computed_of_are_not_wrong():
+    layer = seeded(lambda: Layer(hiding(later)))
+    layer.pos_emb = nn.Parameter(torch.randn(8, 7))
+    (one,) = said(layer)
+    assert isinstance(one, Unknown)
+    assert "no gradient goes there" in one.what
+
+
+def test_names_that_only_look_like_positions_are_none():
+    layer = nn.Module()
+    layer.post_norm, layer.single, layer.relu_scale, layer.cosine = (nn.Parameter(torch.ones(2)) for _ in range(4))
+    layer.register_buffer("position_ids", torch.arange(9))
+    assert not held(layer)
+    layer.register_buffer("cos_cached", torch.ones(9))
+    layer.freqs_cis = torch.ones(3, dtype=torch.complex64)
+    layer.wpe = nn.Embedding(3, 2)
+    assert set(held(layer)) == {"cos_cached", "freqs_cis", "wpe.weight"}
+
+
+def test_nothing_is_said_where_no_query_sees_two_others_or_nothing_moves():
+    assert kinds(look(case_of(Layer(lambda scores: torch.eye(scores.shape[-1]).to(scores))))) == []
+    layer = Layer(hiding(later))
+    nn.init.zeros_(layer.W_value.weight)
+    assert list(look(case_of(layer))) == []
+
+
+class Weighed(wrong.Rotary):
+    """Right rotary attention whose weights come out in another form, or go through something else first."""
+
+    def __init__(self, shown=lambda weights: weights):
+        super().__init__()
+        self.shown = shown
+
+    def forward(self, x):
+        context, weights = super().forward(x)
+        return context, self.shown(weights)
+
+
+@pytest.mark.parametrize("shown", [lambda weights: weights.mean(1), lambda weights: weights.roll(1, 1) / 2 + weights / 2])
+def test_weights_that_are_not_of_one_softmax_blame_no_positions(shown):
+    (one,) = said(seeded(lambda: Weighed(shown)))
+    assert isinstance(one, Checked)
+    assert "as it may" in one.what
+
+
+class Near(wrong.AlibiOfQueries):
+    """A penalty for distance, before and after alike, or for what comes before alone."""
+
+    def __init__(self, hidden, before):
+        super().__init__()
+        self.hidden, self.before = hidden, before
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, wrong.H, wrong.D).permute(2, 0, 3, 1, 4)
+        back = torch.arange(t)[:, None] - torch.arange(t)
+        scores = q @ k.mT / wrong.D**0.5 - self.slopes * (back.clamp_min(0) if self.before else back.abs())
+        weights = scores.masked_fill(~self.hidden.table(t, t), -torch.inf).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("rule", "before"), [(Window(1, 1), False), (Window(2, 2), False), (Everything(), False), (Everything(), True)], ids=str
+)
+def test_distance_that_is_the_same_before_and_after_is_no_fault(rule, before):
+    assert not [one for one in said(seeded(lambda: Near(rule, before)), rule) if isinstance(one, Finding)]
+
+
+def test_positions_behind_a_gate_that_is_0_are_not_wrong():
+    class Gated(Positions):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return self.attn(x + self.gate * self.positions(torch.arange(x.shape[1])))
+
+    (one,) = said(seeded(Gated))
+    assert isinstance(one, Unknown)
+
+
+def test_positions_that_cannot_be_written_end_in_no_error():
+    layer = seeded(lambda: Layer(hiding(later))).double()
+    layer.pos = torch.zeros(1, 1, 7, dtype=torch.float64).expand(1, 32, 7)
+    (one,) = said(layer)
+    assert isinstance(one, Unknown)
+
+
+def test_a_feed_forward_for_each_position_holds_none():
+    layer = nn.Module()
+    layer.pos_ffn = nn.ModuleDict({"w_1": nn.Linear(3, 4), "layer_norm": nn.LayerNorm(3)})
+    layer.rel_proj, layer.slope, layer.freqs = nn.Linear(3, 3), nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
+    layer.pos_embedding = nn.Linear(2, 3)  # of coordinates
+    assert not held(layer)
+
+
+def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positions():
+    class Fourier(Layer):
+        def forward(self, x):
+            return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
+
+    (one,) = said(Fourier(None), Everything())
+    assert isinstance(one, Unknown)
