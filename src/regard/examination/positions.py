@@ -51,13 +51,13 @@ def stilled(module: nn.Module) -> nn.Module:
     return module
 
 
-def used(module: nn.Module, output: Tensor) -> bool:
-    """Whether an output was computed of a module's positions by a way that has a gradient, be their slope 0."""
-    tensors = [one for one in held(module).values() if one.requires_grad]
+def entering(module: nn.Module, output: Tensor) -> list[str]:
+    """The names of the positions that an output was computed of by a way that has a gradient, be their slope 0."""
+    tensors = {name: one for name, one in held(module).items() if one.requires_grad}
     if not tensors or not output.requires_grad:
-        return False
-    slopes = torch.autograd.grad(output.sum(), tensors, allow_unused=True)
-    return any(one is not None for one in slopes)
+        return []
+    slopes = torch.autograd.grad(output.sum(), list(tensors.values()), allow_unused=True)
+    return [name for name, slope in zip(tensors, slopes, strict=True) if slope is not None]
 
 
 def asked_for(module: nn.Module) -> nn.Module:

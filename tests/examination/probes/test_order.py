@@ -84,11 +84,20 @@ def test_a_function_with_a_bias_by_distance_is_told_from_one_by_place():
     assert isinstance(one, Unknown)
 
 
-@pytest.mark.parametrize("make", [wrong.RotaryByHead, wrong.RotaryOfQueries, wrong.PositionsAllZero, wrong.AlibiOfQueries])
-def test_positions_that_are_one_for_all_keys_are_found(make):
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (wrong.RotaryByHead, "inv_freq"),
+        (wrong.RotaryOfQueries, "inv_freq"),
+        (wrong.PositionsAllZero, "positions.weight"),
+        (wrong.AlibiOfQueries, "slopes"),
+    ],
+)
+def test_positions_that_are_one_for_all_keys_are_found(make, name):
     (one,) = said(seeded(make))
     assert isinstance(one, Finding)
     assert (one.kind, one.cause) == ("wrong positions", "positions")
+    assert f"though {name} enters" in one.evidence
 
 
 def test_positions_of_zeros_are_not_wrong_before_they_are_trained():

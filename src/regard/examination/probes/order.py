@@ -97,7 +97,7 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
     what = f"whether the order of tokens is to matter: it does not, though it holds {name}"
     try:
         asking = other(case, positions.asked_for)
-        inside = asking is not None and positions.used(asking[1], asking[0].context(*case.usual()))
+        inside = positions.entering(asking[1], asking[0].context(*case.usual())) if asking is not None else []
         drawn = other(case, positions.drawn)
         hidden = drawn is not None and any(turned(drawn[0], row)[1] > least(case) for row in rows)
     except (AskedError, RuntimeError):  # no way back, or numbers that cannot be written
@@ -111,7 +111,7 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
             f"{what}, and no gradient goes there", "the layer with what makes it use it: lambda x: layer(x, positions)"
         )
     else:
-        yield Finding("wrong positions", f"{told}, though {name} enters: the same for all keys", PLACES, 1.2, "positions")
+        yield Finding("wrong positions", f"{told}, though {inside[0]} enters: the same for all keys", PLACES, 1.2, "positions")
 
 
 def other(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, nn.Module] | None:
