@@ -212,3 +212,7 @@ def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positio
 
     (one,) = said(Fourier(None), Everything())
     assert isinstance(one, Unknown)
+
+
+def test_nothing_is_said_where_other_tokens_move_nothing():
+    assert not said(nn.Linear(7, 7))

@@ -42,7 +42,10 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not rows or evidence.idle(case):
         return
     best = reading.exact(case)
-    row, moved, share = max(((row, *turned(best, row)) for row in rows), key=lambda one: one[2])
+    asked = [(row, *change) for row in rows if (change := turned(best, row)) is not None]
+    if not asked:
+        return
+    row, moved, share = max(asked, key=lambda one: one[2])
     held = positions.held(case.subject.module)
     seen = evidence.listed(row.others)
     if share > least(best):
@@ -71,8 +74,11 @@ def chosen(case: Case) -> list[Row]:
     return list({(row.b, row.i): row for row in spread}.values())
 
 
-def turned(case: Case, row: Row) -> tuple[float, float]:
-    """How far an output moves where each of its tokens takes the next one's place, and that beside other tokens there."""
+def turned(case: Case, row: Row) -> tuple[float, float] | None:
+    """How far an output moves where each of its tokens takes the next one's place, and that beside other tokens there.
+
+    None where other tokens do not move it either.
+    """
     inputs, others = case.usual(), case.usual(9)
     first = 0 if case.subject.form == "x" else 1  # of a function the keys change places with their values
     before = case.repeated(*inputs)[row.b, row.i]
@@ -83,8 +89,9 @@ def turned(case: Case, row: Row) -> tuple[float, float]:
             x[row.b].index_copy_(-2, torch.tensor(row.others, device=x.device), other[row.b][..., places, :])
         return float((case.repeated(*changed)[row.b, row.i] - before).abs().nan_to_num().max())
 
+    most = moved(others, row.others)
     change = moved(inputs, row.others[1:] + row.others[:1])
-    return change, change / max(moved(others, row.others), torch.finfo(torch.float64).tiny)
+    return (change, change / most) if most > 0 else None
 
 
 def least(case: Case) -> float:
@@ -99,7 +106,8 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
         asking = other(case, positions.asked_for)
         inside = positions.entering(asking[1], asking[0].context(*case.usual())) if asking is not None else []
         drawn = other(case, positions.drawn)
-        hidden = drawn is not None and any(turned(drawn[0], row)[1] > least(case) for row in rows)
+        shares = [turned(drawn[0], row) for row in rows] if drawn is not None else []
+        hidden = any(one is not None and one[1] > least(case) for one in shares)
     except (AskedError, RuntimeError):  # no way back, or numbers that cannot be written
         drawn = None
     if drawn is None:

@@ -19,6 +19,9 @@ INVERT = (
 SELF = "Let each query see its own token: hide with triu(diagonal=1), not triu(diagonal=0); keep tril(diagonal=0)."
 BOUND = "Mend the bound of the mask: with i the query and j the key, what is seen is"
 OWN = "whether attention itself sees its own token"
+ALONE = (
+    "If there is attention in it, its mask or its axes keep every token to itself: scores are q @ k.transpose(-2, -1), (q, k)."
+)
 LESS = "Hide no more than the rule does: give only the keys that may not be seen the score -inf."
 
 
@@ -105,6 +108,10 @@ def wrong(case: Case, table: Compared) -> Finding:
         b, i, j = (int(n) for n in missing.nonzero()[0])
         told = f"query {i} does not see its own token {evidence.token(case, j)}: its value is no part of output {i}"
         return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # before the blind row that it makes of the first
+    if missing.any() and not (table.found & table.judged & ~table.own).any():
+        pairs = int(missing.sum((1, 2)).max())
+        told = f"no output moves with any token but its own, where {case.expects} lets {pairs} pairs of two meet"
+        return Finding("wrong mask", told, ALONE, strength, cause)
     b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
     if extra.any():
         told = f"{evidence.seen(case, i, j, b)}, which it may not see"
@@ -139,7 +146,7 @@ def neighbours(rule: Mask) -> Iterator[Mask]:
             bound = getattr(rule, side)
             yield from (replace(rule, **{side: other}) for other in off(bound))
     elif isinstance(rule, Causal):
-        yield from (Window(right=1), Window(left=0, right=0))
+        yield Window(right=1)
     else:
         yield Causal()
 
