@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -74,27 +75,35 @@ def compared(
         yield Unknown(what, "the module itself: another call gives other outputs than the module that takes the cache")
         return
     asked = Asked(module, name, x[:, :t], read)
-    asked = next((one for one in (wide(asked), asked) if one is not None and tried(one, plainly, (t,)) is not None), asked)
-    whole = tried(asked, plainly, (t,))
-    if whole is None:
-        yield Unknown(what, "a sample whose first tokens it takes alone")
+    wider = wide(asked)
+    whole = None if wider is None else tried(wider, plainly, (t,))
+    if whole is not None and wider is not None:
+        asked = wider
+    else:
+        whole = tried(asked, plainly, (t,))
+    if whole is None or close(asked) > COARSE:
+        yield Unknown(what, "a sample whose first tokens it takes alone" if whole is None else "the same in float32")
         return
+    yield decoded(asked, whole, named) or Unknown(what, "a cache of a form that it takes, to a test of your own")
+
+
+def decoded(asked: Asked, whole: Tensor, named: Callable[[int], str]) -> Finding | Checked | None:
+    """Whether decoding in any form gives the outputs of the full forward; None where no form is taken."""
+    t, wrong = asked.x.shape[1], None
     noise = close(asked) * float(whole.abs().max())
-    wrong: Finding | None = None
-    for form, placed in ((form, placed) for form in FORMS for placed in (False, True)):
+    several = asked.x.dim() > 2 and t > 3  # of models some keep states beside attention, that take one token at a time
+    for form, placed in itertools.product(FORMS, (False, True)):
         made = tried(asked, form, (1,) * t, placed)
-        if made is None or noise > COARSE * float(whole.abs().max()):
+        if made is None:
             continue
         told = differs(made, whole, noise, "token by token", named)
-        layer = x.dim() > 2 and t > 3  # of models some keep states beside attention, that take one token at a time
-        several = tried(asked, form, (t // 2, 1, t - t // 2 - 1), placed) if told is None and layer else None
-        if several is not None:  # refusing is no fault
-            told = differs(several, whole, noise, "several tokens at a time", named)
+        if told is None and several:
+            made = tried(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing is no fault
+            told = None if made is None else differs(made, whole, noise, "several tokens at a time", named)
         if told is None:
-            yield Checked(WHAT, f"a difference of {noise:.0e} would have shown")
-            return
+            return Checked(WHAT, f"a difference of {noise:.0e} would have shown")
         wrong = wrong or Finding("wrong cache", told, CURE, cause="cache")
-    yield wrong or Unknown(what, "a cache of a form that it takes, to a test of your own")
+    return wrong
 
 
 def same(asked: Asked, full: Tensor) -> bool:
