@@ -147,8 +147,8 @@ def test_the_pointer_tells_the_weight_under_it(browser, tmp_path):
     m = of_kind("map")
     page, said = opened(browser, tmp_path, m)
     box = page.locator("img").nth(1).bounding_box()
-    for query, key in ((6, 0), (3, 2), (5, 5)):
-        page.mouse.move(box["x"] + box["width"] * (key + 0.5) / 7, box["y"] + box["height"] * (query + 0.5) / 7)
+    for query, key, across in ((6, 0, 0.5), (3, 2, 0.5), *((5, 5, n / 20) for n in range(4, 17))):  # over its number too
+        page.mouse.move(box["x"] + box["width"] * (key + across) / 7, box["y"] + box["height"] * (query + 0.5) / 7)
         told = page.locator(".regard-said").inner_text()
         assert told.startswith(f"head 1: query {query} “{query}” → key {key} “{key}”: ≈ ")
         assert float(told.rpartition(" ")[2]) == pytest.approx(float(m[0, 1, query, key]), abs=0.009)

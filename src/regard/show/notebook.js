@@ -85,7 +85,7 @@ function told(image, words, event) {
   if (column < 0 || row < 0 || column >= frame.columns || row >= frame.rows) return "";
   const spot = { column, row, name: image.alt };
   if (frame.tile && !inside(frame, spot)) return "";
-  const share = shareOf(dot(image, frame, x, y));
+  const share = shareOf(dot(image, frame, ...clear(frame, column, row)));
   const value = share === null ? "not seen" : `${frame.stands}≈ ${number(valueAt(share, frame))}`;
   const list = (name) => words[frame[name]] || [];
   return `${spot.name}: ${axis(frame.names[0], spot.row, spot.of?.[0] ?? frame.rows, frame.q, list("rowWords"))} → ` +
@@ -107,6 +107,13 @@ function axis(name, bin, bins, count, words) {
   const first = Math.floor(bin * count / bins), last = Math.floor((bin + 1) * count / bins) - 1;
   const word = words[first] === undefined ? "" : ` “${words[first].trim() || words[first]}”`;
   return last > first ? `${name} ${first} to ${last}` : `${name} ${first}${word}`;
+}
+
+// Where a cell shows its colour alone: near its corner if it is large enough to have its number in the middle.
+function clear(frame, column, row) {
+  const [wide, high] = [frame.w / frame.columns, frame.h / frame.rows];
+  const at = Math.min(wide, high) > 12 ? 0.12 : 0.5;
+  return [frame.x + (column + at) * wide, frame.y + (row + at) * high];
 }
 
 // The colour of the picture at a place of it, drawn once at three dots a cell or more.
