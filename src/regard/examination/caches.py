@@ -1,6 +1,5 @@
 """Caches: the forms in which a module takes what it has seen, and what it gives when a sequence comes in parts."""
 
-import copy
 import inspect
 import itertools
 import sys
@@ -11,27 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach
+from regard.examination.case import doubled
 from regard.examination.kept import keep
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subjects import parts_of
+from regard.examination.tokens import COPIED
 from regard.generate.cache import Cache
 
 NAMES = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
-WHERE = (
-    "start_pos",
-    "offset",
-    "past_length",
-    "input_pos",
-    "position_ids",
-    "positions",
-    "cache_position",
-)  # places of new tokens
-COUNTS = WHERE[:3]  # given as the number of tokens before
+COUNTS = ("start_pos", "offset", "past_length")  # the places of new tokens, given as the number of those before
+WHERE = (*COUNTS, "input_pos", "position_ids", "positions", "cache_position")
 TOKENS = 6
 SLACK = 1e3  # times rounding: other shapes are added up in another order
 LEAST = 2e-6  # of the largest output: layers may compute in float32 inside
 COARSE = 1e-2  # of the largest output, beyond which nothing would show
-COPIED = 2**25  # numbers of a module that is copied
 WHAT = "decoding with its cache is the full forward"
 CURE = (
     "Give the new keys and values the place after the cached ones, cat((past, new), dim=-2), and each query the position it "
@@ -134,11 +126,12 @@ def wide(asked: Asked) -> Asked | None:
     """The same in float64; None of a large module, or one that cannot be copied."""
     if sum(one.numel() for one in asked.module.parameters()) > COPIED:
         return None
-    try:
-        module = copy.deepcopy(asked.module).double()
-    except Exception:  # of the many things that a module may hold, some cannot be copied
-        return None
-    return asked._replace(module=module, x=asked.x.double() if asked.x.is_floating_point() else asked.x)
+    module = doubled(asked.module)
+    return (
+        None
+        if module is None
+        else asked._replace(module=module, x=asked.x.double() if asked.x.is_floating_point() else asked.x)
+    )
 
 
 def tried(asked: Asked, form: Form, steps: Sequence[int], placed: bool = False) -> Tensor | None:

@@ -168,9 +168,12 @@ def widened(subject: Subject) -> Call | None:
 
 def copied(subject: Subject) -> nn.Module | None:
     """A float64 copy of a subject's module; None where there is none, or it cannot be asked in its place."""
-    if subject.module is None or subject.again is None:
-        return None
+    return None if subject.module is None or subject.again is None else doubled(subject.module)
+
+
+def doubled(module: nn.Module) -> nn.Module | None:
+    """A float64 copy of a module; None where it cannot be copied."""
     try:
-        return copy.deepcopy(subject.module).double()
+        return copy.deepcopy(module).double()
     except Exception:  # of the many things that a module may hold, some cannot be copied
         return None

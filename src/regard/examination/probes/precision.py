@@ -1,12 +1,11 @@
 """Precision: no number inside is rounded to fewer bits than the subject's own, and its error is that of a right layer."""
 
-import copy
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from regard.examination.case import Case, joined
+from regard.examination.case import Case, copied, joined
 from regard.examination.report import Checked, Finding, Unknown
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; how much a smooth output bends at most, of a step and of how far it goes
@@ -117,8 +116,8 @@ def shaken(case: Case, exact: Case, inputs: tuple[Tensor, ...], eps: float, seed
         return x * (1 + eps * noise)
 
     subject, call = case.subject, exact.subject.call
-    if subject.module is not None and subject.again is not None:
-        other = copy.deepcopy(subject.module).double()
+    other = copied(subject)
+    if other is not None and subject.again is not None:
         with torch.no_grad():
             for weight in other.parameters():
                 weight.copy_(moved(weight))
