@@ -11,7 +11,8 @@ from torch import nn
 import lectures_classes
 from examination.given import CAUSAL, D_IN, Layer, case_of, hiding, later
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Padding, SelfAttention, SimpleSelfAttention
-from regard.examination.subjects import answered, subjects
+from regard.examination.answers import answered
+from regard.examination.subjects import subjects
 
 B, T = 2, 6
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach
+from regard.examination.answers import parts_of
 from regard.examination.case import doubled
 from regard.examination.kept import keep
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subjects import parts_of
 from regard.examination.tokens import COPIED
 from regard.generate.cache import Cache
 

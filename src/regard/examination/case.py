@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach, rules
+from regard.examination.answers import Answer
+from regard.examination.calls import Call
 from regard.examination.inputs import Shapes, described
 from regard.examination.reach import Reach
-from regard.examination.subjects import Answer, AskedError, Call, Subject
+from regard.examination.subjects import AskedError, Subject
 from regard.examination.untouched import seeded
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach
+from regard.examination.answers import Answer, answered
+from regard.examination.calls import Call
 from regard.examination.case import Case
-from regard.examination.subjects import Answer, Call, Subject, answered
+from regard.examination.subjects import Subject
 from regard.examination.watched import watched
 
 TRIED = 3  # parts that are read, the outermost first

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError
 from regard.examination import rules
+from regard.examination.calls import PLAIN, Form
 from regard.examination.kept import keep
-from regard.examination.subjects import PLAIN, Form, Subject
+from regard.examination.subjects import Subject
 from regard.mechanism import Mask
 
 HEADS, WIDTH = 3, 8  # of a function, which takes any

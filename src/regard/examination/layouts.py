@@ -7,9 +7,11 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.examination import inputs
+from regard.examination.answers import Answer
+from regard.examination.calls import Call
 from regard.examination.case import Case
 from regard.examination.report import Report
-from regard.examination.subjects import Answer, AskedError, Call, Subject
+from regard.examination.subjects import AskedError, Subject
 from regard.examination.verdict import report_on
 
 HEADS_SECOND = "examine(lambda q, k, v: {}(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))"

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach
+from regard.examination.answers import Answer
+from regard.examination.calls import Call
 from regard.examination.inputs import Shapes
 from regard.examination.kept import keep
 from regard.examination.report import Checked, Finding, Report, Unknown
-from regard.examination.subjects import Answer, Call, Subject
+from regard.examination.subjects import Subject
 from regard.examination.untouched import alike, seeded
 
 Said = list[Finding | Checked | Unknown]

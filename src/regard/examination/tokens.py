@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.examination import reach
-from regard.examination.subjects import AskedError, holder, name_of, parts_of, uncompiled
+from regard.examination.answers import parts_of
+from regard.examination.subjects import AskedError, holder, name_of, uncompiled
 from regard.examination.untouched import untouched
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.examination import caches, evidence
+from regard.examination.answers import answered
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subjects import answered
 from regard.mechanism import Causal
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.examination import reach
+from regard.examination.calls import Call
 from regard.examination.case import Case, joined
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subjects import Call
 from regard.examination.untouched import seeded
 
 DRAWS, PART = 4096, 512  # sequences in training mode, and as many of them at a time

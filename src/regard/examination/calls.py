@@ -1,0 +1,217 @@
+"""Ways of calling a subject, by what it is and by what its signature asks for: x -> y, or (q, k, v) -> context."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.examination.answers import Answer, answered, stacked
+from regard.mechanism import EVERYTHING, Mask
+from regard.mechanism.rule import Offset
+
+Form = Literal["x", "qkv"]
+Call = Callable[..., Answer]
+PLAIN = "x (b, t, c)"  # how most are called, in words
+WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
+LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
+
+
+class Way(NamedTuple):
+    """A way of calling: of a module or function it makes a call."""
+
+    form: Form
+    rank: int
+    note: str
+    make: Callable[[Any], Call]
+
+
+def handed(plain: Any, expects: Mask, offset: Offset) -> list[Way]:
+    """How torch's own are called, which take a mask: with what the expectation hides, or with what a partial gives them."""
+    inner = plain if isinstance(plain, nn.Module) else None
+    held = plain.func if isinstance(plain, functools.partial) else plain
+    if isinstance(held, nn.MultiheadAttention) and type(held).forward is nn.MultiheadAttention.forward:
+        if (held.kdim, held.vdim) != (held.embed_dim,) * 2:
+            raise ConfigError(
+                "examine calls nn.MultiheadAttention with query = key = value = x, and this one takes keys of width "
+                f"{held.kdim}, values of {held.vdim}. Say what they are: examine(lambda x: layer(x, keys, values), sample=x)."
+            )
+        if inner is None:
+            return [Way("x", 3, "query = key = value = x", functools.partial(thrice, first=held.batch_first))]
+        return [Way("x", 3, told("query = key = value = x", "attn_mask", expects), with_mask(multihead, expects, offset))]
+    if isinstance(inner, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):
+        name = "src_mask" if isinstance(inner, nn.TransformerEncoderLayer) else "mask"
+        return [Way("x", 3, told("x", name, expects), with_mask(encoder, expects, offset))]
+    return []
+
+
+def signed(plain: Any, module: nn.Module | None, name: str) -> list[Way]:
+    """How something may be called, by what its signature asks for."""
+    needed = required(plain)
+    order = None if needed is None or len(needed) != 3 else roles(needed)
+    of_x = [Way("x", 3, PLAIN, of_one), Way("x", 2, "x (t, c)", one_by_one(of_one))]
+    of_three = [
+        Way("x", 3, "query = key = value = x", thrice),
+        Way("x", 2, "query = key = value = x (t, c)", one_by_one(thrice)),
+    ]
+    of_qkv = [
+        Way("qkv", rank, f"q, k, v with {rank} axes", by_name(make, order))
+        for rank, make in ((4, of_each), (3, headless), (2, bare))
+    ]
+    weighted = module is not None and any(True for _ in module.parameters())
+    if needed is None:
+        return of_qkv if module is None else of_x
+    if len(needed) == 1:
+        return of_x
+    if len(needed) == 3 and (order is not None or not weighted):
+        return [*of_three, *of_qkv] if weighted else of_qkv
+    takes = f"takes {', '.join(needed)}" if needed else "takes no argument that must be given"
+    raise ConfigError(
+        f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Say what the others are: "
+        f"examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
+    )
+
+
+def roles(names: Sequence[str]) -> str | None:
+    """Which of q, k and v each name says, as "kqv"; None where names do not say all three."""
+    found = ""
+    for name in names:
+        letter = LETTER.search(name.lower())
+        word = next((role for role, word in WORDS if word in name.lower()), "")
+        found += word or (letter.group(1) if letter else "")
+    return found if sorted(found) == ["k", "q", "v"] else None
+
+
+# from a module or function to a call
+
+
+def of_one(f: Callable[..., Any]) -> Call:
+    """f(x)."""
+    return lambda x: answered(f(x), x.shape[-2], x.shape[:-1])
+
+
+def thrice(f: Callable[..., Any], first: bool = True) -> Call:
+    """f(x, x, x): an attention of query, key and value, each token to the others; x with its tokens before its sequences."""
+    if first:
+        return lambda x: answered(f(x, x, x), x.shape[-2], x.shape[:-1])
+
+    def call(x: Tensor) -> Answer:
+        turned = x.transpose(0, 1)
+        context, weights = f(turned, turned, turned)
+        return Answer(context.transpose(0, 1), weights)
+
+    return call
+
+
+def by_name(make: Callable[[Any], Call], order: str | None) -> Callable[[Any], Call]:
+    """A way of q, k and v, in the order in which the arguments' names have them: "kqv", say."""
+    if order is None or order == "qkv":
+        return make
+
+    def made(f: Any) -> Call:
+        return make(lambda q, k, v: f(*({"q": q, "k": k, "v": v}[role] for role in order)))
+
+    return made
+
+
+def one_by_one(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
+    """The sequences of a batch one after the other, for what takes (t, c)."""
+
+    def made(f: Any) -> Call:
+        one = make(f)
+        return lambda *inputs: stacked([one(*each) for each in zip(*inputs, strict=True)])
+
+    return made
+
+
+def of_each(f: Callable[..., Any]) -> Call:
+    """f(q, k, v), each (b, h, t, d)."""
+    return lambda q, k, v: answered(f(q, k, v), q.shape[-2], q.shape[:-1], k.shape[-2])
+
+
+def headless(f: Callable[..., Any]) -> Call:
+    """f(q, k, v), each (b, t, d): of one head."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        context, weights = of_each(f)(q[:, 0], k[:, 0], v[:, 0])
+        return Answer(context.unsqueeze(1), weights)
+
+    return call
+
+
+def bare(f: Callable[..., Any]) -> Call:
+    """f(q, k, v), each (t, d): of one head and one sequence."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        context, weights = stacked([of_each(f)(*each) for each in zip(q[:, 0], k[:, 0], v[:, 0], strict=True)])
+        return Answer(context.unsqueeze(1), weights)
+
+    return call
+
+
+def with_mask(make: Callable[..., Call], expects: Mask, offset: Offset) -> Callable[[Any], Call]:
+    """A way whose subject is handed the expectation as its mask: it takes one and holds none."""
+    return lambda module: make(module, expects, offset)
+
+
+def multihead(module: nn.MultiheadAttention, expects: Mask, offset: Offset) -> Call:
+    """The call of nn.MultiheadAttention, by its own batch_first."""
+
+    def call(x: Tensor) -> Answer:
+        mask = hidden(expects, x, module.num_heads, offset)
+        x = x if module.batch_first else x.transpose(0, 1)
+        context, weights = module(x, x, x, attn_mask=mask, average_attn_weights=False)
+        return Answer(context if module.batch_first else context.transpose(0, 1), weights)
+
+    return call
+
+
+def encoder(module: nn.TransformerEncoderLayer | nn.TransformerEncoder, expects: Mask, offset: Offset) -> Call:
+    """The call of torch's own encoder layer, or of several, by its attention's batch_first."""
+    first: Any = module.layers[0] if isinstance(module, nn.TransformerEncoder) else module
+    attention = first.self_attn
+
+    def call(x: Tensor) -> Answer:
+        mask = hidden(expects, x, attention.num_heads, offset)
+        context = module(x if attention.batch_first else x.transpose(0, 1), mask)
+        return Answer(context if attention.batch_first else context.transpose(0, 1))
+
+    return call
+
+
+def hidden(expects: Mask, x: Tensor, heads: int, offset: Offset) -> Tensor | None:
+    """An expectation as torch's modules take it: True = hidden, (t, t) or (b · heads, t, t)."""
+    if expects == EVERYTHING:
+        return None
+    b, t, _ = x.shape
+    table = ~expects.table(t, t, offset).to(x.device)
+    return table if table.dim() == 2 else table.expand(b, heads, t, t).reshape(b * heads, t, t)
+
+
+def required(plain: Any) -> list[str] | None:
+    """The arguments that must be given, those by name as `mask=`; None where there is no telling, as of functions in C."""
+    try:
+        signature = inspect.signature(signed_as(plain))
+    except (TypeError, ValueError):
+        return None
+    parameters = signature.parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return None
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one for one in parameters if one.kind not in optional and one.default is one.empty]
+    return [f"{one.name}=" if one.kind is one.KEYWORD_ONLY else one.name for one in needed]
+
+
+def signed_as(plain: Any) -> Any:
+    """What has the signature: a module's is that of its forward, in a partial too."""
+    if isinstance(plain, functools.partial) and isinstance(plain.func, nn.Module):
+        return functools.partial(plain.func.forward, *plain.args, **plain.keywords)
+    return plain.forward if isinstance(plain, nn.Module) else plain
+
+
+def told(inputs: str, name: str, expects: Mask) -> str:
+    """How a subject that takes a mask is called."""
+    return inputs if expects == EVERYTHING else f"{inputs}, {name} = what {expects} hides"
