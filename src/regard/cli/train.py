@@ -16,7 +16,7 @@ from regard.errors import ConfigError
 from regard.models import GPT2Config
 from regard.text.corpus import Corpus
 from regard.text.corpus.sources import total
-from regard.train import Listener, TrainConfig, Training, begin, follow, plan, texts
+from regard.train import Listener, TrainConfig, Training, begin, follow, plan, start, texts
 from regard.train.alone import Engine
 from regard.train.config import ENGINES, MODEL
 from regard.train.engine import started
@@ -134,6 +134,8 @@ def table_of(config: TrainConfig, options: argparse.Namespace) -> str:
     """What a run would take, or one of a released model with the same settings."""
     if options.plan in RELEASED:
         config = replace(config, model=RELEASED[options.plan]())
+    elif config.start:
+        config, _ = start.begun(config)
     elif config.corpus:
         config = texts.fitted(config, Corpus.load(config.corpus))
     elif config.vocabulary.isdecimal():

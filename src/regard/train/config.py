@@ -25,7 +25,7 @@ SCHEDULES = ("cosine", "constant then decay", "inverse square root")
 COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")  # at least 1
 NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")  # at least 0
 SHARES = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
-OF_TEXT: tuple[str, ...] = ("text", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
+OF_TEXT: tuple[str, ...] = ("text", "start", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
 OF_TEXT += ("compile", "activation_checkpointing")
 OF_PAIRS = ("pairs", "languages", "batch_tokens", "most_words")
 
@@ -46,8 +46,9 @@ class TrainConfig:
 
     corpus: str = free("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
     text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
-    vocabulary: str = said("letters", "of that text: letters, gpt2, or how many pieces to learn from it")
+    vocabulary: str = said("letters", "of that text: letters, gpt2, or how many pieces to learn; a start brings its own")
     held_out: float = said(0.1, "the share of the tokens, the last ones, that is not trained on")
+    start: str = said("", "a model to go on from, a folder or a name such as gpt2; nothing said, the first weights")
     out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it goes on")
     model: GPT2Config | TranslatorSizes = field(default=GPT2Config(**MODEL))
     steps: int = free(2000, "updates of the weights")

@@ -53,9 +53,11 @@ class Language:
         return reader, Reader(kept, seed=0, **share) if kept is not None and config.evaluate_every else None
 
     def model(self) -> GPT2:
-        """A GPT-2 with its first weights."""
+        """A GPT-2 with its first weights, or those it starts from."""
         config = self.config
         model = quick.fit(GPT2(config.gpt2))
+        if config.start:
+            model.load_state_dict(files.load(config.start, torch.float32).tensors)
         model.text = self.text
         return applied(model, activation_checkpointing=config.activation_checkpointing, compiled=config.compile)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from regard.train import texts
+from regard.train import start, texts
 from regard.train.config import TrainConfig
 from regard.train.language import Language
 from regard.train.sizes import TranslatorSizes
@@ -14,7 +14,9 @@ def subject_of(config: TrainConfig, progress: Callable[[int, int | None], None] 
     """The subject of a config, its data prepared; ConfigError where the model cannot learn from it."""
     if isinstance(config.model, TranslatorSizes):
         return Translation.of(config)
-    corpus = texts.corpus_of(config, progress)
+    config, own = start.begun(config)
+    corpus = texts.corpus_of(config, progress, own)
+    start.check_text(config, own, corpus.text)
     config = texts.fitted(config, corpus)
     texts.check_prompt(config, corpus.text)
     return Language(config, corpus)

@@ -13,8 +13,13 @@ from regard.train.config import TrainConfig
 Text = BytePair | Letters
 
 
-def corpus_of(config: TrainConfig, progress: Callable[[int, int | None], None] | None = None) -> Corpus:
-    """The corpus that a config names; its text is prepared into out/corpus where it is not there yet."""
+def corpus_of(
+    config: TrainConfig, progress: Callable[[int, int | None], None] | None = None, own: Text | None = None
+) -> Corpus:
+    """The corpus that a config names; its text is prepared into out/corpus where it is not there yet, with its own vocabulary.
+
+    That is the one given, or else the config's.
+    """
     if bool(config.corpus) == bool(config.text):
         raise ConfigError("a run needs its corpus, a folder that was prepared, or its text, to be prepared: one of the two.")
     if config.corpus:
@@ -26,7 +31,7 @@ def corpus_of(config: TrainConfig, progress: Callable[[int, int | None], None] |
     folder = Path(config.out) / "corpus"
     if folder.is_dir():
         return Corpus.load(folder)
-    return prepare(config.text, encoding(config), folder, progress=progress)
+    return prepare(config.text, own or encoding(config), folder, progress=progress)
 
 
 def encoding(config: TrainConfig) -> Text:

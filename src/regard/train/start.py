@@ -1,0 +1,44 @@
+"""The model that a run goes on from, where it names one: its sizes and its vocabulary are the run's."""
+
+from dataclasses import replace
+
+from regard.errors import ConfigError
+from regard.models import GPT2Config
+from regard.models.gpt2 import text_of
+from regard.text import BytePair, Letters
+from regard.train.config import MODEL, TrainConfig
+from regard.weights import gpt2 as files
+
+Text = BytePair | Letters
+
+
+def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
+    """The config with the sizes of the model it starts from, and that model's vocabulary; as it is where it starts from none.
+
+    Dropout is the run's own. Raises ConfigError for other sizes or another vocabulary, WeightsError where there is no such
+    model.
+    """
+    if not config.start:
+        return config, None
+    if config.vocabulary != TrainConfig.vocabulary:
+        raise ConfigError(f"vocabulary is {config.vocabulary!r}, and {config.start} has one of its own. Leave it out.")
+    found = files.load(config.start)
+    given = config.gpt2
+    sizes = GPT2Config(**{**found.config, "dropout": given.dropout})
+    if given not in (sizes, GPT2Config(**MODEL, dropout=given.dropout)):
+        raise ConfigError(f"[model] says sizes, and {config.start} has its own. Leave them out; dropout alone may be said.")
+    return replace(config, model=sizes), text_of(found.folder, sizes.vocabulary)
+
+
+def check_text(config: TrainConfig, own: Text | None, text: Text) -> None:
+    """Raises ConfigError where the tokens of a corpus are not those that the model it starts from has learned."""
+    if own is not None and words(own) != words(text):
+        raise ConfigError(
+            f"the corpus was prepared with {text!r}, and {config.start} has learned the tokens of {own!r}: "
+            f"say the text itself as text, or prepare it with that model's vocabulary."
+        )
+
+
+def words(text: Text) -> list[bytes]:
+    """What each number stands for."""
+    return [text.bytes([number]) for number in range(text.vocabulary)]
