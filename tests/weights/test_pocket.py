@@ -1,3 +1,4 @@
+import random
 from pathlib import Path
 
 import torch
@@ -44,10 +45,42 @@ def test_the_pocket_model_ends_its_stories():
     assert 20 < len(pieces) < 400
 
 
-def test_heads_of_the_pocket_model_differ_in_kind():
-    model = GPT2.load("pocket")
-    tokens = torch.tensor([model.text.encode(STORY)])
+def heads(model: GPT2, tokens: list[int]) -> regard.observe.heads.Heads:
+    ids = torch.tensor([tokens])
     with torch.no_grad(), regard.record(model) as recording:
-        model(tokens)
-    recording.tokens = model.text.pieces(tokens[0])
-    assert len({row.kind for row in regard.heads(recording)}) >= 3
+        model(ids)
+    return regard.heads(recording, tokens=ids, classes={})
+
+
+def at_random(model: GPT2, count: int) -> list[int]:
+    """Different words, a token each."""
+    words = [
+        n for n, piece in enumerate(model.text.pieces(range(model.text.vocabulary))) if piece[1:].isalpha() and piece[0] == " "
+    ]
+    return random.Random(7).sample(words, count)
+
+
+def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
+    model = GPT2.load("pocket")
+    table = heads(model, [model.ending()["end"], *at_random(model, 60) * 2])
+    previous, induction = table.of("previous token").rows, table.of("induction").rows
+    assert previous
+    assert induction
+    assert max(row.scores["induction"] for row in induction) > 0.6
+    assert min(row.layer for row in previous) < max(row.layer for row in induction)
+
+
+def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
+    model = GPT2.load("pocket")
+    table = heads(model, [model.ending()["end"], *at_random(model, 120)])
+    assert max(row.scores["sink"] for row in table.of("first token").rows) > 0.6
+
+
+def test_what_a_list_says_again_the_pocket_model_knows():
+    model = GPT2.load("pocket")
+    once = at_random(model, 60)
+    tokens = torch.tensor([[model.ending()["end"], *once, *once]])
+    with torch.no_grad():
+        nats = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="none")
+    assert nats[61:].mean() < 1.5
+    assert nats[:60].mean() > 6
