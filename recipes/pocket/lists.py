@@ -15,7 +15,7 @@ from regard.text.corpus import documents
 
 SEED = 30_000
 WORDS, TIMES = (8, 100), (2, 4)  # of a list, from one to the other
-EVERY = 2  # stories there is a list
+EVERY = 2  # stories, and a list after the first of them
 PLAIN = 0.25  # of the last chunk, the last stories, have no list between them: some of them are held out
 
 

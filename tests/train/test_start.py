@@ -101,6 +101,13 @@ def test_a_corpus_of_other_tokens_is_refused(tmp_path, trained):
         begin(again(tmp_path, trained, text="", corpus=corpus))
 
 
+def test_a_text_is_not_read_with_another_vocabulary_than_the_models(tmp_path, trained):
+    (trained / "letters.txt").unlink()
+    with pytest.raises(ConfigError, match="has no vocabulary beside it"):
+        begin(again(tmp_path, trained))
+    assert not (tmp_path / "second").exists()
+
+
 def test_a_start_that_is_not_there_leaves_nothing(tmp_path):
     with pytest.raises(WeightsError):
         begin(again(tmp_path, tmp_path / "nowhere"))

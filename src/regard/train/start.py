@@ -27,7 +27,13 @@ def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
     sizes = GPT2Config(**{**found.config, "dropout": given.dropout})
     if given not in (sizes, GPT2Config(**MODEL, dropout=given.dropout)):
         raise ConfigError(f"[model] says sizes, and {config.start} has its own. Leave them out; dropout alone may be said.")
-    return replace(config, model=sizes), text_of(found.folder, sizes.vocabulary)
+    own = text_of(found.folder, sizes.vocabulary)
+    if own is None and config.text:
+        raise ConfigError(
+            f"{config.start} has no vocabulary beside it, vocab.json and merges.txt say, to read a text with. "
+            "Put it there, or name as corpus a folder that was prepared with it."
+        )
+    return replace(config, model=sizes), own
 
 
 def check_text(config: TrainConfig, own: Text | None, text: Text) -> None:
