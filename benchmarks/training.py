@@ -22,7 +22,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train import memory, quick
+from regard.train import memory, optimiser, quick
 from regard.train.alone import Alone
 from regard.train.loss import loss_of
 from regard.weights import gpt2 as files
@@ -48,7 +48,7 @@ SHAPES = (  # layers, heads, width, context, vocabulary, batch
 )
 STEPS, TURNS = 4, 3  # at each turn, the first of them not counted
 LEARNED = 3  # steps whose losses are compared
-RATE = 3e-4
+RATE, CLIP = 3e-4, 1.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,14 @@ def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
         logits = called(batch.tokens).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
 
-    return stepper(model, loss, one.products)
+    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+
+    def update() -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        adam.step()
+        adam.zero_grad()
+
+    return stepper(loss, one.products, update)
 
 
 def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
@@ -161,20 +168,24 @@ def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
     model = quick.fit(GPT2(ours.config))
     model.load_state_dict(ours.state_dict())
     called = Alone().prepared(model.train())
-    return stepper(model, lambda: loss_of(called, batch), products)
+    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+
+    def update() -> None:
+        norm = nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        optimiser.update(adam, RATE, float(norm), CLIP)
+        adam.zero_grad()
+
+    return stepper(lambda: loss_of(called, batch), products, update)
 
 
-def stepper(model: nn.Module, loss: Callable[[], Tensor], products: str) -> Callable[[], float]:
-    """Loss, gradient, clipping and update."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+def stepper(loss: Callable[[], Tensor], products: str, update: Callable[[], None]) -> Callable[[], float]:
+    """Loss, gradient, and the update by gradients no longer than CLIP."""
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
             found = loss()
         found.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        update()
         value = float(found.detach())
         assert math.isfinite(value)
         return value

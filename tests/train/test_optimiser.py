@@ -1,4 +1,6 @@
+import pytest
 import torch
+from torch import nn
 
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig, optimiser
@@ -10,13 +12,34 @@ def test_matrices_decay_and_nothing_else():
     before = {name: weight.detach().clone().fill_(3) for name, weight in model.named_parameters()}
     model.load_state_dict(before)
     made = optimiser.made(model, TrainConfig(weight_decay=0.5))
-    optimiser.set_rate(made, 0.1)
     for weight in model.parameters():
         weight.grad = torch.zeros_like(weight)
-    made.step()
+    optimiser.update(made, 0.1, norm=0.0, clip=1.0)
     for name, weight in model.named_parameters():
         expected = 3 * (1 - 0.1 * 0.5) if weight.dim() >= 2 else 3
         torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected), msg=name)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 3.0, 1e6])
+def test_long_gradients_are_shortened_as_by_torch_and_short_ones_are_left(clip):
+    torch.manual_seed(0)
+    start = torch.arange(6.0, dtype=torch.float64).view(2, 3), torch.ones(4, dtype=torch.float64)
+    ours, theirs = ([nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    mine, adam = (torch.optim.AdamW(given, betas=(0.8, 0.9), fused=True) for given in (ours, theirs))
+    for rate in (0.1, 0.05, 0.2):
+        gradients = [torch.randn_like(one) for one in ours]
+        for given in (ours, theirs):
+            for one, gradient in zip(given, gradients, strict=True):
+                one.grad = gradient.clone()
+        optimiser.update(mine, rate, float(nn.utils.get_total_norm(gradients)), clip)
+        nn.utils.clip_grad_norm_(theirs, clip or float("inf"))
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-7)  # the scale that torch takes is a float32
+            for moment in ("exp_avg", "exp_avg_sq"):  # a step itself hardly hears of one scale for all
+                torch.testing.assert_close(mine.state[one][moment], adam.state[other][moment], rtol=1e-6, atol=1e-8)
 
 
 def test_every_parameter_is_in_one_group():

@@ -77,10 +77,7 @@ def stepped(training: Training) -> Report:
     norm = float(engine.gradient_norm(model))
     wrong = fault(loss, norm, training.running, config.spike)
     if wrong is None:
-        if config.clip:
-            nn.utils.clip_grads_with_norm_(model.parameters(), config.clip, torch.tensor(norm))
-        optimiser.set_rate(training.optimiser, rate)
-        training.optimiser.step()
+        optimiser.update(training.optimiser, rate, norm, config.clip)
     training.optimiser.zero_grad(set_to_none=True)
     training.running = training.running.taken(loss) if wrong is None else training.running.left()
     training.step, training.looked = number, None
