@@ -153,39 +153,38 @@ def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
         logits = called(batch.tokens).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
 
-    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-
-    def update() -> None:
+    def update(adam: torch.optim.Optimizer) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         adam.step()
-        adam.zero_grad()
 
-    return stepper(loss, one.products, update)
+    return stepper(model, loss, one.products, update)
 
 
 def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
     """A step as the trainer takes it."""
     model = quick.fit(GPT2(ours.config))
     model.load_state_dict(ours.state_dict())
-    called = Alone().prepared(model.train())
-    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
+    engine = Alone()
+    called = engine.prepared(model.train())
 
-    def update() -> None:
-        norm = nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-        optimiser.update(adam, RATE, float(norm), CLIP)
-        adam.zero_grad()
+    def update(adam: torch.optim.Optimizer) -> None:
+        optimiser.update(adam, RATE, float(engine.gradient_norm(called)), CLIP)
 
-    return stepper(lambda: loss_of(called, batch), products, update)
+    return stepper(called, lambda: loss_of(called, batch), products, update)
 
 
-def stepper(loss: Callable[[], Tensor], products: str, update: Callable[[], None]) -> Callable[[], float]:
+def stepper(
+    model: nn.Module, loss: Callable[[], Tensor], products: str, update: Callable[[torch.optim.Optimizer], None]
+) -> Callable[[], float]:
     """Loss, gradient, and the update by gradients no longer than CLIP."""
+    adam = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=products == "bfloat16"):
             found = loss()
         found.backward()
-        update()
+        update(adam)
+        adam.zero_grad()
         value = float(found.detach())
         assert math.isfinite(value)
         return value

@@ -83,7 +83,7 @@ def gallery(browser: Any, model: regard.GPT2, named: set[str]) -> None:
 def stories(model: regard.GPT2) -> str:
     """Three hundred tokens of stories of the model's own, one after the other."""
     told = ""
-    for seed in range(2, STORY):
+    for seed in range(2, STORY):  # that of seed 0 says one word over and over
         told += (
             "Once upon a time" + "".join(model.complete("Once upon a time", STORY, temperature=0.8, top_k=40, seed=seed)) + "\n"
         )

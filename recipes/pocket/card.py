@@ -139,7 +139,7 @@ def heads(model: GPT2, story: list[int]) -> str:
     found = {name: typed(model, tokens) for name, tokens in texts.items()}
     lines = [f"| detector | head | {' | '.join(texts)} |", f"|---|---|{'---|' * len(texts)}"]
     for detector in DETECTORS:
-        best = max((row for table in found.values() for row in table), key=lambda row: shown(row.scores[detector]))
+        best = max((row for table in found.values() for row in table), key=lambda row: np.nan_to_num(row.scores[detector]))
         scores = [shown(row.scores[detector]) for table in found.values() for row in table if place(row) == place(best)]
         lines.append(f"| {detector} | {best.layer}.{best.head} | {' | '.join(scores)} |")
     return "\n".join(lines)

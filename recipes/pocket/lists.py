@@ -4,7 +4,6 @@ How a list goes on, only its earlier turn tells: a head that finds the word befo
 head, which needs one in an earlier layer that looks at the previous token (Olsson et al. 2022).
 """
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ def mixed(folder: Path, text: BytePair, chunks: range) -> Iterator[str]:
             yield story
             if number % EVERY == 0:
                 yield listed(known, dice)
-        yield from itertools.islice(stories, among, None)
+        yield from stories[among:]
 
 
 def listed(known: list[str], dice: random.Random) -> str:

@@ -2,8 +2,9 @@ import random
 from pathlib import Path
 
 import torch
+from recipes.pocket.card import typed
+from recipes.pocket.lists import whole_words
 
-import regard
 from regard.evaluate import perplexity
 from regard.models import GPT2
 from regard.weights.gpt2 import CARRIED
@@ -45,24 +46,14 @@ def test_the_pocket_model_ends_its_stories():
     assert 20 < len(pieces) < 400
 
 
-def heads(model: GPT2, tokens: list[int]) -> regard.observe.heads.Heads:
-    ids = torch.tensor([tokens])
-    with torch.no_grad(), regard.record(model) as recording:
-        model(ids)
-    return regard.heads(recording, tokens=ids, classes={})
-
-
 def at_random(model: GPT2, count: int) -> list[int]:
     """Different words, a token each."""
-    words = [
-        n for n, piece in enumerate(model.text.pieces(range(model.text.vocabulary))) if piece[1:].isalpha() and piece[0] == " "
-    ]
-    return random.Random(7).sample(words, count)
+    return model.text.encode("".join(random.Random(7).sample(whole_words(model.text), count)))
 
 
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
-    table = heads(model, [model.ending()["end"], *at_random(model, 60) * 2])
+    table = typed(model, [model.ending()["end"], *at_random(model, 60) * 2])
     previous, induction = table.of("previous token").rows, table.of("induction").rows
     assert previous
     assert induction
@@ -72,7 +63,7 @@ def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_sta
 
 def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
     model = GPT2.load("pocket")
-    table = heads(model, [model.ending()["end"], *at_random(model, 120)])
+    table = typed(model, [model.ending()["end"], *at_random(model, 120)])
     assert max(row.scores["sink"] for row in table.of("first token").rows) > 0.6
 
 

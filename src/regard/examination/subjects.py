@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigError
-from regard.examination.calls import Call, Form, Way, handed, signed
+from regard.examination.calls import Call, Form, handed, signed
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 
@@ -59,15 +59,10 @@ def subjects(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[Subje
     plain = uncompiled(asked)
     module = holder(plain)
     dtype, device = kind_of(module)
-    for form, rank, note, make in ways(plain, module, expects, offset):
+    for form, rank, note, make in handed(plain, expects, offset) or signed(plain, module, name_of(plain)):
         again = functools.partial(again_with, plain, make) if exchangeable(plain, module) else None
         compiled = None if plain is asked else make(asked)
         yield Subject(name_of(plain), module, form, dtype, device, make(plain), again, rank, note, compiled)
-
-
-def ways(plain: Any, module: nn.Module | None, expects: Mask, offset: Offset) -> list[Way]:
-    """How something may be called, by what it is and by what its signature asks for."""
-    return handed(plain, expects, offset) or signed(plain, module, name_of(plain))
 
 
 def uncompiled(asked: Any) -> Any:

@@ -5,11 +5,9 @@ from dataclasses import replace
 from regard.errors import ConfigError
 from regard.models import GPT2Config
 from regard.models.gpt2 import text_of
-from regard.text import BytePair, Letters
 from regard.train.config import MODEL, TrainConfig
+from regard.train.texts import Text
 from regard.weights import gpt2 as files
-
-Text = BytePair | Letters
 
 
 def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
@@ -22,7 +20,7 @@ def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
         return config, None
     if config.vocabulary != TrainConfig.vocabulary:
         raise ConfigError(f"vocabulary is {config.vocabulary!r}, and {config.start} has one of its own. Leave it out.")
-    found = files.load(config.start)
+    found = files.described(config.start)
     given = config.gpt2
     sizes = GPT2Config(**{**found.config, "dropout": given.dropout})
     if given not in (sizes, GPT2Config(**MODEL, dropout=given.dropout)):

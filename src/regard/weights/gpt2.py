@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -38,6 +38,15 @@ class Checkpoint:
     folder: Path
 
 
+class Description(NamedTuple):
+    """A checkpoint before its numbers are read: its config and folder, its tensors by their names, and which becomes which."""
+
+    config: dict[str, Any]
+    folder: Path
+    stored: Tensors
+    lines: list[Line]
+
+
 def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """The checkpoint of a folder or file, or of a model of the hub; in the file's own dtype where none is given.
 
@@ -48,11 +57,7 @@ def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """
     if dtype not in (None, *REAL):
         raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL))}, got {dtype}.")
-    archive = archives.opened(place(name))
-    stored = renamed(archive)
-    dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
-    config = configured(archive, dialect, stored)
-    lines = list(checked(archive, dialect, config, stored))
+    config, folder, stored, lines = described(name)
     kept = [stored[line.theirs] for line in lines if line.theirs in stored]
     dtype = dtype or (torch.float32 if name in CARRIED else widest(kept))
     tensors: dict[str, Tensor] = {}
@@ -64,7 +69,16 @@ def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
             for part in parts.values():
                 part.zero_()  # a bias that the model does without
         tensors |= parts
-    return Checkpoint(config, tensors, archive.folder)
+    return Checkpoint(config, tensors, folder)
+
+
+def described(name: str | Path) -> Description:
+    """What a checkpoint says of itself, checked; none of its numbers is read. Raises as load does."""
+    archive = archives.opened(place(name))
+    stored = renamed(archive)
+    dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
+    config = configured(archive, dialect, stored)
+    return Description(config, archive.folder, stored, list(checked(archive, dialect, config, stored)))
 
 
 def place(name: str | Path) -> Path:
