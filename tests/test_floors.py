@@ -36,7 +36,6 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
         "compiled",
         "map.compiled",
         "mechanism.compiled",
-        "mechanism.compiled_additive",
         "products.compiled",
         "train.compiled",
     },

@@ -37,11 +37,16 @@ def found_and_expected(q, k, v, mask, **options):
     """Context and gradients of the loops, and of the formula in float64."""
     request = ask(q, k, v, mask, **options)
     context = looped(request)
-    seed = torch.randn_like(context)
+    seed = seeds(context)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected = attend(*exact, mask, **options).context
     grads = torch.autograd.grad(expected, exact, seed.double(), materialize_grads=True)
     return (context, *torch.autograd.grad(context, (q, k, v), seed)), (expected, *grads)
+
+
+def seeds(context):
+    """What is handed to the backward."""
+    return torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context.dtype)
 
 
 def within(found, expected, budget=3e-6):
@@ -70,10 +75,23 @@ def test_over_many_blocks_of_queries_and_grouped_keys(rule, offset):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_of_bfloat16_the_context_is_that_of_float32_rounded_once(rule):
-    q, k, v = tensors(torch.bfloat16)
-    rounded = looped(ask(q, k, v, RULES[rule]))
-    assert torch.equal(rounded, looped(ask(q.float(), k.float(), v.float(), RULES[rule])).bfloat16())
+@pytest.mark.parametrize("scale", [None, -0.3])
+def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_out(rule, scale):
+    leaves, most = tensors(torch.bfloat16), 2.0**-8  # what rounding moves a number by, of its size
+    found, exact = found_and_expected(*leaves, RULES[rule], scale=scale)
+    q, k, v = (x.detach().double() for x in leaves)
+    k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
+    scale = D**-0.5 if scale is None else scale
+    steps = attend(q, k, v, RULES[rule], scale=scale)
+    weights, grad = steps.weights, seeds(found[0]).double()
+    sums = [weights @ v.abs()]
+    apart = (grad.abs() * (sums[0] + steps.context.abs())).sum(-1, keepdim=True)  # the gradient meets the rounded context
+    slopes = (weights * (grad @ v.mT - (grad * steps.context).sum(-1, keepdim=True))).abs() * abs(scale)
+    slopes += weights * apart * abs(scale)
+    sums += [slopes @ k.abs()]
+    sums += [x.unflatten(1, (G, H // G)).sum(2) for x in (slopes.mT @ q.abs(), weights.mT @ grad.abs())]
+    for one, other, each in zip(found, exact, sums, strict=True):
+        assert ((one.double() - other).abs() <= most * (1 + most) * (each + other.abs()) + 1e-5).all()
 
 
 def test_of_bfloat16_a_nan_stays_one():

@@ -18,6 +18,18 @@ VECTORS = 2  # registers side by side
 ROWS = 4 if LANES == 8 else 8  # of sums; a processor with registers of 8 lanes has half as many of them
 COLUMNS = VECTORS * LANES
 SIZE, VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
+PAIRS = ir.VectorType(ir.IntType(32), LANES)  # two numbers of bfloat16 in each lane
+MULTIPLIES_PAIRS = LANES == 16 and bool(FEATURES.get("avx512bf16"))
+
+
+class Bfloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self):
+        return "bfloat"
+
+
+HALVES = ir.VectorType(Bfloat(), 2 * LANES)
 
 
 @intrinsic
@@ -25,6 +37,7 @@ def tile(context, a, at, row, step, b, start, depth, out, place, stride):
     """out = a b, ROWS x COLUMNS numbers of it: of contiguous arrays, from an offset on in each. Nothing is checked.
 
     a[r, p] is at + r row + p step; b[p, c] is start + p COLUMNS + c; out[r, c] is place + r stride + c; p is below depth.
+    Where a and b are uint32, each of their places holds two numbers of bfloat16, and p goes over pairs.
     """
     return product(a, b, out, onto=False)
 
@@ -45,22 +58,40 @@ def product(a, b, out, onto):
         a, b, out = (context.make_array(kind)(context, builder, x).data for kind, x in zip(kinds, (a, b, out), strict=True))
         vectors = [(r, c) for r in range(ROWS) for c in range(VECTORS)]
         places = [vector(builder, out, builder.add(place, builder.mul(stride, SIZE(r))), c) for r, c in vectors]
+        kind, dot = (PAIRS, plus_pairs) if signature.args[0].dtype == types.uint32 else (VECTOR, plus)
         sums = [cgutils.alloca_once(builder, VECTOR) for _ in vectors]
         for total, here in zip(sums, places, strict=True):
             builder.store(builder.load(here, align=4) if onto else ir.Constant(VECTOR, [0.0] * LANES), total)
         with cgutils.for_range(builder, depth) as loop:
             panel = builder.add(start, builder.mul(loop.index, SIZE(COLUMNS)))
-            right = [builder.load(vector(builder, b, panel, c), align=4) for c in range(VECTORS)]
+            right = [builder.load(vector(builder, b, panel, c, kind), align=4) for c in range(VECTORS)]
             first = builder.add(at, builder.mul(loop.index, step))
-            left = [everywhere(builder, a, builder.add(first, builder.mul(row, SIZE(r)))) for r in range(ROWS)]
+            heads = [builder.gep(a, [builder.add(first, builder.mul(row, SIZE(r)))]) for r in range(ROWS)]
+            left = [everywhere(builder, builder.load(one)) for one in heads]
             for total, (r, c) in zip(sums, vectors, strict=True):
-                product = builder.fmul(left[r], right[c], flags=["contract"])
-                builder.store(builder.fadd(builder.load(total), product, flags=["contract"]), total)
+                builder.store(dot(builder, builder.load(total), left[r], right[c]), total)
         for total, here in zip(sums, places, strict=True):
             builder.store(builder.load(total), here, align=4)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def plus(builder, total, a, b):
+    """total + a b."""
+    return builder.fadd(total, builder.fmul(a, b, flags=["contract"]), flags=["contract"])
+
+
+def plus_pairs(builder, total, a, b):
+    """total + a b + a' b', where each lane of a and b holds a pair of bfloat16: by the processor, or as float32."""
+    if MULTIPLIES_PAIRS:
+        kind = ir.FunctionType(VECTOR, [VECTOR, HALVES, HALVES])
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+        return builder.call(instruction, [total, builder.bitcast(a, HALVES), builder.bitcast(b, HALVES)])
+    low, high = ([n] * LANES for n in (16, 0xFFFF0000))
+    for split in (lambda x: builder.shl(x, ir.Constant(PAIRS, low)), lambda x: builder.and_(x, ir.Constant(PAIRS, high))):
+        total = plus(builder, total, *(builder.bitcast(split(x), VECTOR) for x in (a, b)))
+    return total
 
 
 @intrinsic
@@ -88,14 +119,14 @@ def larger(builder, a, b):
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def vector(builder, array, place, number):
+def vector(builder, array, place, number, kind=VECTOR):
     """Where a register's worth of numbers lies, so many registers after a place."""
     at = builder.gep(array, [builder.add(place, SIZE(number * LANES))])
-    return builder.bitcast(at, VECTOR.as_pointer())
+    return builder.bitcast(at, kind.as_pointer())
 
 
-def everywhere(builder, array, place):
-    """A register that holds one number of an array in each lane."""
-    undefined, lane = ir.Constant(VECTOR, ir.Undefined), ir.IntType(32)
-    one = builder.insert_element(undefined, builder.load(builder.gep(array, [place])), lane(0))
+def everywhere(builder, number):
+    """A register that holds a number in each lane."""
+    undefined, lane = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined), ir.IntType(32)
+    one = builder.insert_element(undefined, number, lane(0))
     return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(lane, LANES), [0] * LANES))

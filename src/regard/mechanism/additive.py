@@ -120,7 +120,7 @@ class Compiled(torch.autograd.Function):
 
 def call(name: str, q: Tensor, k: Tensor, *others: Tensor) -> None:
     """Runs one of the two functions on torch's threads, each of which takes one matrix of queries and keys at a time."""
-    from regard.mechanism import compiled_additive as compiled  # and numba with it, which is there where this is reached
+    from regard.mechanism.compiled import additive as compiled  # and numba with it, which is there where this is reached
 
     units = q.shape[:2].numel()
     said = [0, units, q.shape[2], k.shape[2], q.shape[3], *(x.data_ptr() for x in (q, k, *others))]

@@ -76,7 +76,7 @@ def call(
     What it finds: a counter; b, h, g, q, k, d, e; how many batch rows have stretches of their own; the strides of batch,
     heads and tokens of q, k, v and the gradient; the addresses of the scale, the stretches, q, k, v and the others.
     """
-    from regard.mechanism import compiled  # and numba with it, which is there where this is reached
+    from regard.mechanism.compiled import dot_product  # and numba with it, which is there where this is reached
 
     (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
     strides = [x.stride(axis) for x in strided for axis in (0, 1, 2)]
@@ -84,5 +84,5 @@ def call(
     held = ctypes.c_float(scale)
     places = [x.data_ptr() for x in (*stretches, q, k, v, *others)]
     said = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
-    said += [0] * (compiled.SAID - len(said))
-    threads.run(getattr(compiled, name)(KINDS[q.dtype]), said, min(torch.get_num_threads(), b * g))
+    said += [0] * (dot_product.SAID - len(said))
+    threads.run(getattr(dot_product, name)(KINDS[q.dtype]), said, min(torch.get_num_threads(), b * g))

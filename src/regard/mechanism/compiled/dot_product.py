@@ -3,22 +3,39 @@
 
 A thread takes one head of keys after another, with the queries that share it: a block of queries is scored, put through the
 softmax and multiplied by the values while it lies in the cache. The gradient scores the block again, by the log-sum-exp that
-was kept. Sums are float32, whatever the numbers in memory are. `cpu.py` says what these functions are handed.
+was kept. Sums are float32, whatever the numbers in memory are; of bfloat16, weights and the gradients of scores are rounded to
+it before they are summed over. `cpu.py` says what these functions are handed.
 """
 
 import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, njit, types
 from numpy.typing import NDArray
 
-from regard.compiled.halves import put, read
+from regard.compiled.halves import put_row
 from regard.compiled.kept import callback
 from regard.compiled.pointers import at, take
 from regard.compiled.registers import COLUMNS, ROWS, highest, tile, tile_onto
-from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
+from regard.compiled.vectors import LEAST, ONE, ZERO
+from regard.mechanism.compiled.panels import (
+    across,
+    along,
+    below,
+    beside,
+    bring,
+    coupled,
+    dot,
+    each,
+    exponentiate,
+    kept,
+    made,
+    numbers,
+    scaled,
+    slope,
+)
 
 BLOCK = 64  # queries at a time, a multiple of ROWS
 SAID = 33  # numbers that a thread is handed
@@ -41,8 +58,8 @@ class Sizes(NamedTuple):
 class Room(NamedTuple):
     """What a block of queries is worked on in."""
 
-    rows: Floats  # (BLOCK, d), the queries
-    scores: Floats  # (BLOCK, stride), then weights or their exponentials
+    rows: Any  # (BLOCK, places of d), the queries
+    scores: Floats  # (BLOCK, stride)
     low: NDArray[np.int64]  # (BLOCK / ROWS,), of each ROWS queries the first key that one of them sees
     high: NDArray[np.int64]  # the one after the last
 
@@ -54,38 +71,17 @@ def padded(n):
 
 
 @njit(nogil=True)
-def room_for(sizes):
+def places(n, x):
+    """How many places n numbers like those of x take."""
+    return -(-n // each(x))
+
+
+@njit(nogil=True)
+def room_for(sizes, x):
     """Room for a block; rows of scores do not lie a power of two apart, where they would share a place in the cache."""
     groups = BLOCK // ROWS
-    stride = padded(sizes.k) + COLUMNS
-    rows, scores = np.zeros((BLOCK, sizes.d), np.float32), np.zeros((BLOCK, stride), np.float32)
+    rows, scores = made(x, (BLOCK, places(sizes.d, x))), np.zeros((BLOCK, padded(sizes.k) + COLUMNS), np.float32)
     return Room(rows, scores, np.zeros(groups, np.int64), np.zeros(groups, np.int64))
-
-
-@njit(nogil=True)
-def across(x, place, step, count, scale, panels):
-    """Rows of x, scaled, as panels (rows / COLUMNS, numbers of a row, COLUMNS)."""
-    for j in range(count):
-        for p in range(panels.shape[1]):
-            panels[j // COLUMNS, p, j % COLUMNS] = read(x[place + j * step + p]) * scale
-
-
-@njit(nogil=True)
-def along(x, place, step, count, width, panels):
-    """Rows of x as panels (numbers of a row / COLUMNS, rows, COLUMNS)."""
-    for c in range(len(panels)):
-        for j in range(count):
-            for p in range(min(COLUMNS, width - c * COLUMNS)):
-                panels[c, j, p] = read(x[place + j * step + c * COLUMNS + p])
-
-
-@njit(nogil=True)
-def bring(x, place, step, count, rows):
-    """Rows of x, the others 0."""
-    for r in range(count):
-        for p in range(rows.shape[1]):
-            rows[r, p] = read(x[place + r * step + p])
-    rows[count:] = ZERO
 
 
 @njit(nogil=True)
@@ -114,49 +110,30 @@ def score(rows, panels, start, stop, out, room):
                 tile(rows, r * depth, depth, 1, panels, j * depth, depth, out, r * stride + j, stride)
 
 
-@njit(fastmath=REASSOCIATED, nogil=True)
-def exponentiate(s, shift):
-    """exp(s - shift) in the place of s; their sum."""
-    total = ZERO
-    for j in range(len(s)):
-        z = s[j] - shift
-        e = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)
-        s[j] = e
-        total += e
-    return total
-
-
-@njit(fastmath=REASSOCIATED, nogil=True)
-def returned(s, x, lse, delta, scale):
-    """Weights in the place of scores s, and w (x - delta) scale, the gradient of the scores, in that of x, the weights'."""
-    for j in range(len(s)):
-        z = min(s[j] - lse, ZERO)
-        w = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)
-        s[j] = w
-        x[j] = w * (x[j] - delta) * scale
-
-
 @njit(nogil=True)
-def hide(s, low, high):
-    """-inf in the place of scores outside a stretch."""
+def look(s, low, high, scale):
+    """Scores within a stretch are scaled; those outside -inf."""
     s[:low] = LEAST
+    scaled(s[low:high], scale)
     s[high:] = LEAST
 
 
 @njit(nogil=True)
-def softmax(low, high, group, r, room):
-    """Exponentials of a row in the place of its scores; their sum and the log of it with the shift, 0 and -inf for a blind row.
+def softmax(low, high, group, r, scale, weights, room):
+    """Exponentials of a row's scores; their sum and the log of it with the shift, 0 and -inf for a blind row.
 
     low and high are the stretch of keys that this row of the group sees.
     """
     first, last = room.low[group], padded(room.high[group])
     s = room.scores[r, first:last]
     if low >= high:
-        s[:] = ZERO
+        numbers(weights)[r, first:last] = 0
         return ZERO, LEAST
-    hide(s, low - first, high - first)
-    shift = highest(room.scores, r * room.scores.shape[1] + first, last - first)
-    total = exponentiate(s, shift if shift > LEAST else ZERO)
+    look(s, low - first, high - first, scale)
+    top = highest(room.scores, r * room.scores.shape[1] + first, last - first)
+    shift = top if top > LEAST else ZERO
+    total = exponentiate(s, shift)
+    kept(room.scores, r, first, last, weights)
     return total, shift + np.float32(math.log(total)) if total > ZERO else (LEAST if total == ZERO else total)
 
 
@@ -164,88 +141,93 @@ def softmax(low, high, group, r, room):
 def forward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
     """The context (b, q, h, e) and the log-sum-exp (b, h, q), of the heads of keys that no other thread takes."""
     b, h, g, queries, keys, d, e = sizes
-    room, shared = room_for(sizes), h // g
-    kt = np.zeros((padded(keys) // COLUMNS, d, COLUMNS), np.float32)
-    vd = np.zeros((padded(e) // COLUMNS, padded(keys), COLUMNS), np.float32)
-    some, factor = np.zeros((ROWS, COLUMNS), np.float32), np.zeros(BLOCK, np.float32)
-    stride = room.scores.shape[1]
+    room, shared, wide = room_for(sizes, q), h // g, padded(keys)
+    kt = made(q, (wide // COLUMNS, places(d, q), COLUMNS))
+    vd = made(q, (padded(e) // COLUMNS, places(wide, q), COLUMNS))
+    weights, factor = beside(room.scores, q), np.zeros(BLOCK, np.float32)
+    some = np.zeros((ROWS, COLUMNS), np.float32)
     while True:
         unit = take(place)
         if unit >= b * g:
             return
         n = unit // g
-        across(k, n * steps[3] + unit % g * steps[4], steps[5], keys, scale, kt)
+        across(k, n * steps[3] + unit % g * steps[4], steps[5], keys, d, kt)
         along(v, n * steps[6] + unit % g * steps[7], steps[8], keys, e, vd)
         for head in range(unit % g * shared, unit % g * shared + shared):
             for i in range(0, queries, BLOCK):
                 count, seen = min(BLOCK, queries - i), (n if len(lows) > queries else 0) * queries + i
-                bring(q, n * steps[0] + head * steps[1] + i * steps[2], steps[2], count, room.rows)
+                bring(q, n * steps[0] + head * steps[1] + i * steps[2], steps[2], count, d, room.rows)
                 start, stop = bound(lows, highs, seen, count, room)
                 score(room.rows, kt, start, stop, room.scores, room)
                 for r in range(count):
-                    total, log = softmax(lows[seen + r], highs[seen + r], r // ROWS, r, room)
+                    total, log = softmax(lows[seen + r], highs[seen + r], r // ROWS, r, scale, weights, room)
                     lse[(n * h + head) * queries + i + r] = log
                     factor[r] = ONE / total if total != ZERO else ZERO
-                for r in range(0, count, ROWS):
-                    low, high = room.low[r // ROWS], room.high[r // ROWS]
-                    for c in range(len(vd)):
-                        at_v = (c * padded(keys) + low) * COLUMNS
-                        tile(room.scores, r * stride + low, stride, 1, vd, at_v, high - low, some, 0, COLUMNS)
-                        for one in range(min(ROWS, count - r)):
-                            to = ((n * queries + i + r + one) * h + head) * e + c * COLUMNS
-                            for p in range(min(COLUMNS, e - c * COLUMNS)):
-                                put(out, to + p, some[one, p] * factor[r + one])
-
-
-@njit(fastmath=REASSOCIATED, nogil=True)
-def dot(a, place, rows, r):
-    """The sum of the products of a row in memory with one that has been brought."""
-    total = ZERO
-    for p in range(rows.shape[1]):
-        total += read(a[place + p]) * rows[r, p]
-    return total
+                to = ((n * queries + i) * h + head) * e
+                spread(weights, vd, count, e, factor, out, to, h * e, some, room)
 
 
 @njit(nogil=True)
-def weigh(lows, highs, seen, count, start, stop, lse, out, to, step, scale, grown, ds, room):
-    """Weights of a block in the place of its scores, the scores' gradients in that of the weights'; 0 where none is seen."""
-    end = padded(stop)
+def spread(weights, panels, count, width, factor, out, to, step, some, room):
+    """The rows of a block's queries times the panels of keys, each row by its factor, to memory."""
+    stride, deep = weights.shape[1], panels.shape[1]
+    for r in range(0, count, ROWS):
+        low, high = room.low[r // ROWS], room.high[r // ROWS]
+        first, depth = low // each(weights), places(high - low, weights)
+        for c in range(len(panels)):
+            tile(weights, r * stride + first, stride, 1, panels, (c * deep + first) * COLUMNS, depth, some, 0, COLUMNS)
+            for one in range(min(ROWS, count - r)):
+                at = to + (r + one) * step + c * COLUMNS
+                put_row(some, one * COLUMNS, factor[r + one], out, at, min(COLUMNS, width - c * COLUMNS))
+
+
+@njit(nogil=True)
+def weigh(lows, highs, seen, count, logs, deltas, scale, grads, room):
+    """A block's weights in the place of its scores, and the scores' gradients in that of the weights'."""
     for r in range(BLOCK):
         first, last = room.low[r // ROWS], padded(room.high[r // ROWS])
-        s, x = room.scores[r], ds[r]
-        if r >= count or lows[seen + r] >= highs[seen + r] or first == last:
-            s[start:end] = ZERO
-            x[start:end] = ZERO
-            continue
-        hide(s[first:last], lows[seen + r] - first, highs[seen + r] - first)
-        returned(s[first:last], x[first:last], lse[r], dot(out, to + r * step, grown, r), scale)
-        s[start:first] = ZERO
-        x[start:first] = ZERO
-        s[last:end] = ZERO
-        x[last:end] = ZERO
+        s, x = room.scores[r, first:last], grads[r, first:last]
+        if r < count and lows[seen + r] < highs[seen + r]:
+            look(s, lows[seen + r] - first, highs[seen + r] - first, scale)
+            slope(s, x, logs[r], deltas[r], scale)
+        else:
+            s[:] = ZERO
+            x[:] = ZERO
+
+
+@njit(nogil=True)
+def couple(scores, start, stop, rows, couples, room):
+    """Brings the scores of a block to where they are summed over rows and along them; 0 where no row of a group sees."""
+    for r in range(0, BLOCK, 2):
+        first, last = room.low[r // ROWS], padded(room.high[r // ROWS])
+        coupled(scores, rows, r, first, last, couples)
+        for one in range(r // each(couples), (r + 2) // each(couples)):
+            couples[one, start:first] = 0
+            couples[one, last : padded(stop)] = 0
 
 
 @njit(nogil=True)
 def backward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, dq, dk, dv):
     """The gradients (b, q, h, d), (b, k, g, d) and (b, k, g, e), of the heads of keys that no other thread takes."""
     b, h, g, queries, keys, d, e = sizes
-    room, shared = room_for(sizes), h // g
-    wide = padded(keys)
-    kt, vt = np.zeros((wide // COLUMNS, d, COLUMNS), np.float32), np.zeros((wide // COLUMNS, e, COLUMNS), np.float32)
-    kd = np.zeros((padded(d) // COLUMNS, wide, COLUMNS), np.float32)
-    qd = np.zeros((padded(d) // COLUMNS, BLOCK, COLUMNS), np.float32)
-    gd = np.zeros((padded(e) // COLUMNS, BLOCK, COLUMNS), np.float32)
-    grown, ds = np.zeros((BLOCK, e), np.float32), np.zeros_like(room.scores)
+    room, shared, wide = room_for(sizes, q), h // g, padded(keys)
+    kt, vt = made(q, (wide // COLUMNS, places(d, q), COLUMNS)), made(q, (wide // COLUMNS, places(e, q), COLUMNS))
+    kd = made(q, (padded(d) // COLUMNS, places(wide, q), COLUMNS))
+    qd = made(q, (padded(d) // COLUMNS, places(BLOCK, q), COLUMNS))
+    gd = made(q, (padded(e) // COLUMNS, places(BLOCK, q), COLUMNS))
+    grown, grads = made(q, (BLOCK, places(e, q))), np.zeros_like(room.scores)
+    weights, slopes, rows = below(room.scores, q), below(grads, q), beside(grads, q)
+    logs, deltas, ones = np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32), np.ones(BLOCK, np.float32)
     sum_k, sum_v = np.zeros((wide, padded(d)), np.float32), np.zeros((wide, padded(e)), np.float32)
-    some, stride = np.zeros((ROWS, COLUMNS), np.float32), ds.shape[1]
+    some = np.zeros((ROWS, COLUMNS), np.float32)
     while True:
         unit = take(place)
         if unit >= b * g:
             return
         n = unit // g
         at_k = n * steps[3] + unit % g * steps[4]
-        across(k, at_k, steps[5], keys, scale, kt)
-        across(v, n * steps[6] + unit % g * steps[7], steps[8], keys, ONE, vt)
+        across(k, at_k, steps[5], keys, d, kt)
+        across(v, n * steps[6] + unit % g * steps[7], steps[8], keys, e, vt)
         along(k, at_k, steps[5], keys, d, kd)
         sum_k[:] = ZERO
         sum_v[:] = ZERO
@@ -253,28 +235,25 @@ def backward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, d
             for i in range(0, queries, BLOCK):
                 count, seen = min(BLOCK, queries - i), (n if len(lows) > queries else 0) * queries + i
                 at_q, at_g = n * steps[0] + head * steps[1] + i * steps[2], n * steps[9] + head * steps[10] + i * steps[11]
-                bring(q, at_q, steps[2], count, room.rows)
-                bring(grad, at_g, steps[11], count, grown)
+                bring(q, at_q, steps[2], count, d, room.rows)
+                bring(grad, at_g, steps[11], count, e, grown)
                 along(q, at_q, steps[2], count, d, qd)
                 along(grad, at_g, steps[11], count, e, gd)
                 start, stop = bound(lows, highs, seen, count, room)
                 score(room.rows, kt, start, stop, room.scores, room)
-                score(grown, vt, start, stop, ds, room)
-                own = lse[(n * h + head) * queries + i : (n * h + head) * queries + i + count]
-                to = ((n * queries + i) * h + head) * e
-                weigh(lows, highs, seen, count, start, stop, own, out, to, h * e, scale, grown, ds, room)
-                for r in range(0, count, ROWS):
-                    low, high = room.low[r // ROWS], room.high[r // ROWS]
-                    for c in range(len(kd)):
-                        tile(ds, r * stride + low, stride, 1, kd, (c * wide + low) * COLUMNS, high - low, some, 0, COLUMNS)
-                        for one in range(min(ROWS, count - r)):
-                            to = ((n * queries + i + r + one) * h + head) * d + c * COLUMNS
-                            for p in range(min(COLUMNS, d - c * COLUMNS)):
-                                put(dq, to + p, some[one, p])
+                score(grown, vt, start, stop, grads, room)
+                for r in range(count):
+                    to, at = ((n * queries + i + r) * h + head) * e, at_g + r * steps[11]
+                    logs[r] = lse[(n * h + head) * queries + i + r]
+                    deltas[r] = dot(out[to : to + e], grad[at : at + e])
+                weigh(lows, highs, seen, count, logs, deltas, scale, grads, room)
+                couple(room.scores, start, stop, rows, weights, room)
+                couple(grads, start, stop, rows, slopes, room)
+                spread(rows, kd, count, d, ones, dq, ((n * queries + i) * h + head) * d, h * d, some, room)
                 for j in range(start, stop, ROWS):
                     first, last = seen_by(j, room)
-                    gather(ds, j, first, last, qd, sum_k)
-                    gather(room.scores, j, first, last, gd, sum_v)
+                    gather(slopes, j, first, last, qd, sum_k)
+                    gather(weights, j, first, last, gd, sum_v)
         hand(sum_k, dk, (n * keys * g + unit % g) * d, g * d, keys, d)
         hand(sum_v, dv, (n * keys * g + unit % g) * e, g * e, keys, e)
 
@@ -282,10 +261,10 @@ def backward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, d
 @njit(nogil=True)
 def gather(x, j, first, last, panels, sums):
     """xᵀ times panels of rows, from the first to the last of a block, added to the sums of ROWS keys."""
-    stride = x.shape[1]
+    stride, deep, row, depth = x.shape[1], panels.shape[1], first // each(x), (last - first) // each(x)
     for c in range(len(panels)):
-        at, to = (c * BLOCK + first) * COLUMNS, j * sums.shape[1] + c * COLUMNS
-        tile_onto(x, first * stride + j, 1, stride, panels, at, last - first, sums, to, sums.shape[1])
+        at, to = (c * deep + row) * COLUMNS, j * sums.shape[1] + c * COLUMNS
+        tile_onto(x, row * stride + j, 1, stride, panels, at, depth, sums, to, sums.shape[1])
 
 
 @njit(nogil=True)
@@ -302,8 +281,7 @@ def seen_by(j, room):
 def hand(sums, out, place, step, count, width):
     """Rows of sums, to memory."""
     for j in range(count):
-        for p in range(width):
-            put(out, place + j * step + p, sums[j, p])
+        put_row(sums, j * sums.shape[1], ONE, out, place + j * step, width)
 
 
 @njit(nogil=True)
