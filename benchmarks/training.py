@@ -1,7 +1,7 @@
 """Training GPT-2's shape, random weights, beside Hugging Face's GPT-2 with torch's fused AdamW, on the same weights and tokens.
 
 Equal are the losses of all that compute in float32, step after step; of those that round, the largest difference from
-float32's is told. Each takes a few steps at its turn, of which the first, that warms the caches, is not counted.
+float32's is told. Each takes a few steps at its turn, of which the first are not counted: they lay out the memory.
 """
 
 import math
@@ -46,7 +46,7 @@ SHAPES = (  # layers, heads, width, context, vocabulary, batch
     (6, 6, 192, 512, 2048, 8),
     (12, 12, 768, 512, 50257, 2),
 )
-STEPS, TURNS = 4, 3  # at each turn, the first of them not counted
+STEPS, BEFORE, TURNS = 6, 3, 3  # at each turn, of which so many first ones are not counted
 LEARNED = 3  # steps whose losses are compared
 RATE, CLIP = 3e-4, 1.0
 
@@ -111,7 +111,7 @@ def taken(steps: list[Callable[[], float]]) -> list[float]:
             for step in range(STEPS):
                 start = time.perf_counter()
                 steps[place]()
-                if step:
+                if step >= BEFORE:
                     times[place].append(time.perf_counter() - start)
     return [statistics.median(each) for each in times]
 
@@ -133,7 +133,7 @@ def print_peak(number: int, place: int) -> None:
 
     def steps() -> None:
         step = one.stepper(SHAPES[place])
-        for _ in range(LEARNED):
+        for _ in range(STEPS):
             step()
 
     print(peak_megabytes(steps) or "")
