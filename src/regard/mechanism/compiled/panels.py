@@ -72,14 +72,20 @@ def made_of(x, shape):
 @overload(beside)
 def beside_of(scores, x):
     """What numba compiles of it."""
-    apart = lambda scores, x: np.zeros((scores.shape[0], scores.shape[1] // 2), np.uint32)  # noqa: E731
+
+    def apart(scores, x):
+        return np.zeros((scores.shape[0], scores.shape[1] // 2), np.uint32)
+
     return apart if halved(x) else (lambda scores, x: scores)
 
 
 @overload(below)
 def below_of(scores, x):
     """What numba compiles of it."""
-    apart = lambda scores, x: np.zeros((scores.shape[0] // 2, scores.shape[1]), np.uint32)  # noqa: E731
+
+    def apart(scores, x):
+        return np.zeros((scores.shape[0] // 2, scores.shape[1]), np.uint32)
+
     return apart if halved(x) else (lambda scores, x: scores)
 
 
@@ -178,7 +184,7 @@ def halved(x):
 
 @njit(nogil=True)
 def copy(x, out):
-    """The numbers of x in the first places of out."""
+    """The numbers of x in the first ones of out."""
     for p in range(len(x)):
         out[p] = x[p]
 
