@@ -7,10 +7,10 @@ from numba import types, uint16
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from regard.compiled.registers import LANES, everywhere
+from regard.compiled.registers import LANES, SIZE, data, everywhere
 from regard.compiled.vectors import as_float
 
-WORD, SHORT, FLOAT, SIZE = ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.IntType(64)
+WORD, SHORT, FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
 
 
 # said in LLVM's language: numba would widen 32 bits to 64 for any sum of them, and halve what a register holds
@@ -100,11 +100,6 @@ def load(builder, x, at, place, kind, lanes):
 def repeated(builder, x, lanes):
     """A number in each of so many lanes."""
     return x if lanes == 1 else everywhere(builder, x)
-
-
-def data(context, builder, kind, x):
-    """Where the numbers of an array lie."""
-    return context.make_array(kind)(context, builder, x).data
 
 
 def like(x, kind):

@@ -55,7 +55,7 @@ def product(a, b, out, onto):
     def generate(context, builder, signature, arguments):
         a, at, row, step, b, start, depth, out, place, stride = arguments
         kinds = (signature.args[0], signature.args[4], signature.args[7])
-        a, b, out = (context.make_array(kind)(context, builder, x).data for kind, x in zip(kinds, (a, b, out), strict=True))
+        a, b, out = (data(context, builder, kind, x) for kind, x in zip(kinds, (a, b, out), strict=True))
         vectors = [(r, c) for r in range(ROWS) for c in range(VECTORS)]
         places = [vector(builder, out, builder.add(place, builder.mul(stride, SIZE(r))), c) for r, c in vectors]
         kind, dot = (PAIRS, plus_pairs) if signature.args[0].dtype == types.uint32 else (VECTOR, plus)
@@ -66,8 +66,8 @@ def product(a, b, out, onto):
             panel = builder.add(start, builder.mul(loop.index, SIZE(COLUMNS)))
             right = [builder.load(vector(builder, b, panel, c, kind), align=4) for c in range(VECTORS)]
             first = builder.add(at, builder.mul(loop.index, step))
-            heads = [builder.gep(a, [builder.add(first, builder.mul(row, SIZE(r)))]) for r in range(ROWS)]
-            left = [everywhere(builder, builder.load(one)) for one in heads]
+            starts = [builder.add(first, builder.mul(row, SIZE(r))) for r in range(ROWS)]
+            left = [everywhere(builder, builder.load(builder.gep(a, [one]))) for one in starts]
             for total, (r, c) in zip(sums, vectors, strict=True):
                 builder.store(dot(builder, builder.load(total), left[r], right[c]), total)
         for total, here in zip(sums, places, strict=True):
@@ -101,7 +101,7 @@ def highest(context, a, at, count):
 
     def generate(context, builder, signature, arguments):
         a, at, count = arguments
-        a = context.make_array(signature.args[0])(context, builder, a).data
+        a = data(context, builder, signature.args[0], a)
         tops = [cgutils.alloca_once_value(builder, ir.Constant(VECTOR, [-math.inf] * LANES)) for _ in range(VECTORS)]
         with cgutils.for_range(builder, builder.udiv(count, SIZE(COLUMNS))) as loop:
             for c, top in enumerate(tops):
@@ -112,6 +112,11 @@ def highest(context, a, at, count):
         return functools.reduce(functools.partial(larger, builder), found)
 
     return signature, generate
+
+
+def data(context, builder, kind, x):
+    """Where the numbers of an array lie."""
+    return context.make_array(kind)(context, builder, x).data
 
 
 def larger(builder, a, b):

@@ -153,14 +153,14 @@ def bring_of(x, place, step, count, width, rows):
 
 
 @overload(kept)
-def kept_of(scores, r, first, last, weights):
+def kept_of(scores, r, first, last, rows):
     """What numba compiles of it."""
 
-    def rounded(scores, r, first, last, weights):
+    def rounded(scores, r, first, last, rows):
         stride = scores.shape[1]
-        put_row(scores, r * stride + first, ONE, numbers(weights), r * stride + first, last - first)
+        put_row(scores, r * stride + first, ONE, numbers(rows), r * stride + first, last - first)
 
-    return rounded if halved(weights) else (lambda scores, r, first, last, weights: None)
+    return rounded if halved(rows) else (lambda scores, r, first, last, rows: None)
 
 
 @overload(coupled)
