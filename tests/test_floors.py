@@ -36,6 +36,7 @@ EDGES = {  # a heavy dependency, and the only modules that may import it
         "compiled",
         "map.compiled",
         "mechanism.compiled",
+        "models.compiled",
         "products.compiled",
         "train.compiled",
     },

@@ -25,3 +25,15 @@ def at(context, address):
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def meet(context, address):
+    """Waits for the other threads: OpenMP's barrier, at this address."""
+
+    def generate(context, builder, signature, arguments):
+        wait = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), []).as_pointer())
+        builder.call(wait, [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

@@ -9,19 +9,30 @@ from typing import Any
 
 import torch
 
-START = "GOMP_parallel"  # of OpenMP, whichever torch was built with
+START, MEET = "GOMP_parallel", "GOMP_barrier"  # of OpenMP, whichever torch was built with
 
 
 @cache
 def started() -> Any:
     """OpenMP's call that runs a function on several threads: (function, argument, threads, 0); None where torch has none."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    start = found(START)
+    if start is not None:
+        start.argtypes, start.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return start
+
+
+@cache
+def meeting() -> int:
+    """The address of OpenMP's call in which the threads it started wait for one another; 0 where torch has none."""
+    return ctypes.cast(found(MEET), ctypes.c_void_p).value or 0 if found(MEET) else 0
+
+
+def found(name: str) -> Any:
+    """A function of what torch is linked to; None where there is none."""
     try:
-        start: Any = getattr(ctypes.CDLL(str(library)), START)  # found in what torch is linked to
+        return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), name)
     except (OSError, AttributeError):
         return None
-    start.argtypes, start.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return start
 
 
 @cache

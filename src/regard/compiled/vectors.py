@@ -52,6 +52,15 @@ def tangent(x):
     return near if size < NEAR else far if x > ZERO else -far
 
 
+@njit(fastmath=REASSOCIATED)
+def dot(a, b):
+    """The sum of the products of the numbers of a with those of b."""
+    total = ZERO
+    for c in range(len(a)):
+        total += np.float32(a[c]) * b[c]
+    return total
+
+
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
 def cap(s, softcap):
     """softcap tanh(s / softcap) in the place of s."""

@@ -59,6 +59,11 @@ class Cache:
         """How many tokens the longest row has."""
         return int(self.lengths.max()) if isinstance(self.lengths, Tensor) else self.lengths
 
+    @property
+    def kept(self) -> list[tuple[Tensor | None, Tensor | None]]:
+        """The keys and values of each layer, (b, h, room, d), none before the first; what is not read yet is not cleared."""
+        return list(zip(self._keys, self._values, strict=True))
+
     def crop(self, lengths: Offset) -> None:
         """Forgets all but the first tokens, so many of each row, or of all."""
         if isinstance(lengths, Tensor) and bool((lengths == lengths[0]).all()):

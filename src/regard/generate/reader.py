@@ -31,7 +31,10 @@ class Sizes(Protocol):
 
 
 class Model(Protocol):
-    """Anything that gives logits: GPT2, a prepared form of it, or one's own."""
+    """Anything that gives logits: GPT2, a prepared form of it, or one's own.
+
+    Where its class has a method `reading`, what that gives is called in its place: the same function, made for few tokens.
+    """
 
     @property
     def config(self) -> Sizes:
@@ -68,7 +71,8 @@ class Reader:
     """
 
     def __init__(self, model: Model, room: int, after: Opening | None = None, count: int = 1) -> None:
-        self.model = model
+        reading = getattr(type(model), "reading", None)
+        self.model: Model = model if reading is None else reading(model)
         self.room = min(room, model.config.context)
         self.device = device_of(model)
         self.rows: Rows = [[] for _ in range(count)]

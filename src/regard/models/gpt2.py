@@ -22,6 +22,7 @@ from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention, Past
 from regard.mechanism import EVERYTHING, Mask
 from regard.models.gpt2_config import GPT2Config
+from regard.models.in_one_call import InOneCall
 from regard.products import linear
 from regard.text import BytePair, Letters, byte_pair, letters
 from regard.weights import gpt2 as files
@@ -120,6 +121,10 @@ class GPT2(nn.Module):
     def complete(self, text: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
         """What the model writes after a text, a piece at a time; needs model.text."""
         return decode.complete(self, text, max_new_tokens, **{**self.ending(), **settings})
+
+    def reading(self) -> Callable[[Tensor, Any], Tensor]:
+        """The model as a text is generated with it: what has been read, and a few tokens more."""
+        return InOneCall(self) if type(self) is GPT2 and all(type(block) is Block for block in self.blocks) else self
 
     def ending(self) -> dict[str, Any]:
         """What tells where a text ends, as settings of generate."""

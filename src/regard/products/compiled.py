@@ -11,16 +11,7 @@ from numba import carray, njit, types
 
 from regard.compiled.kept import callback
 from regard.compiled.pointers import at, take
-from regard.compiled.vectors import REASSOCIATED
-
-
-@njit(fastmath=REASSOCIATED)
-def dot(a, b):
-    """The sum of the products of the numbers of a with those of b."""
-    total = np.float32(0)
-    for c in range(len(a)):
-        total += np.float32(a[c]) * b[c]
-    return total
+from regard.compiled.vectors import dot
 
 
 @njit

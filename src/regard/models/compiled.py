@@ -1,0 +1,209 @@
+# mypy: ignore-errors
+"""A GPT-2 on a few vectors, compiled by numba: what one of torch's threads does, from the tokens to the logits.
+
+The threads share the rows of each matrix, and the heads, and wait for one another where a part needs all of the part before.
+Vectors and norms are so short that each thread computes them for itself.
+"""
+
+import math
+
+import numpy as np
+from numba import carray, njit, types
+
+from regard.compiled.kept import callback
+from regard.compiled.pointers import at, meet, take
+from regard.compiled.vectors import (
+    HALF,
+    LEAST,
+    ONE,
+    REASSOCIATED,
+    ZERO,
+    add,
+    dot,
+    exponentiate,
+    fold_into,
+    tangent,
+)
+
+# What a thread is handed: numbers by their places, then addresses.
+THREADS, LAYERS, COUNT, NEW, ASKED, HEADS, WIDTH, INNER, ROOM, VOCABULARY = range(10)
+MEET, COUNTERS, EPSILON, TOKENS, POSITIONS, WANTED, PARTS, OWN, SHARED, LOGITS, SAID = range(10, 21)
+# Where the parts are: addresses, 0 where there is none; of a matrix its numbers, their scales and its bias.
+EMBEDDING, PLACES, NORM, HEAD, FIRST = 0, 3, 4, 6, 9
+NORM_ATTENTION, NORM_FEED, QUERY, OUT, UP, DOWN, LAYER = 0, 2, 4, 13, 16, 19, 22  # of each layer; then all keys and values
+COUNTED = 7  # parts of a layer that threads share, each with a counter of what is taken
+RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
+A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's approximation by tanh
+
+
+@njit
+def floats(address, count):
+    """So many numbers at an address, none where it is 0."""
+    return carray(at(address), (count if address else 0,), np.float32)
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def normalise(x, of, epsilon, out):
+    """The layer norm of a vector, by the weight and the bias at two addresses."""
+    weight, bias = floats(of[0], len(x)), floats(of[1], len(x))
+    mean = ZERO
+    for c in range(len(x)):
+        mean += x[c]
+    mean /= np.float32(len(x))
+    variance = ZERO
+    for c in range(len(x)):
+        variance += (x[c] - mean) * (x[c] - mean)
+    factor = ONE / np.float32(math.sqrt(variance / np.float32(len(x)) + epsilon))
+    for c in range(len(x)):
+        out[c] = (x[c] - mean) * factor * weight[c] + bias[c]
+
+
+@njit
+def multiply(x, first, last, matrix, scales, bias, out):
+    """Some rows of a matrix times each vector, plus the bias."""
+    for row in range(first, last):
+        scale = scales[row] if len(scales) else ONE
+        added = bias[row] if len(bias) else ZERO
+        for one in range(len(x)):
+            out[one, row] = dot(matrix[row], x[one]) * scale + added
+
+
+@njit(fastmath=REASSOCIATED)
+def embed(row, scale, place, out):
+    """The vector of a token: its row of a matrix, and that of its position."""
+    for c in range(len(out)):
+        out[c] = np.float32(row[c]) * scale + place[c]
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def activate(x):
+    """GELU by tanh, in the place of x."""
+    for c in range(len(x)):
+        x[c] = HALF * x[c] * (ONE + tangent(B * (x[c] + A * x[c] * x[c] * x[c])))
+
+
+@njit
+def put(x, first, last, positions, new, kept):
+    """Some numbers of each vector where its head and position have their place among what is kept, (b, h, room, d)."""
+    d = kept.shape[3]
+    for one in range(len(x)):
+        for c in range(first, last):
+            kept[one // new, c // d, positions[one], c % d] = x[one, c]
+
+
+@njit
+def attend(q, keys, values, scores, out):
+    """The context of one query: keys and values (n, d), and room for n scores."""
+    top, scale = LEAST, ONE / np.float32(math.sqrt(len(q)))
+    for j in range(len(keys)):
+        scores[j] = dot(keys[j], q) * scale
+        top = max(top, scores[j])
+    total, _, _ = exponentiate(scores, top)
+    out[:] = ZERO
+    for j in range(len(keys)):
+        fold_into(values[j], scores[j] / total, out)
+
+
+@njit
+def whole(address, count):
+    """So many whole numbers."""
+    return carray(at(address), (count,), np.int64)
+
+
+def shared(dtype):
+    """What one thread does, of matrices of this dtype."""
+
+    @njit
+    def linear(place, x, of, rows, threads, out):
+        """Some rows of a matrix, which no thread has taken, times the vectors: where they begin and end."""
+        run = max(RUN, rows // (RUNS * threads))
+        first = take(at(place)) * run
+        last = min(first + run, rows)
+        if first < rows:
+            matrix = carray(at(of[0]), (rows, x.shape[1]), dtype)
+            multiply(x, first, last, matrix, floats(of[1], rows), floats(of[2], rows), out)
+        return first, last
+
+    @callback(types.void(types.voidptr))
+    def work(place):
+        said = carray(place, SAID, np.int64)
+        threads, count, new, heads, width = said[THREADS], said[COUNT], said[NEW], said[HEADS], said[WIDTH]
+        inner, room, vocabulary, asked, d = said[INNER], said[ROOM], said[VOCABULARY], said[ASKED], said[WIDTH] // said[HEADS]
+        epsilon, positions = floats(said[EPSILON], 1)[0], whole(said[POSITIONS], count)
+        counter, parts = said[COUNTERS], whole(said[PARTS], FIRST)
+
+        own = floats(said[OWN] + 4 * take(at(counter)) * (count * width + room), count * width + room)
+        normed, scores = own[: count * width].reshape(count, width), own[count * width :]
+        mixed = carray(at(said[SHARED]), (6, count, width), np.float32)
+        x, q, context, more = mixed[0], mixed[1], mixed[4], mixed[5]
+        hidden = carray(at(said[SHARED] + 4 * 6 * count * width), (count, inner), np.float32)
+
+        words = carray(at(parts[EMBEDDING]), (vocabulary, width), dtype)
+        scales, places = floats(parts[EMBEDDING + 1], vocabulary), floats(parts[PLACES], room * width).reshape(room, width)
+        for one in range(count):
+            token = whole(said[TOKENS], count)[one]
+            embed(words[token], scales[token] if len(scales) else ONE, places[positions[one]], x[one])
+
+        for layer in range(said[LAYERS]):
+            of = whole(said[PARTS] + 8 * (FIRST + LAYER * layer), LAYER)
+            kept = whole(said[PARTS] + 8 * (FIRST + LAYER * said[LAYERS] + 2 * layer), 2)
+            keys = carray(at(kept[0]), (count // new, heads, room, d), np.float32)
+            values = carray(at(kept[1]), (count // new, heads, room, d), np.float32)
+            for one in range(count):
+                normalise(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
+            for which in range(3):
+                counter += 8
+                while True:
+                    first, last = linear(counter, normed, of[QUERY + 3 * which :], width, threads, mixed[1 + which])
+                    if first >= width:
+                        break
+                    if which:
+                        put(mixed[1 + which], first, last, positions, new, keys if which == 1 else values)
+            meet(said[MEET])
+            counter += 8
+            while True:
+                task = take(at(counter))
+                if task >= count * heads:
+                    break
+                one, head = task // heads, task % heads
+                n, row, c = positions[one] + 1, one // new, head * d
+                attend(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
+            meet(said[MEET])
+            counter += 8
+            while True:
+                first, last = linear(counter, context, of[OUT:], width, threads, more)
+                if first >= width:
+                    break
+                for one in range(count):
+                    add(x[one, first:last], more[one, first:last])
+            meet(said[MEET])
+            for one in range(count):
+                normalise(x[one], of[NORM_FEED:], epsilon, normed[one])
+            counter += 8
+            while True:
+                first, last = linear(counter, normed, of[UP:], inner, threads, hidden)
+                if first >= inner:
+                    break
+                for one in range(count):
+                    activate(hidden[one, first:last])
+            meet(said[MEET])
+            counter += 8
+            while True:
+                first, last = linear(counter, hidden, of[DOWN:], width, threads, more)
+                if first >= width:
+                    break
+                for one in range(count):
+                    add(x[one, first:last], more[one, first:last])
+            meet(said[MEET])
+
+        for place in range(asked):
+            normalise(x[whole(said[WANTED], asked)[place]], parts[NORM:], epsilon, normed[place])
+        counter += 8
+        first, logits = 0, carray(at(said[LOGITS]), (asked, vocabulary), np.float32)
+        while first < vocabulary:
+            first, _ = linear(counter, normed[:asked], parts[HEAD:], vocabulary, threads, logits)
+
+    return work
+
+
+FLOATS, BYTES = shared(np.float32), shared(np.int8)
