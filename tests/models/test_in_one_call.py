@@ -172,8 +172,8 @@ CHANGES = {
     "another activation": lambda model: setattr(model.blocks[0], "activation", F.relu),
     "another epsilon": lambda model: setattr(model.blocks[0].norm_feed, "eps", 0.1),
     "another last epsilon": lambda model: setattr(model.norm, "eps", 0.1),
-    "another norm": lambda model: setattr(model, "norm", OtherNorm(258)),
-    "another part": lambda model: setattr(model.blocks[1], "up", nn.Sequential(model.blocks[1].up)),
+    "another norm": lambda model: setattr(model, "norm", OtherNorm(258).eval()),
+    "another part": lambda model: setattr(model.blocks[1], "up", nn.Sequential(model.blocks[1].up).eval()),
     "one block more": lambda model: model.blocks.append(model.blocks[0]),
     "dropout": lambda model: model.train(),
     "dropout somewhere": lambda model: model.blocks[0].dropout.train(),
@@ -248,6 +248,14 @@ def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
         assert seen.count("a block") == 1
         assert seen.count("any") > 10
         assert InOneCall(model).suits(NEW, cache)
+
+
+def test_it_reads_on_with_another_cache():
+    one = InOneCall(MODEL)
+    with torch.no_grad():
+        for lengths, room in (((6,), 20), ((3, 5), 9), ((6,), 20)):
+            cache, same = begun(MODEL, *lengths, room=room), begun(MODEL, *lengths, room=room)
+            close(one(NEW.expand(len(lengths), 1), cache), MODEL(NEW.expand(len(lengths), 1), same))
 
 
 def test_weights_that_are_written_to_between_two_tokens_count():
