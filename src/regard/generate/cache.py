@@ -36,13 +36,17 @@ class Cache:
     def extend(self, tokens: Tensor) -> Tensor:
         """The positions of the next tokens, (t,) or (b, t), which are counted as read from here on."""
         t = tokens.shape[-1]
+        start, steps = self.advance(t), torch.arange(t, device=tokens.device)
+        return steps + (start.unsqueeze(-1) if isinstance(start, Tensor) else start)
+
+    def advance(self, t: int) -> Offset:
+        """Counts t more tokens of each row as read: the position of the first of them."""
         stop = self.longest + t
         if stop > self.room:
             raise ConfigError(f"the cache has room for {self.room} tokens: {self.longest} are read, and {t} more were given.")
         self._start, self._stop = self.lengths, stop
         self.lengths = self.lengths + t
-        steps = torch.arange(t, device=tokens.device)
-        return steps + (self._start.unsqueeze(-1) if isinstance(self._start, Tensor) else self._start)
+        return self._start
 
     def layer(self, number: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
         """The past of a layer: new keys and values to all of them, and the position of the first new query."""

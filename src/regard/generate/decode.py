@@ -120,16 +120,17 @@ def plain(reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice) ->
     """A token for every sequence, one after the other."""
     new = rows
     found: Rows = [[] for _ in rows]
-    over = torch.zeros(len(rows), dtype=torch.bool, device=reader.device)
+    over = [False] * len(rows)
     for _ in range(most):
         logits = reader.read(new)
         tokens = asked.choose(logits, reader.rows, dice)
-        for row, token in enumerate(tokens.tolist()):
-            found[row].append(asked.padding(found[row]) if over[row] else token)
+        for row, token, ended in zip(found, tokens.tolist(), over, strict=True):
+            row.append(asked.padding(row) if ended else token)
         new = [row[-1:] for row in found]
-        yield Chosen(torch.tensor(new, device=reader.device).squeeze(-1), logits, over)
-        over = over | torch.tensor([asked.ended(row) for row in found], device=reader.device)
-        if over.all():
+        last = torch.tensor([row[-1] for row in found], device=reader.device)
+        yield Chosen(last, logits, torch.tensor(over, device=reader.device))
+        over = [ended or asked.ended(row) for row, ended in zip(found, over, strict=True)]
+        if all(over):
             return
 
 

@@ -94,11 +94,13 @@ class Reader:
         lengths = [len(row) for row in new]
         t, even = max(lengths), len(set(lengths)) == 1
         tokens = torch.tensor([[*row, *[0] * (t - len(row))] for row in new], device=self.device)  # (b, t)
-        before = self.cache.lengths
-        ends = torch.tensor(lengths, device=self.device)
-        self.cache.wanted = last if even else ends - 1
-        logits = self.model(tokens, self.cache)
-        if not even:  # the next token of a row stands where its own tokens end
+        if even:
+            self.cache.wanted = last
+            logits = self.model(tokens, self.cache)
+        else:  # the next token of a row stands where its own tokens end
+            before, ends = self.cache.lengths, torch.tensor(lengths, device=self.device)
+            self.cache.wanted = ends - 1
+            logits = self.model(tokens, self.cache)
             self.cache.crop(before + ends)
         return logits[:, -1] if last == 1 else logits
 

@@ -76,9 +76,7 @@ class Sampling:
     def choose(self, logits: Tensor, histories: Sequence[Sequence[int]], dice: "Dice") -> Tensor:
         """A token for each row, (b,)."""
         if self.temperature == 0:
-            best = self.penalised(wide(logits), histories).max(-1)
-            checked(best.values)
-            return best.indices
+            return likeliest(self.penalised(wide(logits), histories))
         return draw(self.probabilities(logits, histories), dice.throw())
 
 
@@ -99,6 +97,16 @@ class Dice:
     def throw(self) -> Tensor:
         """A number from 0 to below 1 for each row, (b,)."""
         return torch.cat([torch.rand(1, dtype=torch.float64, generator=one) for one in self._generators])
+
+
+def likeliest(scores: Tensor) -> Tensor:
+    """The first of the greatest scores (b, n) of each row, (b,)."""
+    if scores.device.type == "cpu":  # numpy finds it ten times as fast as torch does
+        places = torch.from_numpy(scores.detach().numpy().argmax(-1))
+    else:
+        places = scores.argmax(-1)
+    checked(scores.gather(-1, places.unsqueeze(-1)))  # a NaN is the greatest for both
+    return places
 
 
 def draw(probabilities: Tensor, u: Tensor) -> Tensor:

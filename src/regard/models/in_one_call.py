@@ -69,8 +69,10 @@ class InOneCall:
         from regard.models import compiled  # and numba with it, which is there where this is reached
 
         config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape
-        positions = cache.extend(tokens).expand(b, t).flatten().tolist()
-        wanted = cache.asked(torch.arange(b * t).view(b, t, 1)).flatten().tolist()
+        starts = cache.advance(t)
+        firsts = starts.tolist() if isinstance(starts, Tensor) else [starts] * b
+        positions = [first + step for first in firsts for step in range(t)]
+        wanted = asked(cache.wanted, b, t)
         own = torch.empty(several, b * t * config.width + cache.room)
         shared = torch.empty(b * t * (6 * config.width + config.inner))
         logits = torch.empty(b, len(wanted) // b, config.vocabulary)
@@ -83,6 +85,13 @@ class InOneCall:
         said += [one.data_ptr() for one in (own, shared, logits)]
         threads.run(compiled.FLOATS if self.holds == torch.float32 else compiled.BYTES, said, several)
         return logits
+
+
+def asked(wanted: int | Tensor | None, b: int, t: int) -> list[int]:
+    """Which of b rows of t vectors those are that cache.asked would pick."""
+    if isinstance(wanted, Tensor):
+        return [row * t + place for row, place in enumerate(wanted.tolist())]
+    return [row * t + place for row in range(b) for place in range(0 if wanted is None else t - wanted, t)]
 
 
 def standard(model: Any) -> bool:
