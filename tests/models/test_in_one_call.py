@@ -41,10 +41,10 @@ def begun(model, *lengths, room=20) -> Cache:
     return cache
 
 
-def close(found, expected):
-    """Whether two logits differ by no more than float32 numbers added in another order do."""
+def close(found, expected, whole=False):
+    """Whether two logits differ by no more than numbers added in another order do: of float32, or rounded to 16 bits."""
     assert found.shape == expected.shape
-    assert (found - expected).abs().max() < 2e-5 * expected.std()
+    assert (found - expected).abs().max() < (2e-3 if whole else 2e-5) * expected.std()
 
 
 @given(
@@ -55,6 +55,7 @@ def close(found, expected):
     st.sampled_from([1, 2, 3]),
 )
 def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wanted, turns):
+    whole = model is SMALL and len(lengths) * new > 1
     new = min(new, MOST[torch.float32 if model is MODEL else torch.int8] // len(lengths))
     ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), InOneCall(model)
     for turn in range(turns):
@@ -62,13 +63,13 @@ def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wan
         ours.wanted = theirs.wanted = torch.arange(len(lengths)) % new if wanted == "each" else wanted
         with torch.no_grad():
             assert one.suits(tokens, ours)
-            close(one(tokens, ours), model(tokens, theirs))
+            close(one(tokens, ours), model(tokens, theirs), whole)
     assert torch.equal(torch.as_tensor(ours.lengths), torch.as_tensor(theirs.lengths))
     for mine, other in zip(ours.kept, theirs.kept, strict=True):
         for a, b in zip(mine, other, strict=True):
             for row, length in enumerate(lengths):
                 stop = length + turns * new
-                torch.testing.assert_close(a[row, :, :stop], b[row, :, :stop], atol=2e-5, rtol=0)
+                torch.testing.assert_close(a[row, :, :stop], b[row, :, :stop], atol=2e-3 if whole else 2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sizes", [{"tied": False}, {"inner": 0, "epsilon": 1e-3}, {"layers": 1, "heads": 1}, {"heads": 129}])

@@ -12,6 +12,7 @@ from numba import carray, njit, types
 
 from regard.compiled.kept import callback
 from regard.compiled.pointers import at, meet, take
+from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
 from regard.compiled.vectors import (
     HALF,
     LEAST,
@@ -24,14 +25,18 @@ from regard.compiled.vectors import (
     fold_into,
     tangent,
 )
+from regard.products.quantised import FEW
 
 # What a thread is handed: numbers by their places, then addresses.
-THREADS, LAYERS, COUNT, NEW, ASKED, HEADS, WIDTH, INNER, ROOM, VOCABULARY = range(10)
-MEET, COUNTERS, EPSILON, TOKENS, POSITIONS, WANTED, PARTS, OWN, SHARED, LOGITS, SAID = range(10, 21)
-# Where the parts are: addresses, 0 where there is none; of a matrix its numbers, their scales and its bias.
-EMBEDDING, PLACES, NORM, HEAD, FIRST = 0, 3, 4, 6, 9
-NORM_ATTENTION, NORM_FEED, QUERY, OUT, UP, DOWN, LAYER = 0, 2, 4, 13, 16, 19, 22  # of each layer; then all keys and values
+THREADS, LAYERS, COUNT, NEW, ASKED, HEADS, WIDTH, INNER, ROOM, VOCABULARY, SIZE = range(11)
+MEET, COUNTERS, EPSILON, TOKENS, POSITIONS, WANTED, PARTS, OWN, SHARED, LOGITS, SAID = range(11, 22)
+# Where the parts are: addresses, 0 where there is none. After the layers come all keys and values.
+NUMBERS, SCALES, BIAS, LARGEST, MATRIX = range(5)  # of a matrix; LARGEST is what its vectors may be in whole numbers
+EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 * MATRIX + 3
+NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # of each layer
+OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
 COUNTED = 7  # parts of a layer that threads share, each with a counter of what is taken
+MANY = 2**62  # vectors of float32, of which none is made whole numbers
 RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's approximation by tanh
 
@@ -59,13 +64,26 @@ def normalise(x, of, epsilon, out):
 
 
 @njit
-def multiply(x, first, last, matrix, scales, bias, out):
+def multiply(x, short, first, last, matrix, scales, bias, out):
     """Some rows of a matrix times each vector, plus the bias."""
     for row in range(first, last):
         scale = scales[row] if len(scales) else ONE
         added = bias[row] if len(bias) else ZERO
         for one in range(len(x)):
             out[one, row] = dot(matrix[row], x[one]) * scale + added
+
+
+@njit
+def multiply_short(x, short, first, last, matrix, scales, bias, out):
+    """The same of bytes: of more than FEW vectors by their whole numbers."""
+    if len(x) <= FEW:
+        multiply(x, short, first, last, matrix, scales, bias, out)
+        return
+    factors, lines = short
+    vectors = lines[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
+    multiply_bytes(vectors, factors, first, last, matrix, scales, out)
+    for one in range(len(x) if len(bias) else 0):
+        add(out[one, first:last], bias[first:last])
 
 
 @njit(fastmath=REASSOCIATED)
@@ -110,18 +128,28 @@ def whole(address, count):
     return carray(at(address), (count,), np.int64)
 
 
+@njit
+def shorten_all(x, of, short):
+    """The whole numbers of each vector, for a matrix, one after the other, and their scales."""
+    (factors, lines), most = short, whole(of[LARGEST], 1)[0]
+    for one in range(len(x)):
+        factors[one] = shorten(x[one], most, lines[one * x.shape[1] : (one + 1) * x.shape[1]])
+
+
 def shared(dtype):
     """What one thread does, of matrices of this dtype."""
 
+    product, short_from = (multiply, MANY) if dtype == np.float32 else (multiply_short, FEW)
+
     @njit
-    def linear(place, x, of, rows, threads, out):
+    def linear(place, x, short, of, rows, threads, out):
         """Some rows of a matrix, which no thread has taken, times the vectors: where they begin and end."""
         run = max(RUN, rows // (RUNS * threads))
         first = take(at(place)) * run
         last = min(first + run, rows)
         if first < rows:
-            matrix = carray(at(of[0]), (rows, x.shape[1]), dtype)
-            multiply(x, first, last, matrix, floats(of[1], rows), floats(of[2], rows), out)
+            matrix = carray(at(of[NUMBERS]), (rows, x.shape[1]), dtype)
+            product(x, short, first, last, matrix, floats(of[SCALES], rows), floats(of[BIAS], rows), out)
         return first, last
 
     @callback(types.void(types.voidptr))
@@ -132,14 +160,17 @@ def shared(dtype):
         epsilon, positions = floats(said[EPSILON], 1)[0], whole(said[POSITIONS], count)
         counter, parts = said[COUNTERS], whole(said[PARTS], FIRST)
 
-        own = floats(said[OWN] + 4 * take(at(counter)) * (count * width + room), count * width + room)
-        normed, scores = own[: count * width].reshape(count, width), own[count * width :]
+        own = floats(said[OWN] + 4 * said[SIZE] * take(at(counter)), said[SIZE])
+        normed, scores = own[: count * width].reshape(count, width), own[count * width : count * width + room]
+        padded = (count + VECTORS - 1) // VECTORS * VECTORS
+        factors, rest = own[count * width + room :][:padded], own[count * width + room + padded :]
+        short = factors, carray(at(rest.ctypes.data), padded * max(width, inner), np.int16)
         mixed = carray(at(said[SHARED]), (6, count, width), np.float32)
         x, q, context, more = mixed[0], mixed[1], mixed[4], mixed[5]
         hidden = carray(at(said[SHARED] + 4 * 6 * count * width), (count, inner), np.float32)
 
-        words = carray(at(parts[EMBEDDING]), (vocabulary, width), dtype)
-        scales, places = floats(parts[EMBEDDING + 1], vocabulary), floats(parts[PLACES], room * width).reshape(room, width)
+        words = carray(at(parts[EMBEDDING + NUMBERS]), (vocabulary, width), dtype)
+        scales, places = floats(parts[EMBEDDING + SCALES], vocabulary), floats(parts[PLACES], room * width).reshape(room, width)
         for one in range(count):
             token = whole(said[TOKENS], count)[one]
             embed(words[token], scales[token] if len(scales) else ONE, places[positions[one]], x[one])
@@ -152,9 +183,11 @@ def shared(dtype):
             for one in range(count):
                 normalise(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
             for which in range(3):
+                if count > short_from:
+                    shorten_all(normed, of[QUERY + MATRIX * which :], short)
                 counter += 8
                 while True:
-                    first, last = linear(counter, normed, of[QUERY + 3 * which :], width, threads, mixed[1 + which])
+                    first, last = linear(counter, normed, short, of[QUERY + MATRIX * which :], width, threads, mixed[1 + which])
                     if first >= width:
                         break
                     if which:
@@ -169,9 +202,11 @@ def shared(dtype):
                 n, row, c = positions[one] + 1, one // new, head * d
                 attend(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
             meet(said[MEET])
+            if count > short_from:
+                shorten_all(context, of[OUT:], short)
             counter += 8
             while True:
-                first, last = linear(counter, context, of[OUT:], width, threads, more)
+                first, last = linear(counter, context, short, of[OUT:], width, threads, more)
                 if first >= width:
                     break
                 for one in range(count):
@@ -179,17 +214,21 @@ def shared(dtype):
             meet(said[MEET])
             for one in range(count):
                 normalise(x[one], of[NORM_FEED:], epsilon, normed[one])
+            if count > short_from:
+                shorten_all(normed, of[UP:], short)
             counter += 8
             while True:
-                first, last = linear(counter, normed, of[UP:], inner, threads, hidden)
+                first, last = linear(counter, normed, short, of[UP:], inner, threads, hidden)
                 if first >= inner:
                     break
                 for one in range(count):
                     activate(hidden[one, first:last])
             meet(said[MEET])
+            if count > short_from:
+                shorten_all(hidden, of[DOWN:], short)
             counter += 8
             while True:
-                first, last = linear(counter, hidden, of[DOWN:], width, threads, more)
+                first, last = linear(counter, hidden, short, of[DOWN:], width, threads, more)
                 if first >= width:
                     break
                 for one in range(count):
@@ -198,10 +237,12 @@ def shared(dtype):
 
         for place in range(asked):
             normalise(x[whole(said[WANTED], asked)[place]], parts[NORM:], epsilon, normed[place])
+        if asked > short_from:
+            shorten_all(normed[:asked], parts[HEAD:], short)
         counter += 8
         first, logits = 0, carray(at(said[LOGITS]), (asked, vocabulary), np.float32)
         while first < vocabulary:
-            first, _ = linear(counter, normed[:asked], parts[HEAD:], vocabulary, threads, logits)
+            first, _ = linear(counter, normed[:asked], short, parts[HEAD:], vocabulary, threads, logits)
 
     return work
 

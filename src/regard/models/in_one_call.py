@@ -21,7 +21,7 @@ from regard.layers.multi_head import MultiHeadAttention
 from regard.products import Quantised
 from regard.products.dense import LEAST
 
-MOST = {torch.float32: 4, torch.int8: 8}  # vectors, by what the matrices hold; more of them are faster product by product
+MOST = {torch.float32: 4, torch.int8: 16}  # vectors, by what the matrices hold; more of them are faster product by product
 NORMS = ("norm_attention", "norm_feed")  # of a block
 MATRICES = ("attention.W_query", "attention.W_key", "attention.W_value", "attention.out_proj", "up", "down")
 PARTS = {MultiHeadAttention, Linear, Quantised, Rows, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList}
@@ -66,21 +66,24 @@ class InOneCall:
 
     def run(self, tokens: Tensor, cache: Cache) -> Tensor:
         """The same, compiled."""
-        from regard.models import compiled  # and numba with it, which is there where this is reached
+        from regard.compiled.shorts import VECTORS  # and numba with it, which is there where this is reached
+        from regard.models import compiled
 
         config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape
         starts = cache.advance(t)
         firsts = starts.tolist() if isinstance(starts, Tensor) else [starts] * b
         positions = [first + step for first in firsts for step in range(t)]
         wanted = asked(cache.wanted, b, t)
-        own = torch.empty(several, b * t * config.width + cache.room)
+        spare = b * t + VECTORS  # for vectors that complete the last few
+        size = b * t * config.width + cache.room + spare + spare * max(config.width, config.inner)
+        own = torch.empty(several, size)
         shared = torch.empty(b * t * (6 * config.width + config.inner))
         logits = torch.empty(b, len(wanted) // b, config.vocabulary)
         counters = (ctypes.c_int64 * (2 + compiled.COUNTED * config.layers))()
         numbers = [(ctypes.c_int64 * len(some))(*some) for some in (tokens.flatten().tolist(), positions, wanted)]
         epsilon = ctypes.c_float(config.epsilon)
         said = [several, config.layers, b * t, t, len(wanted), config.heads, config.width, config.inner, cache.room]
-        said += [config.vocabulary, threads.meeting()]
+        said += [config.vocabulary, size, threads.meeting()]
         said += [ctypes.addressof(one) for one in (counters, epsilon, *numbers, self.addresses)]
         said += [one.data_ptr() for one in (own, shared, logits)]
         threads.run(compiled.FLOATS if self.holds == torch.float32 else compiled.BYTES, said, several)
@@ -123,13 +126,13 @@ def held(both: list[Tensor | None], config: Any, b: int, room: int) -> torch.dty
     vector: list[Form] = [((c,), (torch.float32,))]
 
     def rows(count: int, columns: int) -> list[Form]:
-        scales = None if holds == torch.float32 else torch.float32
-        return [((count, columns), (holds,)), ((count,), (scales,)), ((count,), (torch.float32, None))]
+        scales, most = (None, None) if holds == torch.float32 else (torch.float32, torch.int64)
+        return [((count, columns), (holds,)), ((count,), (scales,)), ((count,), (torch.float32, None)), ((), (most,))]
 
-    embeddings: list[Form] = [*rows(config.vocabulary, c), ((config.context, c), (torch.float32,))]
+    ends: list[Form] = [*2 * rows(config.vocabulary, c), *2 * vector, ((config.context, c), (torch.float32,))]
     layer = 4 * vector + 4 * rows(c, c) + rows(inner, c) + rows(c, inner)
     kept: list[Form] = [((b, config.heads, room, c // config.heads), (torch.float32,))] * 2
-    known = embeddings + 2 * vector + rows(config.vocabulary, c) + config.layers * layer + config.layers * kept
+    known = ends + config.layers * layer + config.layers * kept
     fits = c * c >= LEAST and len(known) == len(both) and all(map(as_read, both, known))
     return holds if fits else None
 
@@ -143,7 +146,7 @@ def as_read(x: Tensor | None, form: Form) -> bool:
 def every(model: Any) -> list[Tensor | None]:
     """What a model has, in the order in which the compiled one is told of it."""
     head = model.tokens if model.head is None else model.head
-    found = [*matrix(model.tokens), model.positions.weight, model.norm.weight, model.norm.bias, *matrix(head)]
+    found = [*matrix(model.tokens), *matrix(head), model.norm.weight, model.norm.bias, model.positions.weight]
     for block in model.blocks:
         found += [getattr(block.get_submodule(name), kind) for name in NORMS for kind in ("weight", "bias")]
         found += [x for name in MATRICES for x in matrix(block.get_submodule(name))]
@@ -151,6 +154,7 @@ def every(model: Any) -> list[Tensor | None]:
 
 
 def matrix(of: Any) -> list[Tensor | None]:
-    """The numbers of a linear layer or an embedding, their scales, and its bias."""
+    """The numbers of a linear layer or an embedding, their scales, its bias, and how large its vectors may be."""
     of = of.matrix if isinstance(of, Rows) else of
-    return [of.values, of.scales, of.bias] if isinstance(of, Quantised) else [of.weight, None, getattr(of, "bias", None)]
+    small = isinstance(of, Quantised)
+    return [of.values, of.scales, of.bias, of.most] if small else [of.weight, None, getattr(of, "bias", None), None]

@@ -10,8 +10,9 @@ import numpy as np
 from numba import carray, njit, types
 
 from regard.compiled.kept import callback
-from regard.compiled.pointers import at, take
-from regard.compiled.vectors import dot
+from regard.compiled.pointers import at, meet, take
+from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
+from regard.compiled.vectors import add, dot
 
 
 @njit
@@ -47,3 +48,30 @@ def shared(dtype):
 
 
 FLOATS, BYTES = shared(np.float32), shared(np.int8)
+
+
+@callback(types.void(types.voidptr))
+def SHORTS(place):
+    """The same of bytes for more vectors, which are made whole numbers of 16 bits first; each thread takes some of them."""
+    said = carray(place, 15, np.int64)
+    rows, columns, count, run, most = said[2], said[3], said[4], said[5], said[6]
+    padded = (count + VECTORS - 1) // VECTORS * VECTORS
+    matrix, scales = carray(at(said[8]), (rows, columns), np.int8), carray(at(said[9]), (rows,), np.float32)
+    vectors = carray(at(said[10]), (count, columns), np.float32)
+    bias = carray(at(said[11]), (rows if said[11] else 0,), np.float32)
+    output = carray(at(said[12]), (count, rows), np.float32)
+    whole, factors = carray(at(said[13]), (padded, columns), np.int16), carray(at(said[14]), (padded,), np.float32)
+    while True:
+        one = take(place)
+        if one >= count:
+            break
+        factors[one] = shorten(vectors[one], most, whole[one])
+    meet(said[7])
+    while True:
+        first = take(at(said[1:].ctypes.data)) * run
+        if first >= rows:
+            return
+        last = min(first + run, rows)
+        multiply_bytes(whole, factors, first, last, matrix, scales, output)
+        for one in range(count if len(bias) else 0):
+            add(output[one, first:last], bias[first:last])

@@ -5,16 +5,20 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from regard.products.dense import compiled, free, linear, multiply
+from regard.compiled import threads
+from regard.products.dense import LEAST, RUN, RUNS, compiled, free, linear, multiply
 
-MOST = 8  # vectors that the compiled product is for
-ROWS = 1024  # that are turned back into numbers at a time, for more of them
+FEW = 1  # vectors that the memory is slower than, and that are multiplied as they are
+LARGEST = 32767  # of a vector's whole numbers
+SPARE = 3  # vectors that complete the last four
+ROWS = 1024  # that are turned back into numbers at a time, where nothing is compiled
 
 
 class Quantised(nn.Module):
     """x Wᵀ + b, W in bytes: W[r] is scale[r] times whole numbers, the largest of them 127.
 
-    Each number is off by at most scale[r] / 2. x stays what it is, float32 or float64.
+    Each number is off by at most scale[r] / 2. x stays what it is, but for more than one vector of float32 and a large W:
+    these are rounded to whole numbers of up to 16 bits, as many as their sums can hold, times a scale each.
     """
 
     def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
@@ -25,6 +29,9 @@ class Quantised(nn.Module):
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", bias)
+        self.most: Tensor  # the largest whole number of a vector whose products with any row add up to less than 2³¹
+        sizes = values.abs().sum(-1, dtype=torch.int64)
+        self.register_buffer("most", ((2**31 - 1) // sizes.amax().clamp_min(1)).clamp_max(LARGEST))
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
@@ -36,16 +43,31 @@ class Quantised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., n) to (..., rows)."""
-        few = x.numel() <= MOST * self.values.shape[1] and x.shape[-1] == self.values.shape[1]
-        if few and free(x) and compiled() is not None:
+        if x.numel() and x.shape[-1] == self.values.shape[1] and free(x) and compiled() is not None:
             output = torch.empty(*x.shape[:-1], len(self.values))
-            multiply("BYTES", self.values, self.scales, x, self.bias, output)
-            return output
+            if x.numel() <= FEW * x.shape[-1]:
+                multiply("BYTES", self.values, self.scales, x, self.bias, output)
+                return output
+            if self.values.numel() >= LEAST and threads.meeting():
+                self.by_shorts(x.contiguous(), output)
+                return output
         found = x.new_empty(*x.shape[:-1], len(self.values))
         for start in range(0, len(self.values), ROWS):
             part = slice(start, start + ROWS)
             found[..., part] = linear(x, self.values[part].to(x.dtype)).mul_(self.scales[part].to(x.dtype))
         return found if self.bias is None else found.add_(self.bias.to(x.dtype))
+
+    def by_shorts(self, x: Tensor, output: Tensor) -> None:
+        """The same into the output, of vectors in whole numbers."""
+        (rows, columns), many = self.values.shape, torch.get_num_threads()
+        count = x.numel() // columns
+        whole, factors = torch.empty(count + SPARE, columns, dtype=torch.int16), torch.empty(count + SPARE)
+        places = [
+            0 if one is None else one.data_ptr() for one in (self.values, self.scales, x, self.bias, output, whole, factors)
+        ]
+        run = max(RUN, rows // (RUNS * many))
+        said = [0, 0, rows, columns, count, run, int(self.most), threads.meeting(), *places]
+        threads.run(compiled().SHORTS, said, many)
 
     def rows(self, index: Tensor) -> Tensor:
         """W[index], in float32."""

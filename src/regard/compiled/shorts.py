@@ -1,0 +1,147 @@
+# mypy: ignore-errors
+"""Rows of bytes times vectors of 16 bits, in whole numbers, where a processor adds up two products at a time.
+
+A vector is a scale times whole numbers, as many as a sum can hold without overflow.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from regard.compiled.registers import FEATURES, LANES, SIZE, data
+from regard.compiled.vectors import REASSOCIATED, ZERO
+
+VECTORS = 4
+BLOCK = 32  # vectors that meet a run of rows, one block after the other: they stay in the nearest cache
+ROWS, SHORTS = LANES // VECTORS, 2 * LANES  # rows that meet so many vectors at a time: their sums fill a register
+INT, FLOAT = ir.IntType(32), ir.FloatType()
+BYTE, SHORT, WORD = (ir.VectorType(ir.IntType(bits), count) for bits, count in ((8, SHORTS), (16, SHORTS), (32, LANES)))
+SOME = ir.VectorType(FLOAT, ROWS)
+PAIRWISE = {16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"), 8: ("avx2", "llvm.x86.avx2.pmadd.wd")}
+BY = next((name for lanes, (feature, name) in PAIRWISE.items() if lanes == LANES and FEATURES.get(feature)), None)
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy")
+def shorten(x, most, out):
+    """The whole numbers of a vector, the largest of them most, and their scale, which is NaN where a number is not finite."""
+    top, lost = ZERO, ZERO
+    for c in range(len(x)):
+        top = max(top, abs(x[c]))
+        lost += ZERO * x[c]
+    factor = np.float32(most) / top if lost == ZERO and top > ZERO else ZERO
+    for c in range(len(x)):
+        out[c] = np.int16(np.rint(x[c] * factor))
+    return (top / np.float32(most) if factor > ZERO else ZERO) + lost
+
+
+@intrinsic
+def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, rows, wanted):
+    """out[one + v, row + r] = factors[one + v] scales[row + r] (the sum of a[row + r, p] b[one + v, p], p below depth).
+
+    ROWS rows of the bytes a meet VECTORS vectors of the 16 bits b, of which some are wanted; depth is a multiple of SHORTS.
+    All is contiguous, a and b with so many columns, out with so many rows. Nothing is checked.
+    """
+    signature = types.void(a, types.intp, b, types.intp, types.intp, types.intp, factors, scales, out, types.intp, types.intp)
+
+    def generate(context, builder, signature, arguments):
+        a, row, b, one, columns, depth, factors, scales, out, rows, wanted = arguments
+        a, b, factors, scales, out = (
+            data(context, builder, signature.args[n], x) for n, x in ((0, a), (2, b), (6, factors), (7, scales), (8, out))
+        )
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(WORD, [0] * LANES)) for _ in range(LANES)]
+        with cgutils.for_range(builder, builder.udiv(depth, SIZE(SHORTS))) as loop:
+            p = builder.mul(loop.index, SIZE(SHORTS))
+            for r in range(ROWS):  # the rows after these are fetched meanwhile
+                fetch(builder, a, builder.add(builder.mul(builder.add(row, SIZE(ROWS + r)), columns), p))
+            left = [builder.sext(strip(builder, a, row, r, columns, p, BYTE), SHORT) for r in range(ROWS)]
+            right = [strip(builder, b, one, v, columns, p, SHORT) for v in range(VECTORS)]
+            for n, total in enumerate(sums):
+                both = pairwise(builder, left[n % ROWS], right[n // ROWS])
+                builder.store(builder.add(builder.load(total), both), total)
+        found = builder.sitofp(added(builder, [builder.load(total) for total in sums]), ir.VectorType(FLOAT, LANES))
+        scale = builder.load(builder.bitcast(builder.gep(scales, [row]), SOME.as_pointer()), align=4)
+        for v in range(VECTORS):
+            place = builder.add(one, SIZE(v))
+            with builder.if_then(builder.icmp_signed("<", SIZE(v), wanted)):
+                mine = builder.shuffle_vector(found, found, lanes(range(v * ROWS, (v + 1) * ROWS)))
+                factor = builder.load(builder.gep(factors, [place]))
+                both = builder.fmul(scale, repeated(builder, factor))
+                here = builder.gep(out, [builder.add(builder.mul(place, rows), row)])
+                builder.store(builder.fmul(mine, both), builder.bitcast(here, SOME.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def fetch(builder, x, place):
+    """Asks for the cache line of a number, and does not wait for it."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
+    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(ask, [builder.bitcast(builder.gep(x, [place]), byte), INT(0), INT(3), INT(1)])
+
+
+def strip(builder, x, first, number, columns, p, kind):
+    """A register's worth of one of several rows."""
+    place = builder.add(builder.mul(builder.add(first, SIZE(number)), columns), p)
+    return builder.load(builder.bitcast(builder.gep(x, [place]), kind.as_pointer()), align=1)
+
+
+def pairwise(builder, a, b):
+    """a b + a' b' of two neighbours in each lane."""
+    if BY is not None:
+        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(WORD, [SHORT, SHORT]), BY), [a, b])
+    wide = ir.VectorType(INT, SHORTS)
+    every = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    return builder.add(*(builder.shuffle_vector(every, every, lanes(range(n, SHORTS, 2))) for n in (0, 1)))
+
+
+def added(builder, several):
+    """The sums of as many registers as one has lanes, in one register: neighbours are added until one number is left."""
+    while len(several) > 1:
+        pairs = zip(several[::2], several[1::2], strict=True)
+        several = [
+            builder.add(*(builder.shuffle_vector(x, y, lanes(range(n, 2 * LANES, 2))) for n in (0, 1))) for x, y in pairs
+        ]
+    return several[0]
+
+
+def repeated(builder, x):
+    """A number for each of the rows."""
+    undefined = ir.Constant(SOME, ir.Undefined)
+    return builder.shuffle_vector(builder.insert_element(undefined, x, INT(0)), undefined, lanes([0] * ROWS))
+
+
+def lanes(places):
+    """Which lanes to take."""
+    return ir.Constant(ir.VectorType(INT, len(places)), list(places))
+
+
+@njit
+def multiply_bytes(x, factors, first, last, matrix, scales, out):
+    """out[v, row] = factors[v] scales[row] (the sum of the products of a row of bytes with the 16 bits of x[v]).
+
+    x has a multiple of VECTORS vectors; those for which out has no row are any.
+    """
+    rows, columns = matrix.shape
+    several, even = first + (last - first) // ROWS * ROWS, columns // SHORTS * SHORTS
+    flat, vectors, output = matrix.reshape(matrix.size), x.reshape(x.size), out.reshape(out.size)
+    for block in range(0, len(out), BLOCK):
+        for row in range(first, several, ROWS):
+            for one in range(block, min(block + BLOCK, len(out)), VECTORS):
+                meet_bytes(flat, row, vectors, one, columns, even, factors, scales, output, rows, len(out) - one)
+    for n in range(len(out)):
+        for row in range(first if even < columns else several, last):
+            rest = np.float32(meet_rest(matrix[row], x[n], even if row < several else 0)) * (factors[n] * scales[row])
+            out[n, row] = out[n, row] + rest if row < several else rest
+
+
+@njit
+def meet_rest(a, b, start):
+    """The sum of the products of bytes with 16 bits, from a place on."""
+    total = np.int32(0)
+    for p in range(start, len(a)):
+        total += np.int32(np.int32(a[p]) * np.int32(b[p]))
+    return total
