@@ -33,7 +33,10 @@ def random(count, rows, columns, seed):
     return x.astype(np.int16), matrix.astype(np.int8), *(dice.normal(size=n).astype(np.float32) for n in (count, rows))
 
 
-@given(st.integers(1, 70), st.integers(1, 23), st.integers(1, 300) | st.just(128), st.integers(0, 23), st.integers(0, 23), st.integers(0, 99))
+PLACES = st.integers(0, 23)
+
+
+@given(st.integers(1, 70), st.integers(1, 23), st.integers(1, 300) | st.just(128), PLACES, PLACES, st.integers(0, 99))
 def test_the_sums_are_those_of_whole_numbers_and_nothing_beside_them_is_touched(count, rows, columns, a, b, seed):
     first, last = sorted((min(a, rows), min(b, rows)))
     x, matrix, factors, scales = random(count, rows, columns, seed)

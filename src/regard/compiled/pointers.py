@@ -3,6 +3,7 @@
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 
@@ -34,6 +35,20 @@ def meet(context, address):
     def generate(context, builder, signature, arguments):
         wait = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), []).as_pointer())
         builder.call(wait, [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def fetch(context, address):
+    """Asks for the cache line at an address, and does not wait for it."""
+
+    def generate(context, builder, signature, arguments):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(ask, [builder.inttoptr(arguments[0], byte), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate

@@ -12,6 +12,7 @@ from numba import carray, njit, types
 
 from regard.compiled.kept import callback
 from regard.compiled.pointers import at, meet, take
+from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
 from regard.compiled.vectors import (
     HALF,
@@ -36,7 +37,6 @@ EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 
 NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # of each layer
 OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
 COUNTED = 7  # parts of a layer that threads share, each with a counter of what is taken
-MANY = 2**62  # vectors of float32, of which none is made whole numbers
 RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's approximation by tanh
 
@@ -64,22 +64,8 @@ def normalise(x, of, epsilon, out):
 
 
 @njit
-def multiply(x, short, first, last, matrix, scales, bias, out):
-    """Some rows of a matrix times each vector, plus the bias."""
-    for row in range(first, last):
-        scale = scales[row] if len(scales) else ONE
-        added = bias[row] if len(bias) else ZERO
-        for one in range(len(x)):
-            out[one, row] = dot(matrix[row], x[one]) * scale + added
-
-
-@njit
-def multiply_short(x, short, first, last, matrix, scales, bias, out):
-    """The same of bytes: of more than FEW vectors by their whole numbers."""
-    if len(x) <= FEW:
-        multiply(x, short, first, last, matrix, scales, bias, out)
-        return
-    factors, lines = short
+def multiply_short(factors, lines, x, first, last, matrix, scales, bias, out):
+    """Some rows of bytes times the whole numbers of vectors x, plus the bias."""
     vectors = lines[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
     multiply_bytes(vectors, factors, first, last, matrix, scales, out)
     for one in range(len(x) if len(bias) else 0):
@@ -139,7 +125,7 @@ def shorten_all(x, of, short):
 def shared(dtype):
     """What one thread does, of matrices of this dtype."""
 
-    product, short_from = (multiply, MANY) if dtype == np.float32 else (multiply_short, FEW)
+    small = dtype == np.int8
 
     @njit
     def linear(place, x, short, of, rows, threads, out):
@@ -149,7 +135,11 @@ def shared(dtype):
         last = min(first + run, rows)
         if first < rows:
             matrix = carray(at(of[NUMBERS]), (rows, x.shape[1]), dtype)
-            product(x, short, first, last, matrix, floats(of[SCALES], rows), floats(of[BIAS], rows), out)
+            scales, bias = floats(of[SCALES], rows), floats(of[BIAS], rows)
+            if small and len(x) > FEW:
+                multiply_short(*short, x, first, last, matrix, scales, bias, out)
+            else:
+                multiply_rows(x, first, last, matrix, scales, bias, out)
         return first, last
 
     @callback(types.void(types.voidptr))
@@ -183,7 +173,7 @@ def shared(dtype):
             for one in range(count):
                 normalise(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
             for which in range(3):
-                if count > short_from:
+                if small and count > FEW:
                     shorten_all(normed, of[QUERY + MATRIX * which :], short)
                 counter += 8
                 while True:
@@ -202,7 +192,7 @@ def shared(dtype):
                 n, row, c = positions[one] + 1, one // new, head * d
                 attend(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
             meet(said[MEET])
-            if count > short_from:
+            if small and count > FEW:
                 shorten_all(context, of[OUT:], short)
             counter += 8
             while True:
@@ -214,7 +204,7 @@ def shared(dtype):
             meet(said[MEET])
             for one in range(count):
                 normalise(x[one], of[NORM_FEED:], epsilon, normed[one])
-            if count > short_from:
+            if small and count > FEW:
                 shorten_all(normed, of[UP:], short)
             counter += 8
             while True:
@@ -224,7 +214,7 @@ def shared(dtype):
                 for one in range(count):
                     activate(hidden[one, first:last])
             meet(said[MEET])
-            if count > short_from:
+            if small and count > FEW:
                 shorten_all(hidden, of[DOWN:], short)
             counter += 8
             while True:
@@ -237,7 +227,7 @@ def shared(dtype):
 
         for place in range(asked):
             normalise(x[whole(said[WANTED], asked)[place]], parts[NORM:], epsilon, normed[place])
-        if asked > short_from:
+        if small and asked > FEW:
             shorten_all(normed[:asked], parts[HEAD:], short)
         counter += 8
         first, logits = 0, carray(at(said[LOGITS]), (asked, vocabulary), np.float32)

@@ -11,8 +11,9 @@ from numba import carray, njit, types
 
 from regard.compiled.kept import callback
 from regard.compiled.pointers import at, meet, take
+from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
-from regard.compiled.vectors import add, dot
+from regard.compiled.vectors import add
 
 
 @njit
@@ -23,11 +24,7 @@ def share(place, run, matrix, scales, vectors, bias, output):
         first = take(place) * run
         if first >= rows:
             return
-        for row in range(first, min(first + run, rows)):
-            scale = scales[row] if len(scales) else np.float32(1)
-            added = bias[row] if len(bias) else np.float32(0)
-            for one in range(len(vectors)):
-                output[one, row] = dot(matrix[row], vectors[one]) * scale + added
+        multiply_rows(vectors, first, min(first + run, rows), matrix, scales, bias, output)
 
 
 def shared(dtype):
