@@ -63,12 +63,16 @@ def test_the_largest_sums_do_not_overflow(sign):
     assert (found == np.float32(sign * most * 127 * columns)).all()
 
 
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70), st.integers(1, 32767))
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32) | st.floats(-(2.0**-96), 2.0**-96, width=32), min_size=1, max_size=70),
+    st.integers(1, 32767),
+)
 def test_whole_numbers_are_the_nearest_and_reach_the_largest(numbers, most):
     x, out = np.array(numbers, np.float32), np.full(len(numbers), 7, np.int16)
     scale = shorten(x, most, out)
+    assert (scale > 0) == (np.abs(x).max() > 1e-30)
     assert np.abs(out).max() == (most if scale > 0 else 0)
-    assert np.abs(out * np.float64(scale) - x).max() <= 0.501 * scale + 1e-7 * np.abs(x).max()
+    assert np.abs(out * np.float64(scale) - x).max() <= 0.501 * scale + 1e-7 * np.abs(x).max() + 1e-30
 
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])

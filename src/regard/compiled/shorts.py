@@ -19,6 +19,7 @@ ROWS, SHORTS = LANES // VECTORS, 2 * LANES  # rows that meet so many vectors at 
 INT, FLOAT = ir.IntType(32), ir.FloatType()
 BYTE, SHORT, WORD = (ir.VectorType(ir.IntType(bits), count) for bits, count in ((8, SHORTS), (16, SHORTS), (32, LANES)))
 SOME = ir.VectorType(FLOAT, ROWS)
+LOW = np.float32(1e-30)  # of vectors that are taken for zeros: what divides by less may be infinite
 PAIRWISE = {16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"), 8: ("avx2", "llvm.x86.avx2.pmadd.wd")}
 BY = next((name for lanes, (feature, name) in PAIRWISE.items() if lanes == LANES and FEATURES.get(feature)), None)
 
@@ -30,7 +31,7 @@ def shorten(x, most, out):
     for c in range(len(x)):
         top = max(top, abs(x[c]))
         lost += ZERO * x[c]
-    factor = np.float32(most) / top if lost == ZERO and top > ZERO else ZERO
+    factor = np.float32(most) / top if lost == ZERO and top > LOW else ZERO
     for c in range(len(x)):
         out[c] = np.int16(np.rint(x[c] * factor))
     return (top / np.float32(most) if factor > ZERO else ZERO) + lost
