@@ -100,3 +100,11 @@ def test_it_is_saved_and_moved_with_its_model():
     other = Quantised.of(numbers(5, 3, seed=1), numbers(5, seed=2))
     other.load_state_dict(matrix.state_dict())
     assert torch.equal(other(numbers(2, 3)), matrix(numbers(2, 3)))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_scales_in_half_precision_are_read_as_they_are(count):
+    matrix, x = Quantised.of(numbers(521, 127), numbers(521)).bfloat16(), numbers(count, 127)
+    expected = F.linear(x.double(), restored(matrix.double()), matrix.bias)
+    matrix = Quantised.of(numbers(521, 127), numbers(521)).bfloat16()
+    assert (matrix(x) - expected).abs().max() < 1e-4

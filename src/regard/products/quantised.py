@@ -43,7 +43,8 @@ class Quantised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., n) to (..., rows)."""
-        if x.numel() and x.shape[-1] == self.values.shape[1] and free(x) and compiled() is not None:
+        numbers = [one for one in (x, self.scales, self.bias) if one is not None]
+        if x.numel() and x.shape[-1] == self.values.shape[1] and free(*numbers) and compiled() is not None:
             output = torch.empty(*x.shape[:-1], len(self.values))
             if x.numel() <= FEW * x.shape[-1]:
                 multiply("BYTES", self.values, self.scales, x, self.bias, output)
