@@ -16,7 +16,7 @@ def product(x, matrix, factors, scales, first, last, multiply=multiply_bytes):
     padded = np.zeros((-(-len(x) // VECTORS) * VECTORS, x.shape[1]), np.int16)
     padded[: len(x)] = x
     out = np.full((len(x), len(matrix)), 7, np.float32)
-    multiply(padded, factors, first, last, matrix, scales, out)
+    multiply(padded, factors, first, last, matrix, scales, np.zeros(0, np.float32), out)
     return out
 
 

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.compiled.threads import FEW
 from regard.products import Quantised
 from regard.products.dense import LEAST, compiled
-from regard.products.quantised import FEW, LARGEST, ROWS
+from regard.products.quantised import LARGEST, ROWS
 
 
 def numbers(*shape, seed=0):

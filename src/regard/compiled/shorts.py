@@ -10,8 +10,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from regard.compiled.pointers import ask
 from regard.compiled.registers import FEATURES, LANES, SIZE, data
-from regard.compiled.vectors import REASSOCIATED, ZERO
+from regard.compiled.vectors import REASSOCIATED, ZERO, add
 
 VECTORS = 4
 BLOCK = 32  # vectors that meet a run of rows, one block after the other: they stay in the nearest cache
@@ -55,7 +56,7 @@ def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, ro
         with cgutils.for_range(builder, builder.udiv(depth, SIZE(SHORTS))) as loop:
             p = builder.mul(loop.index, SIZE(SHORTS))
             for r in range(ROWS):  # the rows after these are fetched meanwhile
-                fetch(builder, a, builder.add(builder.mul(builder.add(row, SIZE(ROWS + r)), columns), p))
+                ask(builder, builder.gep(a, [builder.add(builder.mul(builder.add(row, SIZE(ROWS + r)), columns), p)]))
             left = [builder.sext(strip(builder, a, row, r, columns, p, BYTE), SHORT) for r in range(ROWS)]
             right = [strip(builder, b, one, v, columns, p, SHORT) for v in range(VECTORS)]
             for n, total in enumerate(sums):
@@ -74,14 +75,6 @@ def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, ro
         return context.get_dummy_value()
 
     return signature, generate
-
-
-def fetch(builder, x, place):
-    """Asks for the cache line of a number, and does not wait for it."""
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
-    ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(ask, [builder.bitcast(builder.gep(x, [place]), byte), INT(0), INT(3), INT(1)])
 
 
 def strip(builder, x, first, number, columns, p, kind):
@@ -121,10 +114,10 @@ def lanes(places):
 
 
 @njit
-def multiply_bytes(x, factors, first, last, matrix, scales, out):
-    """out[v, row] = factors[v] scales[row] (the sum of the products of a row of bytes with the 16 bits of x[v]).
+def multiply_bytes(x, factors, first, last, matrix, scales, bias, out):
+    """out[v, row] = factors[v] scales[row] (the sum of the products of a row of bytes with the 16 bits of x[v]) + bias[row].
 
-    x has a multiple of VECTORS vectors; those for which out has no row are any.
+    x has a multiple of VECTORS vectors; those for which out has no row are any. There may be no bias.
     """
     rows, columns = matrix.shape
     several, even = first + (last - first) // ROWS * ROWS, columns // SHORTS * SHORTS
@@ -137,6 +130,8 @@ def multiply_bytes(x, factors, first, last, matrix, scales, out):
         for row in range(first if even < columns else several, last):
             rest = np.float32(meet_rest(matrix[row], x[n], even if row < several else 0)) * (factors[n] * scales[row])
             out[n, row] = out[n, row] + rest if row < several else rest
+    for n in range(len(out) if len(bias) else 0):
+        add(out[n, first:last], bias[first:last])
 
 
 @njit

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+RUN, RUNS = 64, 4  # the fewest rows of a matrix that a thread takes at a time, and how often each takes some
+FEW = 1  # vectors that the memory is slower than: bytes meet them as they are
 START, MEET = "GOMP_parallel", "GOMP_barrier"  # of OpenMP, whichever torch was built with
 
 
@@ -24,7 +26,8 @@ def started() -> Any:
 @cache
 def meeting() -> int:
     """The address of OpenMP's call in which the threads it started wait for one another; 0 where torch has none."""
-    return ctypes.cast(found(MEET), ctypes.c_void_p).value or 0 if found(MEET) else 0
+    wait = found(MEET)
+    return 0 if wait is None else ctypes.cast(wait, ctypes.c_void_p).value or 0
 
 
 def found(name: str) -> Any:

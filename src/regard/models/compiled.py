@@ -11,9 +11,10 @@ import numpy as np
 from numba import carray, njit, types
 
 from regard.compiled.kept import callback
-from regard.compiled.pointers import at, meet, take
+from regard.compiled.pointers import at, floats, meet, take
 from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
+from regard.compiled.threads import FEW, RUN, RUNS
 from regard.compiled.vectors import (
     HALF,
     LEAST,
@@ -26,7 +27,6 @@ from regard.compiled.vectors import (
     fold_into,
     tangent,
 )
-from regard.products.quantised import FEW
 
 # What a thread is handed: numbers by their places, then addresses.
 THREADS, LAYERS, COUNT, NEW, ASKED, HEADS, WIDTH, INNER, ROOM, VOCABULARY, SIZE = range(11)
@@ -37,14 +37,7 @@ EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 
 NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # of each layer
 OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
 COUNTED = 7  # parts of a layer that threads share, each with a counter of what is taken
-RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's approximation by tanh
-
-
-@njit
-def floats(address, count):
-    """So many numbers at an address, none where it is 0."""
-    return carray(at(address), (count if address else 0,), np.float32)
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
@@ -61,15 +54,6 @@ def normalise(x, of, epsilon, out):
     factor = ONE / np.float32(math.sqrt(variance / np.float32(len(x)) + epsilon))
     for c in range(len(x)):
         out[c] = (x[c] - mean) * factor * weight[c] + bias[c]
-
-
-@njit
-def multiply_short(factors, lines, x, first, last, matrix, scales, bias, out):
-    """Some rows of bytes times the whole numbers of vectors x, plus the bias."""
-    vectors = lines[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
-    multiply_bytes(vectors, factors, first, last, matrix, scales, out)
-    for one in range(len(x) if len(bias) else 0):
-        add(out[one, first:last], bias[first:last])
 
 
 @njit(fastmath=REASSOCIATED)
@@ -114,14 +98,6 @@ def whole(address, count):
     return carray(at(address), (count,), np.int64)
 
 
-@njit
-def shorten_all(x, of, short):
-    """The whole numbers of each vector, for a matrix, one after the other, and their scales."""
-    (factors, lines), most = short, whole(of[LARGEST], 1)[0]
-    for one in range(len(x)):
-        factors[one] = shorten(x[one], most, lines[one * x.shape[1] : (one + 1) * x.shape[1]])
-
-
 def shared(dtype):
     """What one thread does, of matrices of this dtype."""
 
@@ -137,10 +113,31 @@ def shared(dtype):
             matrix = carray(at(of[NUMBERS]), (rows, x.shape[1]), dtype)
             scales, bias = floats(of[SCALES], rows), floats(of[BIAS], rows)
             if small and len(x) > FEW:
-                multiply_short(*short, x, first, last, matrix, scales, bias, out)
+                factors, numbers = short
+                vectors = numbers[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
+                multiply_bytes(vectors, factors, first, last, matrix, scales, bias, out)
             else:
                 multiply_rows(x, first, last, matrix, scales, bias, out)
         return first, last
+
+    @njit
+    def ready(x, of, short):
+        """The whole numbers of vectors, for a matrix of bytes, one after the other, and their scales."""
+        if small and len(x) > FEW:
+            (factors, numbers), most = short, whole(of[LARGEST], 1)[0]
+            for one in range(len(x)):
+                factors[one] = shorten(x[one], most, numbers[one * x.shape[1] : (one + 1) * x.shape[1]])
+
+    @njit
+    def linear_onto(place, x, short, of, threads, more, stream):
+        """The product of a matrix with the vectors, added to the stream; a thread's part of it."""
+        ready(x, of, short)
+        while True:
+            first, last = linear(place, x, short, of, stream.shape[1], threads, more)
+            if first >= stream.shape[1]:
+                return
+            for one in range(len(stream)):
+                add(stream[one, first:last], more[one, first:last])
 
     @callback(types.void(types.voidptr))
     def work(place):
@@ -173,8 +170,7 @@ def shared(dtype):
             for one in range(count):
                 normalise(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
             for which in range(3):
-                if small and count > FEW:
-                    shorten_all(normed, of[QUERY + MATRIX * which :], short)
+                ready(normed, of[QUERY + MATRIX * which :], short)
                 counter += 8
                 while True:
                     first, last = linear(counter, normed, short, of[QUERY + MATRIX * which :], width, threads, mixed[1 + which])
@@ -192,20 +188,12 @@ def shared(dtype):
                 n, row, c = positions[one] + 1, one // new, head * d
                 attend(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
             meet(said[MEET])
-            if small and count > FEW:
-                shorten_all(context, of[OUT:], short)
             counter += 8
-            while True:
-                first, last = linear(counter, context, short, of[OUT:], width, threads, more)
-                if first >= width:
-                    break
-                for one in range(count):
-                    add(x[one, first:last], more[one, first:last])
+            linear_onto(counter, context, short, of[OUT:], threads, more, x)
             meet(said[MEET])
             for one in range(count):
                 normalise(x[one], of[NORM_FEED:], epsilon, normed[one])
-            if small and count > FEW:
-                shorten_all(normed, of[UP:], short)
+            ready(normed, of[UP:], short)
             counter += 8
             while True:
                 first, last = linear(counter, normed, short, of[UP:], inner, threads, hidden)
@@ -214,21 +202,13 @@ def shared(dtype):
                 for one in range(count):
                     activate(hidden[one, first:last])
             meet(said[MEET])
-            if small and count > FEW:
-                shorten_all(hidden, of[DOWN:], short)
             counter += 8
-            while True:
-                first, last = linear(counter, hidden, short, of[DOWN:], width, threads, more)
-                if first >= width:
-                    break
-                for one in range(count):
-                    add(x[one, first:last], more[one, first:last])
+            linear_onto(counter, hidden, short, of[DOWN:], threads, more, x)
             meet(said[MEET])
 
         for place in range(asked):
             normalise(x[whole(said[WANTED], asked)[place]], parts[NORM:], epsilon, normed[place])
-        if small and asked > FEW:
-            shorten_all(normed[:asked], parts[HEAD:], short)
+        ready(normed[:asked], parts[HEAD:], short)
         counter += 8
         first, logits = 0, carray(at(said[LOGITS]), (asked, vocabulary), np.float32)
         while first < vocabulary:

@@ -10,10 +10,9 @@ import numpy as np
 from numba import carray, njit, types
 
 from regard.compiled.kept import callback
-from regard.compiled.pointers import at, meet, take
+from regard.compiled.pointers import at, floats, meet, take
 from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
-from regard.compiled.vectors import add
 
 
 @njit
@@ -35,9 +34,9 @@ def shared(dtype):
         said = carray(place, 10, np.int64)
         rows, columns, count = said[6], said[7], said[8]
         matrix = carray(at(said[1]), (rows, columns), dtype)
-        scales = carray(at(said[2]), (rows if said[2] else 0,), np.float32)
+        scales = floats(said[2], rows)
         vectors = carray(at(said[3]), (count, columns), np.float32)
-        bias = carray(at(said[4]), (rows if said[4] else 0,), np.float32)
+        bias = floats(said[4], rows)
         output = carray(at(said[5]), (count, rows), np.float32)
         share(place, said[9], matrix, scales, vectors, bias, output)
 
@@ -53,11 +52,10 @@ def SHORTS(place):
     said = carray(place, 15, np.int64)
     rows, columns, count, run, most = said[2], said[3], said[4], said[5], said[6]
     padded = (count + VECTORS - 1) // VECTORS * VECTORS
-    matrix, scales = carray(at(said[8]), (rows, columns), np.int8), carray(at(said[9]), (rows,), np.float32)
+    matrix, scales, bias = carray(at(said[8]), (rows, columns), np.int8), floats(said[9], rows), floats(said[11], rows)
     vectors = carray(at(said[10]), (count, columns), np.float32)
-    bias = carray(at(said[11]), (rows if said[11] else 0,), np.float32)
     output = carray(at(said[12]), (count, rows), np.float32)
-    whole, factors = carray(at(said[13]), (padded, columns), np.int16), carray(at(said[14]), (padded,), np.float32)
+    whole, factors = carray(at(said[13]), (padded, columns), np.int16), floats(said[14], padded)
     while True:
         one = take(place)
         if one >= count:
@@ -69,6 +67,4 @@ def SHORTS(place):
         if first >= rows:
             return
         last = min(first + run, rows)
-        multiply_bytes(whole, factors, first, last, matrix, scales, output)
-        for one in range(count if len(bias) else 0):
-            add(output[one, first:last], bias[first:last])
+        multiply_bytes(whole, factors, first, last, matrix, scales, bias, output)

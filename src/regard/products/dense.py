@@ -15,7 +15,6 @@ from regard.compiled import threads
 from regard.compiled.watched import plain, unwatched
 
 MOST = 4  # vectors that the compiled product is for
-RUN, RUNS = 64, 4  # the fewest rows that a thread takes at a time, and how often each takes some
 LEAST = 2**16  # numbers of a matrix; of fewer, torch's own product is as fast
 
 
@@ -72,5 +71,5 @@ def multiply(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: 
     x = x.contiguous()
     places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
     count, (rows, columns) = torch.get_num_threads(), matrix.shape
-    run = max(RUN, rows // (RUNS * count))
+    run = max(threads.RUN, rows // (threads.RUNS * count))
     threads.run(getattr(compiled(), kind), [0, *places, rows, columns, x.numel() // columns, run], count)

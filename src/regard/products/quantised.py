@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.products.dense import LEAST, RUN, RUNS, compiled, free, linear, multiply
+from regard.products.dense import LEAST, compiled, free, linear, multiply
 
-FEW = 1  # vectors that the memory is slower than, and that are multiplied as they are
 LARGEST = 32767  # of a vector's whole numbers
-SPARE = 3  # vectors that complete the last four
 ROWS = 1024  # that are turned back into numbers at a time, where nothing is compiled
 
 
@@ -46,7 +44,7 @@ class Quantised(nn.Module):
         numbers = [one for one in (x, self.scales, self.bias) if one is not None]
         if x.numel() and x.shape[-1] == self.values.shape[1] and free(*numbers) and compiled() is not None:
             output = torch.empty(*x.shape[:-1], len(self.values))
-            if x.numel() <= FEW * x.shape[-1]:
+            if x.numel() <= threads.FEW * x.shape[-1]:
                 multiply("BYTES", self.values, self.scales, x, self.bias, output)
                 return output
             if self.values.numel() >= LEAST and threads.meeting():
@@ -62,11 +60,12 @@ class Quantised(nn.Module):
         """The same into the output, of vectors in whole numbers."""
         (rows, columns), many = self.values.shape, torch.get_num_threads()
         count = x.numel() // columns
-        whole, factors = torch.empty(count + SPARE, columns, dtype=torch.int16), torch.empty(count + SPARE)
+        room = count + compiled().VECTORS  # for vectors that complete the last few
+        whole, factors = torch.empty(room, columns, dtype=torch.int16), torch.empty(room)
         places = [
             0 if one is None else one.data_ptr() for one in (self.values, self.scales, x, self.bias, output, whole, factors)
         ]
-        run = max(RUN, rows // (RUNS * many))
+        run = max(threads.RUN, rows // (threads.RUNS * many))
         said = [0, 0, rows, columns, count, run, int(self.most), threads.meeting(), *places]
         threads.run(compiled().SHORTS, said, many)
 
