@@ -51,10 +51,13 @@ def loaded(model: GPT2LMHeadModel, path, dtype: torch.dtype | None = None) -> GP
 @OFTEN
 @given(config=configs(), t=st.integers(1, 13), seed=st.integers(0, 99))
 def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
+    """In float64 at any width; in float32 from 5 on. A norm of two or three numbers divides by their spread, which may
+    be next to nothing: transformers' own float32 is then as far from its float64 as ours is, in either direction."""
     theirs = written.small(seed, **config)
     x = tokens(3, t, below=config["vocab_size"])
+    alike = [(torch.float64, 1e-10)] if config["n_embd"] < 5 else [(torch.float32, 2e-5), (torch.float64, 1e-10)]
     with torch.no_grad():
-        for dtype, most in ((torch.float32, 2e-5), (torch.float64, 1e-10)):
+        for dtype, most in alike:
             expected = theirs.to(dtype)(x).logits
             torch.testing.assert_close(loaded(theirs, tmp_path, dtype)(x), expected, atol=most, rtol=most)
 
