@@ -84,6 +84,8 @@ def check_floating(name: str, x: object, advice: str = "") -> None:
 
 def autocasts(device: torch.device) -> bool:
     """Whether torch.autocast is on for this device."""
+    if not torch._C._is_any_autocast_enabled():
+        return False
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 

@@ -32,6 +32,8 @@ class Chosen:
 
     def layer(self, name: str, number: int) -> bool:
         """Whether a module is kept, the number-th of its kind and place."""
-        if self.numbers is None:
-            return True
-        return number in self.numbers or any(name == path or name.startswith(f"{path}.") for path in self.paths)
+        return (
+            self.numbers is None
+            or number in self.numbers
+            or any(name == path or name.startswith(f"{path}.") for path in self.paths)
+        )

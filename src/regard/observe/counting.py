@@ -4,7 +4,7 @@ import re
 
 from regard.observe.doors.passage import Passage
 
-CROSSES = ("cross", "encoder_attn", "encdec", "enc_attn", "src_attn", "multihead_attn")  # in the paths of cross attention
+CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last two of a path's names
 
 
 class Counting:
@@ -18,8 +18,8 @@ class Counting:
         """self or cross: by what the door knows, by the module's path, by what its queries and keys were made from."""
         if passage.crosses is not None:
             return "cross" if passage.crosses else "self"
-        path = ".".join(name.lower().split(".")[-2:])
-        if any(part in path for part in CROSSES):
+        path = ".".join(name.lower().rsplit(".", 2)[-2:])
+        if CROSSES.search(path):
             return "cross"
         if passage.apart is not None and "self" not in path:
             self.kinds[name] = "cross" if passage.apart else "self"

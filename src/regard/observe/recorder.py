@@ -1,7 +1,8 @@
 """Recorder: meets the calls of one model, and keeps of each its q, k and rule where they belong in the recording."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Recorder:
         result = proceed(passage, crossing)
         call = None
         try:
-            with unseen(), torch.inference_mode(False), torch.no_grad():
+            with unseen(), without_gradients():
                 if crossing.told is None or not unlike(passage, crossing.told(result)):
                     call = self.keep(passage, name, asked=crossing.answer is not None)
                 else:
@@ -86,7 +87,7 @@ class Recorder:
     def keep(self, passage: Passage, name: str, asked: bool) -> Call | None:
         """A call, in the recording where it is among those chosen; None where it is not, and nobody asked for it."""
         kind = self.counting.kind(passage, name)
-        if not self.chosen.layer(name, self.counting.number(name, kind)):
+        if self.chosen.numbers is not None and not self.chosen.layer(name, self.counting.number(name, kind)):
             return Call(*self.begun(passage, name, kind)) if asked else None
         if passage.stepwise and kind == "cross":
             key, strand, piece = self.stepped(passage, name, kind)
@@ -173,7 +174,8 @@ class Recorder:
             seen = max(last_seen(passage.mask, new, seen, passage.offset), new)
         heads = None if self.chosen.heads is None else tuple(head % passage.q.shape[1] for head in self.chosen.heads)
         strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0, chosen=heads)
-        strand.keys.append(self.store.kept(self.kept(passage, passage.k[:, :, :seen])))
+        there = passage.k[:, :, :seen] if seen < passage.k.shape[2] else passage.k
+        strand.keys.append(self.store.kept(self.kept(passage, there)))
         strand.steps.append(self.step)
         return strand, self.piece(passage, 0, seen, seen - new if caches else 0)
 
@@ -194,7 +196,7 @@ class Recorder:
 
     def piece(self, passage: Passage, first: int, stop: int, slot: int) -> Piece:
         """What is kept of a call beside its keys."""
-        mask = first_keys(passage.mask, stop - first)
+        mask = passage.mask if stop - first == passage.k.shape[2] else first_keys(passage.mask, stop - first)
         bias = None if passage.bias is None else passage.bias[..., : stop - first]
         sinks = passage.sinks
         if self.chosen.heads is not None:
@@ -246,6 +248,18 @@ class Recorder:
                 raise ConfigError(f"heads asks for {wrong[0]}, but there are {count} heads.")
             x = x[:, [head % count // share for head in self.chosen.heads]]
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """A context in which tensors neither have gradients nor are those of an inference mode, which nobody could use later."""
+    return plainly() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else nullcontext()
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """The same where they would."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def unlike(passage: Passage, told: Tensor | None) -> bool:

@@ -40,7 +40,7 @@ class Store:
 
     def kept(self, x: Tensor) -> Tensor:
         """A copy of x that nobody else writes to."""
-        copy = torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
+        copy = x.clone(memory_format=torch.contiguous_format)
         if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":
             return copy
         path = self.folder / f"{self.count:06d}.bin"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.doors.by_hand import HARMLESS
 from regard.observe.doors.names import Patch
@@ -31,28 +32,29 @@ def patches() -> list[Patch]:
             return call(self, *args, **kwargs)
         if not SCENE.live:
             return aside(call, self, *args, **kwargs)
-        passes = id(self) in SCENE.harmless and not kwargs and len(args) == 1  # of two, it might make pairs
-        output = (passed if passes else framed)(call, self, *args, **kwargs)
-        if SCENE.frames:
+        passes = len(args) == 1 and not kwargs and id(self) in SCENE.harmless  # of two, it might make pairs
+        output = passed(call, self, args[0]) if passes else framed(call, self, *args, **kwargs)
+        frames = SCENE.frames
+        if frames:
             with torch._C.DisableTorchFunction():
-                SCENE.frames[-1].note(args, kwargs, output, child=True)
+                frames[-1].note(args, kwargs, output, child=True)
                 if passes:
-                    SCENE.mode.followed.note(SCENE.frames[-1], HARMLESS, args, kwargs, output)
+                    SCENE.mode.followed.note(frames[-1], HARMLESS, args, kwargs, output)
         return output
 
     return [(nn.Module, "__call__", called)]
 
 
-def passed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def passed(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
     """A module that cannot attend runs, and nobody looks."""
     if module._forward_hooks or module._forward_pre_hooks or not take_mode_away():
-        return framed(call, module, *args, **kwargs)
+        return framed(call, module, x)
     SCENE.passed = True
     try:
-        return call(module, *args, **kwargs)
+        return call(module, x)
     finally:
         SCENE.passed = False
-        torch.overrides._push_mode(SCENE.mode)
+        push(SCENE.mode)
 
 
 def framed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -78,12 +80,12 @@ def turned(fast: bool) -> Iterator[None]:
                 yield
         else:
             taken = False
-            torch.overrides._push_mode(SCENE.mode)
+            push(SCENE.mode)
             yield
     finally:
         SCENE.fast = before
         if fast and taken:
-            torch.overrides._push_mode(SCENE.mode)
+            push(SCENE.mode)
         elif not fast:
             take_mode_away()
 

@@ -46,7 +46,8 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         door = DOORS.get(func)
         result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
-        if SCENE.frames and (isinstance(result, MADE) or func is Tensor.__setitem__):
+        kind = type(result)
+        if kind is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__) and SCENE.frames:
             with torch._C.DisableTorchFunction():
                 self.note(func, args, kwargs, args[0] if result is None else result)
         return result

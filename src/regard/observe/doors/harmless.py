@@ -32,9 +32,8 @@ def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
         names, own = used(kind), vars(module)
         if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
             continue
-        parts = [part for part in module._modules.values() if part is not None]
-        functions = [own[name] for name in names & own.keys() if callable(own[name])]
-        if all(id(part) in found for part in parts) and all(trusted(function) for function in functions):
+        functions = [own[name] for name in names if name in own and callable(own[name])]
+        if all(part is None or id(part) in found for part in module._modules.values()) and all(map(trusted, functions)):
             found[id(module)] = module
     return found
 

@@ -1,7 +1,7 @@
 """Tensors as they lie in memory, and a context in which nobody sees what is done with them."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,9 +29,15 @@ def plain(x: Any) -> Any:
     return x
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
+def unseen() -> AbstractContextManager[object]:
     """A context in which no mode and no transform of anybody sees what is computed."""
+    others = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack()
+    return without_any() if others else torch._C.DisableTorchFunction()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def without_any() -> Iterator[None]:
+    """The same where there are transforms, or modes of dispatch."""
     with ExitStack() as stack:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack

@@ -13,6 +13,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C import _get_function_stack_at as mode_at
+from torch._C import _len_torch_function_stack as height
+from torch._C import _pop_torch_function_stack as pop
+from torch._C import _push_on_torch_function_stack as push
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.doors.lineage import Frame
@@ -89,7 +93,9 @@ def begin(module: nn.Module, args: Any, kwargs: Any) -> Frame:
 def end(frame: Frame) -> None:
     """A module has run, or failed; so have those that it called."""
     frames = SCENE.frames
-    if frame in frames:
+    if frames and frames[-1] is frame:
+        frames.pop()
+    elif frame in frames:
         del frames[frames.index(frame) :]
     if not frames:
         SCENE.masks.clear()
@@ -97,24 +103,34 @@ def end(frame: Frame) -> None:
 
 def take_mode_away() -> bool:
     """Takes this thread's mode of functions off the stack if it is the uppermost; whether it was."""
-    count = torch._C._len_torch_function_stack()
-    if not count or torch._C._get_function_stack_at(count - 1) is not SCENE.mode:
+    count = height()
+    if not count or mode_at(count - 1) is not SCENE.mode:
         return False
-    torch.overrides._pop_mode()
+    pop()
     return True
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
     """A context in which nothing is noted, and functions run as if nobody watched."""
-    SCENE.quiet += 1
-    taken = take_mode_away()
+    taken = hush()
     try:
         yield
     finally:
-        if taken:
-            torch.overrides._push_mode(SCENE.mode)
-        SCENE.quiet -= 1
+        speak(taken)
+
+
+def hush() -> bool:
+    """From here on nothing is noted; whether the mode was taken away for that."""
+    SCENE.quiet += 1
+    return take_mode_away()
+
+
+def speak(taken: bool) -> None:
+    """The end of that, with the mode put back if it was taken away."""
+    if taken:
+        push(SCENE.mode)
+    SCENE.quiet -= 1
 
 
 def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Passage, Crossing]]) -> Any:
@@ -124,6 +140,7 @@ def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Pas
     try:
         with unseen():
             passage, crossing = understood()
+            passage = unwrapped(passage)
     except Exception as error:  # whatever a model hands over, its forward goes on
         result = run()
         missed(kernel, why(error))
@@ -149,26 +166,27 @@ def pass_through(passage: Passage, crossing: Crossing) -> Any:
                 return watcher.meet(passage, crossing, name, proceed)
         return crossing.run()
 
+    taken = hush()
     try:
-        passage = unwrapped(passage)
-    except UnreadableError as error:
-        missed(passage.door, str(error))
-        return crossing.run()
-    with quietly():
         return proceed(passage, crossing)
+    finally:
+        speak(taken)
 
 
 def unwrapped(passage: Passage) -> Passage:
     """The passage with every tensor as it lies in memory."""
-    with unseen():
-        found = {name: plain(x) for name in TENSORS if (x := getattr(passage, name)) is not None}
+    found = {name: plain(x) for name in TENSORS if (x := getattr(passage, name)) is not None}
     return passage if all(x is getattr(passage, name) for name, x in found.items()) else replace(passage, **found)
 
 
 def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
     """The name of the innermost module that is running and is the watcher's; None where none is."""
-    running = [frame.module for frame in SCENE.frames] + ([] if module is None else [module])
-    return next((watcher.names[id(one)] for one in reversed(running) if id(one) in watcher.names), None)
+    name = watcher.names.get(id(module))
+    for frame in reversed(SCENE.frames) if name is None else ():
+        name = watcher.names.get(id(frame.module))
+        if name is not None:
+            break
+    return name
 
 
 def watched(kernel: str) -> bool:
