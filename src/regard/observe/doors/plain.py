@@ -32,7 +32,7 @@ def plain(x: Any) -> Any:
 def unseen() -> AbstractContextManager[object]:
     """A context in which no mode and no transform of anybody sees what is computed."""
     others = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack()
-    return without_any() if others else torch._C.DisableTorchFunction()  # type: ignore[no-untyped-call]
+    return without_any() if others else torch._C.DisableTorchFunction()
 
 
 @contextmanager
