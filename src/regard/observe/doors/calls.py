@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch._C import _push_on_torch_function_stack as push
 
-from regard.observe.doors.by_hand import HARMLESS
 from regard.observe.doors.names import Patch
 from regard.observe.doors.passage import Missed
 from regard.observe.doors.scene import SCENE, TRACED, Watcher, begin, end, take_mode_away
@@ -39,7 +38,7 @@ def patches() -> list[Patch]:
             with torch._C.DisableTorchFunction():
                 frames[-1].note(args, kwargs, output, child=True)
                 if passes:
-                    SCENE.mode.followed.note(frames[-1], HARMLESS, args, kwargs, output)
+                    SCENE.mode.followed.passed(frames[-1], args[0], output)
         return output
 
     return [(nn.Module, "__call__", called)]

@@ -17,7 +17,7 @@ from regard.mechanism.request import ask
 from regard.mechanism.rule import EVERYTHING
 from regard.observe.doors import additive, torch_modules
 from regard.observe.doors.by_hand import FOLLOWED, Followed
-from regard.observe.doors.lineage import apart
+from regard.observe.doors.lineage import Frame, apart
 from regard.observe.doors.passage import Crossing, Passage
 from regard.observe.doors.plain import plain
 from regard.observe.doors.scene import SCENE, meet, missed
@@ -44,18 +44,16 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if not SCENE.live:
             return func(*args, **kwargs)
-        door = DOORS.get(func)
+        door, name, kernel = known(func)
         result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
-        kind = type(result)
-        if kind is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__) and SCENE.frames:
+        frames = SCENE.frames
+        if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
-                self.note(func, args, kwargs, args[0] if result is None else result)
+                self.note(frames[-1], name, kernel, args, kwargs, args[0] if result is None else result)
         return result
 
-    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note(self, frame: Frame, name: str, kernel: bool, args: Any, kwargs: Any, result: Any) -> None:
         """What came of what, and whether it was attention that has no door."""
-        name, kernel = called(func)
-        frame = SCENE.frames[-1]
         frame.note(args, kwargs, result, name)
         if name in FOLLOWED:
             if self.followed.note(frame, name, args, kwargs, result):
@@ -65,11 +63,11 @@ class Functions(TorchFunctionMode):
 
 
 @cache
-def called(func: Any) -> tuple[str, bool]:
-    """The name of a function, and whether it is a kernel of attention that has no door."""
+def known(func: Any) -> tuple[Callable[..., Any] | None, str, bool]:
+    """The door of a function, if it has one, its name, and whether it is a kernel of attention that has none."""
     named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
     name = str(getattr(named, "__name__", ""))
-    return name, func not in DOORS and KERNEL.search(name) is not None
+    return DOORS.get(func), name, func not in DOORS and KERNEL.search(name) is not None
 
 
 def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all that goes in
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
+NESTED = JOINS | {"einsum"}  # whose tensors may lie in lists
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 
@@ -21,13 +22,17 @@ class Made(NamedTuple):
 
 
 class Frame:
-    """A module that is running, the watchers it has been announced to, and what was made in it from what."""
+    """A module that is running, the watchers it has been announced to, and what was made in it from what.
 
-    __slots__ = ("__weakref__", "args", "kwargs", "made", "module", "watchers")
+    What was made is put down while the model runs, and looked through when somebody asks.
+    """
+
+    __slots__ = ("__weakref__", "args", "kwargs", "made", "module", "noted", "watchers")
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
-        self.made: dict[int, Made] = {}
+        self.noted: list[tuple[str, bool, list[weakref.ref[Tensor]], list[int], list[weakref.ref[Tensor]]]] = []
+        self.made: dict[int, Made] = {}  # by the id of the weak reference, of which a tensor has one
 
     @property
     def given(self) -> list[Tensor]:
@@ -36,29 +41,41 @@ class Frame:
 
     def known(self, x: Tensor) -> Made | None:
         """What is known of a tensor."""
-        made = self.made.get(id(x))
-        return made if made is not None and made.tensor() is x else None
+        for noted in self.noted:
+            self.settle(*noted)
+        self.noted.clear()
+        return self.made.get(id(weakref.ref(x)))
 
     def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
-        """That a function or a child made a result from its arguments: from the largest of them, or from all that it joins."""
-        joins, sources, largest = name in JOINS, NOTHING, None
-        projects = projected = child or name in PROJECTS
-        for x in tensors(args, kwargs) if kwargs or joins or name == "einsum" else args:
-            if isinstance(x, Tensor):
-                made = self.made.get(id(x))
-                if made is None or made.tensor() is not x:
-                    made = self.source(x)
-                if made.sources and joins:
-                    sources, projected = sources | made.sources, projected or made.projected
-                elif made.sources and (largest is None or entries(x) > entries(largest)):
-                    sources, projected, largest = made.sources, projects or made.projected, x
-        for y in (result,) if isinstance(result, Tensor) else flat(result):
-            if isinstance(y, Tensor):
-                self.made[id(y)] = Made(weakref.ref(y), sources, projected)
+        """That a function or a child made a result from its arguments."""
+        given = [x for x in (tensors(args, kwargs) if kwargs or name in NESTED else args) if isinstance(x, Tensor)]
+        sizes = [entries(x) for x in given] if len(given) > 1 else [0]
+        results = (result,) if isinstance(result, Tensor) else [y for y in flat(result) if isinstance(y, Tensor)]
+        self.noted.append((name, child, [*map(weakref.ref, given)], sizes, [*map(weakref.ref, results)]))
 
-    def source(self, x: Tensor) -> Made:
+    def settle(
+        self,
+        name: str,
+        child: bool,
+        given: "list[weakref.ref[Tensor]]",
+        sizes: list[int],
+        results: "list[weakref.ref[Tensor]]",
+    ) -> None:
+        """What was made came of the largest of the arguments, or of all that were joined."""
+        joins, sources, most = name in JOINS, NOTHING, -1
+        projects = projected = child or name in PROJECTS
+        for x, size in zip(given, sizes, strict=False):
+            made = self.made.get(id(x)) or self.source(x)
+            if made.sources and joins:
+                sources, projected = sources | made.sources, projected or made.projected
+            elif made.sources and size > most:
+                sources, projected, most = made.sources, projects or made.projected, size
+        for y in results:
+            self.made[id(y)] = Made(y, sources, projected)
+
+    def source(self, x: "weakref.ref[Tensor]") -> Made:
         """An argument from outside the frame is a source itself; a weight has none."""
-        self.made[id(x)] = made = Made(weakref.ref(x), NOTHING if isinstance(x, nn.Parameter) else frozenset((next(SERIAL),)))
+        self.made[id(x)] = made = Made(x, NOTHING if isinstance(x(), nn.Parameter) else frozenset((next(SERIAL),)))
         return made
 
     def outside(self, sources: frozenset[int]) -> Tensor | None:

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C import _current_graph_task_id as backward
 from torch._C import _get_function_stack_at as mode_at
+from torch._C import _get_tracing_state as tracing
 from torch._C import _len_torch_function_stack as height
 from torch._C import _pop_torch_function_stack as pop
 from torch._C import _push_on_torch_function_stack as push
@@ -65,9 +67,7 @@ class Scene(threading.local):
     @property
     def live(self) -> bool:
         """Whether what happens is to be noted: not in a backward pass, and not while torch.jit traces."""
-        if not self.watchers or self.quiet:
-            return False
-        return torch._C._current_graph_task_id() == -1 and torch._C._get_tracing_state() is None
+        return bool(self.watchers) and not self.quiet and backward() == -1 and tracing() is None
 
 
 SCENE = Scene()
