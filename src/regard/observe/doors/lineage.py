@@ -48,7 +48,8 @@ class Frame:
 
     def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """That a function or a child made a result from its arguments."""
-        given = [x for x in (tensors(args, kwargs) if kwargs or name in NESTED else args) if isinstance(x, Tensor)]
+        values = tensors((*args, *kwargs.values()), {}) if name in NESTED else tensors(args, kwargs) if kwargs else args
+        given = [x for x in values if isinstance(x, Tensor)]
         sizes = [entries(x) for x in given] if len(given) > 1 else [0]
         results = (result,) if isinstance(result, Tensor) else [y for y in flat(result) if isinstance(y, Tensor)]
         self.noted.append((name, child, [*map(weakref.ref, given)], sizes, [*map(weakref.ref, results)]))
