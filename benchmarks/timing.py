@@ -25,10 +25,13 @@ class Timed:
     rounds: int
 
 
-def timed(contenders: Contenders, tolerance: float, beside: Contenders = MappingProxyType({})) -> Timed:
+def timed(
+    contenders: Contenders, tolerance: float, beside: Contenders = MappingProxyType({}), within: float = SECONDS
+) -> Timed:
     """The medians of contenders that compute the same, each run once a round; AssertionError where they do not.
 
-    What runs `beside` them computes something else, and is timed in the same rounds as a yardstick.
+    What runs `beside` them computes something else, and is timed in the same rounds as a yardstick. They take about so many
+    seconds, but for those that take long: three rounds are the fewest.
     """
     results = {name: run().detach() for name, run in contenders.items()}
     first = next(iter(results.values()))
@@ -37,7 +40,7 @@ def timed(contenders: Contenders, tolerance: float, beside: Contenders = Mapping
     del results, first
     contenders = {**contenders, **beside}
     once = sum(seconds(run) for run in contenders.values())
-    rounds = max(5 if once > 20 else 9, min(2000, round(SECONDS / once)))
+    rounds = max(3 if once > 60 else 5 if once > 20 else 9, min(2000, round(within / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):
