@@ -25,7 +25,7 @@ from benchmarks.timing import peak_megabytes, timed
 from regard.observe import Recording, record
 from regard.train import memory
 
-LENGTHS, OTHERS_UP_TO, USUAL_UP_TO = (512, 1024, 2048, 4096, 8192), 4096, 2048
+LENGTHS, OTHERS_UP_TO, USUAL_UP_TO = (512, 1024, 2048, 4096, 8192), 4096, 1024
 CLOSELY = 40.0  # seconds for what differs by a hundredth
 LAYERS, HEADS, VOCABULARY = 12, 12, 50257
 TITLE = "GPT-2's shape, float32: forward inside record, and with the overview of all 144 heads"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Contenders = Mapping[str, Callable[[], Tensor]]
-SECONDS = 4.0  # about what one row of a table may take
+SECONDS, LONG = 4.0, 20.0  # about what one row of a table may take; and what is long for one round of it
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -33,14 +33,16 @@ def timed(
     What runs `beside` them computes something else, and is timed in the same rounds as a yardstick. They take about so many
     seconds, but for those that take long: three rounds are the fewest.
     """
+    start = time.perf_counter()
     results = {name: run().detach() for name, run in contenders.items()}
+    first_time = time.perf_counter() - start
     first = next(iter(results.values()))
     difference = max(float((first - result).abs().max()) for result in results.values())
     assert difference <= tolerance, f"the contenders differ by {difference:.1e}, more than {tolerance:.1e}: {list(contenders)}"
     del results, first
     contenders = {**contenders, **beside}
-    once = sum(seconds(run) for run in contenders.values())
-    rounds = max(3 if once > 60 else 5 if once > 20 else 9, min(2000, round(within / once)))
+    once = first_time if first_time > LONG else sum(seconds(run) for run in contenders.values())
+    rounds = max(3 if once > 3 * LONG else 5 if once > LONG else 9, min(2000, round(within / once)))
     runs: dict[str, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
     for _ in range(rounds):

@@ -17,7 +17,7 @@ from torch import nn
 from regard.observe.doors import flex
 from regard.observe.doors.names import Patch
 from regard.observe.doors.passage import Missed
-from regard.observe.doors.scene import SCENE, missed, name_for, quietly, why
+from regard.observe.doors.scene import SCENE, Quiet, missed, name_for, why
 
 MODULE = "torch._dynamo.eval_frame"
 SWITCH = "_maybe_set_eval_frame"  # called when a compiled function begins, and when it ends
@@ -65,7 +65,7 @@ def switched(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def away() -> ExitStack:
     """A context, entered, without the mode and without the names of flex_attention."""
     stack = ExitStack()
-    stack.enter_context(quietly())
+    stack.enter_context(Quiet())
     stack.enter_context(flex.NAMES.suspended())
     return stack
 

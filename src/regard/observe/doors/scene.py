@@ -6,8 +6,7 @@ checkpointing runs again has been seen before.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -110,27 +109,17 @@ def take_mode_away() -> bool:
     return True
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
+class Quiet:
     """A context in which nothing is noted, and functions run as if nobody watched."""
-    taken = hush()
-    try:
-        yield
-    finally:
-        speak(taken)
 
+    def __enter__(self) -> None:
+        SCENE.quiet += 1
+        self.taken = take_mode_away()
 
-def hush() -> bool:
-    """From here on nothing is noted; whether the mode was taken away for that."""
-    SCENE.quiet += 1
-    return take_mode_away()
-
-
-def speak(taken: bool) -> None:
-    """The end of that, with the mode put back if it was taken away."""
-    if taken:
-        push(SCENE.mode)
-    SCENE.quiet -= 1
+    def __exit__(self, *_: object) -> None:
+        if self.taken:
+            push(SCENE.mode)
+        SCENE.quiet -= 1
 
 
 def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Passage, Crossing]]) -> Any:
@@ -166,11 +155,8 @@ def pass_through(passage: Passage, crossing: Crossing) -> Any:
                 return watcher.meet(passage, crossing, name, proceed)
         return crossing.run()
 
-    taken = hush()
-    try:
+    with Quiet():
         return proceed(passage, crossing)
-    finally:
-        speak(taken)
 
 
 def unwrapped(passage: Passage) -> Passage:

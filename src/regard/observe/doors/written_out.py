@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.mechanism.rule import EVERYTHING, Mask
 from regard.observe.doors.plain import UnreadableError
-from regard.observe.doors.scene import SCENE, quietly
+from regard.observe.doors.scene import SCENE, Quiet
 from regard.observe.rules import ROWS, of_table
 
 MOST_SEEN = 2**30  # entries of a table that a mask is written out to
@@ -30,7 +30,7 @@ def rule_of(block_mask: Any, change: Change | None, q: Tensor, k: Tensor) -> Rul
     cells = [id(cell.cell_contents) for one in (mask, change) for cell in getattr(one, "__closure__", None) or ()]
     key = "flex", id(mask), id(change), *cells, q.shape, k.shape[2]
     if key not in SCENE.masks:
-        with quietly(), torch._C._EnableTorchFunction(), torch.no_grad():
+        with Quiet(), torch._C._EnableTorchFunction(), torch.no_grad():
             SCENE.masks[key] = (mask, change), found(mask, rows, change, q, k)
     result: Rule = SCENE.masks[key][1]
     return result
