@@ -1,6 +1,6 @@
 """Which layers and heads of a model a recording keeps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -30,10 +30,10 @@ class Chosen:
         numbers = None if given is None else frozenset(int(one) for one in given if not isinstance(one, str))
         return cls(numbers, paths, None if heads is None else [heads] if isinstance(heads, int) else list(heads))
 
-    def layer(self, name: str, number: int) -> bool:
-        """Whether a module is kept, the number-th of its kind and place."""
+    def layer(self, name: str, number: Callable[[], int]) -> bool:
+        """Whether a module is kept, by its path, or by its number among its kind and place; that is asked if it matters."""
         return (
             self.numbers is None
-            or number in self.numbers
+            or number() in self.numbers
             or any(name == path or name.startswith(f"{path}.") for path in self.paths)
         )

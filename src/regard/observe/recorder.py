@@ -87,7 +87,7 @@ class Recorder:
     def keep(self, passage: Passage, name: str, asked: bool) -> Call | None:
         """A call, in the recording where it is among those chosen; None where it is not, and nobody asked for it."""
         kind = self.counting.kind(passage, name)
-        if self.chosen.numbers is not None and not self.chosen.layer(name, self.counting.number(name, kind)):
+        if not self.chosen.layer(name, lambda: self.counting.number(name, kind)):
             return Call(*self.begun(passage, name, kind)) if asked else None
         if passage.stepwise and kind == "cross":
             key, strand, piece = self.stepped(passage, name, kind)
@@ -168,14 +168,14 @@ class Recorder:
 
     def begun(self, passage: Passage, name: str, kind: str) -> tuple[Strand, Piece]:
         """A strand of the call's keys, those that a cache has room for and not yet left out, and its piece."""
-        new, seen = passage.q.shape[2], passage.k.shape[2]
+        k, new, seen = passage.k, passage.q.shape[2], passage.k.shape[2]
         caches = kind == "self" and passage.caches and seen > new
         if caches:
             seen = max(last_seen(passage.mask, new, seen, passage.offset), new)
+            k = k[:, :, :seen]
         heads = None if self.chosen.heads is None else tuple(head % passage.q.shape[1] for head in self.chosen.heads)
         strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0, chosen=heads)
-        there = passage.k[:, :, :seen] if seen < passage.k.shape[2] else passage.k
-        strand.keys.append(self.store.kept(self.kept(passage, there)))
+        strand.keys.append(self.store.kept(self.kept(passage, k)))
         strand.steps.append(self.step)
         return strand, self.piece(passage, 0, seen, seen - new if caches else 0)
 

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 from torch import nn
+from torch._C import _len_torch_function_stack as height
+from torch._C import _pop_torch_function_stack as pop
+from torch._C import _push_on_torch_function_stack as push
 
 from regard.observe.doors import additive, calls, compiled, flex, functional, registry, states
 from regard.observe.doors.harmless import harmless
@@ -31,7 +33,7 @@ def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[Non
             flex.NAMES.add(flex.patches(modules[""]))
         if SCENE.mode is None:
             SCENE.mode = functional.Functions()
-            torch.overrides._push_mode(SCENE.mode)
+            push(SCENE.mode)
         SCENE.harmless |= harmless(modules.values())
         watchers.append(watcher)
         calls.OPEN.append(entry)
@@ -47,13 +49,13 @@ def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[Non
 def shut() -> None:
     """Takes the mode of this thread away, from under others that were entered after it, and forgets what ran."""
     above = []
-    while torch._C._len_torch_function_stack():
-        mode = torch.overrides._pop_mode()
+    while height():
+        mode = pop()
         if mode is SCENE.mode:
             break
         above.append(mode)
     for one in reversed(above):
-        torch.overrides._push_mode(one)
+        push(one)
     SCENE.mode = None
     SCENE.harmless.clear()
     SCENE.frames.clear()
