@@ -21,39 +21,47 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
 
 from benchmarks.tables import Table
-from benchmarks.timing import peak_megabytes, timed
+from benchmarks.timing import Timed, peak_megabytes, timed
 from regard.observe import Recording, record
 from regard.train import memory
 
 LENGTHS, OTHERS_UP_TO, USUAL_UP_TO = (512, 1024, 2048, 4096, 8192), 4096, 1024
-CLOSELY = 40.0  # seconds for what differs by a hundredth
+CLOSELY = 100.0  # seconds for what differs by a hundredth
 LAYERS, HEADS, VOCABULARY = 12, 12, 50257
 TITLE = "GPT-2's shape, float32: forward inside record, and with the overview of all 144 heads"
-COLUMNS = ["T", "plain ms", "record", "record, memory as usual", "record + overview", "eager", "TransformerLens", "nnsight"]
+COLUMNS = ["T", "plain ms", "record", "middle half", "record, memory as usual", "middle half"]
+LOOKED = ["record + overview", "eager", "TransformerLens", "nnsight"]
 WAYS = ("seen", "eager", "lens", "nnsight")
 MEMORY = ["plain", "seen", "eager"]
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Milliseconds of the plain forward, and the others as ratios to it; memory above it in fresh processes."""
-    table = Table(TITLE, [*COLUMNS, "MB: plain", "MB: record + overview", "MB: eager"])
+    table = Table(TITLE, [*COLUMNS, *LOOKED, "MB: plain", "MB: record + overview", "MB: eager"])
     check()
     for t in LENGTHS:
         ids, model = tokens(t), gpt2()
         ways: dict[str, Callable[[], Tensor]] = {"plain": partial(plain, model, ids), "record": partial(recorded, model, ids)}
         memory.keep()
-        found = timed(ways, 0, within=CLOSELY).medians
+        kept = timed(ways, 0, within=CLOSELY)
         memory.as_usual()
-        usual = timed(ways, 0, within=CLOSELY).medians if t <= USUAL_UP_TO else None
+        usual = timed(ways, 0, within=CLOSELY) if t <= USUAL_UP_TO else None
         ways = {"plain": ways["plain"], "seen": partial(seen, model, ids)}
         if t <= OTHERS_UP_TO:
             ways |= {"eager": partial(eagerly, model, ids), **others(model, ids)}
         looked = timed(ways, 1e-2).medians  # kept, what eager attention takes at 4,096 tokens would not fit into 24 GiB
         ratios = [looked[name] / looked["plain"] if name in looked else None for name in WAYS]
         megabytes = [in_a_fresh_process(name, t) if name != "eager" or t <= OTHERS_UP_TO else None for name in MEMORY]
-        forwards = [None if x is None else x["record"] / x["plain"] for x in (found, usual)]
-        table.add(t, found["plain"], *forwards, *ratios, *megabytes)
+        table.add(t, kept.medians["plain"], *ratio(kept), *ratio(usual), *ratios, *megabytes)
     return table
+
+
+def ratio(found: Timed | None) -> tuple[float | None, str | None]:
+    """Of a forward inside record to the plain one in the same round: the median, and between what the middle half lies."""
+    if found is None:
+        return None, None
+    lower, middle, upper = found.ratio("record", to="plain")
+    return middle, f"{lower:.3f} to {upper:.3f}"
 
 
 def gpt2() -> GPT2Model:

@@ -18,11 +18,25 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Timed:
-    """Median milliseconds of each contender, the largest difference among what they computed, and the rounds."""
+    """Milliseconds of each contender in each round, and the largest difference among what they computed."""
 
-    medians: dict[str, float]
+    runs: dict[str, list[float]]
     difference: float
-    rounds: int
+
+    @property
+    def rounds(self) -> int:
+        return len(next(iter(self.runs.values())))
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Of each contender over the rounds."""
+        return {name: statistics.median(times) for name, times in self.runs.items()}
+
+    def ratio(self, name: str, to: str) -> tuple[float, float, float]:
+        """Lower quartile, median and upper quartile of the ratios within a round, where a machine's drift falls out."""
+        ratios = [one / other for one, other in zip(self.runs[name], self.runs[to], strict=True)]
+        lower, middle, upper = statistics.quantiles(ratios, n=4, method="inclusive")
+        return lower, middle, upper
 
 
 def timed(
@@ -48,8 +62,8 @@ def timed(
     for _ in range(rounds):
         shuffle(order)  # what one leaves behind in the memory is not always the same one's to bear
         for name in order:
-            runs[name].append(seconds(contenders[name]))
-    return Timed({name: 1e3 * statistics.median(times) for name, times in runs.items()}, difference, rounds)
+            runs[name].append(1e3 * seconds(contenders[name]))
+    return Timed(runs, difference)
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -99,6 +99,7 @@ def understood(
     b = max(q.shape[0], k.shape[0])
     q, k, v = (x if x.shape[0] == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
     rule, offset, bias, softcap = rule_of(block_mask, score_mod, q, k)
+    bias = None if bias is None else plain(bias)
     return Passage("flex", q, k, v, rule, scale, softcap, bias, offset=offset, apart=made_apart)
 
 

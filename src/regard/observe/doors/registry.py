@@ -46,7 +46,7 @@ def patches() -> list[Patch]:
 
 def wrapped(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
     """The function with our door before it; as it is, where nobody watches this thread."""
-    if not SCENE.live or isinstance(function, Door):
+    if isinstance(function, Door) or not SCENE.live:
         return function
     return Door(function, str(implementation))
 
@@ -110,7 +110,7 @@ def passage_of(
     return Passage(
         f"attention registry: {implementation}",
         *(q, k, v, rule, None if scale is None else float(scale), given.get("softcap"), bias),
-        sinks=None if sinks is None else sinks.reshape(-1),
+        sinks=None if sinks is None else plain(sinks).reshape(-1),
         offset=offset,
         dropout=float(given.get("dropout") or 0.0),
         module=module,

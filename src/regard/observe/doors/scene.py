@@ -7,13 +7,11 @@ checkpointing runs again has been seen before.
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id as backward
-from torch._C import _get_function_stack_at as mode_at
 from torch._C import _get_tracing_state as tracing
 from torch._C import _len_torch_function_stack as height
 from torch._C import _pop_torch_function_stack as pop
@@ -22,10 +20,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.observe.doors.lineage import Frame
 from regard.observe.doors.passage import Crossing, Missed, Passage
-from regard.observe.doors.plain import UnreadableError, plain, unseen
+from regard.observe.doors.plain import UnreadableError, unseen
 from regard.observe.rules import Found, of_mask
 
-TENSORS = ("q", "k", "v", "bias", "sinks", "weight")  # of a passage
 MASKS = 8  # that are kept until the forward ends
 Proceed = Callable[[Passage, Crossing], Any]
 
@@ -102,11 +99,13 @@ def end(frame: Frame) -> None:
 
 def take_mode_away() -> bool:
     """Takes this thread's mode of functions off the stack if it is the uppermost; whether it was."""
-    count = height()
-    if not count or mode_at(count - 1) is not SCENE.mode:
+    if not height():
         return False
-    pop()
-    return True
+    mode = pop()
+    if mode is SCENE.mode:
+        return True
+    push(mode)
+    return False
 
 
 class Quiet:
@@ -129,7 +128,6 @@ def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Pas
     try:
         with unseen():
             passage, crossing = understood()
-            passage = unwrapped(passage)
     except Exception as error:  # whatever a model hands over, its forward goes on
         result = run()
         missed(kernel, why(error))
@@ -157,12 +155,6 @@ def pass_through(passage: Passage, crossing: Crossing) -> Any:
 
     with Quiet():
         return proceed(passage, crossing)
-
-
-def unwrapped(passage: Passage) -> Passage:
-    """The passage with every tensor as it lies in memory."""
-    found = {name: plain(x) for name in TENSORS if (x := getattr(passage, name)) is not None}
-    return passage if all(x is getattr(passage, name) for name, x in found.items()) else replace(passage, **found)
 
 
 def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
