@@ -158,3 +158,28 @@ def test_where_nothing_is_taken_it_is_known_whether_the_inputs_were_right(subjec
 def test_a_sample_of_another_form_is_refused():
     with pytest.raises(ConfigError, match="sample must be x"):
         case_of(Layer(hiding(later)), sample=(torch.randn(1, 1, 3, 4),) * 3)
+
+
+def causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda context: context[:, :1],  # heads are lost
+        lambda context: torch.cat([context, context], 1),
+        lambda context: context.mean(2, keepdim=True),
+        lambda context: context.transpose(1, 2),  # (b, t, h, d)
+        lambda context: context.transpose(1, 2).flatten(2),  # heads side by side
+    ],
+)
+def test_a_function_that_runs_and_gives_no_context_is_not_asked_with_fewer_axes(changed):
+    with pytest.raises(RefusedError, match=r"returned .* which is no context \(2, 3, 6, c\)") as refused:
+        case_of(lambda q, k, v: changed(causal(q, k, v)))
+    assert not refused.value.sure
+
+
+def test_a_function_of_fewer_axes_is_asked_with_them():
+    assert case_of(lambda q, k, v: torch.bmm(causal(q, k, v), torch.eye(8).expand(len(q), 8, 8))).subject.rank == 3
+    assert case_of(lambda q, k, v: torch.mm(causal(q, k, v), torch.eye(8, dtype=q.dtype))).subject.rank == 2

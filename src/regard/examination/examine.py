@@ -81,4 +81,7 @@ def stated(subject: Subject, scale: float | None) -> float | None:
 def unguessed(subject: object, errors: Sequence[str]) -> str:
     """What to do where no input was taken."""
     name = name_of(uncompiled(subject))
-    return f"no input was found that {name} takes: {errors[0]}. Pass sample=, an x (b, t, d_in) or (q, k, v) that it takes."
+    sample = "sample=, an x (b, t, d_in) or (q, k, v) that it takes."
+    if inputs.NO_CONTEXT in errors[0]:
+        return f"{name} runs, but {errors[0]}. Pass a function that calls it and gives one, or {sample}"
+    return f"no input was found that {name} takes: {errors[0]}. Pass {sample}"

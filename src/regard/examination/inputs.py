@@ -16,6 +16,7 @@ from regard.mechanism import Mask
 HEADS, WIDTH = 3, 8  # of a function, which takes any
 NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
 LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
+NO_CONTEXT = "which is no context"
 UNPACKED = "values to unpack"  # what is raised where a sample has another number of axes than is meant: pictures, say
 GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that are about how a subject is called
 LONGEST = 2048  # tokens that are tried
@@ -70,8 +71,11 @@ def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | No
     """The first way of calling that works, and the shapes that it takes; raises RefusedError where none does."""
     tried = list(of_sample(ways, sample, expects) if sample is not None else of_parameters(ways, expects, offset))
     kept = None if ways[0].module is None else keep(ways[0].module)
-    errors = []
+    errors: list[str] = []
+    axes = 0  # that a function's tensors had when it ran, and gave no context: with fewer it would be asked something else
     for subject, shapes in tried:
+        if subject.form == "qkv" and subject.rank < axes:
+            continue
         given = sample and tuple(x.to(subject.dtype) for x in on_four_axes(sample, subject.form))
         inputs = given or shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
         wrong = refusal(subject, inputs)
@@ -80,6 +84,7 @@ def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | No
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
+        axes = max(axes, subject.rank) if NO_CONTEXT in wrong else axes
     raise RefusedError(errors, sure(ways[0], errors[0], sample is not None))
 
 
@@ -103,7 +108,7 @@ def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
     expected = (*first.shape[:-1],) if subject.form == "qkv" else first.shape[:2]
     if context.shape[:-1] != expected or not context.is_floating_point():
         came = f"{context.dtype} {tuple(context.shape)}"
-        return f"for {described(inputs)} it returned {came}, which is no context ({', '.join(map(str, expected))}, c)"
+        return f"for {described(inputs)} it returned {came}, {NO_CONTEXT} ({', '.join(map(str, expected))}, c)"
     return None
 
 
@@ -146,8 +151,8 @@ def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterat
         ours = lengths + [t for t in lengths_of(module, width) if t not in lengths]
         for t in ours if fixed else [*ours, *(n for n in OTHERS if n not in ours)]:
             for way in ways:
-                if way.form == "qkv" and t <= offset:
-                    continue
+                if way.form == "qkv" and (t <= offset or (t == HEADS and t not in ours)):
+                    continue  # as many tokens as heads: (b, t, h, d) would pass for (b, h, t, d)
                 heads = HEADS if way.rank == 4 else 1
                 gap = max(offset, 0) if way.form == "qkv" else 0
                 yield way, Shapes(way.form, width, t, rules.batch(expects), heads, heads, width, gap, fixed)
