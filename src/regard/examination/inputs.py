@@ -16,7 +16,7 @@ from regard.mechanism import Mask
 HEADS, WIDTH = 3, 8  # of a function, which takes any
 NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
 LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
-NO_CONTEXT = "which is no context"
+NO_CONTEXT = "which is no context"  # what is said of a subject that runs, and gives something else
 UNPACKED = "values to unpack"  # what is raised where a sample has another number of axes than is meant: pictures, say
 GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that are about how a subject is called
 LONGEST = 2048  # tokens that are tried
@@ -84,7 +84,8 @@ def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | No
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
-        axes = max(axes, subject.rank) if NO_CONTEXT in wrong else axes
+        if subject.form == "qkv" and NO_CONTEXT in wrong:
+            axes = subject.rank
     raise RefusedError(errors, sure(ways[0], errors[0], sample is not None))
 
 
