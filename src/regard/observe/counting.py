@@ -1,10 +1,19 @@
 """Which attention a call belongs to: self or cross, and the number of its module among those of its kind and place."""
 
 import re
+from functools import lru_cache
 
 from regard.observe.doors.passage import Passage
 
+PATHS = 4096  # of modules, that are remembered
 CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last two of a path's names
+
+
+@lru_cache(PATHS)
+def kind_told(name: str) -> str | None:
+    """What the path of a module says: self, cross, or nothing."""
+    path = ".".join(name.lower().rsplit(".", 2)[-2:])
+    return "cross" if CROSSES.search(path) else "self" if "self" in path else None
 
 
 class Counting:
@@ -18,10 +27,10 @@ class Counting:
         """self or cross: by what the door knows, by the module's path, by what its queries and keys were made from."""
         if passage.crosses is not None:
             return "cross" if passage.crosses else "self"
-        path = ".".join(name.lower().rsplit(".", 2)[-2:])
-        if CROSSES.search(path):
-            return "cross"
-        if passage.apart is not None and "self" not in path:
+        told = kind_told(name)
+        if told == "cross":
+            return told
+        if passage.apart is not None and told is None:
             self.kinds[name] = "cross" if passage.apart else "self"
         return self.kinds.get(name, "self")
 

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class Recorder:
         result = proceed(passage, crossing)
         call = None
         try:
-            with unseen(), without_gradients():
+            with looking():
                 if crossing.told is None or not unlike(passage, crossing.told(result)):
                     call = self.keep(passage, name, asked=crossing.answer is not None)
                 else:
@@ -123,7 +123,9 @@ class Recorder:
 
     def counted(self, name: str, kind: str) -> tuple[int, int]:
         """Which visit of its module in this forward a call belongs to, and which call in the visit it is."""
-        frame = next((one for one in reversed(SCENE.frames) if self.names.get(id(one.module)) == name), SCENE.frames[-1])
+        frame = SCENE.frames[-1]
+        if self.names.get(id(frame.module)) != name:
+            frame = next((one for one in reversed(SCENE.frames) if self.names.get(id(one.module)) == name), frame)
         visits = self.visits.setdefault(name, [])
         if not visits or visits[-1][0]() is not frame:
             visits.append((weakref.ref(frame), {}))
@@ -250,15 +252,15 @@ class Recorder:
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
 
 
-def without_gradients() -> AbstractContextManager[None]:
-    """A context in which tensors neither have gradients nor are those of an inference mode, which nobody could use later."""
-    return plainly() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else nullcontext()
+def looking() -> AbstractContextManager[object]:
+    """A context that nobody sees, whose tensors neither have gradients nor are an inference mode's, useless to others."""
+    return plainly() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else unseen()
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """The same where they would."""
-    with torch.inference_mode(False), torch.no_grad():
+    """The same where there is a mode to leave."""
+    with unseen(), torch.inference_mode(False), torch.no_grad():
         yield
 
 

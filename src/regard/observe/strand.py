@@ -35,7 +35,7 @@ class Rows(NamedTuple):
     apart: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Piece:
     """One call: its queries, and which of the strand's keys it saw under which rule."""
 

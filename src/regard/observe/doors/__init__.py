@@ -36,6 +36,7 @@ def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[Non
             push(SCENE.mode)
         SCENE.harmless |= harmless(modules.values())
         watchers.append(watcher)
+        watchers.sort(key=lambda one: one.changes)
         calls.OPEN.append(entry)
         try:
             yield

@@ -42,11 +42,6 @@ class Followed:
         found = self.scores.get(id(x))
         return found[1] if found is not None and found[0]() is x else None
 
-    def passed(self, frame: Frame, x: Any, result: Any) -> None:
-        """Follows a module that cannot attend: it keeps scores what they are, and may score pairs where it is handed them."""
-        if self.scores or (isinstance(x, Tensor) and x.dim() > 3):
-            self.note(frame, HARMLESS, (x,), {}, result)
-
     def note(self, frame: Frame, name: str, args: Any, kwargs: Any, result: Any) -> bool | None:
         """Follows a function: whether it multiplied weights with values; None where it made neither weights nor scores."""
         if name in WRITES and self.scores:

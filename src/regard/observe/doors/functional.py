@@ -16,8 +16,8 @@ from regard.mechanism.fused import attention
 from regard.mechanism.request import ask
 from regard.mechanism.rule import EVERYTHING
 from regard.observe.doors import additive, torch_modules
-from regard.observe.doors.by_hand import FOLLOWED, Followed
-from regard.observe.doors.lineage import Frame, apart
+from regard.observe.doors.by_hand import FOLLOWED, SCORES, Followed
+from regard.observe.doors.lineage import apart
 from regard.observe.doors.passage import Crossing, Passage
 from regard.observe.doors.plain import plain
 from regard.observe.doors.scene import SCENE, meet, missed
@@ -49,17 +49,15 @@ class Functions(TorchFunctionMode):
         frames = SCENE.frames
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
-                self.note(frames[-1], name, kernel, args, kwargs, args[0] if result is None else result)
+                made = args[0] if result is None else result
+                frames[-1].note(args, kwargs, made, name)
+                if kernel:
+                    missed(name, BY_ITSELF)
+                elif (name in SCORES or (self.followed.scores and name in FOLLOWED)) and self.followed.note(
+                    frames[-1], name, args, kwargs, made
+                ):
+                    missed("softmax and matmul", BY_HAND)
         return result
-
-    def note(self, frame: Frame, name: str, kernel: bool, args: Any, kwargs: Any, result: Any) -> None:
-        """What came of what, and whether it was attention that has no door."""
-        frame.note(args, kwargs, result, name)
-        if name in FOLLOWED:
-            if self.followed.note(frame, name, args, kwargs, result):
-                missed("softmax and matmul", BY_HAND)
-        elif kernel:
-            missed(name, BY_ITSELF)
 
 
 @cache

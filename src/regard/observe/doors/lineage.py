@@ -49,10 +49,13 @@ class Frame:
     def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """That a function or a child made a result from its arguments."""
         values = tensors((*args, *kwargs.values()), {}) if name in NESTED else tensors(args, kwargs) if kwargs else args
-        given = [x for x in values if isinstance(x, Tensor)]
-        sizes = [entries(x) for x in given] if len(given) > 1 else [0]
+        given, sizes = [], []
+        for x in values:
+            if isinstance(x, Tensor):
+                given.append(weakref.ref(x))
+                sizes.append(x.numel() if owns(x) else 0)  # of one without numbers the question would be part of a trace
         results = (result,) if isinstance(result, Tensor) else [y for y in flat(result) if isinstance(y, Tensor)]
-        self.noted.append((name, child, [*map(weakref.ref, given)], sizes, [*map(weakref.ref, results)]))
+        self.noted.append((name, child, given, sizes, [*map(weakref.ref, results)]))
 
     def settle(
         self,
@@ -98,11 +101,6 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
 def flat(x: Any) -> Any:
     """The entries of a list or a dictionary; none of anything else."""
     return x if isinstance(x, list | tuple) else x.values() if isinstance(x, dict) else ()
-
-
-def entries(x: Tensor) -> int:
-    """How many numbers a tensor holds; 0 where they are not its own, and the question would be part of a trace."""
-    return x.numel() if owns(x) else 0
 
 
 def owns(x: Tensor) -> bool:

@@ -33,7 +33,7 @@ class Passage:
     turned: Tensor | None = None  # the row of the step before that each row continues, where that was seen
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Crossing:
     """How a door lets a call pass: `run` is the call as it was made, the other two move between its result and a context."""
 

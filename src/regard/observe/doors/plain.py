@@ -20,9 +20,9 @@ def plain(x: Any) -> Any:
         raise UnreadableError(f"it was handed a {type(x).__name__} where a tensor was expected")
     if torch._C._functorch.is_batchedtensor(x):
         raise UnreadableError("it runs inside torch.vmap, where one tensor stands for many")
-    if not owns(x):
-        raise UnreadableError(f"its tensors are of type {type(x).__name__}, which holds no numbers of its own")
     if type(x) is not Tensor and type(x) is not nn.Parameter:
+        if not owns(x):
+            raise UnreadableError(f"its tensors are of type {type(x).__name__}, which holds no numbers of its own")
         return plain(x.as_subclass(Tensor))
     if x.is_nested or x.is_meta:
         raise UnreadableError(f"its tensors are {'nested' if x.is_nested else 'on the meta device, without numbers'}")

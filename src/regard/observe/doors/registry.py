@@ -4,9 +4,9 @@ transformers is never imported here; where the program has imported it, its regi
 what it would have answered, so that masks, dispatch and the program's own entries stay what they are.
 """
 
-import functools
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,14 +48,11 @@ def wrapped(function: Callable[..., Any], implementation: str) -> Callable[..., 
     """The function with our door before it; as it is, where nobody watches this thread."""
     if isinstance(function, Door) or not SCENE.live:
         return function
-    return Door(function, str(implementation))
+    return Door(enter, function, str(implementation))
 
 
-class Door(functools.partial):  # type: ignore[type-arg]
+class Door(partial):  # type: ignore[type-arg]
     """A function of the registry and the name it has there, to be called like the function."""
-
-    def __new__(cls, function: Callable[..., Any], implementation: str) -> "Door":
-        return super().__new__(cls, enter, function, implementation)
 
 
 def enter(
@@ -70,22 +67,27 @@ def enter(
     **kwargs: Any,
 ) -> Any:
     """A model calls attention: (module, q, k, v, mask, dropout=, scaling=, ...) to (context (b, q, h, e), weights or None)."""
-
-    def run() -> Any:
-        return function(module, query, key, value, attention_mask, *args, **kwargs)
-
-    def understood() -> tuple[Passage, Crossing]:
-        passage = passage_of(implementation, module, query, key, value, attention_mask, kwargs)
-        return passage, crossing_of(run, passage, asked_for_weights(kwargs))
-
+    run = partial(function, module, query, key, value, attention_mask, *args, **kwargs)
     if "flash" not in implementation and paged(implementation, kwargs):
         return run()  # it gathers them and calls a kernel that has a door of its own
-    return meet(f"attention registry: {implementation}", run, understood)
+    asked = partial(understood, run, implementation, module, query, key, value, attention_mask, kwargs)
+    return meet(f"attention registry: {implementation}", run, asked)
 
 
 def paged(implementation: str, given: dict[str, Any]) -> bool:
     """Whether keys and values lie in pages of a cache, of which the function that is called knows more than its caller."""
     return given.get("cache") is not None or implementation.startswith("paged")
+
+
+def understood(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[Passage, Crossing]:
+    """The call in our terms, and how it passes: its result is (context (b, q, h, e), weights, ...)."""
+    passage = passage_of(implementation, *asked)
+    crossing = Crossing(run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:]))
+    if implementation.endswith("eager") and not passage.dropout:
+        crossing.told = lambda out: out[1]
+    if asked_for_weights(asked[-1]):
+        crossing.answer = lambda out, found: (out[0], found, *out[2:])
+    return passage, crossing
 
 
 def passage_of(
@@ -95,15 +97,18 @@ def passage_of(
     if paged(implementation, given):
         raise UnreadableError(PAGES)
     q, k, v = plain(query), plain(key), plain(value)
-    b = max(q.shape[0], k.shape[0])  # one of them may stand for all of the batch
-    q, k, v = (x if x.shape[0] == b else x.expand(b, *x.shape[1:]) for x in (q, k, v))
+    if not q.shape[0] == k.shape[0] == v.shape[0]:  # one of them may stand for all of the batch
+        b = max(q.shape[0], k.shape[0])
+        q, k, v = (x.expand(b, *x.shape[1:]) for x in (q, k, v))
     causal = given.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal) and q.shape[2] > 1
     if "flash" in implementation:
         rule, offset, bias = *of_flash(q, k, mask, causal, given), None
     else:
         causal = causal and mask is None and implementation not in MASKED
-        if causal:  # aligned to the first key: a cache that has room for more hands over keys that nobody has written
+        if (
+            causal and k.shape[2] > q.shape[2]
+        ):  # aligned to the first key: a cache that has room for more hands over keys that nobody has written
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
         rule, offset, bias = of_mask(mask, causal, given.get("position_bias"), q, k)
     scale, sinks = given.get("scaling"), given.get("s_aux")
@@ -150,22 +155,10 @@ def of_flash(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dic
     return rule, offset
 
 
-def crossing_of(run: Callable[[], Any], passage: Passage, asked: bool) -> Crossing:
-    """How a call of the registry passes: its result is (context (b, q, h, e), weights, ...)."""
-    eager = passage.door.endswith("eager") and not passage.dropout
-    return Crossing(
-        run,
-        context=lambda out: out[0].transpose(1, 2),
-        result=lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:]),
-        told=lambda out: out[1] if eager else None,
-        answer=(lambda out, found: (out[0], found, *out[2:])) if asked else None,
-    )
-
-
 def asked_for_weights(given: dict[str, Any]) -> bool:
     """Whether the running forward is to hand its attentions out: told by an argument, or by transformers' own collector."""
     if given.get("output_attentions"):
         return True
     capturing = sys.modules.get(CAPTURING)
     collected = capturing._active_collector.get() if capturing is not None else None
-    return any("attentions" in key for key in collected or ())
+    return any("attentions" in key for key in collected) if collected else False

@@ -7,6 +7,7 @@ checkpointing runs again has been seen before.
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -47,7 +48,7 @@ class Scene(threading.local):
     """This thread's watchers and running modules."""
 
     def __init__(self) -> None:
-        self.watchers: list[Watcher] = []
+        self.watchers: list[Watcher] = []  # those that change calls last
         self.frames: list[Frame] = []
         self.quiet = 0  # inside a door
         self.mode: Any = None  # of functions, while there are watchers
@@ -132,29 +133,24 @@ def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Pas
         result = run()
         missed(kernel, why(error))
         return result
-    return pass_through(passage, crossing)
+    with Quiet():
+        return pass_by(SCENE.watchers.copy(), passage, crossing)
+
+
+def pass_by(waiting: list[Watcher], passage: Passage, crossing: Crossing) -> Any:
+    """What the caller of attention gets, after the watchers of the module that called have met the passage, the last first."""
+    while waiting:
+        watcher = waiting.pop()
+        name = name_for(watcher, passage.module)
+        if name is not None:
+            return watcher.meet(passage, crossing, name, partial(pass_by, waiting))
+    return crossing.run()
 
 
 def why(error: Exception) -> str:
     """The reason for which a call could not be understood."""
     said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
     return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
-
-
-def pass_through(passage: Passage, crossing: Crossing) -> Any:
-    """What the caller of attention gets, after every watcher of the module that called has met the passage."""
-    waiting = sorted(SCENE.watchers, key=lambda watcher: watcher.changes)
-
-    def proceed(passage: Passage, crossing: Crossing) -> Any:
-        while waiting:
-            watcher = waiting.pop()
-            name = name_for(watcher, passage.module)
-            if name is not None:
-                return watcher.meet(passage, crossing, name, proceed)
-        return crossing.run()
-
-    with Quiet():
-        return proceed(passage, crossing)
 
 
 def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
@@ -170,7 +166,7 @@ def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
 def watched(kernel: str) -> bool:
     """Whether a module that someone watches is running; one whose forward was called by its name is missed."""
     if SCENE.frames:
-        return any(name_for(watcher) is not None for watcher in SCENE.watchers)
+        return bool(SCENE.frames[-1].watchers) or any(name_for(watcher) is not None for watcher in SCENE.watchers)
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
