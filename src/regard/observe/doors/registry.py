@@ -106,9 +106,7 @@ def passage_of(
         rule, offset, bias = *of_flash(q, k, mask, causal, given), None
     else:
         causal = causal and mask is None and implementation not in MASKED
-        if (
-            causal and k.shape[2] > q.shape[2]
-        ):  # aligned to the first key: a cache that has room for more hands over keys that nobody has written
+        if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: a cache with room holds keys that nobody has written
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
         rule, offset, bias = of_mask(mask, causal, given.get("position_bias"), q, k)
     scale, sinks = given.get("scaling"), given.get("s_aux")
