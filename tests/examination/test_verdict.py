@@ -80,6 +80,29 @@ def test_what_was_asked_and_raised_is_told():
     assert unknown.what == "what was asked of its precision: it raised LookupError on x (2, 6, 7): no such input"
 
 
+class Narrower(Layer):
+    """A layer whose output is one number narrower at some of its calls, or one token shorter."""
+
+    def __init__(self, axis, every):
+        super().__init__(hiding(later))
+        self.axis, self.every, self.calls = axis, every, 0
+
+    def forward(self, x):
+        self.calls += 1
+        output = super().forward(x)
+        return output if self.calls % self.every else output.narrow(self.axis, 0, output.shape[self.axis] - 1)
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+@pytest.mark.parametrize(("axis", "shape"), [(2, "(2, 6, 4)"), (1, "(2, 5, 5)")])
+def test_an_output_that_changes_its_shape_is_told(axis, shape, every):
+    report = report_on(Case(*vars_of(case_of(Narrower(axis, every)))))
+    told = [one.what for one in report.unknown]
+    assert any(one.endswith(f"it returned {shape} on x (2, 6, 7), where (2, 6, 5) is what it gave before") for one in told), (
+        told
+    )
+
+
 def test_a_mistake_of_a_probe_is_no_verdict_on_the_subject(monkeypatch):
     def broken(case):
         raise IndexError("ours")

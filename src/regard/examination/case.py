@@ -14,7 +14,7 @@ from regard.examination.answers import Answer
 from regard.examination.calls import Call
 from regard.examination.inputs import Shapes, described
 from regard.examination.reach import Reach
-from regard.examination.subjects import AskedError, Subject
+from regard.examination.subjects import AskedError, ChangedError, Subject
 from regard.examination.untouched import seeded
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
@@ -35,6 +35,7 @@ class Case:
         self.subject, self.expects, self.shapes = subject, expects, shapes
         self.scale, self.offset, self._identify = scale, offset, identify
         self.narrow = ""  # why there is no `double`
+        self._widths: dict[tuple[int, ...], int] = {}  # of contexts, by those of inputs
 
     def inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
         """(x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal times size, the same for the same seed.
@@ -60,11 +61,16 @@ class Case:
             return self.context(*inputs)
 
     def _called(self, inputs: tuple[Tensor, ...]) -> Answer:
-        """What the subject gives."""
+        """What the subject gives: a context of the inputs' shape, and as wide as it was for others of their width."""
         try:
-            return self.subject.call(*inputs)
+            answer = self.subject.call(*inputs)
         except Exception as error:  # somebody's layer may raise anything
             raise AskedError(described(inputs), error) from error
+        shape, width = answer.context.shape, tuple(x.shape[-1] for x in inputs)
+        expected = *inputs[0].shape[:-1], self._widths.setdefault(width, shape[-1])
+        if shape != expected:
+            raise ChangedError(described(inputs), tuple(shape), expected)
+        return answer
 
     def expected(self, *inputs: Tensor) -> Tensor:
         """Who may see whom for these inputs: bool (b, q, k); any head that may see is enough."""
@@ -134,7 +140,7 @@ class Case:
         try:
             dtype = case.ask(*case.usual()).context.dtype
         except AskedError as error:
-            self.narrow = f"in float64 it raises {error}"
+            self.narrow = f"in float64 it {error.did}"
             return None
         self.narrow = "" if dtype == torch.float64 else f"in float64 it gives {str(dtype).removeprefix('torch.')}"
         return None if self.narrow else case

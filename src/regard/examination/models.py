@@ -75,7 +75,7 @@ def asked(model: Model, error: AskedError) -> Finding | Unknown:
     except AskedError as own:
         return refused([str(own)])
     return Unknown(
-        f"more of it: it raised {error}", "a sample of ids that it takes, and takes with other ids of it in their places"
+        f"more of it: it {error.did}", "a sample of ids that it takes, and takes with other ids of it in their places"
     )
 
 

@@ -46,6 +46,15 @@ class AskedError(Exception):
     def __init__(self, given: str, error: Exception) -> None:
         line = (str(error).strip().splitlines() or ["it says nothing"])[0]
         super().__init__(f"{type(error).__name__} on {given}: {line}")
+        self.did = f"raised {self}"  # in a sentence about the subject
+
+
+class ChangedError(AskedError):
+    """A subject gave another shape than it gave before for such inputs."""
+
+    def __init__(self, given: str, shape: tuple[int, ...], before: tuple[int, ...]) -> None:
+        Exception.__init__(self, f"{shape} on {given}, where {before} is what it gave before")
+        self.did = f"returned {self}"
 
 
 def subjects(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[Subject]:

@@ -69,7 +69,7 @@ def heard(case: Case, name: str, look: Look) -> Iterator[Finding | Checked | Unk
         yield from look(case)
     except AskedError as error:
         yield Unknown(
-            f"what was asked of its {name}: it raised {error}", "a layer that takes such inputs, or the sample= that it takes"
+            f"what was asked of its {name}: it {error.did}", "a layer that takes such inputs, or the sample= that it takes"
         )
 
 
