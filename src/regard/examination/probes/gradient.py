@@ -43,7 +43,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     try:
         found = gradients(case, list(asking.values()))
     except AskedError as error:  # a kernel that has no gradient, say
-        yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it raises {error}")
+        yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it {error.did}")
         return
     if found is None:
         told = f"no gradient goes from the output to any of its {len(asking)} weights that ask for one"

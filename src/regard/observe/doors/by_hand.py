@@ -43,13 +43,16 @@ class Followed:
         return found[1] if found is not None and found[0]() is x else None
 
     def note(self, frame: Frame, name: str, args: Any, kwargs: Any, result: Any) -> bool | None:
-        """Follows a function: whether it multiplied weights with values; None where it made neither weights nor scores."""
-        if name in WRITES and self.scores:
+        """Follows a function: whether it multiplied weights with values; None where it made neither weights nor scores.
+
+        It is one of SCORES, or of FOLLOWED where something is followed already.
+        """
+        if name in WRITES:
             written = {self.of(x) for x in tensors(args[1:], kwargs)} - {None}
             if written and isinstance(args[0], Tensor):
                 self.scores[id(args[0])] = weakref.ref(args[0]), True in written
             return None
-        if not isinstance(result, Tensor) or not owns(result) or not (self.scores or name in SCORES):
+        if not isinstance(result, Tensor) or not owns(result):
             return None
         given = tensors(args, kwargs)
         kinds = [self.of(x) for x in given] if self.scores else []
