@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,3 +23,31 @@ def test_what_several_keep_at_once_is_never_taken_for_something_else(tmp_path):
     found = {key: entries.load(key) for key in ((name, n) for name in "abc" for n in range(40))}
     assert {key: one for key, one in found.items() if one not in (None, key)} == {}
     assert any(found.values())  # what is lost is compiled again
+
+
+MULTIPLY = """
+import json, torch
+from regard.products import Quantised, compiled
+
+torch.manual_seed(0)
+x, weight = torch.randn(3, 768), torch.randn(521, 768)
+small = Quantised.of(weight)
+off = (small(x).double() - x.double() @ (small.values * small.scales[:, None].double()).T).abs().max()
+kernels = (compiled.FLOATS, compiled.BYTES, compiled.SHORTS)
+print(json.dumps([sum(one.cache_hits for one in kernels), float(off)]))
+"""
+
+
+def test_what_another_processor_compiled_is_not_used(tmp_path):
+    """A home folder that machines share: each finds what it has compiled itself, and nothing else."""
+
+    def count_hits(**setting: str) -> int:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU")}
+        environment |= {"NUMBA_CACHE_DIR": str(tmp_path), **setting}
+        ran = subprocess.run([sys.executable, "-c", MULTIPLY], env=environment, capture_output=True, text=True, check=True)
+        hits, off = json.loads(ran.stdout)
+        assert off < 3 * 768**0.5 * 4 * 2**-15  # the vectors are rounded to 16 bits
+        return hits
+
+    old = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
+    assert [count_hits(**old), count_hits(), count_hits(), count_hits(**old)] == [0, 0, 3, 3]

@@ -7,19 +7,20 @@ Loops in Python, compiled by numba, would leave its sums in memory; said in LLVM
 import functools
 import math
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-FEATURES = binding.get_host_cpu_features()
-LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx2") else 4  # float32 in a register
+from regard.compiled import choices
+
+LANES = choices.float32_lanes()  # float32 in a register
 VECTORS = 2  # registers side by side
-ROWS = 4 if LANES == 8 else 8  # of sums; a processor with registers of 8 lanes has half as many of them
+ROWS = choices.tile_rows()  # of sums
 COLUMNS = VECTORS * LANES
 SIZE, VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 PAIRS = ir.VectorType(ir.IntType(32), LANES)  # two numbers of bfloat16 in each lane
-MULTIPLIES_PAIRS = LANES == 16 and bool(FEATURES.get("avx512bf16"))
+MULTIPLIES_PAIRS = choices.multiplies_bfloat16()
 
 
 class Bfloat(ir.Type):

@@ -10,8 +10,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from regard.compiled.choices import int16_instruction
 from regard.compiled.pointers import ask
-from regard.compiled.registers import FEATURES, LANES, SIZE, data
+from regard.compiled.registers import LANES, SIZE, data
 from regard.compiled.vectors import REASSOCIATED, ZERO, add
 
 VECTORS = 4
@@ -21,8 +22,7 @@ INT, FLOAT = ir.IntType(32), ir.FloatType()
 BYTE, SHORT, WORD = (ir.VectorType(ir.IntType(bits), count) for bits, count in ((8, SHORTS), (16, SHORTS), (32, LANES)))
 SOME = ir.VectorType(FLOAT, ROWS)
 LOW = np.float32(1e-30)  # of vectors that are taken for zeros: what divides by less may be infinite
-PAIRWISE = {16: ("avx512bw", "llvm.x86.avx512.pmaddw.d.512"), 8: ("avx2", "llvm.x86.avx2.pmadd.wd")}
-BY = next((name for lanes, (feature, name) in PAIRWISE.items() if lanes == LANES and FEATURES.get(feature)), None)
+PAIRWISE = int16_instruction()
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
@@ -85,8 +85,9 @@ def strip(builder, x, first, number, columns, p, kind):
 
 def pairwise(builder, a, b):
     """a b + a' b' of two neighbours in each lane."""
-    if BY is not None:
-        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(WORD, [SHORT, SHORT]), BY), [a, b])
+    if PAIRWISE is not None:
+        kind = ir.FunctionType(WORD, [SHORT, SHORT])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
     wide = ir.VectorType(INT, SHORTS)
     every = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
     return builder.add(*(builder.shuffle_vector(every, every, lanes(range(n, SHORTS, 2))) for n in (0, 1)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compiled import threads
+from regard.compiled import choices, threads
 from regard.compiled.watched import KINDS, plain, unwatched
 from regard.mechanism.request import Request
 from regard.mechanism.rule import Stretches
@@ -31,7 +31,7 @@ def stretches(request: Request) -> Stretches | None:
     least = FEW if learns and q.dtype == torch.bfloat16 else LEAST
     if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= least or k.shape[2] > MOST:
         return None
-    return request.mask.stretches(q.shape[2], k.shape[2], request.offset) if threads.usable() else None
+    return request.mask.stretches(q.shape[2], k.shape[2], request.offset) if choices.compiles_attention() else None
 
 
 def run(request: Request, seen: Stretches) -> Tensor:

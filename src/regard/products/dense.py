@@ -1,7 +1,7 @@
 """x Wᵀ + b where W is large: by the faster of the products there are for so many vectors, which none of them is for all.
 
-Of few vectors the memory is what takes the time: each thread reads a part of W. Of more it is the sums, and oneDNN, which
-torch carries, is faster at them than the library that torch hands float32 to. docs/benchmarks.md has the figures.
+Of few vectors the memory is what takes the time: each thread reads a part of W. Of more it is the sums, for which torch carries
+two libraries; `compiled/choices.py` says which is the faster one on this processor.
 """
 
 from functools import cache
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compiled import threads
+from regard.compiled import choices, threads
 from regard.compiled.watched import plain, unwatched
 
 MOST = 4  # vectors that the compiled product is for
@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weightᵀ + bias; x (..., n), weight (rows, n), bias (rows,); the output (..., rows).
 
     float32 on a CPU, without gradients, goes through a product compiled by numba where it is installed and the vectors are
-    few, else through oneDNN: the sums are added in another order than by F.linear. All else is F.linear.
+    few, else through oneDNN where that is faster: the sums are added in another order than by F.linear. All else is F.linear.
     """
     if not suits(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -30,6 +30,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         output = torch.empty(*x.shape[:-1], len(weight))
         multiply("FLOATS", weight, None, x, bias, output)
         return output
+    if choices.product_library() != "oneDNN":
+        return F.linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
@@ -39,7 +41,7 @@ def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if weight.numel() < LEAST or not x.numel() or weight.dim() != 2 or not weight.is_contiguous():
         return False
     fits = x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
-    return fits and (free(x, weight) if bias is None else free(x, weight, bias)) and onednn()
+    return fits and (free(x, weight) if bias is None else free(x, weight, bias))
 
 
 def free(*tensors: Tensor) -> bool:
@@ -48,12 +50,6 @@ def free(*tensors: Tensor) -> bool:
         return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return not learns and all(plain(x) and x.dtype == torch.float32 for x in tensors)
-
-
-@cache
-def onednn() -> bool:
-    """Whether torch carries oneDNN, and the product that is asked of it."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @cache

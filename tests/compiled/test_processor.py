@@ -1,0 +1,101 @@
+"""The instruction sets that are read are those of the machine and of LLVM's names, and each choice follows from them."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.compiled import choices, processor
+from regard.compiled.processor import AVX2, AVX512, NAMED, narrow_features
+
+HOST = AVX512 | {"avx512vnni", "avx512bf16"}
+SETS = st.frozensets(st.sampled_from(sorted(HOST)))
+
+
+@given(SETS, st.sampled_from([None, "generic", "an-unknown-one", *NAMED]), st.none() | st.lists(st.sampled_from(sorted(HOST))))
+def test_a_setting_narrows_the_host_and_never_adds_to_it(host, name, taken):
+    listed = None if taken is None else ",".join(f"-{one}" for one in taken)
+    found = narrow_features(host, name, listed)
+    assert found <= host
+    assert not (taken and found & set(taken))
+
+
+def test_a_name_stands_for_its_instruction_sets_and_a_list_for_its_own():
+    assert narrow_features(HOST, "haswell", None) == narrow_features(HOST, "Haswell", "") == AVX2
+    assert narrow_features(HOST, "cascadelake", None) == AVX512 | {"avx512vnni"}
+    assert narrow_features(HOST, None, "+avx2,+fma,-avx512f") == {"avx2", "fma"}
+    assert narrow_features(HOST, "haswell", "+avx512f,-fma") == (AVX2 | {"avx512f"}) - {"fma"}
+    assert narrow_features(HOST, "x86-64", "") == {"sse", "sse2"}
+    assert narrow_features(HOST, None, None) == HOST
+
+
+def test_the_host_has_the_instruction_sets_that_llvm_finds_on_it():
+    binding = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: pip install 'regard[fast]'")
+    found = {name for name, there in binding.get_host_cpu_features().items() if there}
+    assert processor.read_host_features() & HOST == found & HOST
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_llvm_compiles_vectors_for_a_name_into_the_registers_that_it_stands_for(name):
+    binding = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: pip install 'regard[fast]'")
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    code = """
+        target triple = "x86_64-unknown-linux-gnu"
+        define void @product(ptr %a, ptr %b) {
+          %x = load <16 x float>, ptr %a
+          %y = load <16 x float>, ptr %b
+          %z = fmul contract <16 x float> %x, %y
+          %s = fadd contract <16 x float> %z, %y
+          store <16 x float> %s, ptr %a
+          ret void
+        }"""
+    machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu=name)
+    assembly = machine.emit_assembly(binding.parse_assembly(code))
+    widest = next(one for one in ("zmm", "ymm", "xmm") if one in assembly)
+    assert widest == ("zmm" if "avx512f" in NAMED[name] else "ymm")
+    assert bool(re.search("vfmadd", assembly)) == ("fma" in NAMED[name])
+
+
+@pytest.mark.parametrize(
+    ("found", "lanes", "rows", "pairs", "instruction"),
+    [
+        (frozenset(), 4, 8, False, None),
+        (AVX2, 8, 4, False, "llvm.x86.avx2.pmadd.wd"),
+        (AVX512, 16, 8, False, "llvm.x86.avx512.pmaddw.d.512"),
+        (HOST, 16, 8, True, "llvm.x86.avx512.pmaddw.d.512"),
+        (HOST - {"avx512f"}, 8, 4, False, "llvm.x86.avx2.pmadd.wd"),
+        (HOST - {"avx512bw"}, 16, 8, True, None),
+    ],
+)
+def test_registers_and_instructions_are_chosen_by_what_is_there(monkeypatch, found, lanes, rows, pairs, instruction):
+    monkeypatch.setattr(processor, "features", lambda: found)
+    assert choices.float32_lanes() == lanes
+    assert choices.tile_rows() == rows
+    assert choices.multiplies_bfloat16() == pairs
+    assert choices.int16_instruction() == instruction
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "intel"),
+    [
+        ("GenuineIntel", "Intel(R) Xeon(R) CPU @ 2.50GHz", True),
+        ("AuthenticAMD", "AMD EPYC", False),
+        ("", "Intel(R) Core(TM) i7", True),
+        ("", "Apple M2", False),
+    ],
+)
+def test_mkl_is_kept_on_intel_alone(monkeypatch, tmp_path, vendor, name, intel):
+    if vendor:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: {name}\n")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "read_name", lambda: name)
+    assert processor.is_intel() == intel
+    has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    assert choices.product_library.__wrapped__() == ("oneDNN" if has_both and not intel else "torch")
+
+
+def test_every_task_has_a_kernel_in_words():
+    assert all(choices.list_choices().values())
