@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import regard
-from regard.cli import evaluate, examine, generate, heads, look, serve, train, translate, verify, walk
+from regard.cli import evaluate, examine, generate, heads, info, look, serve, train, translate, verify, walk
 from regard.errors import RegardError
 
 COMMANDS = {
@@ -21,6 +21,7 @@ COMMANDS = {
     "translate": translate,
     "examine": examine,
     "verify": verify,
+    "info": info,
 }
 
 

@@ -11,8 +11,11 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
+
 from regard.cli.progress import watched
 from regard.errors import ConfigError
+from regard.machine import measure_products
 from regard.models import GPT2Config
 from regard.text.corpus import Corpus
 from regard.text.corpus.sources import total
@@ -24,7 +27,6 @@ from regard.train.listeners import board, lines
 from regard.train.listeners.observation import Observation
 from regard.train.listeners.progress import Progress
 from regard.train.listeners.signals import Signals
-from regard.train.peak import measured
 
 EPILOG = """\
 A run lies in one folder, --out: checkpoints, log.jsonl with a line a step,
@@ -181,7 +183,8 @@ def listeners(training: Training, signals: Signals) -> list[Listener]:
     """Who hears of every step."""
     config, folder, peak = training.config, training.folder, 0.0
     if training.subject.flops:
-        peak = training.engine.total(config.peak_tflops * 1e12 or measured(config.precision, training.engine.device))
+        measured = measure_products(getattr(torch, config.precision), training.engine.device) if not config.peak_tflops else 0.0
+        peak = training.engine.total(config.peak_tflops * 1e12 or measured)
     found: list[Listener] = [signals, lines.Log(folder / lines.LOG)]
     if config.observe_every:
         found.append(Observation(folder / lines.HEADS, config.observe_every, config.observe_text))

@@ -13,7 +13,7 @@ from regard.train import loss, quick, subject
 from regard.train.alone import Engine
 from regard.train.blocks import applied
 from regard.train.config import TrainConfig
-from regard.train.peak import flops_of
+from regard.train.flops import flops_of
 from regard.train.seeds import seed_of
 from regard.weights import gpt2 as files
 

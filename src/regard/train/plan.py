@@ -15,7 +15,7 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.train.config import TrainConfig
-from regard.train.peak import flops_of
+from regard.train.flops import flops_of
 
 FLOAT = 4  # bytes of a float32: weights at rest, gradients, moments, and sums of gradients
 NUMBER = 8  # of a whole number: a token, a target

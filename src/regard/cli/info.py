@@ -1,0 +1,67 @@
+"""regard info: the machine, the versions, the kernels that regard takes on it, and which extras are installed.
+
+Paste its output into a report of a bug or of a speed.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.table import Table
+from rich.text import Text
+
+from regard.machine import EXTRAS, Machine, describe_machine
+from regard.show.terminal import literal, open_console, write
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `regard info`."""
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, for a program")
+    parser.add_argument("--no-measure", action="store_true", help="do not measure memory bandwidth and products (one second)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Describe the machine and print it."""
+    machine = describe_machine(measure=not options.no_measure)
+    if options.json:
+        print(json.dumps(asdict(machine), allow_nan=False))
+        return 0
+    console = open_console()
+    with console.capture() as captured:
+        for title, rows in list_sections(machine).items():
+            console.print(Text(title, "bold"))
+            console.print(tabulate(rows))
+            console.print()
+        missing = [name for name, there in machine.extras.items() if not there]
+        if missing:
+            write(console, Text(f'To install what is missing: pip install "regard[{",".join(missing)}]"'))
+    print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
+    return 0
+
+
+def tabulate(rows: dict[str, str]) -> Table:
+    """A table of labels and values; a value that is too long goes on below itself."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows.items():
+        table.add_row(Text(f"  {label}", "dim"), Text(literal(value)))
+    return table
+
+
+def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
+    """The sections of the report: for each its lines, a label and a value."""
+    narrowed = ", narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" if machine.narrowed else ""
+    about = {
+        "processor": f"{machine.processor}, {machine.cores} cores",
+        "instructions": (" ".join(machine.instruction_sets) or "none that matter here") + narrowed,
+        "torch uses": f"{machine.torch_capability}, {machine.threads} threads",
+        "GPU": ", ".join(machine.accelerators) or "none",
+        "system": machine.system,
+    }
+    if machine.bytes_per_second:
+        about["memory"] = f"{machine.bytes_per_second / 1e9:.0f} GB/s, read by all threads"
+        rates = machine.float32_per_second / 1e9, machine.bfloat16_per_second / 1e9
+        about["products"] = "{:.0f} GFLOP/s in float32, {:.0f} in bfloat16 (torch.mm, 1024 x 1024)".format(*rates)
+    extras = {name: f"{'installed' if machine.extras[name] else 'missing'}: {use}" for name, (_, use) in EXTRAS.items()}
+    return {"Versions": machine.versions, "Machine": about, "Kernels": machine.kernels, "Extras": extras}

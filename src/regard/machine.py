@@ -1,0 +1,112 @@
+"""What this machine is and what it can do: a description, and two rates that are measured in a fraction of a second each."""
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import torch
+
+from regard.compiled import choices, processor
+
+SECONDS = 0.3  # of one measurement
+READ = 2**27  # bytes, more than the caches hold
+SHOWN = ("sse4.2", "avx", "fma", "avx2", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx_int8", "neon", "sve")
+EXTRAS = {  # of pyproject.toml: the module that an extra brings, and what it is for
+    "fast": ("numba", "compiled loops for attention, maps, training and generation"),
+    "view": ("uvicorn", "the live page, regard serve"),
+    "plot": ("matplotlib", "figures"),
+    "look": ("transformers", "Hugging Face models, regard look --model NAME"),
+    "hub": ("huggingface_hub", "weights that are not on this disk"),
+    "train": ("tokenizers", "a vocabulary of your own"),
+    "translate": ("sacrebleu", "BLEU and chrF, regard translate --evaluate"),
+    "notebook": ("ipykernel", "the lectures as notebooks"),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as a report needs it. Rates are 0 where they were not measured."""
+
+    versions: dict[str, str]  # regard, python, torch, numba where it is installed
+    system: str
+    processor: str
+    instruction_sets: list[str]  # that kernels may use, of those that make a difference to them
+    narrowed: bool  # whether NUMBA_CPU_NAME or NUMBA_CPU_FEATURES took some away
+    torch_capability: str
+    cores: int
+    threads: int
+    accelerators: list[str]
+    kernels: dict[str, str]
+    extras: dict[str, bool]
+    bytes_per_second: float = 0.0
+    float32_per_second: float = 0.0
+    bfloat16_per_second: float = 0.0
+
+
+def describe_machine(*, measure: bool = True) -> Machine:
+    """Describe this machine; with `measure`, its rates too, which takes a second."""
+    rates = {}
+    if measure:
+        rates["bytes_per_second"] = measure_bandwidth()
+        rates["float32_per_second"] = measure_products(torch.float32)
+        rates["bfloat16_per_second"] = measure_products(torch.bfloat16)
+    return Machine(
+        versions=read_versions(),
+        system=platform.platform(terse=True),
+        processor=processor.read_name(),
+        instruction_sets=[name for name in SHOWN if name in processor.features()],
+        narrowed=processor.features() != processor.read_host_features(),
+        torch_capability=torch.backends.cpu.get_cpu_capability(),
+        cores=os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        accelerators=list_accelerators(),
+        kernels=choices.list_choices(),
+        extras={name: find_spec(module) is not None for name, (module, _) in EXTRAS.items()},
+        **rates,
+    )
+
+
+def read_versions() -> dict[str, str]:
+    """The versions of regard, Python, torch and, where it is installed, numba."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("regard", "numba"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {name: found[name] for name in ("regard", "python", "torch", "numba") if name in found}
+
+
+def list_accelerators() -> list[str]:
+    """The names of the GPUs that torch can use."""
+    found = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*found, *(["Apple MPS"] if torch.backends.mps.is_available() else [])]
+
+
+def measure_products(
+    dtype: torch.dtype, device: torch.device | str = "cpu", *, side: int = 1024, seconds: float = SECONDS
+) -> float:
+    """Floating-point operations a second of the fastest product of two side x side matrices done in these seconds."""
+    a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
+    return 2 * side**3 / time_fastest(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
+
+
+def measure_bandwidth() -> float:
+    """Bytes a second that all threads read from memory together: the fastest sum of 128 MB done in 0.3 s."""
+    x = torch.ones(READ // 8, dtype=torch.int64)
+    return READ / time_fastest(x.sum, SECONDS)
+
+
+def time_fastest(run: Callable[[], object], seconds: float) -> float:
+    """The seconds of the fastest run, repeated for so many seconds."""
+    fastest, begun = math.inf, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        start = time.perf_counter()
+        run()
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest

@@ -1,0 +1,60 @@
+"""What `regard info` prints is what the machine is, with and without the extras."""
+
+import json
+
+import pytest
+import torch
+
+import regard
+from regard import machine
+from regard.cli import main
+from regard.compiled import choices, processor
+
+
+def run(capsys, *arguments):
+    assert main(["info", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def test_it_names_versions_processor_kernels_and_extras(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    printed = run(capsys, "--no-measure")
+    lines = dict(line.strip().split("  ", 1) for line in printed.splitlines() if line.startswith("  "))
+    lines = {label: value.strip() for label, value in lines.items()}
+    assert lines["regard"] == regard.__version__
+    assert lines["torch"] == torch.__version__
+    assert lines["processor"].startswith(processor.read_name())
+    assert {name: lines[name] for name in choices.list_choices()} == choices.list_choices()
+    assert set(machine.EXTRAS) <= set(lines)
+    assert "GFLOP/s" not in printed
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_no_line_is_wider_than_the_screen_or_ends_in_blanks(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run(capsys, "--no-measure").splitlines()
+    assert all(len(line) <= columns and line == line.rstrip() for line in lines)
+
+
+def test_for_a_program_it_prints_every_field_with_the_rates(capsys):
+    found = json.loads(run(capsys, "--json"))
+    assert found["processor"] == processor.read_name()
+    assert found["kernels"] == choices.list_choices()
+    assert min(found[name] for name in ("bytes_per_second", "float32_per_second", "bfloat16_per_second")) > 1e6
+
+
+def test_what_is_missing_comes_with_the_command_that_installs_it(capsys, monkeypatch):
+    there = machine.find_spec
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("matplotlib", "sacrebleu") else there(name))
+    printed = run(capsys, "--no-measure")
+    assert printed.endswith('To install what is missing: pip install "regard[plot,translate]"\n')
+
+
+def test_a_narrowed_processor_says_so(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(processor, "features", lambda: frozenset({"sse", "sse2"}))
+    printed = run(capsys, "--no-measure")
+    assert "none that matter here, narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" in printed
+    assert "attention, float32   torch's kernel" in printed
