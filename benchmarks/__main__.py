@@ -1,78 +1,72 @@
-"""`python -m benchmarks [NAME ...]`: runs them, prints tables, writes results.json and docs/benchmarks.md."""
+"""`python -m benchmarks [NAME ...]`: run them, print tables, write results.json and docs/benchmarks.md.
+
+Each processor has its own section: a run on another machine adds one and leaves the others as they are.
+"""
 
 import json
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from benchmarks import (
-    examining,
-    families,
-    generation,
-    kernels,
-    layers,
-    lineage,
-    long_text,
-    machine,
-    maps,
-    observing,
-    page,
-    products,
-    recording,
-    rounding,
-    rules,
-    scaling,
-    training,
-    tried,
-)
+from benchmarks import machine
 from benchmarks.tables import Table
 
-BENCHMARKS = {
-    "kernels": kernels,
-    "rules": rules,
-    "layers": layers,
-    "tried": tried,
-    "maps": maps,
-    "recording": recording,
-    "long": long_text,
-    "families": families,
-    "products": products,
-    "generation": generation,
-    "rounding": rounding,
-    "training": training,
-    "page": page,
-    "scaling": scaling,
-    "observing": observing,
-    "lineage": lineage,
-    "examining": examining,
-}
+MODULES = {"long": "long_text"}  # a benchmark whose module has another name
+NAMES = (
+    "kernels",
+    "rules",
+    "layers",
+    "tried",
+    "maps",
+    "recording",
+    "long",
+    "families",
+    "products",
+    "generation",
+    "rounding",
+    "training",
+    "page",
+    "scaling",
+    "observing",
+    "lineage",
+    "examining",
+)
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
 BEGIN, END = "<!-- measured: written by make bench -->", "<!-- end of what make bench writes -->"
 
 
 def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise SystemExit(f"expected names among {', '.join(NAMES)}; got {', '.join(unknown)}")
     peak = {dtype: machine.gigaflops(dtype) for dtype in (torch.float32, torch.bfloat16)}
     facts = f"{machine.describe()}. Products of large matrices: " + ", ".join(
         f"{value:.0f} GFLOP/s in {str(dtype)[6:]}" for dtype, value in peak.items()
     )
-    print(facts)
+    print(f"{facts}\n{machine.list_kernels()}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in names or BENCHMARKS:
-        print(f"\n{BENCHMARKS[name].TITLE}", flush=True)
-        results[name] = {"machine": facts, **asdict(BENCHMARKS[name].run(peak))}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    own = results.setdefault(machine.name_processor(), {"kernels": "", "tables": {}})
+    own["kernels"] = machine.list_kernels()
+    for name in names or NAMES:
+        benchmark = import_module(f"benchmarks.{MODULES.get(name, name)}")  # with the packages that it alone compares
+        print(f"\n{benchmark.TITLE}", flush=True)
+        own["tables"][name] = {"machine": facts, **asdict(benchmark.run(peak))}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # a long run that is stopped keeps what it has measured
     write_page(results)
 
 
 def write_page(results: dict[str, dict]) -> None:
-    """Puts the tables between the two marks of the page."""
+    """Put the tables between the two marks of the page, a section for each processor."""
     parts = []
-    for result in results.values():
-        table = Table(result["title"], result["columns"], result["rows"])
-        parts.append(f"{table.markdown()}\n\nMeasured on {result['machine']}.")
+    for name, own in results.items():
+        parts.append(f"## {name}\n\nKernels. {own['kernels']}.")
+        for result in own["tables"].values():
+            table = Table(result["title"], result["columns"], result["rows"])
+            parts.append(f"{table.markdown()}\n\nMeasured on {result['machine']}.")
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from benchmarks.tables import Table
 from benchmarks.timing import forward_and_backward, timed
 from regard import Causal, Everything, attention
+from regard.mechanism.fused import choose
 
 HEADS, WIDTH = 12, 64
 LENGTHS = (1, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -23,6 +24,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
             "dtype",
             "rule",
             "T",
+            "kernel",
             "bare ms",
             "regard ms",
             "ratio",
@@ -49,5 +51,6 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 learning = {way: forward_and_backward(call, leaves) for way, call in ways.items()}
                 both = timed(learning, 100 * TOLERANCE[dtype]).medians
                 figures = ours / bare, 1e3 * (ours - bare), share, both["bare"], both["regard"], both["regard"] / both["bare"]
-                table.add(str(dtype)[6:], name, t, bare, ours, *figures)
+                chosen = choose(*(x.detach() for x in (q, k, v)), mask).kernel
+                table.add(str(dtype)[6:], name, t, chosen, bare, ours, *figures)
     return table

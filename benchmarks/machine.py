@@ -1,29 +1,36 @@
 """What the machine is, and what it can do: multiply-adds a second of a large matrix product."""
 
 import platform
-from pathlib import Path
 
 import torch
 
-from benchmarks.timing import seconds
+from regard.compiled import choices, processor
+from regard.machine import measure_products
 
-SIZE = 3072
+SIDE, SECONDS = 3072, 3.0
+VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE", "neon": "NEON"}
 
 
 def describe() -> str:
     """The machine and the versions in a sentence."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    name = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
     return (
-        f"{torch.get_num_threads()} threads of {name}, {platform.system()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}"
+        f"{torch.get_num_threads()} threads of {processor.read_name()}, {platform.system()}, "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 
 
+def name_processor() -> str:
+    """The processor and the widest instruction sets that the kernels may use, as the heading of its figures."""
+    found = processor.features()
+    vectors = next((title for name, title in VECTORS.items() if name in found), "no vector instructions that are known here")
+    return f"{processor.read_name()} ({vectors}{', bfloat16' if 'avx512bf16' in found else ''})"
+
+
+def list_kernels() -> str:
+    """The kernels that regard takes on this processor, in a line."""
+    return "; ".join(f"{task}: {kernel}" for task, kernel in choices.list_choices().items())
+
+
 def gigaflops(dtype: torch.dtype) -> float:
-    """10⁹ floating-point operations a second, two to a multiply-add, of the best of ten products of two square matrices."""
-    a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
-    out = torch.empty(SIZE, SIZE, dtype=dtype)
-    torch.mm(a, b, out=out)
-    return 2 * SIZE**3 / min(seconds(lambda: torch.mm(a, b, out=out)) for _ in range(10)) / 1e9
+    """10⁹ floating-point operations a second, two to a multiply-add, of the fastest product of two large square matrices."""
+    return measure_products(dtype, side=SIDE, seconds=SECONDS) / 1e9

@@ -21,7 +21,7 @@ class Table:
 
     def markdown(self) -> str:
         title = self.title[0].upper() + self.title[1:]
-        lines = [f"## {title}", "", "| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
+        lines = [f"### {title}", "", "| " + " | ".join(self.columns) + " |", "|" + " --- |" * len(self.columns)]
         return "\n".join([*lines, *("| " + " | ".join(shown(cell) for cell in row) + " |" for row in self.rows)])
 
 

@@ -1,0 +1,44 @@
+"""Each processor has a section of its own in docs/benchmarks.md, and a run touches no other."""
+
+import json
+from types import SimpleNamespace
+
+import benchmarks.__main__ as command
+import pytest
+from benchmarks.tables import Table
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of one benchmark, which finds one figure, on a processor of this name; gives the page and the results."""
+    page, results = tmp_path / "benchmarks.md", tmp_path / "results.json"
+    page.write_text(f"above\n{command.BEGIN}\n{command.END}\nbelow\n")
+    monkeypatch.setattr(command, "PAGE", page)
+    monkeypatch.setattr(command, "RESULTS", results)
+    monkeypatch.setattr(command.machine, "gigaflops", lambda dtype: 1.0)
+
+    def measure(processor: str, figure: float) -> tuple[str, dict]:
+        table = Table("a figure", ["ms"], [[figure]])
+        monkeypatch.setattr(command.machine, "name_processor", lambda: processor)
+        monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(TITLE="a figure", run=lambda peak: table))
+        command.main(["kernels"])
+        return page.read_text(), json.loads(results.read_text())
+
+    return measure
+
+
+def test_another_processor_adds_its_own_and_leaves_the_first(run):
+    run("an Intel", 1.5)
+    page, results = run("an AMD", 2.5)
+    assert page.startswith("above\n")
+    assert page.endswith("\nbelow\n")
+    assert page.index("## an Intel") < page.index("| 1.5 |") < page.index("## an AMD") < page.index("| 2.5 |")
+    page, results = run("an Intel", 3.5)
+    assert "| 1.5 |" not in page
+    assert page.index("## an Intel") < page.index("| 3.5 |") < page.index("## an AMD") < page.index("| 2.5 |")
+    assert [own["tables"]["kernels"]["rows"] for own in results.values()] == [[[3.5]], [[2.5]]]
+
+
+def test_a_name_that_is_no_benchmark_is_refused_before_anything_is_measured(run):
+    with pytest.raises(SystemExit, match=r"expected names among kernels, .*; got kernel$"):
+        command.main(["kernel"])
