@@ -55,4 +55,4 @@ def test_what_an_example_goes_on_from_is_what_that_example_computes():
     (renormalised,) = RECOMPUTED["causal-renormalised"](figures.figure("causal-renormalised"))
     (hidden,) = RECOMPUTED["causal-minus-infinity"](figures.figure("causal-minus-infinity"))
     first, second = ({c.field: c.computed for c in claim.comparisons}["weights"] for claim in (renormalised, hidden))
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-10)

@@ -11,8 +11,9 @@ WORDS, SOURCES = ("un", "cheval", "."), ("a", "horse", "runs", ".", "⟨end⟩")
 def example(**other):
     torch.manual_seed(2)
     with torch.no_grad():
-        layer = AdditiveAttention(7, 11, 13)
-        return translated(WORDS, SOURCES, torch.randn(3, 7), torch.randn(5, 11), layer, model="one", **other), layer
+        layer = AdditiveAttention(7, 11, 13).double()
+        states, annotations = torch.randn(3, 7, dtype=torch.float64), torch.randn(5, 11, dtype=torch.float64)
+        return translated(WORDS, SOURCES, states, annotations, layer, model="one", **other), layer
 
 
 def test_queries_are_states_and_keys_are_annotations_and_the_formula_holds():

@@ -1,6 +1,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,14 @@ def test_the_leaky_mask_reproduces_and_its_row_says_that_it_is_wrong():
     assert not right.comparisons[0].computed.triu(1).any()
     assert {comparison.field: comparison.computed for comparison in leaky.comparisons}["weights"].triu(1).any()
     assert by_verdict(ROWS, Verdict.WRONG) == ["dog-leaky-mask"]
+
+
+def test_what_a_number_is_off_by_is_computed_in_float64_so_that_its_digits_are_the_same_everywhere():
+    given, x = figures.figure("dog-self-attention"), np.array(figures.figures()["inputs"]["dog"]["x"])
+    q, k = (x @ np.array(given[name]) for name in ("W_query", "W_key"))
+    off = np.abs(np.tril(q @ k.T / math.sqrt(3)) - np.array(figures.figure("dog-leaky-mask")["masked"])).max()
+    masked = next(one for one in verify("dog-leaky-mask")[0].comparisons if one.field == "masked")
+    assert masked.difference == pytest.approx(off, abs=1e-12)
 
 
 def test_what_does_not_follow_from_what_is_printed_is_a_misprint_and_is_explained():

@@ -182,7 +182,7 @@ def entry(row: Row) -> dict[str, Any]:
 
 
 def plain(numbers: Any) -> Any:
-    """Numbers as JSON has them, to the seven digits of float32."""
+    """Numbers as JSON has them, to seven digits."""
     if isinstance(numbers, list):
         return [plain(number) for number in numbers]
     return float(f"{numbers:.7g}") if math.isfinite(numbers) else str(numbers)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.lectures import figures
@@ -67,7 +68,7 @@ class Claim:
 
 def compared(example: Example, **computed: Tensor) -> list[Comparison]:
     """The fields of an example beside what was computed for them."""
-    return [Comparison(field, figures.tensor(example[field]), value) for field, value in computed.items()]
+    return [Comparison(field, figures.tensor(example[field], torch.float64), value) for field, value in computed.items()]
 
 
 def kept(example: Example, steps: Steps) -> list[Comparison]:

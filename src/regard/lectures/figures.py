@@ -37,16 +37,16 @@ def known(name: str, names: Iterable[str]) -> str:
     raise ConfigError(f"there is no example {name!r}.{meant} There are: {', '.join(names)}.")
 
 
-def sentence(name: str) -> tuple[list[str], Tensor]:
+def sentence(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[str], Tensor]:
     """The words of an input and their vectors, (t, d)."""
     entry = figures()["inputs"][name]
-    return list(entry["tokens"]), tensor(entry["x"])
+    return list(entry["tokens"]), tensor(entry["x"], dtype)
 
 
-def tensor(numbers: Any) -> Tensor:
-    """Numbers as printed, in which "-inf" stands for itself, as a float32 tensor."""
+def tensor(numbers: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers as printed, in which "-inf" stands for itself, as a tensor."""
 
     def read(entry: Any) -> Any:
         return [read(part) for part in entry] if isinstance(entry, list) else float(entry)
 
-    return torch.tensor(read(numbers))
+    return torch.tensor(read(numbers), dtype=dtype)

@@ -1,4 +1,8 @@
-"""Each example of the lectures computed again, by the functions and layers that everybody else uses."""
+"""Each example of the lectures computed again, by the functions and layers that everybody else uses.
+
+Random numbers are drawn in float32, as the lectures draw them; all that follows is computed in float64, so that the differences
+from what is printed are the same on every processor.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +34,8 @@ def seeded(seed: int) -> None:
 
 
 def words_of(example: Example) -> Tensor:
-    """The vectors of the example's input."""
-    return figures.sentence(example["input"])[1]
+    """The vectors of the example's input, in float64."""
+    return figures.sentence(example["input"], torch.float64)[1]
 
 
 def head_width() -> int:
@@ -49,7 +53,7 @@ def trainable() -> BareSelfAttention:
 
 def given_scores(raw: Tensor, v: Tensor, mask: Mask = EVERYTHING, scale: float = 1.0) -> Steps:
     """The steps that follow from scores (..., q, k): against the unit vectors as keys, q kᵀ is q itself."""
-    return attend(raw, torch.eye(raw.shape[-1]).expand_as(raw), v, mask, scale=scale)
+    return attend(raw, torch.eye(raw.shape[-1], dtype=raw.dtype).expand_as(raw), v, mask, scale=scale)
 
 
 def simple_one_query(example: Example) -> Iterable[Claim]:
@@ -81,13 +85,13 @@ def simple_all(example: Example) -> Iterable[Claim]:
 
 def softmax_211(example: Example) -> Iterable[Claim]:
     """The softmax of three numbers, its numerators and its denominator."""
-    z = figures.tensor(example["z"])
+    z = figures.tensor(example["z"], torch.float64)
     yield Claim(compared(example, exponentials=z.exp(), sum=z.exp().sum(), softmax=softmax.naive(z)))
 
 
 def trainable_parameters(example: Example) -> Iterable[Claim]:
     """softmax(q kᵀ / √d) v with q, k and v from plain parameters."""
-    x, layer = words_of(example), trainable()
+    x, layer = words_of(example), trainable().double()
     steps, q = layer.steps(x), layer.project(x)[0]
     row = figures.sentence(example["input"])[0].index("journey")
     journey = {f"{name}_row_journey": getattr(steps, name)[row] for name in ("scores", "weights", "context")}
@@ -99,14 +103,14 @@ def trainable_linear(example: Example) -> Iterable[Claim]:
     """The same with linear layers, by the fused kernel."""
     x = words_of(example)
     seeded(example["seed"])
-    layer = SelfAttention(x.shape[-1], example["d_out"])
+    layer = SelfAttention(x.shape[-1], example["d_out"]).double()
     scale = torch.tensor(scores.default_scale(layer.project(x)[0]))
     yield Claim(compared(example, scale=scale, context=layer(x)))
 
 
 def weight_transfer(example: Example) -> Iterable[Claim]:
     """Plain parameters turned into linear layers."""
-    x, layer = words_of(example), trainable().to_linear()
+    x, layer = words_of(example), trainable().to_linear().double()
     other = figures.figure(example["equals"])
     note = f"compared with what {example['equals']} prints"
     yield Claim(compared(other, weights=layer.steps(x).weights, context=layer(x)), note)
@@ -114,14 +118,14 @@ def weight_transfer(example: Example) -> Iterable[Claim]:
 
 def causal_renormalised(example: Example) -> Iterable[Claim]:
     """Zeros above the diagonal of the weights, each row divided by its sum."""
-    steps = trainable().steps(words_of(example))
+    steps = trainable().double().steps(words_of(example))
     masked = steps.weights * Causal().table(*steps.weights.shape)
     yield Claim(compared(example, masked_weights=masked, row_sums=masked.sum(-1), weights=softmax.by_sum(masked)))
 
 
 def causal_minus_infinity(example: Example) -> Iterable[Claim]:
     """-inf above the diagonal of the scores, before the softmax."""
-    q, k, v = trainable().project(words_of(example))
+    q, k, v = trainable().double().project(words_of(example))
     unscaled = attend(q, k, v, Causal(), scale=1.0)
     weights = attend(q, k, v, Causal()).weights
     note = "'masked' is printed before the division by the root of d; the weights follow from the scores divided by it"
@@ -142,7 +146,7 @@ def dropout_ones(example: Example) -> Iterable[Claim]:
 
 def dropout_weights(example: Example) -> Iterable[Claim]:
     """Dropout of the causal weights, the second draw from the seed."""
-    q, k, v = trainable().project(words_of(example))
+    q, k, v = trainable().double().project(words_of(example))
     dropout_of_ones(example)
     yield Claim(compared(example, dropped=attend(q, k, v, Causal(), dropout=example["p"]).dropped))
 
@@ -151,7 +155,7 @@ def causal_batch(example: Example) -> Iterable[Claim]:
     """Two copies of a sentence through causal attention."""
     x = words_of(example)
     seeded(example["seed"])
-    layer = CausalAttention(x.shape[-1], head_width(), len(x), dropout=0.0)
+    layer = CausalAttention(x.shape[-1], head_width(), len(x), dropout=0.0).double()
     yield Claim(compared(example, shape=torch.tensor(layer(torch.stack((x, x))).shape)))
 
 
@@ -159,13 +163,13 @@ def multi_head_stacked(example: Example) -> Iterable[Claim]:
     """Two causal heads, their contexts side by side."""
     x = words_of(example)
     seeded(example["seed"])
-    layer = StackedHeads(x.shape[-1], head_width(), len(x), 0.0, example["num_heads"])
+    layer = StackedHeads(x.shape[-1], head_width(), len(x), 0.0, example["num_heads"]).double()
     yield Claim(compared(example, context=layer(x.expand(example["batch"], -1, -1))))
 
 
 def projected(example: Example, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The queries, keys and values of x by the matrices that an example prints."""
-    q, k, v = (x @ figures.tensor(example[name]) for name in ("W_query", "W_key", "W_value"))
+    q, k, v = (x @ figures.tensor(example[name], x.dtype) for name in ("W_query", "W_key", "W_value"))
     return q, k, v
 
 
@@ -193,7 +197,7 @@ def dog_leaky_mask(example: Example) -> Iterable[Claim]:
 
 def multi_head_split(example: Example) -> Iterable[Claim]:
     """Two heads from one projection: the shapes on the way, and the weights that follow from the printed scores."""
-    x = figures.tensor(example["x"]).unsqueeze(0)
+    x = figures.tensor(example["x"], torch.float64).unsqueeze(0)
     whole = projected(example, x)
     q, k, v = (heads.split(part, example["num_heads"]) for part in whole)
     steps = attend(q, k, v, Causal())
@@ -213,7 +217,7 @@ def multi_head_split(example: Example) -> Iterable[Claim]:
         for name, value in shapes.items()
     ]
     yield Claim(laid_out + compared(example, head_dim=torch.tensor(q.shape[-1])))
-    follow = given_scores(figures.tensor(example["scores"]), v[0], Causal(), scores.default_scale(q))
+    follow = given_scores(figures.tensor(example["scores"], torch.float64), v[0], Causal(), scores.default_scale(q))
     note = "from the scores as they are printed"
     yield Claim(compared(example, scaled_and_masked=follow.masked, weights=follow.weights), note)
     note = "the printed scores do not follow from the printed x, W_query and W_key: scanning errors in the document"
