@@ -38,6 +38,7 @@ print(json.dumps([sum(one.cache_hits for one in kernels), float(off)]))
 """
 
 
+@pytest.mark.slow
 def test_what_another_processor_compiled_is_not_used(tmp_path):
     """A home folder that machines share: each finds what it has compiled itself, and nothing else."""
 

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from bounds import EXPONENTIAL, assert_within, gamma, propagate_errors, sum_bound
 from regard import AdditiveAttention, Causal, Padding, ShapeError
 
 B, Q, K, QW, KW, N, E = 2, 5, 7, 11, 13, 3, 4
@@ -60,13 +61,26 @@ def test_gradients_are_those_of_finite_differences():
     torch.autograd.gradcheck(lambda q, k, v, *_: ours(q, k, v, Padding([2, 0])), leaves)
 
 
+@torch.no_grad()
+def allowed_under_autocast(ours, queries, keys, values, weights):
+    """How far the context may be off: a projection's input, weights and output are rounded; no slope of tanh is above 1."""
+    rounded = gamma(torch.bfloat16, 3) + sum_bound(torch.float32, KW)
+    q, k = (rounded * (x.abs() @ W.weight.abs().T) for x, W in ((queries, ours.W_query), (keys, ours.W_key)))
+    size = ours.weight.abs()
+    errors = (q.unsqueeze(2) + k.unsqueeze(1)) @ size + sum_bound(torch.float32, N + EXPONENTIAL + 5) * size.sum()
+    one_head = (x.unsqueeze(1) for x in (errors, values, weights))
+    return propagate_errors(torch.float32, *one_head).context[:, 0] / 2  # it is compared with float64
+
+
 def test_autocast_runs_it_in_float32_from_the_scores_on():
     ours = layer().float()
     queries, keys, values = (x.float() for x in tensors())
     with torch.autocast("cpu", torch.bfloat16):
         steps = ours.steps(queries, keys, values)
     assert steps.scores.dtype == torch.float32
-    torch.testing.assert_close(steps.context.float(), ours(queries, keys, values), atol=0.02, rtol=0.02)
+    ours, (queries, keys, values) = ours.double(), (x.double() for x in (queries, keys, values))
+    exact = ours.steps(queries, keys, values)
+    assert_within(steps.context, exact.context, allowed_under_autocast(ours, queries, keys, values, exact.weights))
 
 
 def test_batched_and_unbatched_inputs_do_not_mix():

@@ -49,8 +49,8 @@ def test_the_lectures_state_dict_loads_its_mask_ignored_and_gives_its_context(bi
     assert "mask" in theirs.state_dict()
     ours = layer(qkv_bias=bias)
     ours.load_state_dict(theirs.state_dict(), strict=True)
-    x = torch.randn(B, T, D_IN)
-    torch.testing.assert_close(ours(x), theirs(x))
+    x = torch.randn(B, T, D_IN, dtype=torch.float64)
+    torch.testing.assert_close(ours.double()(x), theirs.double()(x))
     assert "mask" not in ours.state_dict()
 
 
@@ -61,8 +61,8 @@ def test_loading_leaves_the_state_dict_it_was_given_whole():
 
 
 def test_dropout_is_of_the_weights_in_training_and_absent_in_evaluation():
-    x = torch.randn(B, T, D_IN)
-    ours = layer(dropout=0.5)
+    x = torch.randn(B, T, D_IN, dtype=torch.float64)
+    ours = layer(dropout=0.5).double()
     torch.manual_seed(4)
     found = ours(x)
     torch.manual_seed(4)
@@ -73,7 +73,7 @@ def test_dropout_is_of_the_weights_in_training_and_absent_in_evaluation():
     assert torch.equal(steps.dropped, expected)
     ours.eval()
     assert torch.equal(ours.steps(x).dropped, ours.steps(x).weights)
-    torch.testing.assert_close(ours(x), layer()(x))
+    torch.testing.assert_close(ours(x), layer().double()(x))
 
 
 def test_a_sequence_longer_than_the_context_is_refused_and_one_as_long_is_not():

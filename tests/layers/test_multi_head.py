@@ -101,7 +101,7 @@ def test_the_lectures_state_dict_loads_its_masks_ignored_and_gives_its_output(th
     them = theirs(D_IN, D_OUT, CONTEXT, 0.0, H, bias)
     us = ours(D_IN, D_OUT, CONTEXT, 0.0, H, bias)
     us.load_state_dict(them.state_dict(), strict=True)
-    torch.testing.assert_close(us(x().float()), them(x().float()))
+    torch.testing.assert_close(us.double()(x()), them.double()(x()))
 
 
 def test_seeded_weights_are_those_of_the_lectures_classes():

@@ -20,8 +20,8 @@ def test_weights_of_the_lectures_class_load_and_give_its_context():
     theirs = lectures_classes.SelfAttentionV1(D_IN, D_OUT)
     bare = BareSelfAttention(D_IN, D_OUT)
     bare.load_state_dict(theirs.state_dict())
-    x = torch.randn(T, D_IN)
-    torch.testing.assert_close(bare(x), theirs(x))
+    x = torch.randn(T, D_IN, dtype=torch.float64)
+    torch.testing.assert_close(bare.double()(x), theirs.double()(x))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -64,8 +64,8 @@ def test_a_bias_has_no_place_among_bare_parameters():
 
 @pytest.mark.parametrize("make", [BareSelfAttention, SelfAttention])
 def test_steps_have_the_rank_of_x_and_end_in_forward_s_context(make):
-    layer = make(D_IN, D_OUT)
-    x = torch.randn(B, T, D_IN)
+    layer = make(D_IN, D_OUT).double()
+    x = torch.randn(B, T, D_IN, dtype=torch.float64)
     steps = layer.steps(x)
     assert steps.scores.shape == (B, T, T)
     torch.testing.assert_close(steps.context, layer(x))

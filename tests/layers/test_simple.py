@@ -17,7 +17,7 @@ def test_the_context_is_softmax_of_x_x_transposed_times_x():
 
 
 def test_steps_and_forward_agree_with_and_without_a_batch():
-    x = torch.randn(B, T, D)
+    x = torch.randn(B, T, D, dtype=torch.float64)
     layer = SimpleSelfAttention()
     torch.testing.assert_close(layer.steps(x).context, layer(x))
     torch.testing.assert_close(layer(x[0]), layer(x)[0])

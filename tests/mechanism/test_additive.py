@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bounds import EXPONENTIAL, assert_within, gamma, propagate_errors, score_slope_bound, sum_bound
 from regard import Causal, ConfigError, Padding, ShapeError, Window
 from regard.compiled import threads
 from regard.mechanism import additive
@@ -110,17 +111,37 @@ def test_a_weight_of_another_width_is_refused():
         additive_attention(q, k, v, weight, torch.ones(Q, K))
 
 
-def quick_and_torchs(monkeypatch, rule, *shapes):
-    """The context and the gradients by the loops and by torch, in float32, and by torch in float64."""
-    generator = torch.Generator().manual_seed(0)
-    wide = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    found = []
-    for least, dtype in ((0, torch.float32), (2**60, torch.float32), (2**60, torch.float64)):
-        monkeypatch.setattr(additive, "LEAST", least)
-        leaves = [x.to(dtype).requires_grad_() for x in wide]
-        context = additive_attention(*leaves, rule)
-        found.append((context, *torch.autograd.grad((context * context.detach().cos()).sum(), leaves)))
-    return found
+def context_and_gradients(leaves, rule, grad):
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    context = additive_attention(*leaves, rule)
+    return context, *torch.autograd.grad(context, leaves, grad.to(context.dtype))
+
+
+# a float32 sum and its tanh (1 - e) / (1 + e), e ≤ 1 / e: an error of e counts less than once, then there are four roundings
+TANH = EXPONENTIAL + 5
+
+
+def allowed_of(q, k, v, weight, rule, grad):
+    """How far float32 may be off in the context and in the gradients of q, k, v and weight."""
+    share, groups, dtype = q.shape[1] // k.shape[1], k.shape[1], torch.float32
+    v_all, k_all = (x.repeat_interleave(share, 1) for x in (v, k))
+    tanh = (q.unsqueeze(3) + k_all.unsqueeze(2)).tanh()  # (b, h, q, k, n)
+    size, weights = tanh.abs() @ weight.abs(), attend_additive(q, k, v, weight, rule).weights
+    errors = (gamma(dtype, len(weight)) + gamma(dtype, TANH, alike=True)) * size
+    bounds = propagate_errors(dtype, errors + gamma(dtype, 2) * size.amax(-1, keepdim=True), v_all, weights)
+    apart = score_slope_bound(dtype, bounds, v_all, weights, grad)
+    slope = (weights * (grad @ v_all.mT - (grad * (weights @ v_all)).sum(-1, keepdim=True))).abs()
+    several = sum_bound(dtype, 2 * TANH + 2, alike=True)  # of 1 - tanh²
+    rises = (1 - tanh.square()) * weight.abs()
+    each = apart.unsqueeze(-1) * rises + several * slope.unsqueeze(-1) * weight.abs()
+    along, across = ((slope.unsqueeze(-1) * rises).sum(axis) for axis in (3, 2))  # (b, h, q, n) and (b, h, k, n)
+    of_q = each.sum(3) + sum_bound(dtype, k.shape[2] + 2) * along
+    of_k = each.sum(2) + sum_bound(dtype, q.shape[2] * share + 2) * across
+    of_v = bounds.weights.mT @ grad.abs() + sum_bound(dtype, q.shape[2] * share + 1) * (weights.mT @ grad.abs())
+    terms = sum_bound(dtype, slope.numel()) + sum_bound(dtype, TANH, alike=True)
+    of_weight = ((apart + terms * slope).unsqueeze(-1) * tanh.abs()).flatten(0, 3).sum(0)
+    of_k, of_v = (x.unflatten(1, (groups, share)).sum(2) for x in (of_k, of_v))
+    return bounds.context, of_q, of_k, of_v, of_weight
 
 
 @LOOPS
@@ -129,10 +150,14 @@ def quick_and_torchs(monkeypatch, rule, *shapes):
     "shapes", [((B, H, Q, N), (B, G, K, N), (B, G, K, E), (N,)), ((2, 1, 1, 67), (2, 1, 7, 67), (2, 1, 7, 3), (67,))]
 )
 def test_the_loops_are_as_near_to_float64_as_torch(rule, shapes, monkeypatch):
-    loops, torchs, exact = quick_and_torchs(monkeypatch, RULES[rule], *shapes)
-    for ours, theirs, expected in zip(loops, torchs, exact, strict=True):
-        allowed = max(3 * (theirs - expected).abs().max(), 3e-6 * expected.abs().max())
-        assert (ours - expected).abs().max() <= allowed
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(*shape, dtype=torch.float32, generator=generator) for shape in shapes]
+    wide, grad = [x.double() for x in leaves], torch.randn(*shapes[0][:3], shapes[2][3], generator=generator).double()
+    exact, allowed = context_and_gradients(wide, RULES[rule], grad), allowed_of(*wide, RULES[rule], grad)
+    for least in (0, 2**60):  # by the loops, and by torch
+        monkeypatch.setattr(additive, "LEAST", least)
+        for found, expected, bound in zip(context_and_gradients(leaves, RULES[rule], grad), exact, allowed, strict=True):
+            assert_within(found, expected, bound)
 
 
 @LOOPS

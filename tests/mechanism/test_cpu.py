@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
@@ -49,11 +50,21 @@ def seeds(context):
     return torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context.dtype)
 
 
-def within(found, expected, budget=3e-6):
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        size = max(other.abs().max().item(), 1.0) if other.numel() else 1.0
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=budget * size)
+def allowed_of(q, k, v, mask, scale=None, **options):
+    """How far float32 may be off in the context and in the gradients of q, k and v."""
+    q, k, v = (x.detach().double() for x in (q, k, v))
+    steps = attend(q, k, v, mask, scale=scale, **options)
+    errors = attention_bounds(torch.float32, q, k, v, steps.weights, scale=scale).scores / 2
+    context = propagate_errors(torch.float32, errors, v, steps.weights).context
+    grad = seeds(steps.context)
+    return context, *gradient_bounds(torch.float32, q, k, v, steps.weights, grad, scale=scale)
+
+
+def check_float32(q, k, v, mask, **options):
+    """Compare the loops with float64, number by number."""
+    allowed = allowed_of(q, k, v, mask, **options)
+    for found, expected, bound in zip(*found_and_expected(q, k, v, mask, **options), allowed, strict=True):
+        assert_within(found, expected, bound)
 
 
 @settings(max_examples=150, deadline=None)
@@ -64,20 +75,21 @@ def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
     offset = asked.options.get("offset", 0)
     if not isinstance(offset, int) or not k or asked.mask.stretches(q, k, offset) is None:
         return
-    within(*found_and_expected(*leaves, asked.mask, **asked.options))
+    check_float32(*leaves, asked.mask, **asked.options)
 
 
 @pytest.mark.parametrize(
     ("rule", "offset"), [(rule, n) for rule in RULES for n in (0, K - Q)] + [("window", -9), ("causal", -9)]
 )
 def test_over_many_blocks_of_queries_and_grouped_keys(rule, offset):
-    within(*found_and_expected(*tensors(), RULES[rule], offset=offset))
+    check_float32(*tensors(), RULES[rule], offset=offset)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("scale", [None, -0.3])
 def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_out(rule, scale):
-    leaves, most = tensors(torch.bfloat16), 2.0**-8  # what rounding moves a number by, of its size
+    leaves, most = tensors(torch.bfloat16), unit_roundoff(torch.bfloat16)
+    sums_of_float32 = allowed_of(*leaves, RULES[rule], scale=scale)
     found, exact = found_and_expected(*leaves, RULES[rule], scale=scale)
     q, k, v = (x.detach().double() for x in leaves)
     k, v = (x.repeat_interleave(H // G, 1) for x in (k, v))
@@ -90,8 +102,8 @@ def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_
     slopes += weights * apart * abs(scale)
     sums += [slopes @ k.abs()]
     sums += [x.unflatten(1, (G, H // G)).sum(2) for x in (slopes.mT @ q.abs(), weights.mT @ grad.abs())]
-    for one, other, each in zip(found, exact, sums, strict=True):
-        assert ((one.double() - other).abs() <= most * (1 + most) * (each + other.abs()) + 1e-5).all()
+    for one, other, each, rest in zip(found, exact, sums, sums_of_float32, strict=True):
+        assert_within(one, other, most * (1 + most) * (each + other.abs()) + (1 + most) * rest)
 
 
 def test_of_bfloat16_a_nan_stays_one():
@@ -159,9 +171,10 @@ def test_a_nan_in_a_hidden_key_or_value_stays_out_of_the_rows_that_do_not_see_it
 
 def test_transforms_of_torch_meet_a_kernel_that_they_know():
     q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
-    found = torch.func.grad(lambda q: attention(q, k, v, Causal()).square().sum())(q)
-    (expected,) = torch.autograd.grad(attention(q.requires_grad_(), k, v, Causal()).square().sum(), q)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    seed = seeds(attention(q, k, v, Causal()))
+    found = torch.func.grad(lambda q: (attention(q, k, v, Causal()) * seed).sum())(q)
+    (expected,) = torch.autograd.grad(attention(q.requires_grad_(), k, v, Causal()), q, seed)
+    assert_within(found, expected, allowed_of(q, k, v, Causal())[1])
 
 
 def test_a_gradient_of_the_gradient_is_refused_rather_than_wrong():
