@@ -210,6 +210,7 @@ def test_help_says_that_code_is_run(capsys):
     assert "It runs the code of the file or package" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_program_of_its_own(file):
     command = [sys.executable, "-W", "error", "-m", "regard", "examine", f"{file}:Leaking", "--args", "14", "6"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 import regard
+from bounds import assert_within, attention_bounds, bounds_from_scores, perturbation_bound
+from map.map_bounds import additive_score_error
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
 from regard.cli import main
 from regard.cli.own_words import rule
@@ -90,9 +92,14 @@ def test_every_example_is_shown_and_listed_and_written_as_strict_json(walk, name
 
 def test_the_json_holds_every_step_and_gives_each_float32_back(walk):
     found = record(walk("--example", "causal", "--json"))
-    q, k, v = (tensor(found[name]) for name in "qkv")
-    for name, step in attend(q, k, v, Causal()).items():
-        torch.testing.assert_close(tensor(found["steps"][name]), step, rtol=1e-6, atol=1e-6)
+    q, k, v = (tensor(found[name]).double() for name in "qkv")
+    steps = attend(q, k, v, Causal())
+    whole = (x[None, None] for x in (q, k, v, steps.weights))
+    bounds = attention_bounds(torch.float32, *whole)
+    allowed = {"scores": bounds.scores * q.shape[-1] ** 0.5, "weights": bounds.weights, "dropped": bounds.weights}
+    allowed["context"] = bounds.context
+    for name, step in steps.items():
+        assert_within(tensor(found["steps"][name]), step, allowed.get(name, bounds.scores)[0, 0], name)
     assert found["steps"]["masked"][0][1] == "-inf"
     assert record(walk("--example", "softmax", "--json"))["scenes"][2]["panels"][0]["values"][1][0] == "nan"
     x = record(walk("--json"))["q"]
@@ -178,7 +185,10 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     found = record(walk("--weights", path, "--heads", "2", "--json"))
     assert found["scenes"][-1]["name"] == "output"
     output = tensor(found["scenes"][-1]["panels"][0]["values"])
-    torch.testing.assert_close(output, layer(sentence("journey")[1]).detach())
+    x = sentence("journey")[1].double()
+    with torch.no_grad():
+        allowed = perturbation_bound(layer.double(), lambda one: one(x), terms=len(x))
+        assert_within(output, layer(x), allowed)
     assert any("causal mask" in note for note in found["notes"])
     unmasked = record(walk("--weights", path, "--heads", "2", "--mask", "none", "--json"))
     assert unmasked["steps"]["masked"] == unmasked["steps"]["scaled"]
@@ -256,14 +266,22 @@ def test_a_trained_translator_is_told_as_a_recording_has_it(walk, speaking, kind
     model = translator.load(speaking[kind])
     source = [*model.text.encode(words), model.text.end]
     (written,) = translate(model, [source])
-    with torch.no_grad(), regard.record(model) as recording:
-        model(torch.tensor([source]), [len(source)], torch.tensor([[model.text.end, *written.tokens[:-1]]]))
-    expected = recording.map(0, kind="cross").dense()[0, 0]
+
+    def look(model):
+        with torch.no_grad(), regard.record(model) as recording:
+            model(torch.tensor([source]), [len(source)], torch.tensor([[model.text.end, *written.tokens[:-1]]]))
+        return recording.map(0, kind="cross").dense()[0, 0]
+
+    model = model.double()
+    expected, widest = look(model), max(max(weight.shape) for weight in model.parameters())
+    allowed = perturbation_bound(model, look, terms=widest)
     assert expected.shape == (len(found["words"]), len(found["sources"])) == (len(written.tokens), len(source))
-    torch.testing.assert_close(tensor(found["steps"]["weights"]), expected, rtol=1e-5, atol=1e-6)
-    q, k, v, weight = (tensor(found[name]) for name in (*"qkv", "weight"))
-    torch.testing.assert_close(((q[:, None] + k).tanh() @ weight).softmax(-1), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(expected @ v, tensor(found["steps"]["context"]), rtol=1e-5, atol=1e-5)
+    assert_within(tensor(found["steps"]["weights"]), expected, allowed)
+    q, k, v, weight = (tensor(found[name]).double() for name in (*"qkv", "weight"))
+    weights = ((q[:, None] + k).tanh() @ weight).softmax(-1)
+    bounds = bounds_from_scores(torch.float32, additive_score_error(weight).expand(weights.shape), weights, v)
+    assert_within(tensor(found["steps"]["weights"]), weights, bounds.weights)
+    assert_within(tensor(found["steps"]["context"]), weights @ v, bounds.context)
     assert found["sources"] == [*(model.text.decode([one]).strip() for one in source[:-1]), "⟨end⟩"]
 
 

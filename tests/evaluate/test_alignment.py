@@ -25,7 +25,7 @@ def made(kind, text):
     else:
         model = RecurrentTranslator(kind, vocabulary=text.vocabulary, width=11, hidden=7)
     model.text = text
-    return model.eval()
+    return model.double().eval()
 
 
 def test_merged_rows_are_the_mean_and_merged_columns_the_sum():
@@ -64,13 +64,13 @@ def test_each_row_is_of_the_query_that_foretells_its_word(kind, text):
     assert found.source == ["The", "cat", ",", "that", "was", "on", "the", "mat", ",", "jumped", ".", END]
     assert found.target == ["Le", "chat", ",", "qui", "était", "là", ",", "a", "sauté", ".", END]
     assert found.weights.shape == (2 if kind == "transformer" else 1, 11, 12)
-    torch.testing.assert_close(found.weights.sum(-1), torch.ones(found.weights.shape[:2]))
+    torch.testing.assert_close(found.weights.sum(-1), torch.ones(found.weights.shape[:2], dtype=torch.float64))
     with Weights() as seen, torch.no_grad():  # of a prefix alone the last row is the query that foretells what follows
         model(torch.tensor([[*asked, end]]), torch.tensor([len(asked) + 1]), torch.tensor([[end, *written]]))
     last = seen.found[-1][0, :, -1].mean(0)  # of the last layer, or the last word: that before the end
     torch.testing.assert_close(found.weights[-1, -1, -1], last[-1])
     assert found.weights[-1, -1, 0] == pytest.approx(
-        float(last[: sum(n == 0 for n in grouped(text, asked)[0])].sum()), abs=1e-6
+        float(last[: sum(n == 0 for n in grouped(text, asked)[0])].sum()), abs=1e-10
     )
 
 

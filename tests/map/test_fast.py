@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bounds import assert_within
+from map.map_bounds import map_bounds, plane_bounds
 from regard import AttentionMap, Causal, Documents, Everything, Padding, Prefix, Window
 from regard.map import fast, passes, plane, plans
 from regard.map.plane import Plane
@@ -40,7 +42,6 @@ OPTIONS = [
     {"bias": SLOPES, "softcap": 30.0},
     {"bias": SLOPES[:T].view(T, 1), "offset": 700},
 ]
-BUDGET = {"distance": 2e-6 * K * math.sqrt(K)}  # a sum of positions; the others are of the order of one
 
 
 def planes(mask, **options):
@@ -49,6 +50,20 @@ def planes(mask, **options):
     q, k = torch.randn(1, 1, T, D), torch.randn(1, 1, K, D)
     raised = {n: o.double() if torch.is_tensor(o) else o for n, o in options.items()}
     return [Plane(ask(a, b, b, mask, **o), 0, 0) for a, b, o in ((q, k, options), (q.double(), k.double(), raised))]
+
+
+def assert_rows_within(found, expected, allowed, offset):
+    bounds = allowed.row_statistics(expected.rows["logsumexp"], offset)
+    for name, values in expected.rows.items():
+        assert_within(found.rows[name], values, bounds[name], name)
+
+
+def assert_pictures_within(found, expected, allowed, double):
+    """The mean, the maximum and the sum of each bin; the bounds are those of its weights, and are pooled as these are."""
+    for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
+        bounds = Picture(double, expected.rows, expected.columns)
+        bounds.add(torch.arange(T), torch.arange(K), each)
+        assert_within(found.pooled(how), expected.pooled(how), bounds.pooled(how), how)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
@@ -61,65 +76,69 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
     reference = Picture(double, *bins)
     expected = passes.gather(double, passes.ROWS, [reference.watch])
     assert set(found.rows) == set(passes.ROWS)
-    for name, values in expected.rows.items():
-        torch.testing.assert_close(found.rows[name].double(), values, rtol=0, atol=BUDGET.get(name, 5e-6), msg=name)
-    torch.testing.assert_close(found.received.double(), expected.received, rtol=2e-6 * math.sqrt(T), atol=1e-6)
-    for how in ("mean", "max", "sum"):
-        torch.testing.assert_close(
-            picture.pooled(how).double(), reference.pooled(how), rtol=0, atol=3e-6 if how != "sum" else 1e-4
-        )
+    allowed = plane_bounds(double)
+    assert_rows_within(found, expected, allowed, double.offset)
+    assert_within(found.received, expected.received, allowed.received, "received")
+    assert_pictures_within(picture, reference, allowed, double)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
     single, double = planes(mask, **options)
-    values, keys = fast.top(single, 2, 9)
-    weights = passes.dense(double)
-    torch.testing.assert_close(values.double(), weights.topk(9).values, rtol=0, atol=3e-6)
-    torch.testing.assert_close(weights.gather(1, keys), values.double(), rtol=0, atol=3e-6)
-    assert all(len(row) == 9 for row in map(set, keys.tolist()))
+    allowed = plane_bounds(double)
+    weights = allowed.exact
+    assert_top_within(*fast.top(single, 2, 9), allowed, 9)
     v, r = torch.randn(K, 45), torch.randn(T, 37)
-    torch.testing.assert_close(fast.mixed(single, 2, v).double(), weights @ v.double(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(fast.returned(single, 2, r).double(), weights.T @ r.double(), rtol=1e-5, atol=1e-4)
+    assert_within(fast.mixed(single, 2, v), weights @ v.double(), allowed.mixed(v))
+    assert_within(fast.returned(single, 2, r), weights.T @ r.double(), allowed.returned(r))
     bins = edges(101, 340, 53), edges(77, 1260, 29)
     below, reference = fast.gather(single, 2, *bins_of_all())[0].denominators, Picture(double, *bins)
     found = fast.picture(single, 2, below, *bins)
     reference.add(torch.arange(T), torch.arange(K), weights)
-    for how in ("mean", "max", "sum"):
-        torch.testing.assert_close(
-            found.pooled(how).double(), reference.pooled(how), rtol=0, atol=3e-6 if how != "sum" else 1e-4
-        )
+    assert_pictures_within(found, reference, allowed, double)
+
+
+def assert_top_within(values, keys, allowed, n):
+    """The n largest weights of each row, largest first, each on a key of its own that has it."""
+    assert_within(values, allowed.exact.topk(n).values, allowed.largest.unsqueeze(-1), "the largest")
+    assert_within(values, allowed.exact.gather(1, keys), allowed.weights.gather(1, keys), "on their keys")
+    assert all(len(row) == n for row in map(set, keys.tolist()))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, K), (1000, 5)])
 def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size):
     single, double = planes(Causal(), offset=901)
     bins = edges(0, T, size[0]), edges(0, K, size[1])
-    found, reference = fast.gather(single, 2, *bins)[1], Picture(double, *bins)
-    reference.add(torch.arange(T), torch.arange(K), passes.dense(double))
-    for how in ("mean", "max", "sum"):
-        torch.testing.assert_close(found.pooled(how).double(), reference.pooled(how), rtol=2e-6, atol=3e-6)
+    found, reference, allowed = fast.gather(single, 2, *bins)[1], Picture(double, *bins), plane_bounds(double)
+    reference.add(torch.arange(T), torch.arange(K), allowed.exact)
+    assert_pictures_within(found, reference, allowed, double)
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
 def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
-    single, _ = planes(mask, offset=901)
+    single, double = planes(mask, offset=901)
     few = [fast.gather(single, 2, *bins_of_all()), fast.top(single, 2, 9), fast.mixed(single, 2, torch.eye(K)[:, :99])]
     monkeypatch.setattr(plans, "LONG", 0)
     plans.relative.cache_clear()
     assert next(iter(plans.plans(single))).rows == 64
     many = [fast.gather(single, 2, *bins_of_all()), fast.top(single, 2, 9), fast.mixed(single, 2, torch.eye(K)[:, :99])]
     plans.relative.cache_clear()
-    for name, values in few[0][0].rows.items():
-        torch.testing.assert_close(many[0][0].rows[name], values, rtol=1e-5, atol=1e-6, msg=name)
-    torch.testing.assert_close(many[0][1].sum, few[0][1].sum, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(many[1][0], few[1][0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(many[2], few[2], rtol=0, atol=1e-6)
+    allowed = plane_bounds(double)
+    assert_rows_within(many[0][0], few[0][0], allowed, double.offset)
+    assert_pictures_within(many[0][1], few[0][1], allowed, double)
+    assert_within(many[1][0], few[1][0], allowed.largest.unsqueeze(-1))
+    assert_within(many[2], few[2], allowed.mixed(torch.eye(K)[:, :99]))
 
 
 def bins_of_all():
     return edges(0, T, 100), edges(0, K, 256)
+
+
+def double_of(asked, b, h=0):
+    """The plane of a batch row and a head in float64."""
+    options = {name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for name, x in asked.options.items()}
+    return Plane(ask(asked.q.double(), asked.k.double(), asked.v.double(), asked.mask, **options), b, h)
 
 
 @settings(max_examples=50)
@@ -127,36 +146,36 @@ def bins_of_all():
 def test_small_maps_of_every_kind_have_the_same_rows_and_products(asked, data):
     one = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), 0, 0)
     if min(one.shape):
-        weights = passes.dense(one)
+        allowed = plane_bounds(double_of(asked, 0))
+        weights = allowed.exact
         n = data.draw(st.integers(1, one.shape[1]))
-        values, keys = fast.top(one, 1, n)
-        torch.testing.assert_close(values, weights.topk(n).values, rtol=0, atol=3e-6)
-        torch.testing.assert_close(weights.gather(1, keys), values, rtol=0, atol=3e-6)
-        assert all(len(row) == n for row in map(set, keys.tolist()))
+        assert_top_within(*fast.top(one, 1, n), allowed, n)
         v, r = torch.randn(one.shape[1], 3), torch.randn(one.shape[0], 3)
-        torch.testing.assert_close(fast.mixed(one, 1, v), weights @ v, rtol=0, atol=1e-5)
-        torch.testing.assert_close(fast.returned(one, 1, r), weights.T @ r, rtol=0, atol=1e-5)
+        assert_within(fast.mixed(one, 1, v), weights @ v.double(), allowed.mixed(v))
+        assert_within(fast.returned(one, 1, r), weights.T @ r.double(), allowed.returned(r))
 
 
 @settings(max_examples=50)
 @given(requests(dtype=torch.float32))
 def test_small_maps_of_every_kind_agree_too(asked):
     for b in range(asked.q.shape[0]):
-        one = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0)
+        one, double = Plane(ask(asked.q, asked.k, asked.v, asked.mask, **asked.options), b, 0), double_of(asked, b)
         if min(one.shape):
-            found, expected = fast.gather(one, 1, *(edges(0, n, n) for n in one.shape))[0], passes.gather(one, passes.ROWS)
-            for name, values in expected.rows.items():
-                torch.testing.assert_close(found.rows[name], values, rtol=1e-5, atol=1e-4)
-            torch.testing.assert_close(found.received, expected.received, rtol=1e-5, atol=1e-5)
+            found, expected = fast.gather(one, 1, *(edges(0, n, n) for n in one.shape))[0], passes.gather(double, passes.ROWS)
+            allowed = plane_bounds(double)
+            assert_rows_within(found, expected, allowed, double.offset)
+            assert_within(found.received, expected.received, allowed.received)
 
 
 def test_scores_near_a_thousand_lose_nothing():
     torch.manual_seed(0)
     q, k = torch.randn(1, 1, 60, 16).round() * 20, torch.randn(1, 1, 80, 16).round() * 20
     found = AttentionMap(q, k).overview()
-    exact = AttentionMap(q.double(), k.double()).overview()
-    torch.testing.assert_close(found.largest.double(), exact.largest, rtol=0, atol=3e-6)
-    torch.testing.assert_close(found.entropy.double(), exact.entropy, rtol=0, atol=1e-5)
+    double = AttentionMap(q.double(), k.double())
+    exact, allowed = double.overview(), map_bounds(double, exact_scores=True)
+    bounds = allowed.row_statistics(exact.logsumexp)
+    assert_within(found.largest, exact.largest, bounds["largest"])
+    assert_within(found.entropy, exact.entropy, bounds["entropy"])
 
 
 @pytest.mark.parametrize("where", ["q", "k"])

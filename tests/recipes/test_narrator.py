@@ -51,6 +51,7 @@ def greedy(model: LlamaForCausalLM) -> list[int]:
     return [token for token in tokens if token != START]
 
 
+@pytest.mark.slow
 def test_the_narrator_tells_what_transformers_llama_holds_likeliest(tmp_path, weights):
     path = tmp_path / "model.bin"
     numbers = b"".join(tensor.numpy().tobytes() for tensor in weights.values())

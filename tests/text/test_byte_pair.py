@@ -30,6 +30,7 @@ def test_any_text_comes_back(text):
     assert len(words.pieces(words.encode(text))) == len(words.encode(text))
 
 
+@pytest.mark.slow
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
 def test_gpt2_cuts_texts_as_the_tokenizers_library_does(text):
     theirs = ByteLevelBPETokenizer(str(OWN / "encoder.json"), str(OWN / "vocab.bpe"))

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
+from bounds import assert_within, sum_bound
 from regard import BareSelfAttention, DataError, MultiHeadAttention, SelfAttention, StackedHeads, WeightsError
 from regard.weights.arrays import read
 from regard.weights.projections import projections
@@ -127,16 +128,23 @@ def test_damage_is_refused_or_harmless_and_never_anything_else(tmp_path, data):
     assert all(tensor.isfinite().all() for tensor in found.values())
 
 
+def assert_product_within(linear, x, expected):
+    """x W + b, a sum of n + 1 terms, as another product of the same numbers has it."""
+    size = x.double().abs() @ linear.weight.double().abs()
+    size = size if linear.bias is None else size + linear.bias.double().abs()
+    assert_within(linear(x), expected, sum_bound(torch.float32, x.shape[-1] + 1) * size)
+
+
 def test_the_state_dicts_of_the_lectures_layers_project_as_the_layers_do():
     x = torch.randn(5, 3)
     linear, bare = SelfAttention(3, 2, qkv_bias=True), BareSelfAttention(3, 2)
     for layer in (linear, bare):
         found = projections(layer.state_dict())
         for mine, theirs in zip((found.query, found.key, found.value), layer.project(x), strict=True):
-            torch.testing.assert_close(mine(x), theirs)
+            assert_product_within(mine, x, theirs)
     many = MultiHeadAttention(3, 4, 5, 0.0, 2)
     found = projections(many.state_dict() | {"mask": torch.ones(5, 5)})
-    torch.testing.assert_close(found.out(x @ torch.ones(3, 4)), many.out_proj(x @ torch.ones(3, 4)))
+    assert_product_within(found.out, x @ torch.ones(3, 4), many.out_proj(x @ torch.ones(3, 4)))
     assert found.causal
     assert found.heads is None
 
@@ -145,7 +153,7 @@ def test_stacked_heads_stand_side_by_side_in_their_order():
     x, layer = torch.randn(5, 3), StackedHeads(3, 2, 5, 0.0, 3)
     found = projections(layer.state_dict())
     assert found.heads == 3
-    torch.testing.assert_close(found.key(x), torch.cat([head.W_key(x) for head in layer], -1))
+    assert_product_within(found.key, x, torch.cat([head.W_key(x) for head in layer], -1))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def sides(part):
     return list(zip(part.sentences("source"), part.sentences("target"), strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.tuples(CLEAN, CLEAN), min_size=1, max_size=20))
 def test_every_sentence_comes_back_as_it_was(tmp_path_factory, pairs):

@@ -34,6 +34,7 @@ def sentences(part, batch):
     return found
 
 
+@pytest.mark.slow
 @given(st.integers(1, 200), st.integers(0, 3), st.integers(0, 2**40), st.integers(1, 3))
 def test_every_pair_is_read_once_an_epoch_by_all_ranks_together(part, tokens, epoch, seed, world):
     readers = [PairReader(part, tokens, seed, rank, world) for rank in range(world)]
@@ -77,6 +78,7 @@ def same(one, other):
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("sources", "lengths", "before", "targets"))
 
 
+@pytest.mark.slow
 @given(st.permutations(range(12)))
 def test_a_batch_is_the_same_whatever_was_read_before(part, order):
     reader, again = (PairReader(part, 60, seed=5) for _ in range(2))
