@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bounds import assert_within, attention_bounds
 from regard import AttentionMap
 from regard.observe import Recording, record
 
 Run = Callable[[nn.Module], Any]
+EQUAL = 1e-10  # of weights between 0 and 1 in float64: far above rounding, far below any mistake
 
 
 def beheld(model: nn.Module, run: Run, missing: bool = False, **options: Any) -> tuple[Recording, Any]:
@@ -66,6 +68,17 @@ def flat(x: Any) -> Any:
 def distance(found: AttentionMap, weights: Tensor) -> float:
     """How far a map is from the weights (b, h, q, k), or from what broadcasts to them."""
     return float((found.dense().double() - weights.detach().double()).abs().max())
+
+
+def assert_map(found: AttentionMap, weights: Tensor, q: Tensor, k: Tensor, **settings: Any) -> None:
+    """Fail unless each weight of a map lies within its bound of the exact one, for the numbers q and k that the map is of.
+
+    settings: the scale and the bias of the scores, as attention_bounds takes them. Half precision is computed in float32.
+    """
+    q, k = (x.detach().reshape(-1, *(1, *x.shape)[-3:]) for x in (q, k[..., : weights.shape[-1], :]))
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    weights = weights.detach().expand(found.shape)
+    assert_within(found.dense(), weights, attention_bounds(dtype, q, k, k, weights, **settings).weights)
 
 
 def softmaxed(

@@ -1,14 +1,19 @@
-"""A family recorded, beside what the same model says of itself with attn_implementation="eager"."""
+"""A family recorded, beside what the same model says of itself with attn_implementation="eager".
+
+Both are computed in float64, where they are equal; what is recorded in float32 is held against that, within its rounding.
+"""
 
 import functools
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from observe.family import Family
+from bounds import EXPONENTIAL, perturbation_bound, sum_bound
+from observe.family import Family, Widened
 from regard import AttentionMap
 from regard.observe import Recording, record
 
@@ -23,7 +28,9 @@ class Beside:
     implementation: str  # the one it runs by itself
     unchanged: bool  # whether its outputs inside record are those outside to the bit
     difference: float  # the largest of its maps from its own eager attention
-    eager: float  # the same, recorded while it runs eager attention
+    rounding: float  # the largest of its maps in float32 from those in float64
+    allowed: float  # what rounding may be: of the layers below, and of the softmax itself
+    eager: float  # the largest difference of its maps from its weights where both are of eager attention
     asked: float  # the same, of what it hands out inside record when it is asked for attentions
     handed: int  # of those that were maps
     maps: int  # that were compared
@@ -34,28 +41,45 @@ class Beside:
 @functools.cache
 def beside(family: Family, side: str) -> Beside:
     """A family recorded as it runs by itself, and as it runs eager attention."""
-    model, other = family.build(), family.build(attn_implementation="eager")
-    inputs = family.feed(model, side)
-    plain, _ = run(model, inputs)
-    inside, recording = run(model, inputs, recorded=True)
-    handed, _ = run(model, inputs, recorded=True, output_attentions=True)
-    told, _ = run(other, inputs, output_attentions=True)
-    _, eager = run(other, inputs, recorded=True)
-    weights = handed_out(told)
+    model = family.build()
+    plain, _ = run(model, family.feed(model, side))
+    inside, rounded = run(model, family.feed(model, side), recorded=True)
+    exact, other = family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
+    inputs = family.feed(exact, side)
+    with Widened():
+        _, recording = run(exact, inputs, recorded=True)
+        handed, _ = run(exact, inputs, recorded=True, output_attentions=True)
+        told, _ = run(other, inputs, output_attentions=True)
+        _, eager = run(other, inputs, recorded=True)
+        weights = handed_out(told)
+        moved = perturbation_bound(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
     maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
     ours = {key: mapped(recording, key) for key in weights}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
+    most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
     return Beside(
         model.config._attn_implementation,
         unchanged=same(plain, inside),
         difference=largest({key: (m, weights[key]) for key, m in ours.items()}, real),
+        rounding=float((joined(rounded, weights) - joined(recording, weights)).abs().max()),
+        allowed=moved + sum_bound(torch.float32, keys + EXPONENTIAL, most),
         eager=largest({key: (mapped(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
         asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
         handed=len(maps),
         maps=len(weights),
-        recorded=len({key[:3] for key in recording.last.strands}),
-        missed=(*recording.missed, *eager.missed),
+        recorded=len({key[:3] for key in rounded.last.strands}),
+        missed=(*rounded.missed, *recording.missed, *eager.missed),
     )
+
+
+def joined(recording: Recording, keys: Iterable[tuple[str, str | None, int]]) -> Tensor:
+    """The weights of all maps, in one row of float64."""
+    return torch.cat([mapped(recording, key).dense().double().flatten() for key in keys])
+
+
+def widest(model: nn.Module) -> int:
+    """The terms of the longest sum in a model's linear layers and convolutions."""
+    return max(p[0].numel() for p in model.parameters() if p.dim() > 1 and p.numel())
 
 
 def run(model: nn.Module, inputs: dict[str, Tensor], recorded: bool = False, **options: Any) -> tuple[Any, Recording]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 B, T, S = 3, 13, 11  # sequences, their tokens, those of a target
 LINES = (0, 5, 2)  # how much of each sequence is padding
@@ -95,6 +96,17 @@ def spectrum(config: Any, side: str = "none") -> dict[str, Tensor]:
     return {"input_features": torch.randn(B, config.num_mel_bins, 2 * config.max_source_positions), **target(config)}
 
 
+class Widened(TorchFunctionMode):
+    """Computes in float64 what models round to float32 whatever their own dtype: norms, rotations, the softmax of scores."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        def widen(x: Any) -> Any:
+            return torch.float64 if x is torch.float32 else x
+
+        func = Tensor.double if func is Tensor.float else func
+        return func(*map(widen, args), **{name: widen(x) for name, x in (kwargs or {}).items()})
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """A family, what it is made of and fed, and on which sides its sequences may be padded."""
@@ -109,8 +121,8 @@ class Family:
     beside: int = 0  # attentions that are recorded and that the model never hands out
     apart: bool = False  # whether it calls its kernel without the registry, and hands out tensors as it does outside
 
-    def build(self, **settings: Any) -> nn.Module:
-        """The model, in evaluation."""
+    def build(self, dtype: torch.dtype = torch.float32, **settings: Any) -> nn.Module:
+        """The model, in evaluation. In float64 it is equal to itself on every path, if it runs inside Widened."""
         import transformers
 
         transformers.logging.set_verbosity_error()
@@ -118,12 +130,15 @@ class Family:
         torch.manual_seed(3)
         model: nn.Module = chosen(chosen.config_class(**self.settings, **settings)).eval()
         widen(model, self.spread)
-        return model
+        if dtype == torch.float64 and model._can_set_experts_implementation():
+            model.set_experts_implementation("eager")  # the grouped product takes no float64
+        return model.to(dtype)
 
     def feed(self, model: nn.Module, side: str = "none") -> dict[str, Tensor]:
-        """What it reads."""
+        """What it reads, in its dtype."""
         torch.manual_seed(5)
-        return self.inputs(model.config, side)
+        given = self.inputs(model.config, side)
+        return {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in given.items()}
 
 
 @torch.no_grad()

@@ -1,12 +1,14 @@
 import pytest
 import torch
 
+from observe.beheld import EQUAL
 from observe.models import bart, gpt2, llama, words
 from regard import Causal, ConfigError, Given
 from regard.observe import record
 from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
 
-KEPT = {"atol": 2e-6, "rtol": 1e-5}
+pytestmark = pytest.mark.usefixtures("in_float64", "widened")
+KEPT = {"rtol": 0, "atol": 1e-9}  # of logits, in float64
 
 
 def logits(model, tokens, **more):
@@ -53,9 +55,9 @@ def test_edges_cut_in_one_head_leave_the_others_as_they_were():
         logits(model, tokens)
     with intervene(model, CutEdges(10, 4, layer=0, head=3)), record(model) as after:
         logits(model, tokens)
-    assert torch.equal(before.map(0).dense()[:, :3], after.map(0).dense()[:, :3])
+    torch.testing.assert_close(before.map(0).dense()[:, :3], after.map(0).dense()[:, :3], rtol=0, atol=EQUAL)
     assert after.map(0)[0, 3, 10, 4] == 0
-    assert after.map(0)[0, 3, 10].sum() == pytest.approx(1)
+    assert after.map(0)[0, 3, 10].sum() == pytest.approx(1, rel=0, abs=EQUAL)
 
 
 def test_edges_are_cut_by_position_while_a_cache_grows():
@@ -75,16 +77,16 @@ def test_a_temperature_divides_the_scores_of_its_head_alone():
     with intervene(model, Temperature(0, 1, 2.5)), record(model) as after:
         logits(model, tokens)
     cooler = (before.map(0, 1).dense().log() / 2.5).softmax(-1)
-    torch.testing.assert_close(after.map(0, 1).dense(), cooler, atol=1e-6, rtol=1e-5)
-    assert torch.equal(after.map(0, 2).dense(), before.map(0, 2).dense())
+    torch.testing.assert_close(after.map(0, 1).dense(), cooler, rtol=0, atol=EQUAL)
+    torch.testing.assert_close(after.map(0, 2).dense(), before.map(0, 2).dense(), rtol=0, atol=EQUAL)
 
 
 def test_weights_patched_in_from_a_recording_of_the_same_prompt_change_nothing():
-    model, tokens = llama().double(), words(2, 13)
+    model, tokens = llama(), words(2, 13)
     with record(model) as recording:
         before = logits(model, tokens)
     with intervene(model, Patch(recording)):
-        torch.testing.assert_close(logits(model, tokens), before, atol=1e-12, rtol=1e-9)
+        torch.testing.assert_close(logits(model, tokens), before, **KEPT)
 
 
 def test_weights_of_another_prompt_meet_this_prompts_values():
@@ -164,7 +166,7 @@ def test_torchs_encoder_layers_are_changed_although_their_fast_path_has_no_door_
         cut = model(x)
     hidden = torch.zeros(7, 7, dtype=torch.bool)
     hidden[:, 2] = True
-    torch.testing.assert_close(cut, model(x, mask=hidden), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cut, model(x, mask=hidden), **KEPT)
 
 
 def test_a_rule_given_by_the_model_is_kept_beside_the_cut():

@@ -55,6 +55,7 @@ def test_a_score_is_the_mean_weight_on_the_pattern_of_the_queries_that_may_see_i
     close(pattern.matched(look).count, there.sum(-1))
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(looks(), st.sampled_from([(), ("first token",), ("itself",), ("first token", "itself"), ("itself", "first token")]))
 def test_share_and_closeness_are_those_of_the_dense_matrices(given_look, without):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from observe.beheld import EQUAL
 from observe.beside import run
 from observe.families import FAMILIES, OTHERS
 from regard import AttentionMap, Causal, TooLargeError, attend
@@ -15,8 +16,8 @@ B, H, G, Q, D = 2, 4, 2, 7, 11
 
 
 @pytest.fixture
-def both():
-    """A map as a program gets it, and the tensor that the program expects."""
+def both(in_float64):
+    """A map as a program gets it, and the tensor that the program expects, in float64."""
     q, k = torch.randn(B, H, Q, D), torch.randn(B, G, Q, D)
     return Attentions(AttentionMap(q, k, Causal())), attend(q, k, k, Causal()).weights
 
@@ -101,13 +102,13 @@ def test_a_program_gets_from_the_map_what_it_would_get_from_the_tensor(both, use
     found, expected = use(both[0]), use(both[1])
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
 
 
 def test_it_can_be_put_into_a_tensor(both):
     whole = torch.zeros(B, H, Q + 1, Q + 1)
     whole[..., 1:, :Q] = both[0]
-    torch.testing.assert_close(whole[..., 1:, :Q], both[1])
+    torch.testing.assert_close(whole[..., 1:, :Q], both[1], rtol=0, atol=EQUAL)
 
 
 def test_its_shape_dtype_and_device_cost_nothing(large):
@@ -151,12 +152,12 @@ def test_what_is_small_is_answered_at_any_size(large):
 def test_it_is_a_map_too(both):
     m, weights = both
     assert isinstance(m, AttentionMap)
-    torch.testing.assert_close(m.received(), weights.sum(2))
-    torch.testing.assert_close(m.diagonal(back=1)[:, :, 1:], weights.diagonal(-1, -2, -1))
+    torch.testing.assert_close(m.received(), weights.sum(2), rtol=0, atol=EQUAL)
+    torch.testing.assert_close(m.diagonal(back=1)[:, :, 1:], weights.diagonal(-1, -2, -1), rtol=0, atol=EQUAL)
     assert m.logsumexp().shape == (B, H, Q)
     assert m.pooled(2, 3).shape == m.tile(slice(0, 5), slice(0, 5), (2, 3)).shape == (B, H, 2, 3)
     assert isinstance(m.select(heads=[2]), Attentions)
-    torch.testing.assert_close(m.select(heads=[2]).cpu(), weights[:, 2:3])
+    torch.testing.assert_close(m.select(heads=[2]).cpu(), weights[:, 2:3], rtol=0, atol=EQUAL)
 
 
 def test_it_is_hashed_copied_and_told_from_what_a_tensor_has_not(both):
@@ -179,10 +180,11 @@ def test_a_model_that_works_on_its_own_weights_is_safe(name):
     assert torch.equal(plain.last_hidden_state, inside.last_hidden_state)
 
 
+@pytest.mark.usefixtures("widened")
 def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
     asked = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "return_dict_in_generate": True}
     llama = replace(family("llama"), model="LlamaForCausalLM")
-    model, other = llama.build(), llama.build(attn_implementation="eager")
+    model, other = llama.build(torch.float64), llama.build(torch.float64, attn_implementation="eager")
     given = llama.feed(model)
     with record(model):
         inside = model.generate(**given, **asked, output_attentions=True)
@@ -191,4 +193,4 @@ def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
     for step, theirs in zip(inside.attentions, expected.attentions, strict=True):
         for ours, weights in zip(step, theirs, strict=True):
             assert isinstance(ours, AttentionMap)
-            torch.testing.assert_close(ours.cpu(), weights, rtol=0, atol=1e-5)
+            torch.testing.assert_close(ours.cpu(), weights, rtol=0, atol=EQUAL)

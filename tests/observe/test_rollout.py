@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bounds import sum_bound
 from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, TooLargeError, Window
 from regard.observe import rollout as room
@@ -93,4 +94,6 @@ def test_a_row_of_20000_tokens_is_rolled_out_without_a_matrix():
     q = previous.roll(1, 0)
     recording = Recorded([AttentionMap(q, previous, Causal(), scale=1000.0)] * 2)  # each layer looks one token back
     found = rollout(recording, [-1])
-    close(found[0, 0, -3:], [0.25, 0.5, 0.25], atol=1e-3)
+    likeness = (q[-3:].double() @ previous.double().T).topk(2).values
+    leak = t * float(torch.exp(-1000 * (likeness[:, 0] - likeness[:, 1])).max())  # what all other keys take at most
+    close(found[0, 0, -3:], [0.25, 0.5, 0.25], atol=2 * leak + sum_bound(torch.float32, t))

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bounds import EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from regard import AttentionMap, Causal, Documents, Everything, Given, Padding, Prefix, Window
 from regard.observe import rules
 
@@ -90,8 +91,12 @@ def weights(found, q, k):
     return AttentionMap(q, k, rule, bias=bias, offset=offset).dense()
 
 
-def softmax(q, k, added):
-    return (q @ k.mT / D**0.5 + added).softmax(-1)
+def assert_softmax(found, q, k, added):
+    """Fail unless the weights of a rule and a bias are those of scores to which a mask of numbers was added."""
+    q, k, added = (x.double() for x in (q, k, added))
+    expected = (q @ k.mT / D**0.5 + added).softmax(-1).nan_to_num()
+    bias = added.where(added.abs() < 1e29, 0)  # what is smaller hides its key, or swallows the scores of a whole row
+    assert_within(found, expected, attention_bounds(torch.float32, q, k, k, expected, bias=bias).weights)
 
 
 @pytest.mark.parametrize("smallest", [SMALLEST, -torch.inf, -1e30])
@@ -99,7 +104,7 @@ def test_numbers_that_only_hide_are_a_rule(smallest):
     q, k = asked(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal()), smallest)
     found = rules.of_mask(added, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q, k, added))
+    assert_softmax(weights(found, q, k), q, k, added)
     if smallest != -1e30:
         assert found == (Causal(), 0, None)
 
@@ -108,8 +113,9 @@ def test_a_row_of_the_smallest_number_is_uniform_as_its_softmax_is():
     q, k = asked(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal() & PADDED), SMALLEST)
     found = rules.of_mask(added, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q, k, added))
-    torch.testing.assert_close(weights(found, q, k)[0, :, 0], torch.full((H, K), 1 / K))
+    assert_softmax(weights(found, q, k), q, k, added)
+    uniform = torch.full((H, K), 1 / K, dtype=torch.float64)
+    assert_within(weights(found, q, k)[0, :, 0], uniform, sum_bound(torch.float32, K + EXPONENTIAL, 1 / K))
     assert found[2].shape == (B, 1, K, 1)
 
 
@@ -117,7 +123,7 @@ def test_a_row_of_minus_infinity_is_blind():
     q, k = asked(K)
     added = torch.zeros(B, 1, K, K).masked_fill(~square(Causal() & PADDED), -torch.inf)
     found = rules.of_mask(added, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q, k, added).nan_to_num())
+    assert_softmax(weights(found, q, k), q, k, added)
     assert not weights(found, q, k)[0, :, 0].any()
 
 
@@ -127,7 +133,7 @@ def test_numbers_that_matter_are_a_bias(smallest):
     added = torch.randn(B, H, Q, K)
     added[..., 3] = smallest
     found = rules.of_mask(added, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q, k, added))
+    assert_softmax(weights(found, q, k), q, k, added)
     before = found[2].clone()
     added.zero_()
     assert torch.equal(found[2], before)
@@ -138,7 +144,7 @@ def test_the_smallest_number_of_half_precision_hides_too(dtype):
     q, k = (x.to(dtype) for x in asked(K))
     added = torch.zeros(B, 1, K, K, dtype=dtype).masked_fill(~square(Causal() & PADDED), torch.finfo(dtype).min)
     found = rules.of_mask(added, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q.float(), k.float(), added.float()), rtol=0, atol=1e-6)
+    assert_softmax(weights(found, q, k), q, k, added)
 
 
 KINDS = {
@@ -160,7 +166,7 @@ def test_a_bias_of_positions_is_added_to_what_the_mask_says(kind, rule):
     else:
         added = torch.where(mask, bias, SMALLEST) if mask.dtype == torch.bool else bias + mask
     found = rules.with_position_bias(mask, rule == Causal(), bias, q, k)
-    torch.testing.assert_close(weights(found, q, k), softmax(q, k, added).nan_to_num())
+    assert_softmax(weights(found, q, k), q, k, added)
 
 
 # parts of rules

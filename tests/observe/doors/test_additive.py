@@ -5,15 +5,16 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from bounds import EXPONENTIAL, assert_within, bounds_from_scores, gamma
 from models.translators import VOCABULARY, Weights, made, padded, sentences
-from observe.beheld import beheld, distance
-from regard import AdditiveAttention, ConfigError, Padding, intervene
+from observe.beheld import EQUAL, beheld, distance
+from regard import AdditiveAttention, AttentionMap, ConfigError, Padding, intervene
 from regard.generate.translation import translate
 from regard.mechanism.additive import additive_attention, attend_additive
 from regard.observe import load, record
 
 B, T, S, C, N, END = 3, 7, 11, 5, 13, 5
-EXACT = 3e-6
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def layer() -> AdditiveAttention:
@@ -33,7 +34,7 @@ def test_the_layer_called_once_is_one_cross_map(batched):
     recording, _ = beheld(layer(), lambda m: m(queries, keys, mask=mask))
     expected = layer().steps(queries, keys, mask=mask).weights
     assert recording.layers("cross") == [""]
-    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(-3)) < EXACT
+    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(-3)) < EQUAL
     assert recording.map(0, kind="cross")._request.weight is not None
 
 
@@ -41,7 +42,7 @@ def test_queries_that_attend_to_one_another_are_self_attention():
     torch.manual_seed(0)
     model, x = AdditiveAttention(C, C, N), given()[0]
     recording, _ = beheld(model, lambda m: m(x))
-    assert distance(recording.map(0), model.steps(x).weights.unsqueeze(-3)) < EXACT
+    assert distance(recording.map(0), model.steps(x).weights.unsqueeze(-3)) < EQUAL
 
 
 class Decoder(nn.Module):
@@ -81,7 +82,7 @@ def test_the_steps_of_a_decoder_in_one_forward_are_one_map(way):
     expected = model.attention.steps(queries_of(states, start), keys, mask=Padding([S, 4, 9])).weights
     assert len(recording.layers("cross")) == 1
     assert recording.layers("cross") == ["attention" if way != "function" else ""]
-    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EXACT
+    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EQUAL
     assert len(recording.calls) == T
     assert recording.calls[3].map.shape == (B, 1, 1, S)
     assert len(recording.runs) == 1
@@ -102,7 +103,7 @@ def test_the_steps_of_a_decoder_in_many_forwards_are_one_map(way):
     recording, states = beheld(model, run)
     expected = model.attention.steps(queries_of(states, start), keys, mask=Padding([S, 4, 9])).weights
     assert len(recording.runs) == 1
-    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EXACT
+    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EQUAL
     assert [call.step for call in recording.calls] == list(range(T))
 
 
@@ -150,7 +151,7 @@ def test_rows_that_move_are_followed_by_their_keys(whole):
     assert len(recording.runs) == 1
     source = keys[moves[0]][moves[1]][moves[2]][moves[3]]
     expected = model.attention.steps(states, source).weights
-    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EXACT
+    assert distance(recording.map(0, kind="cross"), expected.unsqueeze(1)) < EQUAL
 
 
 def test_a_search_that_nobody_tells_of_is_told(recwarn):
@@ -159,7 +160,7 @@ def test_a_search_that_nobody_tells_of_is_told(recwarn):
 
     def search(moved: bool):
         with torch.no_grad(), record(model) as recording:
-            projected, states = model.attention.project(twins), state
+            projected, states = model.attention.project(keys[:1]).expand(2, -1, -1), state  # equal to the bit
             for _ in range(3):
                 projected = projected[[1, 0]] if moved else projected
                 context = model.attention.over(states[[1, 0]].unsqueeze(1), projected, twins)
@@ -190,10 +191,26 @@ class Plain(nn.Module):
 
 def test_what_autocast_leaves_as_it_is_stays_as_it_is():
     torch.manual_seed(0)
-    q, k = torch.randn(B, 1, T, N), torch.randn(B, 1, S, N)
+    model, q, k = Plain().float(), torch.randn(B, 1, T, N).float(), torch.randn(B, 1, S, N).float()
     with torch.autocast("cpu", torch.bfloat16):
-        recording, _ = beheld(Plain(), lambda m: m(q, k))
-    assert distance(recording.map(0, kind="cross"), attend_additive(q, k, k, Plain().weight).weights) < EXACT
+        recording, _ = beheld(model, lambda m: m(q, k))
+    m, weight = recording.map(0, kind="cross"), model.weight.detach()
+    assert m._request.q.dtype == torch.float32
+    assert_additive(m, attend_additive(*(x.double() for x in (q, k, k, weight))).weights, q, k, weight)
+
+
+def assert_additive(
+    found: AttentionMap, weights: Tensor, q: Tensor, k: Tensor, weight: Tensor, kept: torch.dtype = torch.float32
+) -> None:
+    """Fail unless a map computed in float32, of q and k that were kept in a dtype, lies within its bound of the weights.
+
+    A score is a sum of d products; each tanh has the roundings of an exponential, and q + k one, which it does not enlarge.
+    """
+    q, k, weight = (x.double().abs() for x in (q.unsqueeze(-2), k.unsqueeze(-3), weight))
+    off = gamma(torch.float32, len(weight) + EXPONENTIAL + 2) * ((q + k).tanh() @ weight)
+    if kept != torch.float32:
+        off = off + gamma(kept, 1) * ((q + k) @ weight)
+    assert_within(found.dense(), weights, bounds_from_scores(torch.float32, off, weights, k[..., 0, :, :]).weights)
 
 
 def test_two_sentences_in_one_forward_are_two_visits():
@@ -305,7 +322,9 @@ def test_a_saved_recording_of_additive_attention_is_the_same_to_the_bit(tmp_path
     recording.save(tmp_path / "one.reg")
     found = load(tmp_path / "one.reg")
     one, other = (x.map(0, kind="cross") for x in (recording, found))
-    assert torch.equal(one.dense(), other.dense())
+    given = [tuple(getattr(x._request, name) for name in ("q", "k", "weight")) for x in (one, other)]
+    assert all(map(torch.equal, *given))
+    assert_additive(other, one.dense(), *given[0])  # a product may round by where in memory it lies
     assert torch.equal(recording.values(0, "cross"), found.values(0, "cross"))
     assert found.words(0, "cross") == recording.words(0, "cross") == (recording.tokens.rows, recording.tokens.columns)
 
@@ -319,8 +338,10 @@ def test_halves_and_autocast_keep_what_the_attention_saw(keep):
         with Weights() as seen:
             model(sources, lengths, targets)
         recording, _ = beheld(model, lambda m: m(sources, lengths, targets), keep=keep)
+        whole, _ = beheld(model, lambda m: m(sources, lengths, targets))
     m = recording.map(0, kind="cross")
-    assert distance(m, torch.cat(seen.found, -2)) < (0.1 if keep else EXACT)
+    given = (getattr(whole.map(0, kind="cross")._request, name) for name in ("q", "k", "weight"))
+    assert_additive(m, torch.cat(seen.found, -2), *given, kept=torch.bfloat16 if keep else torch.float32)
 
 
 def test_what_a_table_of_heads_and_a_rollout_say_of_it():
@@ -353,13 +374,13 @@ def test_an_intervention_changes_additive_attention_too():
     assert float(m.mass(slice(0, 2)).max()) == 0
     contexts, states = (m @ keys.unsqueeze(1))[:, 0], torch.cat((start[:, :1], changed), 1)
     for step in range(T):
-        torch.testing.assert_close(changed[:, step], model.cell(contexts[:, step], states[:, step]), rtol=0, atol=1e-5)
+        torch.testing.assert_close(changed[:, step], model.cell(contexts[:, step], states[:, step]), rtol=0, atol=EQUAL)
     with intervene(model, regard.Temperature(layer="attention", t=2.0, kind="cross")), record(model) as recording:
         warmer = model(start[:, 0], keys)
     q = model.attention.W_query(queries_of(warmer, start[:, 0])).unsqueeze(1)
     k = model.attention.project(keys).unsqueeze(1)
     expected = attend_additive(q, k, k, model.attention.weight / 2, Padding([S, 4, 9])).weights
-    assert distance(recording.map(0, kind="cross"), expected) < EXACT
+    assert distance(recording.map(0, kind="cross"), expected) < EQUAL
 
 
 def test_other_models_and_threads_are_not_recorded_and_nothing_stays_in_the_way():

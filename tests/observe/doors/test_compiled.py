@@ -271,5 +271,6 @@ model.function = __import__("torch.nn.attention.flex_attention", fromlist=["flex
 """
 
 
+@pytest.mark.slow
 def test_where_torch_compile_is_first_met_inside_the_block():
     subprocess.run([sys.executable, "-c", LAZY], check=True, timeout=300)

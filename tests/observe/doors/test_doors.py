@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from observe.beheld import beheld, distance, identical, softmaxed
+from observe.beheld import assert_map, beheld, identical, softmaxed
 from observe.doors.conftest import ours
 from regard.observe import record
 from regard.observe.doors.names import Names
@@ -117,7 +117,8 @@ def test_a_mode_around_or_inside_sees_what_it_saw(around):
     recording, out, mode = beside_a_mode(model, lambda m: m(X), around)
     assert mode.seen == before.seen
     assert identical(out, expected)
-    assert distance(recording.map(0), softmaxed(*model.block["attn"].split(X)[:2])) < 2e-6
+    q, k, _ = model.block["attn"].split(X)
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 @pytest.mark.parametrize(

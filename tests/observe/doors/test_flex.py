@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from observe.beheld import beheld, distance, softmaxed
+from observe.beheld import assert_map, beheld, softmaxed
 from regard import AttentionMap, Causal, Everything, Given, KnockOut, Window, intervene
 from regard.mechanism import Mask
 from regard.observe import record
 
 B, H, G, T, D = 2, 4, 2, 128, 16
-EXACT = 2e-6
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
@@ -67,7 +66,7 @@ def test_a_block_mask_is_its_rule(name):
     function, seen, expected = MASKS[name]
     block_mask = blocks(function, B if name == "padding" else None, H if name == "heads" else None)
     recording, _ = beheld(Flex(block_mask=block_mask), lambda m: m(*QKV))
-    assert distance(recording.map(0), softmaxed(*QKV[:2], seen)) < EXACT
+    assert_map(recording.map(0), softmaxed(*QKV[:2], seen), *QKV[:2])
     assert expected is None or rule(recording.map(0)) == expected
 
 
@@ -94,9 +93,10 @@ def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
     q, k, _ = (x.double() for x in QKV)
     scores = q @ k.mT / D**0.5
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    rounded = scores.abs() * (softcap is not None) + (0 if bias is None else bias.abs())  # once more, as a bias is
     scores = scores if bias is None else scores + bias
     expected = scores.masked_fill(~(ROW >= COLUMN), -torch.inf) if masked else scores
-    assert distance(recording.map(0), expected.softmax(-1)) < EXACT * 5
+    assert_map(recording.map(0), expected.softmax(-1), *QKV[:2], bias=rounded)
     assert rule(recording.map(0)) == (Causal() if masked else Everything())
     if bias is not None:
         assert recording.map(0)._request.bias.shape[:2] == bias[(None,) * (4 - bias.dim())].shape[:2]
@@ -106,7 +106,7 @@ def test_a_mask_said_as_a_change_of_scores_is_a_rule():
     model = Flex(score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf))
     recording, _ = beheld(model, lambda m: m(*QKV))
     assert rule(recording.map(0)) == Causal()
-    assert distance(recording.map(0), softmaxed(*QKV[:2], ROW >= COLUMN)) < EXACT
+    assert_map(recording.map(0), softmaxed(*QKV[:2], ROW >= COLUMN), *QKV[:2])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_stated_scale_grouped_heads_and_what_else_is_asked_for():
     q, k, v = QKV[0], QKV[1][:, :G].clone(), QKV[2][:, :G, :, :7].clone()
     model = Flex(scale=0.3, enable_gqa=True, return_aux=AuxRequest(lse=True))
     recording, _ = beheld(model, lambda m: m(q, k, v)[0])
-    assert distance(recording.map(0), softmaxed(q, k, scale=0.3)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, scale=0.3), q, k, scale=0.3)
     assert recording.map(0).shape == (B, H, T, T)
 
 
@@ -156,7 +156,7 @@ def test_lengths_that_are_no_multiple_of_a_block():
     q, k, v = QKV[0][:, :, :29], QKV[1][:, :, :71], QKV[2][:, :, :71]
     block_mask = create_block_mask(lambda b, h, i, j: j <= i + 42, None, None, 29, 71, device="cpu")
     recording, _ = beheld(Flex(block_mask=block_mask), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k, torch.ones(29, 71).tril(42).bool())) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, torch.ones(29, 71).tril(42).bool()), q, k)
 
 
 HOLDERS = {
@@ -172,7 +172,7 @@ HOLDERS = {
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_whoever_holds_the_function(holder):
     recording, _ = beheld(HOLDERS[holder](flex_attention), lambda m: m(*QKV))
-    assert distance(recording.map(0), softmaxed(*QKV[:2])) < EXACT
+    assert_map(recording.map(0), softmaxed(*QKV[:2]), *QKV[:2])
 
 
 @pytest.mark.slow
@@ -188,7 +188,8 @@ def test_compiled_it_is_the_same_to_the_bit_and_its_cache_holds_nothing_of_ours(
     recording, _ = beheld(model, lambda m: m(*QKV))
     assert counter["frames"]["total"] == 0  # nothing was compiled anew
     scores = 3 * torch.tanh(QKV[0].double() @ QKV[1].double().mT / D**0.5 / 3)
-    assert distance(recording.map(0), scores.masked_fill(~MASKS["window"][1], -torch.inf).softmax(-1)) < EXACT * 5
+    weights = scores.masked_fill(~MASKS["window"][1], -torch.inf).softmax(-1)
+    assert_map(recording.map(0), weights, *QKV[:2], bias=scores)
 
 
 @pytest.mark.slow
@@ -201,7 +202,7 @@ def test_compiled_for_the_first_time_inside_the_block_and_used_after_it():
     torch._dynamo.utils.counters.clear()
     assert torch.equal(model(*QKV), inside)
     assert torch._dynamo.utils.counters["frames"]["total"] == 0
-    assert distance(recording.map(0), softmaxed(*QKV[:2])) < EXACT
+    assert_map(recording.map(0), softmaxed(*QKV[:2]), *QKV[:2])
 
 
 def test_a_copy_and_a_pickle_made_inside_the_block_hold_nothing_of_ours():

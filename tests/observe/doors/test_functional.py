@@ -6,12 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
-from observe.beheld import beheld, distance, softmaxed
+from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
 from regard import Causal, Window
 from regard.observe import record
 
 B, H, T, D, C = 2, 3, 7, 4, 12
-EXACT = 2e-6
 
 
 def layers() -> dict[str, nn.Module]:
@@ -26,6 +25,7 @@ def layers() -> dict[str, nn.Module]:
     }
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("name", layers())
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("batched", [False, True])
@@ -39,7 +39,7 @@ def test_our_own_layers_are_recorded_before_their_dropout(name, training, batche
     assert len(found) == (H if name == "stacked" else 1)
     for n, one in enumerate(found):
         expected = weights[..., n : n + 1, :, :] if name == "stacked" else weights
-        assert distance(one, expected if batched else expected[None]) < EXACT
+        assert distance(one, expected if batched else expected[None]) < EQUAL
 
 
 class Own(nn.Module):
@@ -51,13 +51,14 @@ class Own(nn.Module):
         return regard.attention(q, k, v, **self.settings)
 
 
+@pytest.mark.usefixtures("in_float64")
 def test_every_setting_of_our_own_attention_is_in_the_map():
     torch.manual_seed(0)
     q, k, v = torch.randn(B, H, T, D), torch.randn(B, 1, T, D), torch.randn(B, 1, T, D)
     settings = {"softcap": 2.0, "bias": torch.randn(H, T, T), "sinks": torch.randn(H), "scale": 0.7, "offset": 1}
     rule = Causal() & Window(3)
     recording, _ = beheld(Own(mask=rule, **settings), lambda m: m(q, k, v))
-    assert distance(recording.map(0), regard.attend(q, k, v, rule, **settings).weights) < EXACT
+    assert distance(recording.map(0), regard.attend(q, k, v, rule, **settings).weights) < EQUAL
 
 
 def test_a_wrong_call_of_our_own_attention_raises_as_it_did():
@@ -149,7 +150,7 @@ def test_a_training_step_is_the_same_to_the_bit_and_is_recorded_once(checkpointe
     recording, _ = beheld(model, step)
     assert [call.name for call in recording.calls] == ["0", "1"]
     q, k, _ = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in model[0].project(model[0].norm(x)).chunk(3, -1))
-    assert distance(recording.map(0), softmaxed(q, k, torch.ones(T, T).tril().bool())) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, torch.ones(T, T).tril().bool()), q, k)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -226,4 +227,4 @@ def test_our_own_attention_takes_part_in_torchs_protocol():
     with record(model) as recording, Mode():
         out = model(q.as_subclass(Tagged), q, q)
     assert type(out) is Tagged
-    assert distance(recording.map(0), softmaxed(q, q, torch.ones(T, T).tril().bool())) < EXACT
+    assert_map(recording.map(0), softmaxed(q, q, torch.ones(T, T).tril().bool()), q, q)

@@ -11,12 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from observe.beheld import beheld, distance, identical, softmaxed
+from observe.beheld import EQUAL, assert_map, beheld, identical, softmaxed
 from regard.observe import record
 from regard.observe.doors.plain import UnreadableError, plain, unseen
 
 B, H, T, C = 2, 3, 5, 12
-EXACT = 2e-6
 
 
 class Attention(nn.Module):
@@ -76,10 +75,10 @@ def test_a_jagged_nested_tensor_is_missed():
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_vmap_stands_for_many_and_is_missed():
-    model = Attention()
-    many = torch.randn(3, B, T, C)
+    model = Attention().double()
+    many = torch.randn(3, B, T, C, dtype=torch.float64)
     out = missed(model, lambda m: vmap(m)(many), "vmap")
-    assert torch.allclose(out, torch.stack([model(x) for x in many]), atol=1e-6)
+    torch.testing.assert_close(out, torch.stack([model(x) for x in many]), rtol=0, atol=EQUAL)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -92,7 +91,7 @@ def test_the_transform_grad_is_recorded():
 
     recording, _ = beheld(model, lambda m: grad(loss)(weights, X))
     q, k, _ = model.split(X)
-    assert distance(recording.map(0), softmaxed(q, k, model.mask)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
     many = vmap(grad(loss), in_dims=(None, 0))
     missed(model, lambda m: many(weights, X), "vmap")
 
@@ -111,7 +110,8 @@ def test_a_bias_that_is_differentiated_is_kept_as_numbers():
     weights = dict(model.named_parameters())
     recording, _ = beheld(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))
     assert not torch._C._functorch.is_functorch_wrapped_tensor(recording.map(0)._request.bias)
-    assert distance(recording.map(0), softmaxed(x, x, bias=model.bias.double() * 2)) < EXACT
+    bias = model.bias.detach().double() * 2
+    assert_map(recording.map(0), softmaxed(x, x, bias=bias), x, x, bias=bias)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -144,7 +144,7 @@ def test_a_subclass_of_tensor_is_recorded_and_sees_what_it_saw():
     assert type(out) is Tagged
     assert Tagged.seen == before
     q, k, _ = model.split(X)
-    assert distance(recording.map(0), softmaxed(q, k, model.mask)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
     assert type(recording.map(0).dense()) is Tensor
 
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported
 
-from observe.beheld import beheld, distance, softmaxed
+from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
 from regard import AttentionMap, Causal, Everything, Given
 from regard.mechanism import Mask
 from regard.observe import record
 
 B, H, G, Q, K, D, E = 2, 6, 3, 5, 7, 4, 3
-EXACT = 2e-6
 
 
 class Kernel(nn.Module):
@@ -51,20 +50,20 @@ def qkv(*lead: int, g: int = H, dtype: torch.dtype = torch.float32) -> tuple[Ten
 def test_the_kernel_is_met_by_whatever_name_it_is_called(build):
     q, k, v = qkv(B)
     recording, _ = beheld(build(), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 @pytest.mark.parametrize("lead", [(), (B,), (B, 3), (2, 1, 3)])
 def test_any_number_of_axes_of_batch(lead):
     q, k, v = qkv(*lead)
     recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k).view(-1, H, Q, K)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k).view(-1, H, Q, K), q, k)
 
 
 def test_tokens_without_batch_or_heads():
     q, k, v = (x[0, 0] for x in qkv(B))
     recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 class Merged(nn.Module):
@@ -85,7 +84,7 @@ def test_heads_that_are_joined_with_the_batch_are_told_apart(heads):
     model, x = Merged(heads), torch.randn(B, Q, H * D)
     recording, _ = beheld(model, lambda m: m(x))
     q, k, _ = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in model.project(x).chunk(3, -1))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 @pytest.mark.parametrize("shape", [(Q, K), (1, K), (Q, 1), (H, Q, K), (B, 1, Q, K), (B, H, Q, K), (1, 1, 1, K)])
@@ -95,7 +94,8 @@ def test_every_shape_of_a_mask(shape, floating):
     visible = torch.rand(shape) > 0.4
     bias = torch.randn(shape).masked_fill(~visible, -torch.inf) if floating else None
     recording, _ = beheld(Kernel(attn_mask=bias if floating else visible), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k, visible, None if bias is None else bias.nan_to_num(neginf=0))) < EXACT
+    added = None if bias is None else bias.nan_to_num(neginf=0)
+    assert_map(recording.map(0), softmaxed(q, k, visible, added), q, k, bias=added)
 
 
 @pytest.mark.parametrize("shape", [(Q, K), (3, 1, Q, K), (B, 1, 1, Q, K), (B, 3, H, Q, K)])
@@ -104,7 +104,7 @@ def test_a_mask_beside_several_axes_of_batch(shape):
     visible = torch.rand(shape) > 0.4
     recording, _ = beheld(Kernel(attn_mask=visible), lambda m: m(q, k, v))
     expected = softmaxed(q, k, visible.expand(B, 3, H, Q, K)).view(-1, H, Q, K)
-    assert distance(recording.map(0), expected) < EXACT
+    assert_map(recording.map(0), expected, q, k)
 
 
 def test_is_causal_is_aligned_to_the_first_key():
@@ -113,7 +113,7 @@ def test_is_causal_is_aligned_to_the_first_key():
     assert rule(recording.map(0)) == Causal()
     expected = softmaxed(q, k, torch.ones(Q, K).tril().bool())
     assert expected[..., Q:].eq(0).all()  # what no query sees is not kept
-    assert distance(recording.map(0), expected[..., :Q]) < EXACT
+    assert_map(recording.map(0), expected[..., :Q], q, k)
 
 
 @pytest.mark.parametrize(("bias", "diagonal"), [(causal_upper_left, 0), (causal_lower_right, K - Q)])
@@ -121,7 +121,7 @@ def test_a_causal_bias_of_torch(bias, diagonal):
     q, k, v = qkv(B)
     recording, _ = beheld(Kernel(attn_mask=bias(Q, K)), lambda m: m(q, k, v))
     expected = softmaxed(q, k, torch.ones(Q, K).tril(diagonal).bool())
-    assert distance(recording.map(0), expected[..., : Q + diagonal]) < EXACT
+    assert_map(recording.map(0), expected[..., : Q + diagonal], q, k)
 
 
 def test_a_mask_of_a_plain_rule_is_that_rule():
@@ -143,20 +143,20 @@ def test_a_query_that_sees_nothing_has_weights_zero():
 def test_a_stated_scale():
     q, k, v = qkv(B)
     recording, _ = beheld(Kernel(scale=0.3), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k, scale=0.3)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k, scale=0.3), q, k, scale=0.3)
 
 
 def test_grouped_heads_are_kept_once_for_their_group():
     q, k, v = qkv(B, g=G)
     recording, _ = beheld(Kernel(enable_gqa=True), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
     assert recording.map(0).nbytes == 4 * (q.numel() + k.numel())
 
 
 def test_one_head_of_keys_for_all_is_kept_once():
     q, k, v = qkv(B, g=1)
     recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
     assert recording.map(0).nbytes == 4 * (q.numel() + k.numel())
 
 
@@ -165,20 +165,20 @@ def test_what_is_broadcast_along_the_batch(one):
     tensors = list(qkv(B))
     tensors[one] = tensors[one][:1]
     recording, _ = beheld(Kernel(), lambda m: m(*tensors))
-    assert distance(recording.map(0), softmaxed(*tensors[:2]).expand(B, -1, -1, -1)) < EXACT
+    assert_map(recording.map(0), softmaxed(*tensors[:2]), *tensors[:2])
 
 
 def test_dropout_is_drawn_as_if_nobody_watched_and_the_map_is_before_it():
     q, k, v = qkv(B)
     recording, _ = beheld(Kernel(dropout_p=0.4), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < EXACT
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_map_is_of_the_numbers_that_the_kernel_saw(dtype):
     q, k, v = qkv(B, dtype=dtype)
     recording, _ = beheld(Kernel(), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k)) < (1e-12 if dtype == torch.float64 else EXACT)
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 def test_under_autocast_the_map_is_of_the_rounded_numbers():
@@ -189,7 +189,8 @@ def test_under_autocast_the_map_is_of_the_rounded_numbers():
             return m(q, k, v)
 
     recording, _ = beheld(Kernel(), run)
-    assert distance(recording.map(0), softmaxed(q.bfloat16(), k.bfloat16())) < EXACT
+    q, k = q.bfloat16(), k.bfloat16()
+    assert_map(recording.map(0), softmaxed(q, k), q, k)
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.booleans(), st.booleans())
@@ -199,7 +200,7 @@ def test_any_call_is_its_own_matrix(b, h, q, k, causal, shared):
     recording, _ = beheld(Kernel(is_causal=causal), lambda m: m(query, key, value))
     visible = torch.ones(q, k).tril().bool() if causal else None
     expected = softmaxed(query, key.expand(-1, h, -1, -1), visible)
-    assert distance(recording.map(0), expected[..., :q] if causal else expected) < EXACT
+    assert_map(recording.map(0), expected[..., :q] if causal else expected, query, key)
 
 
 def test_a_wrong_call_raises_what_it_raised():
@@ -255,6 +256,7 @@ class Layer(nn.Module):
         return imported(q, k, v, visible).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize(("cache", "window"), [("dynamic", 100), ("static", 100), ("rolled", 5), ("dynamic", 5)])
 @pytest.mark.parametrize("prompt", [1, 4])
 def test_tokens_one_by_one_are_the_whole_text(cache, window, prompt):
@@ -273,7 +275,7 @@ def test_tokens_one_by_one_are_the_whole_text(cache, window, prompt):
     assert recording.layers() == ["layers.0", "layers.1", "layers.2"]
     for layer in range(3):
         assert recording.map(layer).shape == (B, H, 11, 11)
-        assert distance(recording.map(layer), whole.map(layer).dense()) < EXACT
+        assert distance(recording.map(layer), whole.map(layer).dense()) < EQUAL
         assert rule(recording.map(layer)) == rule(whole.map(layer))
 
 
@@ -373,7 +375,7 @@ def test_what_is_kept_is_detached_and_safe_against_writing_in_place():
         expected = softmaxed(q, k)
         q.zero_(), k.zero_()
     out.sum().backward()
-    assert distance(recording.map(0), expected) < EXACT
+    assert_map(recording.map(0), expected, q, k)
     assert not recording.map(0).dense().requires_grad
 
 
@@ -385,11 +387,12 @@ def test_a_given_mask_may_change_afterwards():
         model(q, k, v)
     visible.fill_(True)
     assert isinstance(rule(recording.map(0)), Given)
-    assert distance(recording.map(0), expected) < EXACT
+    assert_map(recording.map(0), expected, q, k)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_a_kernel_on_a_gpu():
     q, k, v = (x.cuda() for x in qkv(B))
     recording, _ = beheld(Kernel(is_causal=True), lambda m: m(q, k, v))
-    assert distance(recording.map(0), softmaxed(q, k, torch.ones(Q, K, device="cuda").tril().bool())) < EXACT
+    weights = softmaxed(q, k, torch.ones(Q, K, device="cuda").tril().bool())
+    assert_map(recording.map(0), weights[..., :Q], q, k)
