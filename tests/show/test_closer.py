@@ -7,6 +7,7 @@ from regard.show.swatches import Window
 from show.recorded import READ, WRITTEN, cross, long, small
 
 SCREEN = Window(80, 24, None)
+BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two
 
 
 def test_a_head_is_named_by_its_layer_and_number():
@@ -37,7 +38,7 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
     found = rows(lines)
     assert len(found) >= 3
     for key, weight in found.items():
-        assert weight == pytest.approx(float(row[key]), abs=6e-4)
+        assert weight == pytest.approx(float(row[key]), abs=BAR)
 
 
 def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
@@ -75,7 +76,7 @@ def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
     assert not any("back" in line or "[" in line for line in said)  # no word of a source is the one that asks
     bars = [line.split() for line in said if line[:2] in ("0.", "1.") and "#" in line]
     found = {int(parts[-2]): float(parts[0]) for parts in bars}
-    assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=6e-4)
+    assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=BAR)
     with pytest.raises(ConfigError, match=r"'cat' is no word of the text .* begin 'un', 'chat', 'dort'"):
         list(closer.row(recording, place, "cat", SCREEN, whole=True, kind="cross"))
 
@@ -85,7 +86,7 @@ def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named
     dense = cross().map(0, kind="cross").dense()[0, 0]
     for line, word, row in zip(said[2:], WRITTEN, dense, strict=False):
         assert line.split()[1] == word.strip()
-        assert [float(cell) for cell in line.split()[2:]] == pytest.approx(row.tolist(), abs=0.006)
+        assert [float(cell) for cell in line.split()[2:]] == pytest.approx(row.tolist(), abs=CELL)
     assert "The columns: 0\xa0a, 1\xa0cat, 2\xa0is, 3\xa0asleep, 4\xa0⟨end⟩." in " ".join(said)
     assert not any("The columns" in line.plain for line in closer.head(small(), (0, 0), SCREEN))
 

@@ -21,6 +21,7 @@ from regard.show.scale import Linear, Log
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 B, H, T, D = 2, 3, 5, 7
+HAIR = 1e-3  # pixels: what no eye sees, and far more than a layout in float64 rounds
 
 
 def words(n, long=False):
@@ -96,9 +97,9 @@ def test_everything_lies_on_the_page(n):
 @pytest.mark.parametrize("n", [6, 60])
 def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
     picture = figure.heads(some_steps(shape=(H, n, D)), words(n))
-    sizes = {tuple(np.round(axes.get_window_extent().size, 3)) for axes in panels(picture)}
-    assert len(sizes) == 1
-    assert all(width >= height for width, height in sizes)
+    sizes = np.array([axes.get_window_extent().size for axes in panels(picture)])
+    np.testing.assert_allclose(sizes, np.broadcast_to(sizes[0], sizes.shape), rtol=0, atol=HAIR)
+    assert all(width >= height - HAIR for width, height in sizes)
 
 
 def test_numbers_are_written_where_they_can_be_read_and_nowhere_else():
@@ -160,7 +161,7 @@ def test_the_same_value_has_the_same_colour_in_all_heads():
     meshes = [axes.collections[0] for axes in panels(figure.heads(steps, words(T)))]
     assert len(meshes) == H
     assert len({(mesh.norm.vmin, mesh.norm.vmax) for mesh in meshes}) == 1
-    assert meshes[0].norm.vmax == pytest.approx(float(steps.weights.max()))
+    assert meshes[0].norm.vmax == float(steps.weights.max())
 
 
 def test_what_lies_below_a_log_scale_is_drawn_as_its_low_end():
@@ -241,6 +242,7 @@ def test_a_word_is_shown_as_it_is_and_never_as_a_formula():
     assert not any(label.get_parse_math() for label in rows)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.sampled_from([0.0, 1.0, -1.0, 1e30, -1e-30, np.nan, np.inf, -np.inf])))
 def test_any_matrix_can_be_drawn(rows, columns, values):

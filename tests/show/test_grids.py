@@ -12,7 +12,7 @@ from show.recorded import READ, WRITTEN, cross
 @pytest.fixture(scope="module")
 def recording():
     torch.manual_seed(0)
-    model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=32, vocabulary=7))
+    model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=32, vocabulary=7)).double()
     with torch.no_grad(), regard.record(model) as recording:
         model(torch.tensor([[1, 2, 3, 1, 2]]))
     recording.tokens = ["a", "[b]", "漢字", "long word", "\x1b"]

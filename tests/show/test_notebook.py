@@ -17,9 +17,16 @@ from regard.show.scale import Log
 from show.elements import EVIL, Page, pixels
 from show.recorded import long, small
 
+PLACES = 0.501e-2  # half a unit of the last of two places
+
+
+def half_a_shade(high):
+    """How far a weight may lie from the shade that stands for it, on an even scale from 0."""
+    return 0.501 * high / (SHADES - 1)
+
 
 def of_kind(name):
-    q, k, v = torch.randn(3, 2, 3, 7, 5, generator=torch.Generator().manual_seed(0))
+    q, k, v = torch.randn(3, 2, 3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return {
         "map": AttentionMap(q, k, Causal()),
         "recording": small(),
@@ -41,14 +48,13 @@ def test_each_shows_itself_small_and_without_anything_from_elsewhere(name):
 def test_every_pixel_is_the_weight_it_stands_for():
     m = of_kind("map")
     for head, element in enumerate(Page(m._repr_html_()).all("img")):
-        dense, told = m.dense()[0, head].double(), json.loads(element["data-frame"])
+        dense, told = m.dense()[0, head], json.loads(element["data-frame"])
         low, high = told["ends"]
         found = pixels(element)
         assert ((found == SHADES) == (dense == 0)).all()
         seen = dense > 0
-        torch.testing.assert_close(
-            low + found[seen].double() / (SHADES - 1) * (high - low), dense[seen], atol=0.51 / SHADES * (high - low), rtol=0
-        )
+        shade = (high - low) / (SHADES - 1)
+        torch.testing.assert_close(low + found[seen].double() * shade, dense[seen], atol=0.501 * shade, rtol=0)  # half a shade
 
 
 @pytest.mark.parametrize("name", ["recording", "heads"])
@@ -75,19 +81,19 @@ def test_a_recording_shows_every_head_in_its_place():
     assert (told["log"], told["ends"]) == (False, [0, 1])  # few tokens, and most of the attention lies on large weights
     for layer in range(2):
         for head in range(3):
-            dense = small().map(layer, head).dense()[0, 0].double()
+            dense = small().map(layer, head).dense()[0, 0]
             tile = found[layer * (high + 1) :, head * (wide + 1) :][:17, :17]
             expected = (dense * (SHADES - 1)).round()
-            assert (tile - expected.where(dense > 0, SHADES)).abs().max() <= 1
+            assert torch.equal(tile.double(), expected.where(dense > 0, SHADES))
 
 
 def test_a_long_map_is_sampled_and_says_so():
-    q, k = torch.randn(2, 1, 2, 20_011, 2, generator=torch.Generator().manual_seed(0)).unbind()
+    q, k = torch.randn(2, 1, 2, 20_011, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     m = AttentionMap(q, k, Causal())
     page = Page(m._repr_html_())
     assert "96 of the 20,011 queries were looked at." in page.text
     found = pixels(page.all("img")[1])
-    last = m[0, 1, -1].double()
+    last = m[0, 1, -1]
     assert found[-1].max() == round(Log().share(float(last.max()), (1e-4, 1.0)) * (SHADES - 1))
 
 
@@ -151,7 +157,7 @@ def test_the_pointer_tells_the_weight_under_it(browser, tmp_path):
         page.mouse.move(box["x"] + box["width"] * (key + across) / 7, box["y"] + box["height"] * (query + 0.5) / 7)
         told = page.locator(".regard-said").inner_text()
         assert told.startswith(f"head 1: query {query} “{query}” → key {key} “{key}”: ≈ ")
-        assert float(told.rpartition(" ")[2]) == pytest.approx(float(m[0, 1, query, key]), abs=0.009)
+        assert float(told.rpartition(" ")[2]) == pytest.approx(float(m[0, 1, query, key]), abs=half_a_shade(1.0) + PLACES)
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + 3)
     assert page.locator(".regard-said").inner_text().endswith("not seen")
     assert said == []
@@ -167,7 +173,7 @@ def test_where_no_weight_is_near_one_the_pointer_tells_it_as_exactly(browser, tm
         x = told["x"] + told["w"] * (key + 0.5) / 7
         page.mouse.move(box["x"] + x, box["y"] + told["y"] + told["h"] * (query + 0.5) / 7)
         found = float(page.locator(".regard-said").inner_text().rpartition(" ")[2])
-        assert found == pytest.approx(float(m[0, 0, query, key]), abs=0.006)
+        assert found == pytest.approx(float(m[0, 0, query, key]), abs=half_a_shade(told["ends"][1]) + PLACES)
 
 
 @pytest.mark.slow
@@ -217,4 +223,5 @@ def test_on_a_sheet_of_heads_the_pointer_tells_the_head_and_the_words(browser, t
     page.mouse.move(x, box["y"] + high * (told["y"] + told["h"] * (row + 0.5) / told["rows"]))
     said = page.locator(".regard-said").inner_text()
     assert said.startswith("layer 1, head 2: query 9 “saw” → key 4 “dog”: ≈ ")
-    assert float(said.rpartition(" ")[2]) == pytest.approx(float(recording.map(1, 2)[0, 0, 9, 4]), rel=0.05)
+    weight = float(recording.map(1, 2)[0, 0, 9, 4])
+    assert float(said.rpartition(" ")[2]) == pytest.approx(weight, abs=half_a_shade(1.0) + PLACES / 10)  # 0.048

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
@@ -15,7 +16,7 @@ from show.recorded import READ, WRITTEN, cross
 
 @pytest.fixture(scope="module")
 def recording():
-    model = gpt2()
+    model = gpt2().double()
     with record(model) as found:
         model(words(2, 700))
     found.tokens = [f" w{n}" for n in range(700)]
@@ -62,12 +63,12 @@ def test_a_short_table_has_the_clearest_of_each_kind(recording):
 def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_on_the_first_token(recording):
     head = recording.map(2, 1)
     query, key, weight = strongest(head)
-    dense = head.dense()[0, 0].clone()
+    dense = head.dense()[0, 0]
     best = dense.max(1)
     plain = (best.indices == 0) | (best.indices == torch.arange(700))
     expected = best.values.masked_fill(plain, -1).max()
-    assert weight == pytest.approx(float(expected), abs=1e-5)
-    assert dense[query, key] == pytest.approx(weight, abs=1e-6)
+    assert weight == pytest.approx(float(expected), rel=1e-10)
+    assert float(dense[query, key]) == pytest.approx(weight, rel=1e-10)
 
 
 def test_a_few_tokens_are_drawn_with_their_words(recording):
@@ -75,7 +76,7 @@ def test_a_few_tokens_are_drawn_with_their_words(recording):
     main = drawn.axes[0]
     assert [text.get_text() for text in main.get_yticklabels()] == [f" w{n}" for n in range(20, 30)]
     values = main.collections[0].get_array().reshape(10, 15)
-    assert torch.allclose(torch.from_numpy(values.filled(0)).float(), recording.map(1, 3)[0, 0, 20:30, 15:30], atol=1e-6)
+    np.testing.assert_allclose(values.filled(0), recording.map(1, 3)[0, 0, 20:30, 15:30], rtol=0, atol=1e-12)
 
 
 def test_what_no_query_may_see_is_hatched_among_words_and_paper_in_a_picture(recording):
@@ -92,7 +93,7 @@ def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
     image = drawn.axes[0].images[0]
     assert image.get_array().shape == (BINS, BINS)
     assert drawn.axes[0].get_xlabel() == "keys, in bins of 1.4 tokens"
-    assert float(image.get_array().max()) == pytest.approx(float(recording.map(1, 3).dense()[0].max()), abs=1e-6)
+    assert float(image.get_array().max()) == pytest.approx(float(recording.map(1, 3).dense()[0].max()), rel=1e-10)
 
 
 def test_what_is_not_there_is_refused(recording):

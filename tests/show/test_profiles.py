@@ -17,8 +17,8 @@ def test_a_named_head_has_its_entropy_and_its_distance_at_every_query():
     entropy = -(dense * np.log(np.where(dense > 0, dense, 1))).sum(1)
     back = (dense * (np.arange(17)[:, None] - np.arange(17))).sum(1)
     upper, lower = profiles(small(), 1, heads=[2]).axes
-    np.testing.assert_allclose(curves(upper)["2"], entropy, atol=1e-5)
-    np.testing.assert_allclose(curves(lower)["2"], back, atol=1e-4)
+    np.testing.assert_allclose(curves(upper)["2"], entropy, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(curves(lower)["2"], back, rtol=0, atol=1e-10)
 
 
 def test_all_heads_are_there_and_those_not_named_are_pale():
@@ -40,7 +40,7 @@ def test_a_long_text_is_drawn_in_means_that_keep_the_mean():
     curve = curves(upper)["0"]
     assert len(curve) == BINS
     edges = np.linspace(0, 700, BINS + 1).astype(int)
-    assert (curve * np.diff(edges)).sum() / 700 == pytest.approx(float(long().map(0, 0).entropy().mean()), rel=1e-5)
+    assert (curve * np.diff(edges)).sum() / 700 == pytest.approx(float(long().map(0, 0).entropy().mean()), rel=1e-10)
 
 
 def test_over_the_layers_every_head_is_a_dot_at_its_mean():
@@ -49,7 +49,7 @@ def test_over_the_layers_every_head_is_a_dot_at_its_mean():
         dots = [line for line in axes.lines if line.get_marker() == "o"]
         for layer, line in enumerate(dots):
             expected = getattr(small().map(layer).overview(), statistic)[0].mean(1)
-            np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-5)
+            np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-10)
             assert set(line.get_xdata()) == {layer}
 
 

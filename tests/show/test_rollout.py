@@ -14,16 +14,16 @@ def values(picture, rows, columns):
 def test_the_last_row_is_the_rollout_and_each_row_sums_to_one():
     picture = rollout(small(), 9)
     found = values(picture, 2, 17)
-    np.testing.assert_allclose(found[-1], regard.rollout(small(), [9])[0, 0], atol=1e-6)
-    np.testing.assert_allclose(found[0], regard.rollout(small(), [9], layers=[0])[0, 0], atol=1e-6)
-    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(found[-1], regard.rollout(small(), [9])[0, 0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[0], regard.rollout(small(), [9], layers=[0])[0, 0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.sum(1), 1, rtol=0, atol=1e-12)
 
 
 def test_the_words_of_a_long_text_are_added_in_bins():
     found = values(rollout(long()), 1, 48)
-    assert found.sum() == pytest.approx(1, abs=1e-5)
+    assert found.sum() == pytest.approx(1, abs=1e-12)
     whole = regard.rollout(long(), [-1])[0, 0]
-    assert found[0, 0] == pytest.approx(float(whole[: -(-700 // 48)].sum()), abs=1e-6)
+    assert found[0, 0] == pytest.approx(float(whole[: -(-700 // 48)].sum()), abs=1e-12)
 
 
 def test_its_words_can_be_read():

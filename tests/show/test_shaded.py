@@ -16,10 +16,10 @@ def window(width=80, colours=None):
 
 def test_what_a_word_receives_is_its_column_over_all_heads():
     recording = small()
-    dense = torch.stack([recording.map(layer).dense()[0].double() for layer in range(2)])
+    dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
     expected = dense.sum(2).mean((0, 1)) / 17
-    torch.testing.assert_close(received(recording).double(), expected, atol=1e-6, rtol=0)
-    assert float(expected.sum()) == pytest.approx(1)
+    torch.testing.assert_close(received(recording), expected, atol=1e-12, rtol=0)
+    assert float(expected.sum()) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])

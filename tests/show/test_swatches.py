@@ -14,7 +14,7 @@ def test_the_legend_keeps_to_its_room_and_has_both_ends(room, ends):
     said = Heat(scale, ends).legend("truecolor", max(room, 18))
     assert said.cell_len <= max(room, 18)
     numbers = [float(part) for part in said.plain.split()]
-    assert numbers[0] == pytest.approx(ends[0], rel=0.05)
+    assert numbers[0] == pytest.approx(ends[0], rel=0.05)  # two digits: half of the last one of 10
     assert numbers[-1] == pytest.approx(ends[1], rel=0.05)
     assert numbers == sorted(numbers)
 

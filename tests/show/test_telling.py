@@ -13,7 +13,7 @@ PROMPT, NEW, CONTEXT, WORDS, TOP = [3, 1, 4, 1, 5], 6, 11, 17, 3
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    made = GPT2(GPT2Config(layers=5, heads=3, width=12, context=CONTEXT, vocabulary=WORDS)).eval()
+    made = GPT2(GPT2Config(layers=5, heads=3, width=12, context=CONTEXT, vocabulary=WORDS)).double().eval()
     with torch.no_grad():
         for weights in made.parameters():
             weights.mul_(8 if weights.dim() > 1 else 1)  # so that heads are not nearly even
@@ -35,9 +35,9 @@ def test_each_token_is_told_with_its_probability_and_those_that_were_likelier(mo
         with torch.no_grad():
             expected = model(torch.tensor([[*PROMPT, *(earlier.token for earlier in said[:n])]]))[0, -1].softmax(-1)
         values, tokens = expected.topk(TOP)
-        assert one.probability == pytest.approx(float(expected[one.token]), abs=1e-5)
+        assert one.probability == pytest.approx(float(expected[one.token]), rel=1e-10)
         assert [word for word, _ in one.likeliest] == [str(token) for token in tokens.tolist()]
-        assert [value for _, value in one.likeliest] == pytest.approx(values.tolist(), abs=1e-5)
+        assert [value for _, value in one.likeliest] == pytest.approx(values.tolist(), rel=1e-10)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
@@ -50,7 +50,7 @@ def test_what_it_looked_at_is_the_mean_row_of_the_last_layers_of_the_token_befor
         rows = [whole.map(layer)[0, :, query, : query + 1] for layer in range(5 - layers, 5)]
         values, places = torch.stack(rows).mean((0, 1)).topk(LOOKED)
         assert [near.place for near in one.looked] == places.tolist()
-        assert [near.weight for near in one.looked] == pytest.approx(values.tolist(), abs=1e-5)
+        assert [near.weight for near in one.looked] == pytest.approx(values.tolist(), rel=1e-10)
         assert all(near.word == words[near.place] for near in one.looked)
 
 

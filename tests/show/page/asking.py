@@ -21,8 +21,8 @@ TEXT = "CBABBCABBBC"
 
 
 def recorded(text: str = TEXT, **keep: str) -> Recording:
-    """The sorter on a text."""
-    model = GPT2.load("sorter")
+    """The sorter on a text, in float64: its weights and their codes are the same whatever they are computed with."""
+    model = GPT2.load("sorter", torch.float64)
     ids = model.text.encode(text)
     with torch.inference_mode(), regard.record(model, **keep) as recording:
         model(torch.tensor([ids]))
@@ -30,9 +30,9 @@ def recorded(text: str = TEXT, **keep: str) -> Recording:
     return recording
 
 
-def sorter() -> Own:
+def sorter(dtype: torch.dtype | None = None) -> Own:
     """The sorter and its letters."""
-    return Own("sorter", GPT2.load("sorter"))
+    return Own("sorter", GPT2.load("sorter", dtype))
 
 
 def writer() -> Own:
@@ -55,10 +55,12 @@ def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask 
     return recording
 
 
-def in_steps(layers: int = 2, heads: int = 4, groups: int = 2, tokens: int = 13, width: int = 5) -> Recording:
+def in_steps(
+    layers: int = 2, heads: int = 4, groups: int = 2, tokens: int = 13, width: int = 5, dtype: torch.dtype = torch.float64
+) -> Recording:
     """A recording of some layers that were called a token at a time, their keys kept as by a cache."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(layers, 2, heads, tokens, width, generator=generator)
+    x = torch.randn(layers, 2, heads, tokens, width, dtype=dtype, generator=generator)
     given = x, x[:, :, :groups].contiguous()
     model = torch.nn.Sequential(*(Stepped() for _ in range(layers)))
     with torch.inference_mode(), regard.record(model, keep="values") as recording:

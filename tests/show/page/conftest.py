@@ -1,6 +1,7 @@
-"""A recording and a server of it with the sorter, for the tests of a module."""
+"""A recording and a server of it with the sorter, both in float64, for the tests of a module."""
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -14,5 +15,5 @@ def recording():
 def client(recording):
     from show.page.asking import asking, sorter
 
-    with asking(recording, speaker=sorter()) as found:
+    with asking(recording, speaker=sorter(torch.float64)) as found:
         yield found

@@ -12,8 +12,10 @@ B, H, G, Q, K, D = 2, 4, 2, 5, 7, 3
 def with_everything():
     """A layer whose heads differ in their tables, their biases and their sinks."""
     generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(B, H, Q, D, generator=generator), torch.randn(B, G, K, D, generator=generator)
-    bias, sinks = torch.randn(1, H, Q, K, generator=generator), torch.randn(H, generator=generator)
+    q, k, bias, sinks = (
+        torch.randn(shape, dtype=torch.float64, generator=generator)
+        for shape in ((B, H, Q, D), (B, G, K, D), (1, H, Q, K), (H,))
+    )
     table = torch.rand(B, H, Q, K, generator=generator) < 0.7
     return rows_and_keys(q, k, Causal() & Given(table), bias=bias, sinks=sinks, offset=K - Q)
 
@@ -25,7 +27,7 @@ def test_a_head_alone_is_that_head_of_the_layer(recording):
         for head in range(H):
             one = alone(recording, "self", None, layer, head)
             assert one.map(layer).shape[1] == 1
-            assert torch.equal(one.map(layer)[:, 0], whole[:, head])
+            torch.testing.assert_close(one.map(layer)[:, 0], whole[:, head], rtol=0, atol=1e-12)
             assert one.heads(layer) == (head,)
             if values is not None:
                 assert torch.equal(one.values(layer)[:, 0], values[:, head * G // H])
@@ -41,5 +43,5 @@ def test_a_head_alone_shares_its_memory_and_leaves_the_recording_as_it_was():
 
 def test_the_other_layers_are_all_there():
     one = alone(in_steps(), "self", None, 1, 2)
-    assert torch.equal(one.map(0)[:], in_steps().map(0)[:])
+    torch.testing.assert_close(one.map(0)[:], in_steps().map(0)[:], rtol=0, atol=1e-12)
     assert [row.head for row in regard.heads(one, layers=[1])] == [2]

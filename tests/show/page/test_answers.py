@@ -56,13 +56,13 @@ def test_several_heads_are_their_mean(client, recording):
     assert apart.abs().max() <= 1
 
 
-def test_a_cell_is_the_weight_to_the_bit_with_its_score_and_rank(client, recording):
+def test_a_cell_is_the_weight_to_every_digit_with_its_score_and_rank(client, recording):
     found, row = client.json("/api/r/r1/cell", **HEAD, q=7, k=4), weights(recording)[7]
-    assert found["weight"] == float(row[4])
+    assert found["weight"] == pytest.approx(float(row[4]), rel=1e-14)
     assert found["rank"] == 1 + int((row > row[4]).sum())
     assert (found["of"], found["visible"]) == (8, True)
-    scores = torch.tensor([client.json("/api/r/r1/cell", **HEAD, q=7, k=k)["score"] for k in range(8)])
-    torch.testing.assert_close(scores.softmax(-1), row[:8])
+    scores = torch.tensor([client.json("/api/r/r1/cell", **HEAD, q=7, k=k)["score"] for k in range(8)], dtype=torch.float64)
+    torch.testing.assert_close(scores.softmax(-1), row[:8], rtol=0, atol=1e-12)
 
 
 def test_a_hidden_cell_has_no_score_and_no_rank(client):
@@ -75,7 +75,7 @@ def test_the_largest_of_a_row_and_of_a_column_come_with_their_words(client, reco
         values, places = line.topk(3)
         found = client.json("/api/r/r1/top", **HEAD, **{axis: 7 if axis == "q" else 4}, n=3)["found"]
         assert [one["place"] for one in found] == places.tolist()
-        assert [one["weight"] for one in found] == pytest.approx(values.tolist())
+        assert [one["weight"] for one in found] == pytest.approx(values.tolist(), rel=1e-12)
         assert [one["word"] for one in found] == [TEXT[place] for place in places.tolist()]
 
 
@@ -91,8 +91,8 @@ def test_opening_a_head_ends_with_its_size_and_profiles(client, recording):
     assert all(0 < one["done"] <= 1 for one in shares)
     assert (last["levels"], last["queries"], last["keys"]) == (1, 11, 11)
     head = recording.map(1, 2)
-    assert last["rows"]["entropy"] == pytest.approx(head.entropy()[0, 0].tolist(), abs=1e-6)
-    assert last["columns"]["received"] == pytest.approx(head.received()[0, 0].tolist(), abs=1e-6)
+    assert last["rows"]["entropy"] == pytest.approx(head.entropy()[0, 0].tolist(), abs=1e-12)
+    assert last["columns"]["received"] == pytest.approx(head.received()[0, 0].tolist(), abs=1e-12)
 
 
 def test_steps_and_examples_are_told(client):

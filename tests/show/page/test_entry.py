@@ -37,8 +37,9 @@ class Part(torch.nn.Module):
 @pytest.fixture(scope="module")
 def entry():
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(B, H, T, D, generator=generator)
-    past, memory = (torch.randn(B, G, n, D, generator=generator) for n in (PAST, 11))
+    x, past, memory = (
+        torch.randn(B, *shape, D, dtype=torch.float64, generator=generator) for shape in ((H, T), (G, PAST), (G, 11))
+    )
     model = Two()
     with torch.inference_mode(), regard.record(model, keep="values") as recording:
         model(x, past, memory)
@@ -56,7 +57,7 @@ def test_the_map_of_a_place_is_that_of_its_row_and_head(entry):
     for one in entry.attentions:
         place = Place(one.kind, one.part, 1, 0, 3)
         expected = entry.recording.map(0, 3, kind=one.kind, part=one.part)[1, 0]
-        assert torch.equal(entry.map(place)[0, 0], expected)
+        torch.testing.assert_close(entry.map(place)[0, 0], expected, rtol=0, atol=1e-12)
 
 
 def test_values_are_those_of_the_heads_group(entry):
@@ -104,7 +105,7 @@ def test_calls_that_are_joined_have_the_map_of_all_of_them(limit, monkeypatch):
     for layer in range(2):
         for head in range(4):
             place = Place(b=1, layer=layer, head=head)
-            assert torch.equal(entry.map(place)[0, 0], recording.map(layer, head)[1, 0])
+            torch.testing.assert_close(entry.map(place)[0, 0], recording.map(layer, head)[1, 0], rtol=0, atol=1e-12)
             assert torch.equal(entry.values(place), recording.values(layer)[1, head // 2])
 
 
@@ -114,7 +115,7 @@ def test_of_a_large_layer_that_is_joined_one_head_is_copied(monkeypatch):
     recording = in_steps()
     entry = Entry("r1", recording)
     m, count = entry.known(Place(layer=1, head=3))
-    assert m.nbytes == 2 * 2 * 13 * 5 * 4  # q and k of one head, of both batch rows
+    assert m.nbytes == 2 * 2 * 13 * 5 * 8  # q and k of one head, of both batch rows
     assert count >= m.nbytes
     entry.known(Place(layer=1, head=3))
     assert counted.times == 1
@@ -153,7 +154,7 @@ def test_heads_that_were_chosen_keep_the_models_numbers():
     (whole,) = summary(Entry("r1", recorded()))["attentions"]
     assert "numbers" not in whole["layers"][0]
     place = Place(layer=1, head=1)
-    assert torch.equal(entry.map(place)[0, 0], recorded().map(1, 2)[0, 0])
+    torch.testing.assert_close(entry.map(place)[0, 0], recorded().map(1, 2)[0, 0], rtol=0, atol=1e-12)
     *_, last = typing(entry, place, lambda: None)
     assert last["detectors"]
     expected = next(row.kind for row in regard.heads(recorded()) if (row.layer, row.head) == (1, 2))

@@ -5,6 +5,8 @@ import random
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from show.page.asking import asking, recorded, sorter
 
 PATHS = ["/", "/static/main.js", "/api/start", "/api/example", "/api/type", "/api/generate", "/api/translation"]
@@ -157,6 +159,7 @@ def asked(address, seed: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_thousands_of_wrong_requests_leave_it_answering_and_it_never_shows_its_inside(caplog):
     with asking(recorded(), speaker=sorter()) as client:
         with ThreadPoolExecutor(TOGETHER) as pool:

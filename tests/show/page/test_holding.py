@@ -63,6 +63,7 @@ def used(client, rounds: int = 2) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 2**23], ids=["each head alone", "all heads of a layer"])
 @pytest.mark.parametrize("recording", ["many calls", "one call"])
 def test_it_stays_within_its_bounds_whatever_is_asked(recording, limit, monkeypatch):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_middle_of_a_stream_ends_the_command_without_a_traceback():
     command = [sys.executable, "-m", "regard", "serve", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

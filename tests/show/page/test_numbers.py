@@ -16,10 +16,12 @@ PLACE = Place(b=1, head=2)
 @pytest.fixture(scope="module")
 def entry():
     generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(B, H, T, D, generator=generator), torch.randn(B, G, T, D, generator=generator)
-    bias = torch.randn(1, H, T, T, generator=generator)
+    q, k, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((B, H, T, D), (B, G, T, D), (1, H, T, T))
+    )
     bias[:, 2, 9, 3] = -torch.inf
-    return Entry("r1", rows_and_keys(q, k, bias=bias, sinks=torch.randn(H, generator=generator), softcap=2.0))
+    sinks = torch.randn(H, dtype=torch.float64, generator=generator)
+    return Entry("r1", rows_and_keys(q, k, bias=bias, sinks=sinks, softcap=2.0))
 
 
 def expected(entry):
@@ -30,7 +32,7 @@ def test_a_cell_is_one_of_its_row(entry):
     row = expected(entry)[2, 9]
     for k in range(T):
         found = numbers.cell(entry, PLACE, 9, k)
-        assert found["weight"] == pytest.approx(float(row[k]), rel=1e-6)
+        assert found["weight"] == pytest.approx(float(row[k]), rel=1e-12)
         assert found["of"] == 9  # ten, but for the one that the bias hides
         assert found["visible"] is (k <= 9 and k != 3)
         assert found["rank"] == (1 + int((row > row[k]).sum()) if found["visible"] else None)
@@ -40,12 +42,12 @@ def test_a_cell_is_one_of_its_row(entry):
 def test_scores_are_those_that_the_softmax_takes(entry):
     scores = [numbers.cell(entry, PLACE, 9, k)["score"] for k in (2, 5)]
     row = expected(entry)[2, 9]
-    assert math.exp(scores[0] - scores[1]) == pytest.approx(float(row[2] / row[5]), rel=1e-5)
+    assert math.exp(scores[0] - scores[1]) == pytest.approx(float(row[2] / row[5]), rel=1e-12)
 
 
 def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
     weights, seen = numbers.row(entry, PLACE, 9, [2, 0, 2])
-    torch.testing.assert_close(weights, expected(entry)[[2, 0], 9].mean(0))
+    torch.testing.assert_close(weights, expected(entry)[[2, 0], 9].mean(0), rtol=0, atol=1e-12)
     assert seen.tolist() == [k <= 9 for k in range(T)]
     assert not numbers.row(entry, PLACE, 9)[1][3]
 
@@ -53,7 +55,7 @@ def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
 def test_a_column_is_the_mean_of_heads(entry):
     maps = [entry.map(place) for place in numbers.places(entry, PLACE, [3, 1])]
     weights, seen = numbers.column(maps, 3)
-    torch.testing.assert_close(weights, expected(entry)[[3, 1], :, 3].mean(0))
+    torch.testing.assert_close(weights, expected(entry)[[3, 1], :, 3].mean(0), rtol=0, atol=1e-12)
     assert seen.tolist() == [q >= 3 for q in range(T)]
 
 
@@ -80,4 +82,4 @@ def test_the_weights_are_those_of_attend(entry):
     piece = entry.recording.calls[0].piece
     k = piece_keys = entry.recording.last.of(0, "self", None)[0].keys[0]
     steps = regard.attend(piece.q, piece_keys, k, Causal(), bias=piece.bias, sinks=piece.sinks, softcap=2.0)
-    torch.testing.assert_close(numbers.row(entry, PLACE, 9)[0], steps.weights[1, 2, 9])
+    torch.testing.assert_close(numbers.row(entry, PLACE, 9)[0], steps.weights[1, 2, 9], rtol=0, atol=1e-12)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import regard
+from bounds import assert_within, softmax_bound
 from regard import Causal, ConfigError
 from regard.map.codes import coded
 from regard.show.page import onefile
@@ -51,7 +52,7 @@ def test_it_holds_every_weight_of_every_head(written, recording):
 
 def test_it_holds_scores_whose_softmax_is_the_weights(written, recording):
     scores = torch.from_numpy(np.frombuffer(entries(written)[f"r1/scores?{HEAD}"], "<f4").copy()).view(11, 11)
-    torch.testing.assert_close(scores.softmax(-1), recording.map(1, 2)[0, 0])
+    assert_within(scores.softmax(-1), recording.map(1, 2)[0, 0], softmax_bound(torch.float32, scores))
 
 
 def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(written, recording):
@@ -111,7 +112,7 @@ def test_words_cannot_end_the_element_that_they_are_in(tmp_path):
 
 def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, 2, 600, 5, generator=generator) for _ in range(2))
+    q, k = (torch.randn(1, 2, 600, 5, dtype=torch.float64, generator=generator) for _ in range(2))
     recording = rows_and_keys(q, k)
     monkeypatch.setattr(onefile, "PICTURES_BYTES", 2 * 4 * (300**2 + 150**2))
     regard.page(recording, tmp_path / "page.html")
@@ -138,12 +139,12 @@ def test_what_is_no_recording_is_refused(tmp_path):
 
 
 def test_calls_that_are_joined_have_every_weight_in_it(tmp_path):
-    recording = in_steps()
+    recording = in_steps(dtype=torch.float32)
     regard.page(recording, tmp_path / "page.html")
     found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
     expected = coded(recording.map(1, 3)[1, 0], Causal().table(13, 13).reshape(13, 13)).to(torch.int32)
     seen = picture(found, "r1/picture?kind=self&part=&b=1&layer=1&head=3&level=0&how=mean", (13, 13))
-    assert (seen - expected).abs().max() <= 1
+    assert (seen - expected).abs().max() <= 1  # a code is 3.4e-4 of a weight, and a last bit may decide which one is nearer
 
 
 def test_a_recording_of_nothing_leaves_no_file(tmp_path):

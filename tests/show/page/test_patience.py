@@ -121,6 +121,7 @@ def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(limited):
         assert 0 < sum(had) < whole
 
 
+@pytest.mark.slow
 def test_a_client_that_is_quick_may_ask_again_and_again(client, limited):
     limited(ASKING_SECONDS=2)
     connection = http.client.HTTPConnection(client.address.hostname, client.address.port, timeout=60)

@@ -62,7 +62,7 @@ def test_of_a_large_layer_some_rows_are_looked_at(monkeypatch):
 
 
 def test_small_pictures_of_calls_that_are_joined_are_those_of_the_map():
-    recording = in_steps()
+    recording = in_steps(dtype=torch.float32)
     found, _ = thumbs(Entry("r1", recording), Place(b=1, layer=1))
     seen = Causal().table(13, 13).reshape(13, 13)
     expected = torch.stack([coded(recording.map(1, n)[1, 0], seen) for n in range(4)])

@@ -38,6 +38,7 @@ def test_answers_are_packed_for_those_who_unpack_them(client):
     assert "content-encoding" not in client.ask("/api/start")[1]
 
 
+@pytest.mark.slow
 def test_it_ends_cleanly_when_it_is_told_to():
     for one in (signal.SIGINT, signal.SIGTERM):
         command = [sys.executable, "-m", "regard", "serve", "--model", "sorter", "--text", TEXT]

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from regard import ConfigError
 from regard.show.page import session as sessions
@@ -11,7 +12,7 @@ from show.page.asking import TEXT, asking, of_two_parts, sorter
 
 def test_old_recordings_of_what_was_typed_make_room_and_the_given_one_stays(recording, monkeypatch):
     monkeypatch.setattr(sessions, "TYPED_BYTES", size.of_recording(recording))
-    with asking(recording, speaker=sorter()) as client:
+    with asking(recording, speaker=sorter(torch.float64)) as client:
         first, second = (json.loads(client.post("/api/type", {"text": text})[1])["id"] for text in (TEXT, TEXT))
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1", second]
         status, sentence = client.refused(f"/api/r/{first}/words")

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 import regard
+from bounds import assert_within
 from regard.errors import ConfigError, DataError
 from regard.lectures.examples import EXAMPLES, example
 from regard.mechanism import Given
 from regard.models import GPT2, GPT2Config
 from regard.show.page.entry import Entry, Place
 from regard.show.page.steps import KEYS, example_steps, steps_of
+from show.page.step_bounds import step_bounds
 
 MOST = 64
 
@@ -20,7 +22,7 @@ MOST = 64
 def entry(tokens: int, model: nn.Module | None = None) -> Entry:
     torch.manual_seed(3)
     model = model or GPT2(GPT2Config(vocabulary=31, context=257, width=22, heads=2, layers=3))
-    with regard.record(model.eval(), keep="values") as recording, torch.no_grad():
+    with regard.record(model.double().eval(), keep="values") as recording, torch.no_grad():
         model(torch.randint(31, (1, tokens)))
     recording.tokens = [f" w{n}" for n in range(tokens)]
     return Entry("r1", recording)
@@ -32,8 +34,8 @@ class Biased(nn.Module):
     def __init__(self, broken: bool = False) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(4)
-        self.q, self.k, self.v = (torch.randn(1, 2, 7, 5, generator=generator) for _ in range(3))
-        self.bias = torch.randn(7, 7, generator=generator)
+        self.q, self.k, self.v = torch.randn(3, 1, 2, 7, 5, dtype=torch.float64, generator=generator)
+        self.bias = torch.randn(7, 7, dtype=torch.float64, generator=generator)
         self.bias[4, 2] = -torch.inf
         if broken:
             self.q[0, 1, 3, 2] = torch.inf
@@ -55,7 +57,7 @@ def attended(found: dict) -> regard.Steps:
 def test_the_steps_of_a_short_text_are_those_of_its_map(model):
     one, place = entry(7, model), Place(layer=0, head=1)
     found = steps_of(one, place, None, MOST)
-    torch.testing.assert_close(attended(found).weights[0].float(), one.map(place).dense()[0, 0])
+    torch.testing.assert_close(attended(found).weights[0], one.map(place).dense()[0, 0], rtol=0, atol=1e-12)
     assert (found["rows"], found["columns"], found["focus"]) == (list(one.words(place)[0]), list(one.words(place)[1]), 6)
     json.dumps(found, allow_nan=False)
 
@@ -64,7 +66,7 @@ def test_a_long_text_is_told_by_one_row_whose_weights_are_those_of_the_whole():
     one, place = entry(211), Place(layer=2, head=1)
     found = steps_of(one, place, 200, MOST)
     row = one.map(place)[0, 0, 200]
-    torch.testing.assert_close(attended(found).weights[0, 0].float(), row[found["places"]])
+    torch.testing.assert_close(attended(found).weights[0, 0], row[found["places"]], rtol=0, atol=1e-12)
     assert set(found["places"]) == set(row.topk(KEYS).indices.tolist())
     assert found["rows"] == [" w200"]
     assert found["columns"] == [f" w{place}" for place in found["places"]]
@@ -100,21 +102,26 @@ def test_every_example_of_the_lectures_is_told_whole(name):
 def test_the_numbers_of_an_example_give_its_steps(name):
     known = example(name)
     for head in range(example_steps(name)["heads"]):
-        found = attended(example_steps(name, head))
+        told = example_steps(name, head)
+        found = attended(told)
+        bounds = step_bounds(told, found.weights[0])
         for part, right in known.steps.items():
             right = right if right.dim() == 2 else right[head]
-            torch.testing.assert_close(getattr(found, part)[0].float(), right, rtol=1e-5, atol=1e-6)
+            assert_within(right, getattr(found, part)[0], bounds[part], part)
 
 
 def test_the_wrong_mask_of_the_lectures_stays_wrong():
     found, known = example_steps("leak"), example("leak")
-    visible, scaled = torch.tensor(found["visible"]), torch.tensor(found["q"]) @ torch.tensor(found["k"]).T * found["scale"]
-    torch.testing.assert_close(scaled.where(visible, found["hidden"]), known.steps.masked)
+    q, k = (torch.tensor(found[name], dtype=torch.float64) for name in "qk")
+    masked = (q @ k.T * found["scale"]).where(torch.tensor(found["visible"]), found["hidden"])
+    assert_within(known.steps.masked, masked, step_bounds(found, masked.softmax(-1))["masked"])
 
 
 def test_the_factors_of_dropout_give_what_was_dropped():
     found, known = example_steps("dropout"), example("dropout")
-    torch.testing.assert_close(attended(found).weights[0].float() * torch.tensor(found["dropout"]), known.steps.dropped)
+    weights = attended(found).weights[0]
+    dropped = weights * torch.tensor(found["dropout"], dtype=torch.float64)
+    assert_within(known.steps.dropped, dropped, step_bounds(found, weights)["dropped"])
 
 
 def test_a_head_that_an_example_has_not_is_refused():
@@ -123,13 +130,13 @@ def test_a_head_that_an_example_has_not_is_refused():
 
 
 def test_additive_scores_are_told_as_they_are():
-    model = regard.AdditiveAttention(5, 6, 7)
     torch.manual_seed(0)
+    model = regard.AdditiveAttention(5, 6, 7).double()
     with regard.record(model, keep="values") as recording, torch.no_grad():
-        model(torch.randn(1, 3, 5), torch.randn(1, 4, 6))
+        model(torch.randn(1, 3, 5).double(), torch.randn(1, 4, 6).double())
     one, place = Entry("r1", recording), Place(kind="cross")
     found = steps_of(one, place, None, MOST)
-    weights = torch.tensor(found["scores"]).mul(found["scale"]).softmax(-1)
-    torch.testing.assert_close(weights, one.map(place).dense()[0, 0])
+    weights = torch.tensor(found["scores"], dtype=torch.float64).mul(found["scale"]).softmax(-1)
+    torch.testing.assert_close(weights, one.map(place).dense()[0, 0], rtol=0, atol=1e-12)
     assert len(found["weight"]) == 7
     assert found["rows"] == ["0", "1", "2"]

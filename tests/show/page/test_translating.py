@@ -53,7 +53,7 @@ def test_a_row_of_cross_attention_is_the_word_that_was_written_there(kind):
             logits = model(ids, [ids.shape[1]], torch.tensor([written[:n]]))[0, -1]
         assert found.tokens.rows[n - 1] == (END if n == len(written) else model.text.pieces([int(logits.argmax())])[0])
         last = alone.map(0, kind="cross")[0, :, -1]
-        torch.testing.assert_close(found.map(0, kind="cross")[0, :, n - 1], last, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.map(0, kind="cross")[0, :, n - 1], last, atol=1e-10, rtol=0)
     own = found.words(0, kind="cross")[0] if kind == "additive" else found.words(0, part="decoder")[1]
     assert own == (found.tokens.rows if kind == "additive" else [END, *found.tokens.rows[:-1]])
 

@@ -1,11 +1,18 @@
 """Recordings whose q and k a test knows, and words for them: plain ones, and those that break pages."""
 
+import math
+
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import regard
+from bounds import attention_bounds
+from regard.map.codes import OCTAVE
 from regard.mechanism import Causal
+
+CODE = 2 ** (0.504 / OCTAVE) - 1  # relative: half a code, and the last bit of one in float32
 
 PLAIN = [
     "the",
@@ -86,6 +93,30 @@ def weights(q: Tensor, k: Tensor, layer: int, head: int) -> Tensor:
     """What attend gives for a head, (q, k), in float64."""
     one = q[layer, 0, head].double(), k[layer, 0, head].double()
     return regard.attend(*one, one[1], Causal()).weights
+
+
+def weight_bounds(q: Tensor, k: Tensor, layer: int, head: int) -> Tensor:
+    """How far the weights of a head, (q, k), may lie from those of attend where they are computed in float32."""
+    exact = weights(q, k, layer, head)[None, None]
+    return attention_bounds(torch.float32, q[layer, :, head, None], *[k[layer, :, head, None]] * 2, exact).weights[0, 0]
+
+
+def code_bounds(q: Tensor, k: Tensor, layer: int, head: int) -> Tensor:
+    """The same of weights that travel as codes."""
+    return weight_bounds(q, k, layer, head) + CODE * weights(q, k, layer, head)
+
+
+def expect_weight(q: Tensor, k: Tensor, layer: int, head: int, row: int, column: int):
+    """What the page may tell, to all digits, of a weight that is computed in float32."""
+    exact, allowed = (found(q, k, layer, head)[row, column] for found in (weights, weight_bounds))
+    return pytest.approx(float(exact), abs=float(allowed))
+
+
+def expect_digits(exact: Tensor | float, allowed: Tensor | float = 0.0):
+    """What three digits may tell of a number that is off by so much before it is written: half a unit of the last is lost."""
+    number = float(exact)
+    unit = 10.0 ** (math.floor(math.log10(abs(number))) - 2) if number and math.isfinite(number) else 0.0
+    return pytest.approx(number, abs=0.501 * unit + float(allowed), nan_ok=True)
 
 
 def spaced(words: list[str], count: int) -> list[str]:

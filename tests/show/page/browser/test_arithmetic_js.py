@@ -14,6 +14,7 @@ from regard.show.page.steps import example_steps
 from show.page.browser.problems import asked, drawn
 from show.page.browser.recordings import recorded, some
 
+PLACES = 2e-3  # six products of two numbers up to 3, each to four places: 6 x 2 x 3 x 0.5e-4
 MODULE = "views/steps/arithmetic"
 STEPS = ("scores", "scaled", "capped", "masked", "weights", "dropped", "context")
 MEANINGS = {"e": math.e, "tanh": math.tanh, "sqrt": math.sqrt, "inf": math.inf}
@@ -59,7 +60,7 @@ def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
                 continue
             assert right == numeral(number)
             if "more)" not in left:
-                assert value(left) == pytest.approx(number, abs=2e-3, rel=2e-3), (name, line)  # of terms to four places
+                assert value(left) == pytest.approx(number, abs=PLACES, rel=PLACES), (name, line)
                 checked[name] += 1
     assert all(count > 100 for name, count in checked.items() if name not in ("masked", "dropped"))
 
@@ -71,7 +72,7 @@ def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
         shares = [(line.partition(" = ")[0], number) for name, line, number in lines if name == "weights"]
         for left, number in shares:
             assert f" / {numeral(temperature)}" in left
-            assert value(left) == pytest.approx(number, abs=2e-3, rel=2e-3)
+            assert value(left) == pytest.approx(number, abs=PLACES, rel=PLACES)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 import regard
 from regard.show.page.session import Session
 from show.page.browser.patience import link, quiet, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced
+from show.page.browser.recordings import PLAIN, expect_digits, recorded, some, spaced
 
 LAYERS, HEADS, T = 3, 5, 29
 Q, K = some(LAYERS, HEADS, T)
@@ -48,7 +48,7 @@ def test_they_are_sorted_by_a_detector(opened, address, recording):
     rows = list(regard.heads(recording).sorted("entropy"))
     assert named(page) == [f"{row.layer}.{row.head}" for row in rows]
     shown = [float(text) for text in page.locator(".head-score").all_inner_texts()]
-    assert shown == pytest.approx([row.scores["entropy"] for row in rows], rel=6e-3)
+    assert shown == [expect_digits(row.scores["entropy"]) for row in rows]
     assert link(page)["by"] == "entropy"
 
 

@@ -8,7 +8,7 @@ import torch
 
 from regard.show.page.session import Session
 from show.page.browser.patience import link, quiet, rung, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced, weights
+from show.page.browser.recordings import PLAIN, expect_weight, recorded, some, spaced, weights
 
 LAYERS, HEADS, T = 2, 3, 13
 Q, K = some(LAYERS, HEADS, T)
@@ -42,7 +42,7 @@ def test_the_weight_under_the_pointer_is_the_one_that_attend_gives(opened, addre
         quiet(page)
         if page.locator(".readout dd").first.get_attribute("title"):
             q, k, weight, rank = read(page)
-            assert weight == pytest.approx(float(expected[q, k]), rel=1e-5)
+            assert weight == expect_weight(Q, K, 1, 2, q, k)
             assert rank == f"{1 + int((expected[q, : q + 1] > expected[q, k]).sum())} of {q + 1}"
             seen.add((q, k))
     assert len(seen) >= 4
@@ -58,7 +58,7 @@ def test_arrows_step_a_token_and_the_link_follows(opened, address):
     until(page, "document.querySelector('.readout-pair').textContent.includes('7')")
     q, k, weight, _ = read(page)
     assert (q, k) == (7, 5)
-    assert weight == pytest.approx(float(weights(Q, K, 0, 1)[7, 5]), rel=1e-5)
+    assert weight == expect_weight(Q, K, 0, 1, 7, 5)
 
 
 def test_a_heavier_weight_is_drawn_darker(opened, address):

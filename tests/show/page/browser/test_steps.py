@@ -15,6 +15,7 @@ LAYERS, HEADS, T, LONG = 2, 3, 7, 101
 Q, K = some(LAYERS, HEADS, T)
 LONGER = some(1, 1, LONG, seed=3)
 TWO = ("heads", "split")  # examples that are told of two heads at once
+PLACES = 5.01e-4  # half a unit of the last of three places
 STEPS = ["q, k, v", "scores", "scaled", "masked", "weights", "context"]
 
 
@@ -61,7 +62,7 @@ def attended(layer: int, head: int, mask=None, **settings) -> regard.Steps:
 @pytest.mark.parametrize("step", STEPS[1:])
 def test_each_table_is_the_step_of_attend(opened, address, step):
     page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step={step}"))
-    torch.testing.assert_close(table(page), getattr(attended(1, 2), step), rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), getattr(attended(1, 2), step), rtol=0, atol=PLACES)
 
 
 def test_what_a_query_may_not_see_is_marked(opened, address):
@@ -124,7 +125,7 @@ def test_the_keys_go_from_query_to_query_and_from_key_to_key(opened, address):
 def test_a_switch_shows_what_attend_gives_with_it(opened, address, switch, settings, mask):
     page = drawn(opened(f"{address}#view=steps&r=r1&layer=1&head=2&step=weights&q=4&k=2&{switch}"))
     right = attended(1, 2, mask, **settings).weights
-    torch.testing.assert_close(table(page), right, rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), right, rtol=0, atol=PLACES)
     assert exact(page) == pytest.approx(float(right[4, 2]), rel=1e-9)
     assert page.locator(".steps-was").count() == T  # marks of what the head itself does
 
@@ -141,9 +142,9 @@ def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, addre
         "root": "off",
         "temperature": "10.0",
     }
-    torch.testing.assert_close(table(page), attended(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), attended(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=PLACES)
     page.get_by_role("button", name="as the head does it").click()
-    torch.testing.assert_close(table(page), attended(1, 2).weights, rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), attended(1, 2).weights, rtol=0, atol=PLACES)
     assert "mask" not in link(page)
 
 
@@ -151,9 +152,9 @@ def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
     page = drawn(opened(f"{address}#view=steps&example=simple&step=weights"))
     page.get_by_role("checkbox", name="divide by √3").check()
     words = example("simple").q.double()
-    torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=PLACES)
     page.get_by_role("checkbox", name="divide by √3").uncheck()
-    torch.testing.assert_close(table(page), example("simple").steps.weights.double(), rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), example("simple").steps.weights.double(), rtol=0, atol=PLACES)
     assert "root" not in link(page)
 
 
@@ -176,20 +177,20 @@ def test_an_example_of_two_heads_shows_either(opened, address, head):
     page = drawn(opened(f"{address}#view=steps&example=heads&step=weights"))
     page.get_by_role("button", name=f"head {head + 1}").click()
     page.wait_for_selector(f"[aria-label='Head of the example'] button:nth-child({head + 1})[aria-pressed=true]")
-    torch.testing.assert_close(table(page), example("heads").steps.weights[head].double(), rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page), example("heads").steps.weights[head].double(), rtol=0, atol=PLACES)
 
 
 def test_a_long_text_is_told_by_the_row_of_one_query(opened, address):
     page = drawn(opened(f"{address}#view=steps&r=r2&q=90&step=weights"))
     right = weights(*LONGER, 0, 0)[90]
     shown = table(page)[:, 0]
-    torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(shown.sort().values, right.topk(24).values.sort().values, rtol=0, atol=PLACES)
     assert "Of 101 words, these 24" in page.locator(".steps-main > .note").inner_text()
     before = page.locator(".steps-sentence").inner_text()
     page.keyboard.press("ArrowUp")
     until(page, f"document.querySelector('.steps-sentence').innerText !== {before!r}")
     assert link(page)["q"] == "89"
-    torch.testing.assert_close(table(page)[:, 0].max(), weights(*LONGER, 0, 0)[89].max(), rtol=0, atol=5.1e-4)
+    torch.testing.assert_close(table(page)[:, 0].max(), weights(*LONGER, 0, 0)[89].max(), rtol=0, atol=PLACES)
 
 
 def test_words_are_text_whatever_they_hold(opened, address):

@@ -1,5 +1,7 @@
 """The page under fingers, on a phone: tap, drag, pinch and scroll do what mouse and keys do."""
 
+import re
+
 import pytest
 
 from regard.models import GPT2
@@ -7,7 +9,7 @@ from regard.show.page.session import Session
 from regard.show.page.speaker import speaker_of
 from show.page.browser.fingers import middle, touched, way
 from show.page.browser.patience import link, quiet, rung, settled, until
-from show.page.browser.recordings import PLAIN, recorded, some, spaced, weights
+from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
 
 HEADS, T, LONG = 3, 13, 600
 Q, K = some(2, HEADS, T)
@@ -68,7 +70,7 @@ def test_a_tap_on_the_map_reads_and_keeps_a_weight(phone):
     until(page, "document.querySelector('.readout dd').title !== ''")
     q, k = int(link(page)["q"]), int(link(page)["k"])
     told = float(page.locator(".readout dd").first.get_attribute("title").split()[0])
-    assert told == pytest.approx(float(weights(Q, K, 1, 2)[q, k]), rel=1e-5)
+    assert told == expect_weight(Q, K, 1, 2, q, k)
 
 
 def test_the_map_keeps_its_size_when_a_weight_is_read(phone):
@@ -144,7 +146,8 @@ def test_a_phone_compares_one_picture_at_a_time_and_a_tap_reads_both_sides(phone
     until(page, "location.hash.includes('k=2')")
     quiet(page)
     assert link(page)["q"] == "6"
-    assert f"{float(weights(Q, K, 1, 0)[6, 2]):.3g}" in page.locator(".compare-read").inner_text()
+    told = float(re.search(r"first\s+(0\.\d+)", page.locator(".compare-read").inner_text())[1])
+    assert told == expect_digits(*(found(Q, K, 1, 0)[6, 2] for found in (weights, code_bounds)))
 
 
 def test_words_are_typed_and_picked_by_taps(phone):
