@@ -1,10 +1,12 @@
 """A case asks the subject, and measures once."""
 
+import copy
 import threading
 
 import pytest
 import torch
 
+from bounds import EXPONENTIAL, assert_within, perturbation_bound
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, later
 from regard import Causal, MultiHeadAttention, Window, attention
 from regard.examination.case import Case
@@ -17,10 +19,15 @@ def causal(q, k, v):
 
 
 def test_the_double_gives_what_the_subject_gives_to_rounding():
-    case = case_of(MultiHeadAttention(12, 12, 13, 0.5, 3).eval())
-    found = case.double.ask(*case.double.usual()).context
+    layer = MultiHeadAttention(12, 12, 13, 0.5, 3).eval()
+    case = case_of(layer)
+    (x,) = case.double.usual()
+    found = case.double.ask(x).context
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found.float(), case.ask(*case.usual()).context, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        terms = 12 + x.shape[1] + EXPONENTIAL  # of a projection and a softmax
+        rounding = perturbation_bound(copy.deepcopy(layer).double(), lambda one: one(x), terms)
+    assert_within(case.ask(*case.usual()).context, found, rounding)
 
 
 def test_the_double_of_a_module_is_a_copy():
@@ -55,7 +62,7 @@ def test_what_does_not_run_in_float64_has_no_double_and_is_measured_all_the_same
 
 
 def test_heads_stand_side_by_side_in_the_context():
-    case = case_of(causal)
+    case = case_of(causal).double
     q, k, v = case.usual()
     expected = torch.cat(list(attention(q, k, v, Causal()).unbind(1)), -1)
     torch.testing.assert_close(case.context(q, k, v), expected)

@@ -1,5 +1,6 @@
 """Whatever somebody calls attention is called as they call it."""
 
+import copy
 import functools
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class Turned(Layer):
         return super().forward(x * cos + sin)
 
 
-X = torch.randn(B, T, 12)
+X = torch.randn(B, T, 12, dtype=torch.float64)
 
 
 def only(subject, expects=None):
@@ -36,21 +37,21 @@ def only(subject, expects=None):
 
 
 def test_a_module_is_called_with_x():
-    layer = SelfAttention(12, 5)
+    layer = SelfAttention(12, 5).double()
     torch.testing.assert_close(only(layer).call(X).context, layer(X))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_multihead_attention_is_fed_by_its_own_batch_first(batch_first):
     torch.manual_seed(0)
-    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first) for first in (batch_first, True))
+    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first).double() for first in (batch_first, True))
     other.load_state_dict(layer.state_dict())
     torch.testing.assert_close(only(layer).call(X).context, other(X, X, X)[0])
 
 
 @pytest.mark.parametrize("expects", [Causal(), Padding((3, 6)), Causal() & Padding((3, 6))])
 def test_what_takes_a_mask_and_holds_none_is_handed_the_expectation(expects):
-    layer = nn.MultiheadAttention(12, 3, batch_first=True)
+    layer = nn.MultiheadAttention(12, 3, batch_first=True).double()
     weights = only(layer, expects).call(X).weights
     hidden = ~expects.table(T, T).expand(B, 3, T, T)
     assert (weights[hidden] == 0).all()
@@ -59,7 +60,7 @@ def test_what_takes_a_mask_and_holds_none_is_handed_the_expectation(expects):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_an_encoder_layer_is_handed_it_too(batch_first):
-    layer = nn.TransformerEncoderLayer(12, 3, 17, dropout=0.0, batch_first=batch_first)
+    layer = nn.TransformerEncoderLayer(12, 3, 17, dropout=0.0, batch_first=batch_first).double()
     call = only(layer, Causal()).call
     changed = X.clone()
     changed[:, 4:] += 1
@@ -75,7 +76,7 @@ def test_a_module_of_query_key_and_value_is_called_with_x_three_times():
         def forward(self, query, key, value, mask=None):
             return F.scaled_dot_product_attention(query @ self.weight, key, value)
 
-    layer = Three()
+    layer = Three().double()
     torch.testing.assert_close(only(layer).call(X).context, layer(X, X, X))
 
 
@@ -91,7 +92,7 @@ def test_a_module_of_q_k_and_v_without_weights_is_a_function_of_them():
     "function", [F.scaled_dot_product_attention, functools.partial(F.scaled_dot_product_attention, is_causal=True)]
 )
 def test_a_function_written_in_c_is_one_of_q_k_and_v(function):
-    q, k, v = torch.randn(3, B, 3, T, 8)
+    q, k, v = torch.randn(3, B, 3, T, 8, dtype=torch.float64)
     torch.testing.assert_close(only(function).call(q, k, v).context, function(q, k, v))
 
 
@@ -102,13 +103,13 @@ def test_a_function_of_fewer_axes_is_called_head_by_head_or_sequence_by_sequence
             raise ValueError(f"takes {axes} axes")
         return (q @ k.mT).softmax(-1) @ v
 
-    q, k, v = torch.randn(3, B, 1, T, 8)
+    q, k, v = torch.randn(3, B, 1, T, 8, dtype=torch.float64)
     way = next(way for way in subjects(function, Everything()) if way.rank == axes)
     torch.testing.assert_close(way.call(q, k, v).context, (q @ k.mT).softmax(-1) @ v)
 
 
 def test_a_module_for_one_sequence_is_called_with_each():
-    layer = lectures_classes.SelfAttentionV1(D_IN, 5)
+    layer = lectures_classes.SelfAttentionV1(D_IN, 5).double()
     case = case_of(layer, Everything())
     assert not case.subject.batched
     (x,) = case.inputs()
@@ -126,11 +127,11 @@ def test_the_module_behind_a_function_is_found(function):
 
 
 def test_what_torch_compile_made_is_examined_as_its_original_and_kept_beside_it():
-    compiled = torch.compile(CAUSAL, backend="eager")
-    subject = only(compiled)
-    assert subject.module is CAUSAL
-    x = torch.randn(B, T, D_IN)
-    torch.testing.assert_close(subject.compiled(x).context, CAUSAL(x))
+    layer = copy.deepcopy(CAUSAL).double()
+    subject = only(torch.compile(layer, backend="eager"))
+    assert subject.module is layer
+    x = torch.randn(B, T, D_IN, dtype=torch.float64)
+    torch.testing.assert_close(subject.compiled(x).context, layer(x))
 
 
 @dataclass
@@ -184,7 +185,7 @@ def noting(function, found):
 def test_a_partial_of_multihead_attention_is_called_with_x_three_times(batch_first):
     torch.manual_seed(0)
     hidden = later(T, T)
-    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first) for first in (batch_first, True))
+    layer, other = (nn.MultiheadAttention(12, 3, batch_first=first).double() for first in (batch_first, True))
     other.load_state_dict(layer.state_dict())
     found = only(functools.partial(layer, attn_mask=hidden)).call(X).context
     torch.testing.assert_close(found, other(X, X, X, attn_mask=hidden)[0])
@@ -224,8 +225,8 @@ def test_a_subject_that_returns_no_tensor_is_told_what_to_return():
 
 
 def test_a_copy_of_a_module_is_called_as_the_module():
-    layer = SimpleSelfAttention()
+    layer, x = SimpleSelfAttention(), torch.ones(B, T, D_IN, dtype=torch.float64)
     subject = only(functools.partial(CAUSAL))
-    other = Layer(hiding(later))
-    torch.testing.assert_close(subject.again(other)(torch.ones(B, T, D_IN)).context, CAUSAL(torch.ones(B, T, D_IN)))
+    other = Layer(hiding(later)).double()
+    torch.testing.assert_close(subject.again(other)(x).context, copy.deepcopy(CAUSAL).double()(x))
     assert only(lambda x: layer(x)).again is None

@@ -1,11 +1,16 @@
 """Small models that the tests of this room continue: a GPT-2, the same as transformers has it, and one that is a table."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
 import transformers
 
+from bounds import DRAWS, EXPONENTIAL, is_decided, perturbation_bound
 from regard.models import GPT2, GPT2Config
+from regard.products import Quantised
+from regard.products.quantised import LARGEST
 
 SIZES = {"layers": 2, "heads": 3, "width": 33, "context": 31, "vocabulary": 53}
 
@@ -77,3 +82,60 @@ def taken(steps) -> torch.Tensor:
     """What was generated, (b, t)."""
     found = list(steps)
     return torch.stack(found, 1) if found else torch.zeros(0, 0)
+
+
+def restore(model: GPT2, dtype: torch.dtype = torch.float64) -> GPT2:
+    """The numbers of a model, in bytes or not, in a GPT-2 that is not quantised."""
+    other, modules = GPT2(model.config), dict(model.named_modules())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            owner = modules[name.removesuffix(".weight").removesuffix(".bias")]
+            owner = getattr(owner, "matrix", owner)
+            whole = isinstance(owner, Quantised) and name.endswith("weight")
+            parameter.copy_(owner.rows(torch.arange(len(owner.values))) if whole else getattr(owner, name.rsplit(".", 1)[1]))
+    return other.to(dtype).eval()
+
+
+@contextmanager
+def shift_by_half_steps(model: GPT2, seed: int) -> Iterator[None]:
+    """While it lasts, each number that meets a matrix is half a step of 16 bits off, up or down: as far as rounding goes."""
+    dice = torch.Generator().manual_seed(seed)
+
+    def shift(x):
+        return x + x.abs().amax(-1, keepdim=True) / (2 * LARGEST) * (torch.randint(0, 2, x.shape, generator=dice) * 2 - 1)
+
+    matrices = [one for block in model.blocks for one in (*block.attention.children(), block.up, block.down)]
+    hooks = [one.register_forward_pre_hook(lambda _, given: (shift(given[0]),)) for one in matrices if hasattr(one, "weight")]
+    hooks.append(model.norm.register_forward_hook(lambda _, given, output: shift(output)))  # what the head meets
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def terms(model: GPT2) -> int:
+    """Those of its widest sum, and the operations of a norm or a GELU."""
+    return max(model.config.inner, model.config.width) + EXPONENTIAL
+
+
+@torch.no_grad()
+def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> float:
+    """How far two computations of run(model) may lie apart in float32; shorts: where vectors are rounded to 16 bits too."""
+    exact = restore(model)
+    bound, expected = perturbation_bound(exact, run, terms(exact)), run(exact)
+    for seed in range(DRAWS if shorts else 0):
+        with shift_by_half_steps(exact, seed):
+            bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
+    return bound
+
+
+def tokens_are_decided(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> bool:
+    """Return whether no rounding of float32, nor of vectors to 16 bits, changes the tokens run(model): see `is_decided`."""
+    exact = restore(model)
+    expected = run(exact).tolist()
+    decided = is_decided(exact, lambda one: run(one).tolist(), terms(exact))
+    for seed in range(DRAWS if shorts else 0):
+        with shift_by_half_steps(exact, seed):
+            decided = decided and run(exact).tolist() == expected
+    return decided

@@ -63,6 +63,7 @@ def distance(expected, observed, count):
 SAMPLINGS = [{}, {"temperature": 0.6, "top_k": 3}, {"top_p": 0.8, "repetition_penalty": 1.7}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["table", "wrong", "lookup"])
 @pytest.mark.parametrize("asked", SAMPLINGS, ids=str)
 def test_what_is_drawn_has_exactly_the_distribution_of_the_model(draft, asked):

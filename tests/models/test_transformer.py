@@ -1,7 +1,11 @@
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+from bounds import EXPONENTIAL, assert_within, perturbation_bound
 from models.translators import made, padded, sentences
 from regard import ConfigError, ShapeError
 from regard.mechanism.positions import sinusoidal
@@ -72,9 +76,9 @@ def theirs(model: Transformer, sources, lengths, targets) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lengths", [(7, 2, 5), (6, 6, 6)])
-def test_the_logits_and_the_gradients_are_those_of_torchs_transformer(norm, dtype, most, lengths):
+def test_the_logits_and_the_gradients_are_those_of_torchs_transformer(norm, dtype, lengths):
     torch.manual_seed(1)
     model = Transformer(vocabulary=N, width=WIDTH, heads=HEADS, layers=LAYERS, inner=INNER, norm=norm).to(dtype)
     with torch.no_grad():
@@ -82,10 +86,19 @@ def test_the_logits_and_the_gradients_are_those_of_torchs_transformer(norm, dtyp
             if "bias" in name or "norm" in name:
                 weight.add_(torch.randn_like(weight) * 0.2)  # so that none is what it began as
     source = padded(sentences(*lengths))
-    ours, other = model(*source, TARGETS), theirs(model, *source, TARGETS)
-    torch.testing.assert_close(ours, other, atol=most, rtol=most)
-    slopes = [torch.autograd.grad(x.square().mean(), model.vocabulary.words.weight)[0] for x in (ours, other)]
-    torch.testing.assert_close(*slopes, atol=most, rtol=10 * most)
+    ours, other = (logits_and_slope(model, compute, *source) for compute in (Transformer.__call__, theirs))
+    exact = copy.deepcopy(model).double()
+    for n in range(2):
+        rounding = perturbation_bound(
+            exact, lambda one, n=n: logits_and_slope(one, Transformer.__call__, *source)[n], max(INNER, N) + EXPONENTIAL
+        )
+        assert_within(ours[n], other[n], rounding if dtype == torch.float32 else 1e-12)
+
+
+def logits_and_slope(model: Transformer, compute: Callable[..., torch.Tensor], *source: torch.Tensor) -> list[torch.Tensor]:
+    """The logits, and the gradient that their mean square gives the embedding."""
+    logits = compute(model, *source, TARGETS)
+    return [logits.detach(), torch.autograd.grad(logits.square().mean(), model.vocabulary.words.weight)[0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +147,7 @@ def test_matrices_begin_with_glorots_bounds_each_of_q_k_and_v_for_itself():
         (model.decoder[0].feed.up.weight, 128),
     ):
         bound = (6 / (64 + rows)) ** 0.5
-        assert 0.98 * bound < weight.abs().max() <= bound
+        assert 0.98 * bound < weight.abs().max() <= bound  # of 8,192 numbers or more all are below once in 1e71
 
 
 def test_more_tokens_than_the_context_are_refused():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
 from regard.text.corpus import Corpus, Reader
 from regard.train import begin, loop, optimiser, run, schedule
@@ -25,6 +26,11 @@ def begun(folder, tmp_path, **settings):
     return begin(small.config(folder, **{"out": str(tmp_path / "run"), **settings}))
 
 
+def begun_in_float64(folder, tmp_path, **settings):
+    with small.in_float64():
+        return begun(folder, tmp_path, **settings)
+
+
 def weights(training) -> dict[str, torch.Tensor]:
     return {name: x.detach().clone() for name, x in training.model.state_dict().items()}
 
@@ -33,6 +39,7 @@ def same(one, other) -> bool:
     return all(torch.equal(x, other[name]) for name, x in one.items())
 
 
+@pytest.mark.slow
 def test_a_tiny_text_is_learned_by_heart(tmp_path):
     text = "abcdefghijklmnop" * 2
     small.corpus(tmp_path, text)
@@ -43,7 +50,8 @@ def test_a_tiny_text_is_learned_by_heart(tmp_path):
 
 
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
-    training = begun(folder, tmp_path, clip=0.05, dropout=0.3)
+    training = begun_in_float64(folder, tmp_path, clip=0.05, dropout=0.3)
+    scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
     adam = optimiser.made(model, training.config)
     for number, report in zip((1, 2, 3), loop(training), strict=False):
@@ -56,20 +64,19 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
             group["lr"] = schedule.rate(number, training.config)
         adam.step()
         adam.zero_grad()
-        assert report.loss_nats == pytest.approx(float(loss.detach()), rel=1e-6)
-        assert report.gradient_norm == pytest.approx(float(norm), rel=1e-6)
+        assert report.loss_nats == pytest.approx(float(loss.detach()), rel=scale)
+        assert report.gradient_norm == pytest.approx(float(norm), rel=scale)
         assert report.gradient_norm > 0.05
         assert (report.step, report.batch, report.tokens) == (number, number - 1, 3 * 11)
         assert report.rate == schedule.rate(number, training.config)
         for name, weight in model.state_dict().items():
-            torch.testing.assert_close(training.model.state_dict()[name], weight, rtol=0, atol=1e-7)
+            assert_within(training.model.state_dict()[name], weight, number * training.config.learning_rate * 2 * scale, name)
 
 
 def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder, tmp_path):
     found = []
     for batch, accumulate in ((9, 1), (3, 3)):
-        training = begun(folder, tmp_path, batch=batch, accumulate=accumulate)
-        training.model.double()
+        training = begun_in_float64(folder, tmp_path, batch=batch, accumulate=accumulate)
         batches = [training.reader.read(5 * accumulate + n) for n in range(accumulate)]
         batches[0].targets[0, 3:] = -100  # micro-batches of unequal weight
         loss = backward(training, 1, batches)
@@ -87,7 +94,7 @@ def test_the_batches_of_a_step_follow_those_of_the_one_before(folder, tmp_path):
 
 
 def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp_path):
-    training = begun(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
+    training = begun_in_float64(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
     _, kept = Corpus.load(folder / "corpus").split(0.1)
     reader, nats, targets = Reader(kept, batch=1, context=11), 0.0, 0
     training.model.eval()
@@ -97,7 +104,7 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp
             nats += float(loss_of(training.model, batch)) * targets_of(batch)
             targets += targets_of(batch)
     training.model.train()
-    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-6)
+    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-9)
     assert training.model.training
     assert targets == kept.tokens - 1
 
@@ -209,9 +216,9 @@ def test_documents_are_hidden_where_the_config_says_so(tmp_path):
     small.corpus(tmp_path, ["abc", "bca", "cab"] * 20)
     losses = []
     for hidden in (False, True):
-        training = begin(small.config(tmp_path, mask_documents=hidden))
+        training = begun_in_float64(tmp_path, tmp_path, mask_documents=hidden)
         batch = training.reader.read(0)
         assert len(batch.documents.unique()) > 1
         losses.append(backward(training, 1, [batch]))
-        assert losses[-1] == pytest.approx(float(loss_of(training.model, batch, mask_documents=hidden).detach()), rel=1e-6)
+        assert losses[-1] == pytest.approx(float(loss_of(training.model, batch, mask_documents=hidden).detach()), rel=1e-9)
     assert losses[0] != losses[1]

@@ -29,6 +29,7 @@ print(kept > 190, megabytes() - before < 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library() is None, reason="the C library is not glibc")
 def test_what_is_freed_is_kept_until_it_is_as_usual_again():
     found = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)

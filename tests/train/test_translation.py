@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
 from regard.generate.translation import translate
 from regard.models import translator
@@ -31,6 +32,7 @@ def begun(folder, tmp_path, name, **settings):
     return begin(small.translation(folder, name, **{"out": str(tmp_path / "run"), **settings}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
     aligned(tmp_path, "some", many(6))
@@ -55,7 +57,9 @@ def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
-    training = begun(folder, tmp_path, name, clip=0.05, model={"dropout": 0.3})
+    with small.in_float64():
+        training = begun(folder, tmp_path, name, clip=0.05, model={"dropout": 0.3})
+    scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
     adam = optimiser.made(model, training.config)
     for number, report in zip((1, 2, 3), loop(training), strict=False):
@@ -69,11 +73,11 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
             group["lr"] = schedule.rate(number, training.config)
         adam.step()
         adam.zero_grad()
-        assert report.loss_nats == pytest.approx(float(loss.detach()), rel=1e-5)
-        assert report.gradient_norm == pytest.approx(float(norm), rel=1e-4)
+        assert report.loss_nats == pytest.approx(float(loss.detach()), rel=scale)
+        assert report.gradient_norm == pytest.approx(float(norm), rel=scale)
         assert (report.step, report.batch, report.tokens) == (number, number - 1, batch.tokens)
         for one, weight in model.state_dict().items():
-            torch.testing.assert_close(training.model.state_dict()[one], weight, rtol=0, atol=1e-4)
+            assert_within(training.model.state_dict()[one], weight, number * training.config.learning_rate * 2 * scale, one)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,7 +96,8 @@ def test_batches_of_one_step_weigh_by_their_targets(folder, tmp_path, name):
 
 
 def test_the_held_out_loss_is_the_mean_over_all_of_the_valid_part_without_smoothing(folder, tmp_path):
-    training = begun(folder, tmp_path, "plain", evaluate_batches=10**6, model={"dropout": 0.3})
+    with small.in_float64():
+        training = begun(folder, tmp_path, "plain", evaluate_batches=10**6, model={"dropout": 0.3})
     valid = Pairs.load(folder / "pairs").valid
     reader, nats, targets = PairReader(valid, 10**6), 0.0, 0
     assert reader.batches == 1
@@ -103,7 +108,7 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_valid_part_without_smooth
         nats = float(F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum"))
     training.model.train()
     targets = int(valid.lengths[:, 1].sum()) + len(valid)
-    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-5)
+    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-9)
     assert training.model.training
 
 
@@ -116,6 +121,7 @@ def bits(training) -> list[bytes]:
     return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, tmp_path, name):
     def settings(out):

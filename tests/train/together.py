@@ -3,8 +3,9 @@
     torchrun --nproc-per-node=2 tests/train/together.py CONFIGS.json
 
 CONFIGS.json is a list of [config, {"timeout": seconds, "last": the step to stop after, "fault": what befalls the second process
-in step 3: "error", SIGKILL or SIGSTOP}]. The first process writes log.jsonl into each run's folder, and beside
-it what the tests ask of a run, states.json: the bytes of its weights, gradients and moments, and those it exchanged.
+in step 3: "error", SIGKILL or SIGSTOP, "float64": whether it computes in float64}]. The first process writes log.jsonl into
+each run's folder, and beside it what the tests ask of a run, states.json: the bytes of its weights, gradients and moments, and
+those it exchanged.
 """
 
 import json
@@ -92,7 +93,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for table, asked in json.loads(Path(sys.argv[1]).read_text()):
         with started(TrainConfig.of(table), asked.get("timeout", 60)) as engine:
+            if asked.pop("float64", False):
+                torch.set_default_dtype(torch.float64)  # of the model and of what its optimiser keeps
             training = begin(TrainConfig.of(table), engine, refuse if engine.rank else None)
+            torch.set_default_dtype(torch.float32)
             follow(training, [Log(training.folder / LOG), Fate(**asked)])
             found = states(training)
             if training.first:

@@ -177,6 +177,7 @@ def test_padding_given_to_the_wrong_axis_is_named():
     assert deviations(match) == {"mask": "transposed"}
 
 
+@pytest.mark.slow
 def test_layers_outside_the_family_match_nothing():
     class Residual(Plain):
         def forward(self, x):

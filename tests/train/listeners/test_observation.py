@@ -56,7 +56,7 @@ def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
         ]
         for row, head in zip(mine, expected, strict=True):
             for name in ("previous token", "first token", "induction", "entropy"):
-                assert row[name] == pytest.approx(head.scores[name], abs=1e-4)
+                assert row[name] == pytest.approx(head.scores[name], abs=0.5e-4 + 1e-9)  # half of the last of four digits
 
 
 def test_random_tokens_are_said_twice_and_are_the_same_each_time(folder, tmp_path):

@@ -5,8 +5,8 @@ import pytest
 
 from regard.models import GPT2Config
 from regard.train import begin, follow
+from regard.train.flops import flops_of
 from regard.train.listeners.progress import Progress, clock, fitting
-from regard.train.peak import flops_of
 from train import small
 
 
@@ -64,14 +64,14 @@ def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_p
         cells = line.replace(",", "").split()
         place = next(n for n, cell in enumerate(cells) if cell.endswith("%"))  # the time left is not known at first
         pace, share = int(cells[place - 1]), int(cells[place].rstrip("%"))
-        assert share == pytest.approx(pace / 100, abs=1)
+        assert share == pytest.approx(pace / 100, abs=1)  # both are printed as whole numbers
 
 
 def test_training_on_a_token_takes_six_operations_a_parameter_and_those_of_attention():
     config = GPT2Config.small()
     products = sum(config.parts[name] for name in ("token embedding", "attention", "feed-forward"))
     attention = 12 * 12 * 768 * 1024 / 2  # two products of two, forward and twice backward, half of the square hidden
-    assert flops_of(config) == pytest.approx(6 * products + attention, rel=2e-3)
+    assert flops_of(config) == pytest.approx(6 * products + attention, rel=2e-3)  # biases and half a diagonal are beside
 
 
 def test_skipped_batches_and_samples_are_told_and_steer_no_terminal(folder, tmp_path, monkeypatch):
