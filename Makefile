@@ -1,5 +1,5 @@
 # make demo    a small trained model reads a story: in the terminal, and as a page in the browser
-# make test    every test, the slow ones too         make quick   the everyday run
+# make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make bench   the benchmarks, into docs/benchmarks.md
 # make browser Debian's Chromium, for the tests of the page, which are skipped without it
@@ -11,7 +11,7 @@ STORY = Lily had a red ball and Tom had a blue ball. Lily gave her red ball to T
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest --quiet -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick lint docs bench browser clean
+.PHONY: demo test test-all lint docs bench browser clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready
@@ -26,11 +26,13 @@ demo: .venv/ready
 	@$(BIN)/regard serve build/story.reg --model pocket
 
 test: .venv/ready-for-work
-	@echo "Running every test; a few minutes."
-	@$(PYTEST) --durations=5
-
-quick: .venv/ready-for-work
+	@echo "Running the everyday tests: some five minutes on two cores."
 	@$(PYTEST) -m "not slow"
+
+test-all: .venv/ready-for-work
+	@echo "Running every test: some half an hour on two cores."
+	@$(PYTEST) --durations=5
+	@$(BIN)/python tests/processors.py
 
 lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

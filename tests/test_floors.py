@@ -9,8 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 FLOORS = [
     {"errors", "malloc", "shown", "writing", "compiled"},
-    {"machine"},
-    {"mechanism", "products"},
+    {"mechanism", "products", "machine"},
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},
     {"observe"},

@@ -1,0 +1,98 @@
+"""Run the numerical tests again as on processors with fewer instructions than this one; `make test-all` does.
+
+ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
+NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL obeys on Intel's processors only.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from regard.compiled import processor
+
+ROOT = Path(__file__).parents[1]
+TESTS = (
+    "tests/compiled",
+    "tests/mechanism",
+    "tests/map",
+    "tests/products",
+    "tests/generate",
+    "tests/models/test_in_one_call.py",
+    "tests/models/test_gpt2.py",
+    "tests/train/test_quick.py",
+    "tests/train/test_loop.py",
+    "tests/train/test_loss.py",
+    "tests/train/test_optimiser.py",
+)
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A processor that this one can play, by environment variables; `needs` are instruction sets that it takes."""
+
+    name: str
+    environment: dict[str, str]
+    needs: frozenset[str] = frozenset()
+
+
+def narrow(numba: str, torch: str, onednn: str, mkl: str, threads: int) -> dict[str, str]:
+    """The environment of a processor by the names that numba, torch, oneDNN and MKL have for it."""
+    return {
+        "NUMBA_CPU_NAME": numba,
+        "NUMBA_CPU_FEATURES": "",
+        "ATEN_CPU_CAPABILITY": torch,
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+EMULATIONS = (
+    Emulation("plain x86-64 (SSE2), 1 thread", narrow("x86-64", "default", "SSE41", "SSE4_2", 1)),
+    Emulation("haswell (AVX2), 3 threads", narrow("haswell", "avx2", "AVX2", "AVX2", 3), processor.NAMED["haswell"]),
+    Emulation(
+        "cascadelake (AVX-512, no bfloat16), 1 thread",
+        narrow("cascadelake", "avx512", "AVX512_CORE_VNNI", "AVX512", 1),
+        processor.NAMED["cascadelake"],
+    ),
+    Emulation("without numba, 3 threads", {"PYTHONPATH": str(ROOT / "tests" / "without_numba"), "OMP_NUM_THREADS": "3"}),
+)
+
+
+def run(emulation: Emulation) -> tuple[str, bool]:
+    """A line on the tests under one emulation, and whether they passed."""
+    missing = emulation.needs - processor.read_host_features()
+    if missing:
+        return f"{emulation.name}: skipped, this processor has no {' '.join(sorted(missing))}", True
+    command = [sys.executable, "-m", "pytest", "--quiet", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider", *TESTS]
+    started = time.perf_counter()
+    with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart
+        environment = {**os.environ, **emulation.environment, "TORCHINDUCTOR_CACHE_DIR": folder}
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    if ran.returncode:
+        print(ran.stdout[-20_000:], ran.stderr[-5_000:], sep="\n")
+    counts = ", ".join(f"{count} {what}" for count, what in COUNTS.findall(ran.stdout.splitlines()[-1] if ran.stdout else ""))
+    return f"{emulation.name}: {counts}, {seconds:.0f} s", not ran.returncode
+
+
+def main(names: list[str]) -> int:
+    """Run the emulations whose names contain one of these words, or all; 1 where a test failed."""
+    chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
+    print(f"On {processor.read_name()}, {os.cpu_count()} cores:", flush=True)
+    every = True
+    for emulation in chosen:
+        line, passed = run(emulation)
+        print(line, flush=True)
+        every &= passed
+    return 0 if every else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
