@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bounds import assert_within
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
+from regard.compiled import threads
 from regard.map import Pyramid, additive, fast, plane
 from regard.mechanism.additive import attend_additive
 from regard.mechanism.heads import share
@@ -145,7 +146,10 @@ def test_an_overview_a_tile_and_a_pyramid_are_those_of_the_matrix(mask):
     close(found.select(batch=1, heads=[4, 2]).dense(), weights[1:, [4, 2]])
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=LOOPS), False])
 @pytest.mark.parametrize("d", [1, 16, 64, 257])
 def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkeypatch):
     q, k, weight = tensors(torch.float32, d=d)
@@ -163,6 +167,7 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
     assert_within(found.received, received, allowed.received)
 
 
+@LOOPS
 def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatch):
     q, k, weight = tensors(torch.float32)
     one = additive.scores(q[0, 0], k[0, 0], weight)

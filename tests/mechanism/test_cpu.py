@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
+from regard.compiled import choices, processor
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
 from regard.mechanism.request import ask
@@ -143,6 +144,20 @@ def test_the_number_of_threads_changes_no_bit():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def loops(monkeypatch):
+    """The loops are taken where they are worth it, with registers of four numbers as well: they are right there too."""
+    monkeypatch.setattr(choices, "compiles_attention", lambda: True)
+
+
+def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monkeypatch):
+    monkeypatch.undo()
+    q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
+    for instructions, kernel in ((frozenset({"sse2"}), "sdpa causal"), (processor.AVX2, "compiled")):
+        monkeypatch.setattr(processor, "features", lambda instructions=instructions: instructions)
+        assert choose(q, k, v, Causal()).kernel == kernel
 
 
 def test_attention_takes_the_loops_where_they_are_worth_it_and_only_for_what_they_know():
