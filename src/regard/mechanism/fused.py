@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -12,7 +13,7 @@ from regard.mechanism.masks import Causal
 from regard.mechanism.request import Request, ask
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.sinks import holds
-from regard.mechanism.steps import has_nan
+from regard.mechanism.steps import is_finite
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ KERNELS: dict[str, Callable[[Request], Tensor]] = {
     "written out in blocks": kernels.written_in_blocks,
 }
 
+HALVES = (torch.bfloat16, torch.float16)
+LARGEST_SCORE = 1e38  # of float32, in which half precision is scored
+
 
 def attention(
     q: Tensor,
@@ -65,9 +69,8 @@ def attention(
     """The context of `attend`, from the fastest kernel that can express the request.
 
     Arguments, shapes and errors are those of attend; `choose` says which kernel takes them. Nothing of size q x k is
-    made for a rule: a run of queries at a time meets the keys it may see. A NaN in a hidden key or value stays out of the
-    other rows on a CPU in eager mode; on a GPU, or compiled, looking for one would cost a wait. Gradients are once
-    differentiable.
+    made for a rule: a run of queries at a time meets the keys it may see. An infinity or a NaN comes out where attend has
+    one, on a CPU in eager mode; on a GPU, or compiled, looking for one would cost a wait. Gradients are once differentiable.
     """
     if has_torch_function((q, k, v)):  # torch's own protocol: a mode of functions may look on
         settings: dict[str, Any] = {
@@ -83,21 +86,43 @@ def attention(
     request = simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
     seen = cpu.stretches(request)
     kernel = LOOPS.kernel if seen else torchs(request).kernel
+    if q.device.type != "cpu" or not kernel.startswith(("sdpa", "compiled")):
+        return request.restore(KERNELS[kernel](request))
+    if not seen and loses_nan(request):
+        return request.restore(kernels.written_in_blocks(request))
     context = cpu.run(request, seen) if seen else KERNELS[kernel](request)
-    hides = request.mask != EVERYTHING or request.bias is not None
-    if (
-        hides
-        and kernel.startswith(("sdpa", "compiled"))
-        and q.device.type == "cpu"
-        and has_nan(telling(context, kernel, request))
-    ):
-        context = kernels.written_in_blocks(request)  # torch's kernel spreads the NaN of a hidden key to every row
+    if not is_finite(telling_rows(context, kernel, request)):
+        context = kernels.written_in_blocks(request)  # torch's kernel spreads what a hidden key holds to every row
     return request.restore(context)
 
 
-def telling(context: Tensor, kernel: str, request: Request) -> Tensor:
-    """The rows that are NaN if a NaN has spread: of causal attention the last, which sees whatever any other sees."""
-    last_sees_all = kernel == "sdpa causal" and request.q.shape[2] >= request.k.shape[2]
+def loses_nan(request: Request) -> bool:
+    """Return whether a score may be infinite or NaN, of which torch's kernel for half precision or few keys makes a number.
+
+    No score is larger than scale d max|q| max|k|, plus the bias.
+    """
+    is_half, has_few_keys = request.q.dtype in HALVES, request.k.shape[2] < kernels.FEW_KEYS
+    if torch.compiler.is_compiling() or not (is_half or (has_few_keys and request.bias is not None)):
+        return False
+    try:
+        largest = abs(request.scale) * request.q.shape[3] * largest_size(request.q) * largest_size(request.k)
+        return not (largest + (0.0 if request.bias is None else max(request.bias.detach().amax().item(), 0.0)) < LARGEST_SCORE)
+    except RuntimeError:  # under vmap, on the meta device
+        return False
+
+
+def largest_size(x: Tensor) -> float:
+    """The largest absolute value, in one pass; NaN where there is one."""
+    return max(abs(end.item()) for end in torch.aminmax(x.detach()))
+
+
+def telling_rows(context: Tensor, kernel: str, request: Request) -> Tensor:
+    """The rows of which one is not finite if an infinity or a NaN has spread.
+
+    Of torch's own causal mask the last row, which sees every key: what is not finite there is the only thing that can spread.
+    """
+    queries, keys = request.q.shape[2], request.k.shape[2]
+    last_sees_all = kernel == "sdpa causal" and queries >= keys >= kernels.FEW_KEYS
     return context.select(2, -1) if last_sees_all else context
 
 

@@ -103,7 +103,12 @@ def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
-    """torch's own function, which shares key heads where it is told to."""
+    """torch's own function, which shares key heads where it is told to, and is right for scales above 0.
+
+    Its causal mask is -inf before the scale, which a scale below 0 makes +inf and one of 0 NaN.
+    """
+    if scale <= 0:
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, table, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 

@@ -10,7 +10,19 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism import spans
-from regard.mechanism.rule import EVERYTHING, Everything, Mask, Offset, Rows, Stretches, pick, position, stretch, wider
+from regard.mechanism.rule import (
+    EVERYTHING,
+    FARTHEST,
+    Everything,
+    Mask,
+    Offset,
+    Rows,
+    Stretches,
+    pick,
+    position,
+    stretch,
+    wider,
+)
 from regard.mechanism.spans import Spans, span
 
 __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "Padding", "Prefix", "Window"]
@@ -293,4 +305,6 @@ def count(name: str, keys: object, alternative: str = "") -> int:
     """A number of keys, or ConfigError."""
     if not isinstance(keys, SupportsIndex) or isinstance(keys, bool) or operator.index(keys) < 0:
         raise ConfigError(f"{name} counts keys and must be a whole number of at least 0{alternative}; got {keys!r}.")
+    if operator.index(keys) > FARTHEST:
+        raise ConfigError(f"{name} counts keys and must be at most 2**61{alternative}; got {operator.index(keys):.3g}.")
     return operator.index(keys)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.rule import Mask, Offset, rule
-from regard.mechanism.scores import default_scale
+from regard.mechanism.rule import FARTHEST, Mask, Offset, rule
+from regard.mechanism.scores import default_scale, wide
 
 
 class Request(NamedTuple):
@@ -60,12 +60,14 @@ def ask(
     if bias is not None:
         check_floating("bias", bias, " A bool table goes in Given(table).")
         bias = widened_bias(bias, (b, h, t, k.shape[2]))
+        if bias.dtype not in (q.dtype, wide(q.dtype)):  # a kernel would read its numbers as those of another dtype
+            bias = bias.to(wide(q.dtype))
     if sinks is not None:
         check_floating("sinks", sinks)
         if sinks.numel() != h or sinks.dim() > 1:
             raise ShapeError(f"sinks is (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
         sinks = sinks.reshape(h)
-    if not isinstance(offset, int):
+    if type(offset) is not int or offset:
         offset = checked_offset(offset, b, q.device)
     mask.check(t, k.shape[2], offset)
     if mask.batch not in (1, b) or mask.heads not in (1, h):
@@ -159,10 +161,20 @@ def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 def checked_offset(offset: object, batch: int, device: torch.device) -> Offset:
     """An int, or an offset for each of the batch: int64, on the device of q."""
     if not isinstance(offset, Tensor) and isinstance(offset, SupportsIndex):
+        check_position(operator.index(offset))
         return operator.index(offset)
     if not isinstance(offset, Tensor) or offset.dtype != torch.int64:
         came = f"a tensor of {offset.dtype}" if isinstance(offset, Tensor) else type(offset).__name__
         raise ConfigError(f"offset is an int, or an int64 tensor (b,), one for each of the batch; got {came}.")
     if offset.dim() > 1 or (offset.dim() == 1 and len(offset) not in (1, batch)):
         raise ShapeError(f"offset is an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
+    if type(offset) is Tensor and offset.device.type == "cpu" and not torch.compiler.is_compiling():
+        for position in offset.reshape(-1).tolist():
+            check_position(position)
     return offset.to(device)
+
+
+def check_position(offset: int) -> None:
+    """Raise ConfigError where a position is so far away that sums with it would not be int64."""
+    if abs(offset) > FARTHEST:
+        raise ConfigError(f"offset is a position among the keys and must lie within -2**61 and 2**61; got {offset:.3g}.")

@@ -15,6 +15,7 @@ from regard.mechanism import spans
 from regard.mechanism.spans import Spans, span
 
 Offset = int | Tensor  # one for all, or (b,)
+FARTHEST = 2**61  # of a position among the keys, and of a bound on a number of keys: sums of a few stay within int64
 Stretches = tuple[Tensor, Tensor]  # the first key and the one after the last, (b or 1, q), int32, on a CPU
 
 

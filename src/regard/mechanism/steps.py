@@ -115,6 +115,20 @@ def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
     return weights @ v.masked_fill(broken, 0) + torch.where(seen, context.detach(), 0)  # detached: 0 · NaN has a gradient
 
 
+def is_finite(x: Tensor) -> bool:
+    """Return whether no number of x is infinite or NaN, and their sum is finite too.
+
+    True where that cannot be asked: under torch.compile, under vmap, on the meta device.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        total = x.sum(dtype=torch.float32) if x.dtype == torch.float16 else x.sum()  # one pass, no tensor of flags
+        return math.isfinite(total.item())
+    except RuntimeError:
+        return True
+
+
 def has_nan(x: Tensor) -> bool:
     """Whether x holds a NaN. False where that cannot be asked: under torch.compile, under vmap, on the meta device."""
     if torch.compiler.is_compiling():
