@@ -30,7 +30,7 @@ test: .venv/ready-for-work
 	@$(PYTEST) -m "not slow"
 
 test-all: .venv/ready-for-work
-	@echo "Running every test: some half an hour on two cores."
+	@echo "Running every test: half an hour on two cores, or somewhat more."
 	@$(PYTEST) --durations=5
 	@$(BIN)/python tests/processors.py
 

@@ -34,6 +34,7 @@ NAMES = (
     "lineage",
     "examining",
 )
+OF_KERNELS = ("kernels", "products")  # whose tables are followed by what was chosen
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results.json"
 BEGIN, END = "<!-- measured: written by make bench -->", "<!-- end of what make bench writes -->"
@@ -49,12 +50,11 @@ def main(names: list[str]) -> None:
     )
     print(f"{facts}\n{machine.list_kernels()}")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    own = results.setdefault(machine.name_processor(), {"kernels": "", "tables": {}})
-    own["kernels"] = machine.list_kernels()
+    own = results.setdefault(machine.name_processor(), {})
     for name in names or NAMES:
         benchmark = import_module(f"benchmarks.{MODULES.get(name, name)}")  # with the packages that it alone compares
         print(f"\n{benchmark.TITLE}", flush=True)
-        own["tables"][name] = {"machine": facts, **asdict(benchmark.run(peak))}
+        own[name] = {"machine": facts, "kernels": machine.list_kernels(), **asdict(benchmark.run(peak))}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # a long run that is stopped keeps what it has measured
     write_page(results)
 
@@ -63,10 +63,11 @@ def write_page(results: dict[str, dict]) -> None:
     """Put the tables between the two marks of the page, a section for each processor."""
     parts = []
     for name, own in results.items():
-        parts.append(f"## {name}\n\nKernels. {own['kernels']}.")
-        for result in own["tables"].values():
+        parts.append(f"## {name}")
+        for benchmark, result in own.items():
             table = Table(result["title"], result["columns"], result["rows"])
-            parts.append(f"{table.markdown()}\n\nMeasured on {result['machine']}.")
+            kernels = f" Kernels: {result['kernels']}." if benchmark in OF_KERNELS and result.get("kernels") else ""
+            parts.append(f"{table.markdown()}\n\nMeasured on {result['machine']}.{kernels}")
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")

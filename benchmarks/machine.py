@@ -20,10 +20,12 @@ def describe() -> str:
 
 
 def name_processor() -> str:
-    """The processor and the widest instruction sets that the kernels may use, as the heading of its figures."""
-    found = processor.features()
-    vectors = next((title for name, title in VECTORS.items() if name in found), "no vector instructions that are known here")
-    return f"{processor.read_name()} ({vectors}{', bfloat16' if 'avx512bf16' in found else ''})"
+    """The heading of a section: the processor, its model, the widest instruction sets that kernels may use, and the threads."""
+    found = processor.read_features()
+    sets = [title for name, title in VECTORS.items() if name in found][:1] + ["bfloat16"] * ("avx512bf16" in found)
+    fields = [f"{field.removeprefix('cpu ')} {processor.read_cpuinfo(field)}" for field in ("cpu family", "model\t")]
+    model = [" ".join(field.split()) for field in fields if field.split()[-1:] and field.split()[-1].isdigit()]
+    return f"{processor.read_name()} ({', '.join([*model, *sets, f'{torch.get_num_threads()} threads'])})"
 
 
 def list_kernels() -> str:

@@ -16,7 +16,8 @@ number. A sum of n products is then off by at most γ(n) Σ|aᵢ||bᵢ| in any o
 `gamma` is the smaller of the two, with λ = 4; in the experiments of that paper λ = 1 holds throughout. Sums of many equal
 numbers break the second model (their δ are alike): `gamma(..., alike=True)` is the first alone.
 
-Softmax. A score scale q·k is off by e ≤ γ(d + 4) scale Σ|q||k|: d products, their scaling, and the subtraction of the maximum.
+Softmax. A score scale q·k is off by e ≤ γ(d + 4) scale Σ|q||k|: d products, their scaling, and the subtraction of the maximum,
+which is no larger than the mean of the scores under the weights plus log k, so that the mean of e and γ(k) cover its rounding.
 To first order log w changes by e plus the mean of e under the weights, and by the k + EXPONENTIAL operations of the sum, the
 exponential and the division. A linear function Σ c w of weights is off by Σ |c| times the error of each weight, and by
 γ(k) Σ |c| w; the context is one, with c = v. A softcap does not enlarge an error, its slope is at most 1. torch's own
@@ -26,8 +27,9 @@ Two computed values lie at most two such errors apart: every bound has that fact
 float64 it is room for that one's own error.
 
 Whole models have no such formula that is not absurdly large. They are compared in float64; where the code under test computes
-in float32 alone, `perturbation_bound` measures, in float64, how far the outputs move if each weight moves by γ: rounding in a
-linear layer amounts to a change of its weights by no more than that (Higham, section 3.5).
+in float32 alone, `estimate_rounding` measures, in float64, how far the outputs move if each weight moves by γ, signs drawn:
+rounding in a linear layer amounts to a change of its weights by no more than that (Higham, section 3.5). It is an estimate,
+twice the largest of DRAWS, and no bound.
 """
 
 import copy
@@ -119,7 +121,7 @@ def bounds_from_scores(dtype: torch.dtype, e: Tensor, weights: Tensor, v: Tensor
     return AttentionBounds(2 * e, 2 * off, 2 * context)
 
 
-def perturbation_bound(
+def estimate_rounding(
     model: nn.Module, run: Callable[[nn.Module], Tensor], terms: int, dtype: torch.dtype = torch.float32
 ) -> float:
     """How far run(model) moves if every parameter is multiplied by 1 ± γ(terms), signs random: the largest of DRAWS, twice.
@@ -182,11 +184,12 @@ def cross_entropy_bounds(
     return 2 * float(loss), 2 * slope
 
 
-def is_decided(model: nn.Module, choose: Callable[[nn.Module], object], terms: int, dtype: torch.dtype = torch.float32) -> bool:
-    """Return whether rounding cannot change what choose(model) returns: tokens, which hang on which of two numbers is larger.
+def is_stable_under_rounding(
+    model: nn.Module, choose: Callable[[nn.Module], object], terms: int, dtype: torch.dtype = torch.float32
+) -> bool:
+    """Return whether choose(model), tokens say, is the same for DRAWS models with parameters times 1 ± 2 γ(terms).
 
-    It is the same for DRAWS models whose parameters are multiplied by 1 ± 2 γ(terms), signs random, as for the model, all in
-    float64. Where it is, equal tokens may be asked of two computations in `dtype`, on any processor.
+    All in float64, signs random. Where it is, equal tokens are asked of two computations in `dtype`: none was near a tie.
     """
     expected = choose(model)
     return all(choose(other) == expected for other in perturb_models(model, 2 * gamma(dtype, terms)))
@@ -234,7 +237,7 @@ def score_slope_bound(dtype: torch.dtype, bounds: AttentionBounds, v: Tensor, we
     """Of the gradient w (p - δ) of the scores (b, h, q, k), where p = grad vᵀ and δ = Σ w p = Σ grad context.
 
     grad: of the context (b, h, q, e), the same in both. p is off by γ(e) |grad| |v|ᵀ; δ by what the context is off, and by its
-    own sums over e or over the keys.
+    own sum over e.
     """
     w, g = weights.double(), grad.double()
     v = v.double().repeat_interleave(w.shape[1] // v.shape[1], 1)

@@ -14,3 +14,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is imported, here and in processes that tests begin
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(together))))
+
+if os.environ.get("REGARD_TESTS_WITHOUT_OPENMP"):  # see processors.py
+    from regard.compiled import threads
+
+    threads.found = lambda name: None

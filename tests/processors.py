@@ -1,7 +1,8 @@
 """Run the numerical tests again as on processors with fewer instructions than this one; `make test-all` does.
 
 ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
-NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL obeys on Intel's processors only.
+NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
+only.
 """
 
 import os
@@ -34,17 +35,17 @@ COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
 @dataclass(frozen=True)
 class Emulation:
-    """A processor that this one can play, by environment variables; `needs` are instruction sets that it takes."""
+    """A processor that environment variables make of this one, which must have the instruction sets that it needs."""
 
     name: str
     environment: dict[str, str]
     needs: frozenset[str] = frozenset()
 
 
-PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait give their core away, as there are more of them than cores
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads sleep: there are more of them than cores
 
 
-def narrow(numba: str, torch: str, onednn: str, mkl: str, threads: int) -> dict[str, str]:
+def make_environment(numba: str, torch: str, onednn: str, mkl: str, threads: int) -> dict[str, str]:
     """The environment of a processor by the names that numba, torch, oneDNN and MKL have for it."""
     return {
         "NUMBA_CPU_NAME": numba,
@@ -57,16 +58,21 @@ def narrow(numba: str, torch: str, onednn: str, mkl: str, threads: int) -> dict[
 
 
 EMULATIONS = (
-    Emulation("plain x86-64 (SSE2), 1 thread", narrow("x86-64", "default", "SSE41", "SSE4_2", 1)),
-    Emulation("haswell (AVX2), 3 threads", narrow("haswell", "avx2", "AVX2", "AVX2", 3) | PATIENT, processor.NAMED["haswell"]),
+    Emulation("plain x86-64 (SSE2), 1 thread", make_environment("x86-64", "default", "SSE41", "SSE4_2", 1), processor.SSE),
+    Emulation(
+        "haswell (AVX2), 3 threads",
+        make_environment("haswell", "avx2", "AVX2", "AVX2", 3) | PASSIVE,
+        processor.PROCESSORS["haswell"],
+    ),
     Emulation(
         "cascadelake (AVX-512, no bfloat16), 1 thread",
-        narrow("cascadelake", "avx512", "AVX512_CORE_VNNI", "AVX512", 1),
-        processor.NAMED["cascadelake"],
+        make_environment("cascadelake", "avx512", "AVX512_CORE_VNNI", "AVX512", 1),
+        processor.PROCESSORS["cascadelake"],
     ),
     Emulation(
-        "without numba, 3 threads", {"PYTHONPATH": str(ROOT / "tests" / "without_numba"), "OMP_NUM_THREADS": "3"} | PATIENT
+        "without numba, 3 threads", {"PYTHONPATH": str(ROOT / "tests" / "without_numba"), "OMP_NUM_THREADS": "3"} | PASSIVE
     ),
+    Emulation("without GNU's OpenMP, as on macOS, 1 thread", {"REGARD_TESTS_WITHOUT_OPENMP": "1", "OMP_NUM_THREADS": "1"}),
 )
 
 
@@ -91,12 +97,12 @@ def main(names: list[str]) -> int:
     """Run the emulations whose names contain one of these words, or all; 1 where a test failed."""
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
     print(f"On {processor.read_name()}, {os.cpu_count()} cores:", flush=True)
-    every = True
+    has_passed = True
     for emulation in chosen:
         line, passed = run(emulation)
         print(line, flush=True)
-        every &= passed
-    return 0 if every else 1
+        has_passed &= passed
+    return 0 if has_passed else 1
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
     """Draws those for which there are numbers."""
     mpl.rcParams["svg.hashsalt"] = "regard"  # the same names in the file each time
     rows, seen = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ALIGNMENTS))
-    measured = [own["tables"] for own in json.loads(COSTS.read_text(encoding="utf-8")).values()]
+    measured = json.loads(COSTS.read_text(encoding="utf-8")).values()
     costs = next((tables for tables in measured if "lineage" in tables), {})
     for pairs in SETS:
         own = [row for row in rows if row["pairs"] == pairs]

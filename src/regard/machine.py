@@ -14,7 +14,7 @@ import torch
 from regard.compiled import choices, processor
 
 SECONDS = 0.3  # of one measurement
-READ = 2**27  # bytes, more than the caches hold
+READ = 2**27  # bytes, more than most caches hold
 SHOWN = ("sse4.2", "avx", "fma", "avx2", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx_int8", "neon", "sve")
 EXTRAS = {  # of pyproject.toml: the module that an extra brings, and what it is for
     "fast": ("numba", "compiled loops for attention, maps, training and generation"),
@@ -36,7 +36,7 @@ class Machine:
     system: str
     processor: str
     instruction_sets: list[str]  # that kernels may use, of those that make a difference to them
-    narrowed: bool  # whether NUMBA_CPU_NAME or NUMBA_CPU_FEATURES took some away
+    is_narrowed: bool  # whether NUMBA_CPU_NAME or NUMBA_CPU_FEATURES took some away
     torch_capability: str
     cores: int
     threads: int
@@ -57,10 +57,10 @@ def describe_machine(*, measure: bool = True) -> Machine:
         rates["bfloat16_per_second"] = measure_products(torch.bfloat16)
     return Machine(
         versions=read_versions(),
-        system=platform.platform(terse=True),
+        system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         processor=processor.read_name(),
-        instruction_sets=[name for name in SHOWN if name in processor.features()],
-        narrowed=processor.features() != processor.read_host_features(),
+        instruction_sets=[name for name in SHOWN if name in processor.read_features()],
+        is_narrowed=any(name in processor.read_host_features() - processor.read_features() for name in SHOWN),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
@@ -91,9 +91,20 @@ def list_accelerators() -> list[str]:
 def measure_products(
     dtype: torch.dtype, device: torch.device | str = "cpu", *, side: int = 1024, seconds: float = SECONDS
 ) -> float:
-    """Floating-point operations a second of the fastest product of two side x side matrices done in these seconds."""
+    """Floating-point operations a second of the fastest product of two square matrices done in these seconds.
+
+    side: of the largest matrices; smaller ones are multiplied where those would take longer than these seconds.
+    """
+    count = min(side, 128)
+    while count < side and 8 * time_product(count, dtype, device, 0) < seconds:
+        count = min(2 * count, side)
+    return 2 * count**3 / time_product(count, dtype, device, seconds)
+
+
+def time_product(side: int, dtype: torch.dtype, device: torch.device | str, seconds: float) -> float:
+    """The seconds of the fastest product of two side x side matrices."""
     a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-    return 2 * side**3 / time_fastest(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
+    return time_fastest(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
 
 
 def measure_bandwidth() -> float:
@@ -103,10 +114,10 @@ def measure_bandwidth() -> float:
 
 
 def time_fastest(run: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest run, repeated for so many seconds."""
-    fastest, begun = math.inf, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
+    """The seconds of the fastest run, of as many as fit into these seconds; two at least, since the first is slow."""
+    fastest, begun, count = math.inf, time.perf_counter(), 0
+    while count < 2 or time.perf_counter() - begun < seconds:
         start = time.perf_counter()
         run()
-        fastest = min(fastest, time.perf_counter() - start)
+        fastest, count = min(fastest, time.perf_counter() - start), count + 1
     return fastest

@@ -31,5 +31,5 @@ def library() -> Any:
     try:
         found = ctypes.CDLL(None)
         return found if hasattr(found, "gnu_get_libc_version") and hasattr(found, "mallopt") else None
-    except (OSError, TypeError):  # Windows takes no None
+    except (OSError, TypeError):  # on Windows None is refused
         return None

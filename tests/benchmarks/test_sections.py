@@ -36,7 +36,7 @@ def test_another_processor_adds_its_own_and_leaves_the_first(run):
     page, results = run("an Intel", 3.5)
     assert "| 1.5 |" not in page
     assert page.index("## an Intel") < page.index("| 3.5 |") < page.index("## an AMD") < page.index("| 2.5 |")
-    assert [own["tables"]["kernels"]["rows"] for own in results.values()] == [[[3.5]], [[2.5]]]
+    assert [own["kernels"]["rows"] for own in results.values()] == [[[3.5]], [[2.5]]]
 
 
 def test_a_name_that_is_no_benchmark_is_refused_before_anything_is_measured(run):

@@ -54,7 +54,7 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(capsys, monkeyp
 
 def test_a_narrowed_processor_says_so(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(processor, "features", lambda: frozenset({"sse", "sse2"}))
+    monkeypatch.setattr(processor, "read_features", lambda: frozenset({"sse", "sse2"}))
     printed = run(capsys, "--no-measure")
     assert "none that matter here, narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" in printed
     assert "attention, float32   torch's kernel" in printed

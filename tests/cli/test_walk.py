@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import regard
-from bounds import assert_within, attention_bounds, bounds_from_scores, perturbation_bound
+from bounds import assert_within, attention_bounds, bounds_from_scores, estimate_rounding
 from map.map_bounds import additive_score_error
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
 from regard.cli import main
@@ -187,7 +187,7 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     output = tensor(found["scenes"][-1]["panels"][0]["values"])
     x = sentence("journey")[1].double()
     with torch.no_grad():
-        allowed = perturbation_bound(layer.double(), lambda one: one(x), terms=len(x))
+        allowed = estimate_rounding(layer.double(), lambda one: one(x), terms=len(x))
         assert_within(output, layer(x), allowed)
     assert any("causal mask" in note for note in found["notes"])
     unmasked = record(walk("--weights", path, "--heads", "2", "--mask", "none", "--json"))
@@ -274,7 +274,7 @@ def test_a_trained_translator_is_told_as_a_recording_has_it(walk, speaking, kind
 
     model = model.double()
     expected, widest = look(model), max(max(weight.shape) for weight in model.parameters())
-    allowed = perturbation_bound(model, look, terms=widest)
+    allowed = estimate_rounding(model, look, terms=widest)
     assert expected.shape == (len(found["words"]), len(found["sources"])) == (len(written.tokens), len(source))
     assert_within(tensor(found["steps"]["weights"]), expected, allowed)
     q, k, v, weight = (tensor(found[name]).double() for name in (*"qkv", "weight"))

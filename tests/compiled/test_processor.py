@@ -1,20 +1,27 @@
 """The instruction sets that are read are those of the machine and of LLVM's names, and each choice follows from them."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bounds import assert_within, sum_bound
 from regard.compiled import choices, processor
-from regard.compiled.processor import AVX2, AVX512, NAMED, narrow_features
+from regard.compiled.processor import AVX2, AVX512, PROCESSORS, narrow_features
+from regard.products import linear
 
 HOST = AVX512 | {"avx512vnni", "avx512bf16"}
 SETS = st.frozensets(st.sampled_from(sorted(HOST)))
 
 
-@given(SETS, st.sampled_from([None, "generic", "an-unknown-one", *NAMED]), st.none() | st.lists(st.sampled_from(sorted(HOST))))
+@given(
+    SETS, st.sampled_from([None, "generic", "an-unknown-one", *PROCESSORS]), st.none() | st.lists(st.sampled_from(sorted(HOST)))
+)
 def test_a_setting_narrows_the_host_and_never_adds_to_it(host, name, taken):
     listed = None if taken is None else ",".join(f"-{one}" for one in taken)
     found = narrow_features(host, name, listed)
@@ -25,7 +32,8 @@ def test_a_setting_narrows_the_host_and_never_adds_to_it(host, name, taken):
 def test_a_name_stands_for_its_instruction_sets_and_a_list_for_its_own():
     assert narrow_features(HOST, "haswell", None) == narrow_features(HOST, "Haswell", "") == AVX2
     assert narrow_features(HOST, "cascadelake", None) == AVX512 | {"avx512vnni"}
-    assert narrow_features(HOST, None, "+avx2,+fma,-avx512f") == {"avx2", "fma"}
+    assert narrow_features(HOST, None, "+avx2,-avx512f") == HOST - {"avx512f"}
+    assert narrow_features(HOST, None, "") == HOST
     assert narrow_features(HOST, "haswell", "+avx512f,-fma") == (AVX2 | {"avx512f"}) - {"fma"}
     assert narrow_features(HOST, "x86-64", "") == {"sse", "sse2"}
     assert narrow_features(HOST, None, None) == HOST
@@ -37,7 +45,7 @@ def test_the_host_has_the_instruction_sets_that_llvm_finds_on_it():
     assert processor.read_host_features() & HOST == found & HOST
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_llvm_compiles_vectors_for_a_name_into_the_registers_that_it_stands_for(name):
     binding = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed: pip install 'regard[fast]'")
     binding.initialize_all_targets()
@@ -55,14 +63,15 @@ def test_llvm_compiles_vectors_for_a_name_into_the_registers_that_it_stands_for(
     machine = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu=name)
     assembly = machine.emit_assembly(binding.parse_assembly(code))
     widest = next(one for one in ("zmm", "ymm", "xmm") if one in assembly)
-    assert widest == ("zmm" if "avx512f" in NAMED[name] else "ymm")
-    assert bool(re.search("vfmadd", assembly)) == ("fma" in NAMED[name])
+    assert widest == ("zmm" if "avx512f" in PROCESSORS[name] else "ymm")
+    assert bool(re.search("vfmadd", assembly)) == ("fma" in PROCESSORS[name])
 
 
 @pytest.mark.parametrize(
     ("found", "lanes", "rows", "pairs", "instruction"),
     [
-        (frozenset(), 4, 8, False, None),
+        (frozenset(), 4, 4, False, None),
+        (frozenset({"neon"}), 4, 8, False, None),
         (AVX2, 8, 4, False, "llvm.x86.avx2.pmadd.wd"),
         (AVX512, 16, 8, False, "llvm.x86.avx512.pmaddw.d.512"),
         (HOST, 16, 8, True, "llvm.x86.avx512.pmaddw.d.512"),
@@ -71,7 +80,7 @@ def test_llvm_compiles_vectors_for_a_name_into_the_registers_that_it_stands_for(
     ],
 )
 def test_registers_and_instructions_are_chosen_by_what_is_there(monkeypatch, found, lanes, rows, pairs, instruction):
-    monkeypatch.setattr(processor, "features", lambda: found)
+    monkeypatch.setattr(processor, "read_features", lambda: found)
     assert choices.float32_lanes() == lanes
     assert choices.tile_rows() == rows
     assert choices.multiplies_bfloat16() == pairs
@@ -79,7 +88,7 @@ def test_registers_and_instructions_are_chosen_by_what_is_there(monkeypatch, fou
 
 
 @pytest.mark.parametrize(
-    ("vendor", "name", "intel"),
+    ("vendor", "name", "is_intel"),
     [
         ("GenuineIntel", "Intel(R) Xeon(R) CPU @ 2.50GHz", True),
         ("AuthenticAMD", "AMD EPYC", False),
@@ -87,14 +96,62 @@ def test_registers_and_instructions_are_chosen_by_what_is_there(monkeypatch, fou
         ("", "Apple M2", False),
     ],
 )
-def test_mkl_is_kept_on_intel_alone(monkeypatch, tmp_path, vendor, name, intel):
+@pytest.mark.parametrize("found", [AVX2, AVX512])
+def test_products_go_to_onednn_where_it_was_measured_to_be_faster(monkeypatch, tmp_path, vendor, name, is_intel, found):
     if vendor:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: {name}\n")
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "read_name", lambda: name)
-    assert processor.is_intel() == intel
+    monkeypatch.setattr(processor, "read_features", lambda: found)
+    assert processor.is_intel() == is_intel
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    assert choices.product_library.__wrapped__() == ("oneDNN" if has_both and not intel else "torch")
+    is_measured = has_both and found == AVX512 and not is_intel
+    assert choices.product_library.__wrapped__() == ("oneDNN" if is_measured else "torch")
+
+
+@pytest.mark.parametrize("library", ["oneDNN", "torch"])
+def test_a_product_is_the_same_by_either_library(monkeypatch, library):
+    if library == "oneDNN" and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(choices, "product_library", lambda: library)
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(7, 127), torch.randn(521, 127), torch.randn(521)
+    exact = x.double() @ weight.double().T + bias.double()
+    size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
+    assert_within(linear(x, weight, bias), exact, sum_bound(torch.float32, 128) * size)
+
+
+NARROWED = """
+import torch
+from regard.compiled import choices
+from regard.products import Quantised
+
+torch.manual_seed(0)
+x, small = torch.randn(9, 768), Quantised.of(torch.randn(521, 768))
+exact = x.double() @ (small.values * small.scales[:, None].double()).T
+print(choices.float32_lanes(), bool(((small(x) - exact).abs() < exact.abs().max() * 2**-12).all()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512f" not in processor.read_host_features(), reason="this processor has no AVX-512 to leave out")
+@pytest.mark.parametrize(
+    ("setting", "lanes"),
+    [
+        ({"NUMBA_ENABLE_AVX": "0"}, 4),
+        ({"NUMBA_CPU_FEATURES": "-avx512f"}, 8),
+        ({"NUMBA_CPU_NAME": "haswell"}, 8),
+        ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}, 8),
+        ({"NUMBA_CPU_NAME": "generic"}, 4),
+    ],
+    ids=str,
+)
+def test_numbas_own_settings_are_followed(tmp_path, setting, lanes):
+    pytest.importorskip("numba", reason="numba is not installed: pip install 'regard[fast]'")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path), **setting}
+    ran = subprocess.run([sys.executable, "-c", NARROWED], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == [str(lanes), "True"], ran.stderr
 
 
 def test_every_task_has_a_kernel_in_words():

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, perturbation_bound
+from bounds import EXPONENTIAL, assert_within, estimate_rounding
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, later
 from regard import Causal, MultiHeadAttention, Window, attention
 from regard.examination.case import Case
@@ -26,7 +26,7 @@ def test_the_double_gives_what_the_subject_gives_to_rounding():
     assert found.dtype == torch.float64
     with torch.no_grad():
         terms = 12 + x.shape[1] + EXPONENTIAL  # of a projection and a softmax
-        rounding = perturbation_bound(copy.deepcopy(layer).double(), lambda one: one(x), terms)
+        rounding = estimate_rounding(copy.deepcopy(layer).double(), lambda one: one(x), terms)
     assert_within(case.ask(*case.usual()).context, found, rounding)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import transformers
 
-from bounds import DRAWS, EXPONENTIAL, is_decided, perturbation_bound
+from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding
 from regard.models import GPT2, GPT2Config
 from regard.products import Quantised
 from regard.products.quantised import LARGEST
@@ -123,7 +123,7 @@ def terms(model: GPT2) -> int:
 def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> float:
     """How far two computations of run(model) may lie apart in float32; shorts: where vectors are rounded to 16 bits too."""
     exact = restore(model)
-    bound, expected = perturbation_bound(exact, run, terms(exact)), run(exact)
+    bound, expected = estimate_rounding(exact, run, terms(exact)), run(exact)
     for seed in range(DRAWS if shorts else 0):
         with shift_by_half_steps(exact, seed):
             bound = max(bound, 2 * float((run(exact) - expected).abs().max()))
@@ -131,10 +131,10 @@ def rounding_bound(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: boo
 
 
 def tokens_are_decided(model: GPT2, run: Callable[[GPT2], torch.Tensor], shorts: bool = False) -> bool:
-    """Return whether no rounding of float32, nor of vectors to 16 bits, changes the tokens run(model): see `is_decided`."""
+    """Return whether no rounding of float32, nor of vectors to 16 bits, changes the tokens that run(model) gives."""
     exact = restore(model)
     expected = run(exact).tolist()
-    decided = is_decided(exact, lambda one: run(one).tolist(), terms(exact))
+    decided = is_stable_under_rounding(exact, lambda one: run(one).tolist(), terms(exact))
     for seed in range(DRAWS if shorts else 0):
         with shift_by_half_steps(exact, seed):
             decided = decided and run(exact).tolist() == expected

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, is_decided, sum_bound
+from bounds import EXPONENTIAL, assert_within, is_stable_under_rounding, sum_bound
 from generate.small import Table, gpt2, hugging_face, rows, table, taken
 from regard.generate import generate
 from regard.generate.beams import search
@@ -43,7 +43,7 @@ def test_the_sequences_are_those_of_transformers(beams):
         def sequences(one, prompts=prompts, end=end, asked=asked):
             return taken(one.generate(prompts, 19, beams=beams, end=end, **asked)).tolist()
 
-        assert is_decided(model, sequences, n + EXPONENTIAL)  # their scores are in float32
+        assert is_stable_under_rounding(model, sequences, n + EXPONENTIAL)  # their scores are in float32
         assert sequences(model) == expected.tolist()
         ended += (expected == end).any(1).tolist()
     assert {*ended} == {True, False}  # and so both were compared

@@ -4,7 +4,7 @@ import itertools
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, is_decided, perturbation_bound, sum_bound
+from bounds import EXPONENTIAL, assert_within, estimate_rounding, is_stable_under_rounding, sum_bound
 from models.translators import END, MADE, VOCABULARY, Weights, made, padded, sentences
 from regard import ConfigError, DataError
 from regard.generate.translation import translate
@@ -46,8 +46,8 @@ def score_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> floa
     def scores(one):
         return torch.tensor([each.score for each in translated(one)], dtype=torch.float64)
 
-    assert is_decided(exact, lambda one: [each.tokens for each in translated(one)], terms, dtype)
-    return perturbation_bound(exact, scores, terms, dtype) + sum_bound(dtype, VOCABULARY + EXPONENTIAL)  # of log Σ exp
+    assert is_stable_under_rounding(exact, lambda one: [each.tokens for each in translated(one)], terms, dtype)
+    return estimate_rounding(exact, scores, terms, dtype) + sum_bound(dtype, VOCABULARY + EXPONENTIAL)  # of log Σ exp
 
 
 def weight_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> float:
@@ -59,7 +59,7 @@ def weight_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> flo
         return torch.cat([each.flatten() for each in seen.found] or [torch.zeros(1)])
 
     keys = 2 * max(map(len, sources)) + 10  # the longest translation
-    return perturbation_bound(copy.deepcopy(model).double(), weights, terms, dtype) + sum_bound(dtype, keys + EXPONENTIAL)
+    return estimate_rounding(copy.deepcopy(model).double(), weights, terms, dtype) + sum_bound(dtype, keys + EXPONENTIAL)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,13 +5,14 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
-from regard.compiled import choices, processor
+from regard.compiled import choices, processor, threads
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
 from regard.mechanism.request import ask
 from strategies import requests
 
-pytest.importorskip("numba", reason="the loops need numba, which is not installed")
+if not threads.usable():
+    pytest.skip("numba is not installed, or torch has no OpenMP of GNU's kind", allow_module_level=True)
 
 B, H, G, Q, K, D, E = 2, 6, 2, 131, 197, 37, 53
 RULES = {
@@ -156,7 +157,7 @@ def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monk
     monkeypatch.undo()
     q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
     for instructions, kernel in ((frozenset({"sse2"}), "sdpa causal"), (processor.AVX2, "compiled")):
-        monkeypatch.setattr(processor, "features", lambda instructions=instructions: instructions)
+        monkeypatch.setattr(processor, "read_features", lambda instructions=instructions: instructions)
         assert choose(q, k, v, Causal()).kernel == kernel
 
 

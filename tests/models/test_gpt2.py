@@ -9,7 +9,7 @@ from transformers import GPT2Config as TheirConfig
 from transformers import GPT2LMHeadModel
 
 import regard
-from bounds import EXPONENTIAL, assert_within, perturbation_bound, sum_bound
+from bounds import EXPONENTIAL, assert_within, estimate_rounding, sum_bound
 from models import sorter
 from regard import MultiHeadAttention, ShapeError
 from regard.mechanism import heads
@@ -60,7 +60,7 @@ def test_logits_are_those_of_transformers(tmp_path, config, t, seed):
         ours, exact = (loaded(theirs, tmp_path, dtype) for dtype in (torch.float32, torch.float64))
         if config["n_embd"] >= 5:
             terms = max(4 * config["n_embd"], config["n_inner"] or 0) + EXPONENTIAL
-            assert_within(ours(x), theirs(x).logits, perturbation_bound(exact, lambda model: model(x), terms))
+            assert_within(ours(x), theirs(x).logits, estimate_rounding(exact, lambda model: model(x), terms))
         torch.testing.assert_close(exact(x), theirs.double()(x).logits, atol=1e-10, rtol=1e-10)
 
 
@@ -273,7 +273,7 @@ def test_each_step_of_the_sorters_run_is_reproduced(sorted_letters):
         def step(model, name=name):
             return every_step(model, run["idx"])[name].nan_to_num(neginf=0)  # what is hidden is -inf in both
 
-        assert_within(seen[name], expected, perturbation_bound(exact, step, terms), name)
+        assert_within(seen[name], expected, estimate_rounding(exact, step, terms), name)
 
 
 @torch.no_grad()

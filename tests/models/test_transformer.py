@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from bounds import EXPONENTIAL, assert_within, perturbation_bound
+from bounds import EXPONENTIAL, assert_within, estimate_rounding
 from models.translators import made, padded, sentences
 from regard import ConfigError, ShapeError
 from regard.mechanism.positions import sinusoidal
@@ -89,7 +89,7 @@ def test_the_logits_and_the_gradients_are_those_of_torchs_transformer(norm, dtyp
     ours, other = (logits_and_slope(model, compute, *source) for compute in (Transformer.__call__, theirs))
     exact = copy.deepcopy(model).double()
     for n in range(2):
-        rounding = perturbation_bound(
+        rounding = estimate_rounding(
             exact, lambda one, n=n: logits_and_slope(one, Transformer.__call__, *source)[n], max(INNER, N) + EXPONENTIAL
         )
         assert_within(ours[n], other[n], rounding if dtype == torch.float32 else 1e-12)

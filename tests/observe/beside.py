@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bounds import EXPONENTIAL, perturbation_bound, sum_bound
+from bounds import EXPONENTIAL, estimate_rounding, sum_bound
 from observe.family import Family, Widened
 from regard import AttentionMap
 from regard.observe import Recording, record
@@ -52,7 +52,7 @@ def beside(family: Family, side: str) -> Beside:
         told, _ = run(other, inputs, output_attentions=True)
         _, eager = run(other, inputs, recorded=True)
         weights = handed_out(told)
-        moved = perturbation_bound(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
+        moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
     maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
     ours = {key: mapped(recording, key) for key in weights}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None

@@ -10,7 +10,7 @@ from recipes.lineage.captions import groups, joined
 from recipes.lineage.measure import ALIGNMENTS, RESULTS, compact
 from recipes.lineage.runs import runs
 
-from bounds import assert_within, perturbation_bound, sum_bound
+from bounds import assert_within, estimate_rounding, sum_bound
 from regard.evaluate.alignment import Alignment
 from regard.models.recurrent import RecurrentTranslator
 from regard.text import BytePair
@@ -127,7 +127,7 @@ def test_a_state_is_that_of_its_sentence_whatever_stands_beside_it(model):
         return torch.cat([model.encode(torch.tensor([row]), torch.tensor([len(row)])).summary for row in rows])
 
     exact = copy.deepcopy(model).double()
-    allowed = perturbation_bound(exact, states, terms=13 + 31)  # a gate is a sum over the word and the state
+    allowed = estimate_rounding(exact, states, terms=13 + 31)  # a gate is a sum over the word and the state
     assert_within(probes.summaries(model, sentences), states(exact), allowed, "together")
     assert_within(torch.cat([probes.summaries(model, [one]) for one in sentences]), states(exact), allowed, "alone")
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bounds import EXPONENTIAL, assert_within, cross_entropy_bounds, perturbation_bound
+from bounds import EXPONENTIAL, assert_within, cross_entropy_bounds, estimate_rounding
 from regard import ConfigError, WeightsError
 from regard.models import GPT2
 from regard.train import TrainConfig, begin, run
@@ -57,7 +57,7 @@ def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, trained):
 
     losses = []
     run(config, [lambda training, report: losses.append(report.loss_nats)])
-    rounding = perturbation_bound(exact, loss, exact.config.inner + EXPONENTIAL)
+    rounding = estimate_rounding(exact, loss, exact.config.inner + EXPONENTIAL)
     logits, targets = exact(batch.tokens).flatten(0, 1), batch.targets.flatten()
     own, _ = cross_entropy_bounds(torch.float32, logits, targets, terms=len(targets) + 1)
     assert_within(losses[0], loss(exact), rounding + own / len(targets))

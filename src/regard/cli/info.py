@@ -1,6 +1,6 @@
 """regard info: the machine, the versions, the kernels that regard takes on it, and which extras are installed.
 
-Paste its output into a report of a bug or of a speed.
+Paste its output into a bug or performance report.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from regard.show.terminal import literal, open_console, write
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard info`."""
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for a program")
-    parser.add_argument("--no-measure", action="store_true", help="do not measure memory bandwidth and products (one second)")
+    parser.add_argument("--no-measure", action="store_true", help="do not measure memory bandwidth and products (a second)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
             console.print(Text(title, "bold"))
             console.print(tabulate(rows))
             console.print()
-        missing = [name for name, there in machine.extras.items() if not there]
+        missing = [name for name, is_installed in machine.extras.items() if not is_installed]
         if missing:
             write(console, Text(f'To install what is missing: pip install "regard[{",".join(missing)}]"'))
     print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
@@ -51,7 +51,7 @@ def tabulate(rows: dict[str, str]) -> Table:
 
 def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
     """The sections of the report: for each its lines, a label and a value."""
-    narrowed = ", narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" if machine.narrowed else ""
+    narrowed = ", narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" if machine.is_narrowed else ""
     about = {
         "processor": f"{machine.processor}, {machine.cores} cores",
         "instructions": (" ".join(machine.instruction_sets) or "none that matter here") + narrowed,
@@ -62,6 +62,6 @@ def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
     if machine.bytes_per_second:
         about["memory"] = f"{machine.bytes_per_second / 1e9:.0f} GB/s, read by all threads"
         rates = machine.float32_per_second / 1e9, machine.bfloat16_per_second / 1e9
-        about["products"] = "{:.0f} GFLOP/s in float32, {:.0f} in bfloat16 (torch.mm, 1024 x 1024)".format(*rates)
+        about["products"] = "{:.0f} GFLOP/s in float32, {:.0f} in bfloat16 (torch.mm)".format(*rates)
     extras = {name: f"{'installed' if machine.extras[name] else 'missing'}: {use}" for name, (_, use) in EXTRAS.items()}
     return {"Versions": machine.versions, "Machine": about, "Kernels": machine.kernels, "Extras": extras}

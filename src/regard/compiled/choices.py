@@ -1,6 +1,7 @@
 """Which instructions and whose kernels this processor computes with: one function for each choice, its measurement beside it.
 
-What is faster is measured by `python -m benchmarks kernels products`; docs/benchmarks.md has the tables of each processor.
+What is faster is measured by `python -m benchmarks kernels products`; docs/benchmarks.md has a section for each processor that
+it ran on. What was not measured is left to torch where torch has it.
 """
 
 import importlib.util
@@ -13,23 +14,23 @@ from regard.compiled import processor, threads
 
 def float32_lanes() -> int:
     """The float32 numbers of a register: 16 (AVX-512), 8 (AVX2) or 4 (SSE, NEON)."""
-    found = processor.features()
+    found = processor.read_features()
     return 16 if "avx512f" in found else 8 if "avx2" in found else 4
 
 
 def tile_rows() -> int:
-    """The rows of a tile of sums that is two registers wide: 4 of 8 lanes, as these have 16 registers for sums and factors."""
-    return 4 if float32_lanes() == 8 else 8
+    """The rows of a tile of sums that is two registers wide: 8 where there are 32 registers, 4 where there are 16."""
+    return 8 if processor.read_features() & {"avx512f", "neon", "asimd"} else 4
 
 
 def multiplies_bfloat16() -> bool:
     """Return whether an instruction multiplies pairs of bfloat16; without one they are widened to float32 first."""
-    return float32_lanes() == 16 and "avx512bf16" in processor.features()
+    return float32_lanes() == 16 and "avx512bf16" in processor.read_features()
 
 
 def int16_instruction() -> str | None:
     """LLVM's name of the instruction that multiplies 16 bits and adds two neighbours; None where LLVM finds its own."""
-    found, lanes = processor.features(), float32_lanes()
+    found, lanes = processor.read_features(), float32_lanes()
     if lanes == 16 and "avx512bw" in found:
         return "llvm.x86.avx512.pmaddw.d.512"
     return "llvm.x86.avx2.pmadd.wd" if lanes == 8 else None
@@ -37,37 +38,39 @@ def int16_instruction() -> str | None:
 
 @cache
 def product_library() -> str:
-    """The faster of torch's libraries for a float32 product of more than a few vectors.
+    """The faster library for a float32 product of more than a few vectors: "oneDNN", or "torch" for torch's own choice.
 
-    oneDNN on x86-64 processors of other makers than Intel: MKL uses half of what an AMD EPYC (Zen 4) can do, oneDNN all of it.
-    On Intel MKL is ahead (Cascade Lake: 262 to 236 GFLOP/s). Elsewhere torch's own choice, which has not been measured.
+    On an AMD EPYC (Zen 4) MKL, torch's choice, reaches half of oneDNN's rate. On Intel MKL is ahead: 262 to 236 GFLOP/s on two
+    threads of a Cascade Lake. Processors without AVX-512 were not measured.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     has_product = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return "oneDNN" if has_both and has_product and not processor.is_intel() else "torch"
+    is_measured = "avx512f" in processor.read_features() and not processor.is_intel()
+    return "oneDNN" if has_both and has_product and is_measured else "torch"
 
 
 def compiles_attention() -> bool:
     """Return whether attention on this processor goes through the compiled loops rather than torch's kernel.
 
-    Measured to be faster with registers of 16 and of 8 lanes; with 4 nothing was measured, and torch's kernel is taken.
+    Measured to be faster with registers of 16 and of 8 lanes; with 4 it was not measured.
     """
     return threads.usable() and float32_lanes() >= 8
 
 
 def list_choices() -> dict[str, str]:
     """The kernel of each task on this processor, in words."""
-    usable, lanes = threads.usable(), float32_lanes()
-    bits = f"{32 * lanes} bits"
-    library = "oneDNN" if product_library() == "oneDNN" else "torch's library (MKL on x86-64)"
+    usable, bits = threads.usable(), f"{32 * float32_lanes()} bits"
+    library = "oneDNN" if product_library() == "oneDNN" else "torch's library"
     halves = "the bfloat16 instruction" if multiplies_bfloat16() else f"float32 of {bits}, widened"
     bytes_by = f"16-bit products of {bits}" if int16_instruction() else f"16-bit products as LLVM compiles them for {bits}"
     return {
         "attention, float32": f"compiled loops of {bits}" if compiles_attention() else "torch's kernel",
         "attention, bfloat16": f"compiled loops, {halves}" if compiles_attention() else "torch's kernel",
+        "attention, additive": f"compiled loops of {bits}" if usable else "torch",
         "maps": f"compiled loops of {bits}" if has_numba() else "torch, block by block",
-        "products, float32": f"compiled for up to 4 vectors, then {library}" if usable else library,
+        "products, float32": f"compiled for a few vectors, {library} for more" if usable else library,
         "products, int8": f"compiled, {bytes_by}" if usable else "torch, widened to float32",
+        "generation": "a step of GPT-2 in one compiled call" if usable and threads.meeting() else "torch, layer by layer",
         "training": "compiled cross entropy and GELU" if usable else "torch",
     }
 

@@ -1,51 +1,49 @@
-"""The processor: its name, its instruction sets and what follows from them. Nothing else in the project reads these.
+"""The processor: its name, its instruction sets and its maker. Nothing else in the project reads these.
 
-`NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES`, numba's own settings, narrow it to fewer instructions than the machine has: to test
-the kernels of another processor on this one, or to share one cache of compiled code among the machines of a cluster.
+numba's own settings narrow the instruction sets of compiled code: `NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=""` compiles for
+an AVX2 processor, to test its kernels on this one or to share one cache among the machines of a cluster. Both are needed: with
+a name alone numba adds what this machine has.
 """
 
-import os
+import importlib
+import importlib.util
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 CPUINFO = Path("/proc/cpuinfo")
-ALIASES = {"fma3": "fma", "avx512_vpopcntdq": "avx512vpopcntdq"}  # torch's name: LLVM's
+LLVM_NAMES = {"fma3": "fma", "avx512_vpopcntdq": "avx512vpopcntdq"}  # by torch's names
 SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-NAMED = {  # the instruction sets of the names that LLVM has for processors; of any other name, the oldest x86-64
-    "haswell": AVX2,
-    "broadwell": AVX2,
-    "skylake": AVX2,
-    "x86-64-v3": AVX2,
-    "znver1": AVX2,
-    "znver2": AVX2,
-    "znver3": AVX2,
-    "skylake-avx512": AVX512,
-    "x86-64-v4": AVX512,
-    "cascadelake": AVX512 | {"avx512vnni"},
-    "icelake-server": AVX512 | {"avx512vnni"},
-    "cooperlake": AVX512 | {"avx512vnni", "avx512bf16"},
-    "sapphirerapids": AVX512 | {"avx512vnni", "avx512bf16"},
-    "znver4": AVX512 | {"avx512vnni", "avx512bf16"},
-    "znver5": AVX512 | {"avx512vnni", "avx512bf16"},
+VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
+PROCESSORS = {  # the instruction sets of LLVM's names for processors; those of any other name are SSE
+    **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
+    **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),
+    **dict.fromkeys(("x86-64-v4", "skylake-avx512", "skx"), AVX512),
+    **dict.fromkeys(("cascadelake", "icelake-client", "icelake-server", "tigerlake", "rocketlake"), VNNI),
+    **dict.fromkeys(("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "znver4", "znver5"), BFLOAT16),
 }
 
 
 @cache
-def features() -> frozenset[str]:
-    """The instruction sets that compiled code may use, by LLVM's names ("avx2", "avx512bf16")."""
-    return narrow_features(read_host_features(), os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES"))
+def read_features() -> frozenset[str]:
+    """The instruction sets that compiled code may use, by LLVM's names ("avx2", "avx512bf16"): what numba compiles for."""
+    host = read_host_features()
+    if importlib.util.find_spec("numba") is None:
+        return host
+    config: Any = importlib.import_module("numba").config
+    if not config.ENABLE_AVX:
+        host = frozenset(name for name in host if not name.startswith("avx"))
+    return narrow_features(host, config.CPU_NAME, config.CPU_FEATURES)
 
 
 def narrow_features(host: frozenset[str], name: str | None, listed: str | None) -> frozenset[str]:
-    """The host's instruction sets, but for those that a name or a list ("+avx2,-avx512f") takes away."""
-    if name is None and listed is None:
-        return host
-    chosen = set(NAMED.get(name.lower(), SSE)) if name is not None else set() if listed else set(SSE)
+    """The host's instruction sets that a processor's name and a list ("+avx2,-avx512f", relative to it) leave."""
+    chosen = set(host) if name is None else set(PROCESSORS.get(name.lower(), SSE))
     for one in (listed or "").split(","):
         if one.startswith("+"):
             chosen.add(one[1:])
@@ -57,18 +55,20 @@ def narrow_features(host: frozenset[str], name: str | None, listed: str | None) 
 @cache
 def read_host_features() -> frozenset[str]:
     """The instruction sets of this machine's processor."""
-    return frozenset(rename_feature(name) for name, there in torch.cpu.get_capabilities().items() if there is True)
+    return frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
 
 
 def rename_feature(name: str) -> str:
     """LLVM's name of an instruction set that torch names "avx512_bf16" or "sse4_1"."""
-    return name.replace("sse4_", "sse4.") if name.startswith("sse4_") else ALIASES.get(name, name.replace("avx512_", "avx512"))
+    if name.startswith("sse4_"):
+        return name.replace("_", ".")
+    return LLVM_NAMES.get(name, name.replace("avx512_", "avx512"))
 
 
 @cache
 def read_name() -> str:
-    """The model name that the processor gives itself."""
-    return str(torch.cpu.get_capabilities().get("cpu_name") or read_cpuinfo("model name") or platform.processor() or "unknown")
+    """The model name of the processor."""
+    return str(read_cpuinfo("model name") or torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or "unknown")
 
 
 def is_intel() -> bool:

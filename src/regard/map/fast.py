@@ -6,8 +6,6 @@ numpy here, on one thread: after a parallel step of torch its other threads woul
 that these passes are about to use.
 """
 
-import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.compiled import choices
 from regard.map import plans
 from regard.map.passes import ROWS, Gathered
 from regard.map.plane import Denominators, Plane
@@ -31,13 +30,7 @@ Answer = TypeVar("Answer")
 def suits(plane: Plane) -> bool:
     """Whether this plane can go through the compiled passes."""
     plain = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
-    return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and installed()
-
-
-@functools.cache
-def installed() -> bool:
-    """Whether numba is there."""
-    return importlib.util.find_spec("numba") is not None
+    return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and choices.has_numba()
 
 
 def each(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[Answer]:
