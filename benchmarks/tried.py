@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.tables import Table
 from benchmarks.timing import seconds, timed
 from regard import AttentionMap, Causal, Window
-from regard.compiled import choices
+from regard.compiled import processor
 from regard.map import fast, plans
 from regard.mechanism import flex, kernels
 from regard.mechanism.request import Request, ask
@@ -41,7 +41,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 medians = timed(ways, 3e-6).medians
             for way, milliseconds in medians.items():
                 table.add(name, "" if sinks is None else "yes", way, milliseconds, first.get(way))
-    if choices.has_numba():
+    if processor.has_numba():
         products(table)
         overviews(table)
     return table

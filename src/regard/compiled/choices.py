@@ -4,7 +4,6 @@ What is faster is measured by `python -m benchmarks kernels products`; docs/benc
 it ran on. What was not measured is left to torch where torch has it.
 """
 
-import importlib.util
 from functools import cache
 
 import torch
@@ -67,15 +66,9 @@ def list_choices() -> dict[str, str]:
         "attention, float32": f"compiled loops of {bits}" if compiles_attention() else "torch's kernel",
         "attention, bfloat16": f"compiled loops, {halves}" if compiles_attention() else "torch's kernel",
         "attention, additive": f"compiled loops of {bits}" if usable else "torch",
-        "maps": f"compiled loops of {bits}" if has_numba() else "torch, block by block",
+        "maps": f"compiled loops of {bits}" if processor.has_numba() else "torch, block by block",
         "products, float32": f"compiled for a few vectors, {library} for more" if usable else library,
         "products, int8": f"compiled, {bytes_by}" if usable else "torch, widened to float32",
         "generation": "a step of GPT-2 in one compiled call" if usable and threads.meeting() else "torch, layer by layer",
         "training": "compiled cross entropy and GELU" if usable else "torch",
     }
-
-
-@cache
-def has_numba() -> bool:
-    """Return whether numba is installed."""
-    return importlib.util.find_spec("numba") is not None

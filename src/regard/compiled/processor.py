@@ -33,7 +33,7 @@ PROCESSORS = {  # the instruction sets of LLVM's names for processors; those of 
 def read_features() -> frozenset[str]:
     """The instruction sets that compiled code may use, by LLVM's names ("avx2", "avx512bf16"): what numba compiles for."""
     host = read_host_features()
-    if importlib.util.find_spec("numba") is None:
+    if not has_numba():
         return host
     config: Any = importlib.import_module("numba").config
     if not config.ENABLE_AVX:
@@ -80,3 +80,9 @@ def read_cpuinfo(field: str) -> str:
     """A field of the first processor in /proc/cpuinfo; "" where there is no such file or field."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+@cache
+def has_numba() -> bool:
+    """Return whether numba is installed."""
+    return importlib.util.find_spec("numba") is not None

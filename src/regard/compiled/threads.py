@@ -1,13 +1,14 @@
 """The threads that torch computes with, for work of ours: others, awake at the same time, would stand in their way."""
 
 import ctypes
-import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from regard.compiled import processor
 
 RUN, RUNS = 64, 4  # the fewest rows of a matrix that a thread takes at a time, and how often each takes some
 FEW = 1  # vectors that the memory is slower than: bytes meet them as they are
@@ -41,7 +42,7 @@ def found(name: str) -> Any:
 @cache
 def usable() -> bool:
     """Whether compiled loops can run on them: numba is installed, and torch's threads can be had."""
-    return started() is not None and importlib.util.find_spec("numba") is not None
+    return started() is not None and processor.has_numba()
 
 
 def run(work: Any, said: Sequence[int], threads: int) -> None:

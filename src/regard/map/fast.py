@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.compiled import choices
+from regard.compiled import processor
 from regard.map import plans
 from regard.map.passes import ROWS, Gathered
 from regard.map.plane import Denominators, Plane
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 def suits(plane: Plane) -> bool:
     """Whether this plane can go through the compiled passes."""
     plain = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
-    return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and choices.has_numba()
+    return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
 
 
 def each(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[Answer]:
