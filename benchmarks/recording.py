@@ -37,7 +37,7 @@ MEMORY = ["plain", "seen", "eager"]
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Milliseconds of the plain forward, and the others as ratios to it; memory above it in fresh processes."""
-    table = Table(TITLE, [*COLUMNS, *LOOKED, "MB: plain", "MB: record + overview", "MB: eager"])
+    table = Table(TITLE, [*COLUMNS, *LOOKED, "MiB: plain", "MiB: record + overview", "MiB: eager"])
     check()
     for t in LENGTHS:
         ids, model = tokens(t), gpt2()

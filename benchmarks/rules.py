@@ -24,7 +24,7 @@ RULES = {
 
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Milliseconds and peak memory forward, milliseconds forward and backward; the mask is made outside the timing."""
-    columns = ["rule", "kernel", "dense ms", "regard ms", "times faster", "dense MB", "regard MB", "share of peak"]
+    columns = ["rule", "kernel", "dense ms", "regard ms", "times faster", "dense MiB", "regard MiB", "share of peak"]
     table = Table(TITLE, [*columns, "dense both ms", "regard both ms", "times faster both"])
     leaves = [torch.randn(1, HEADS, T, WIDTH, requires_grad=True) for _ in range(3)]
     q, k, v = (leaf.detach() for leaf in leaves)

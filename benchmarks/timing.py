@@ -73,7 +73,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def peak_megabytes(run: Callable[[], object]) -> float | None:
-    """The most memory the process held while it ran, above what it held before; None where Linux does not tell.
+    """The most memory the process held while it ran, in MiB, above what it held before; None where Linux does not tell.
 
     It is for a fresh process: what an older one freed and kept is not counted when it is taken again.
     """

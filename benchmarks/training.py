@@ -39,7 +39,7 @@ COLUMNS = [
     "tokens a second",
     "of peak",
     "loss off",
-    "MB",
+    "MiB",
 ]
 SHAPES = (  # layers, heads, width, context, vocabulary, batch
     (6, 6, 384, 256, 4096, 8),

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 
 from regard import AttentionMap, attend
+from regard.observe.recording import Recording
 from strategies import Asked
 
 
-class Recorded:
+class Recorded(Recording):
     """A recording by what is asked of one."""
+
+    names: Any = ()
+    __setattr__ = object.__setattr__
 
     def __init__(self, maps, tokens=None, values=None, names=None):
         self.maps, self.tokens, self.kept = maps, tokens, values

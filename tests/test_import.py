@@ -53,5 +53,9 @@ def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
 
 def test_importing_reaches_only_the_rooms_that_need_nothing_more_than_torch(after):
     rooms = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
-    assert [name for name in after["at once"] if name.startswith("regard.")] == ["regard.errors", "regard.shown"]
-    assert rooms == {"errors", "shown", "compiled", "mechanism", "map", "layers", "products"}
+    assert [name for name in after["at once"] if name.startswith("regard.")] == [
+        "regard.errors",
+        "regard.printable",
+        "regard.shown",
+    ]
+    assert rooms == {"errors", "printable", "shown", "compiled", "mechanism", "map", "layers", "products"}

@@ -29,7 +29,7 @@ runpy.run_module("regard", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["torch", "regard.cli.walk"])
+@pytest.mark.parametrize("module", ["torch", "regard.cli.verify"])
 def test_ctrl_c_while_it_is_still_importing_ends_it_quietly(module):
     command = [sys.executable, "-c", SLOW.format(module=module)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -45,7 +45,7 @@ def test_ctrl_c_while_it_is_still_importing_ends_it_quietly(module):
 def test_ctrl_c_is_as_it_was_once_the_command_runs(monkeypatch):
     for before in (signal.default_int_handler, signal.SIG_IGN):
         found = []
-        monkeypatch.setattr("regard.cli.main", lambda found=found: found.append(signal.getsignal(signal.SIGINT)))
+        monkeypatch.setattr("regard.cli.main", lambda importing, found=found: found.append(signal.getsignal(signal.SIGINT)))
         first = signal.signal(signal.SIGINT, before)
         try:
             regard.__main__.main()

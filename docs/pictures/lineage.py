@@ -161,7 +161,7 @@ def cost(result: Row) -> Picture:
     panels, columns = figure.subplots(1, 3), result["columns"]
     x = [row[0] for row in result["rows"]]
     for axes, way, title in zip(
-        panels, ("read", "write", "MB"), ("ms to read", "ms to write as many", "MB for both"), strict=True
+        panels, ("read", "write", "MiB"), ("ms to read", "ms to write as many", "MiB for both"), strict=True
     ):
         frame(axes, title, ("tokens", ""))
         for name in MODELS:

@@ -3,7 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import ConfigError, DataError, RegardError, ShapeError, TooLargeError, WeightsError
+from regard.errors import (
+    ConfigError,
+    DataError,
+    MissingNameError,
+    OutOfRangeError,
+    RegardError,
+    ShapeError,
+    TooLargeError,
+    WeightsError,
+)
 from regard.shown import Shown
 
 if TYPE_CHECKING:
@@ -103,7 +112,9 @@ __all__ = [
     "GPT2Config",
     "Given",
     "KnockOut",
+    "MissingNameError",
     "MultiHeadAttention",
+    "OutOfRangeError",
     "Padding",
     "Patch",
     "Prefix",

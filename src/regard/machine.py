@@ -108,7 +108,7 @@ def time_product(side: int, dtype: torch.dtype, device: torch.device | str, seco
 
 
 def measure_bandwidth() -> float:
-    """Bytes a second that all threads read from memory together: the fastest sum of 128 MB done in 0.3 s."""
+    """Bytes a second that all threads read from memory together: the fastest sum of 128 MiB done in 0.3 s."""
     x = torch.ones(READ // 8, dtype=torch.int64)
     return READ / time_fastest(x.sum, SECONDS)
 

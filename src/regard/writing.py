@@ -1,15 +1,35 @@
-"""Files that are whole or not there: written beside, brought to the disk, then renamed onto their places."""
+"""Files and folders that are whole or not there: written into a hidden folder beside, then renamed onto their places.
+
+The hidden folder, `.NAME.MACHINE-RANDOM.partial`, belongs to one save. Its process locks it until it ends, however it ends, and
+the next save of the same name on the same machine removes those that no process has locked. Those of other machines stay, and
+those on a file system without locks: nobody can tell there whether their process still runs.
+"""
 
 import errno
 import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK, NEW, FORMER, SUFFIX = ".lock-of-a-save", "new", "former", ".partial"  # of a hidden folder
+MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+RENAMING = threading.Lock()  # two threads that save the same files do not mix them
 
 
 @contextmanager
 def whole(*places: Path) -> Iterator[list[Path]]:
-    """Paths beside these places, for the block to write: they take their places, in this order, where it raises nothing.
+    """Paths for the block to write, in a hidden folder beside: they take their places, in this order, where it raises nothing.
 
     What was at the places stays until then; where the block raises, or the process is killed, it stays for good. Raises
     FileExistsError, before anything is written, where a place is a folder, a device or a pipe.
@@ -17,23 +37,126 @@ def whole(*places: Path) -> Iterator[list[Path]]:
     for place in places:
         if place.exists() and not place.is_file():
             raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
-    beside = [place.with_name(f".{place.name}.{os.getpid()}.partial") for place in places]
-    try:
-        modes = [permissions(path) for path in beside]
+    with ExitStack() as stack:
+        first = {place.parent: place for place in reversed(places)}  # of each folder
+        hidden = {folder: stack.enter_context(lock_partial(place)) for folder, place in first.items()}
+        beside = [hidden[place.parent] / place.name for place in places]
+        modes = [new_file_mode(path) for path in beside]
         yield beside
         for path, mode in zip(beside, modes, strict=True):
             path.chmod(mode)
             with path.open("rb") as written:
                 os.fsync(written.fileno())
-        for path, place in zip(beside, places, strict=True):
-            os.replace(path, place)
+        with RENAMING:
+            for path, place in zip(beside, places, strict=True):
+                os.replace(path, place)
+
+
+@contextmanager
+def whole_folder(place: Path) -> Iterator[Path]:
+    """A folder for the block to fill: it takes its place, and that of a former one, where the block raises nothing."""
+    with lock_partial(place) as hidden:
+        (hidden / NEW).mkdir()
+        yield hidden / NEW
+        for path in (hidden / NEW).iterdir():
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+        with RENAMING:
+            replace_folder(hidden, place)
+
+
+def replace_folder(hidden: Path, place: Path) -> None:
+    """Rename the new folder onto its place, and a former one out of it; of several processes each may be the last."""
+    for attempt in range(100):
+        with suppress(FileNotFoundError):
+            os.replace(place, hidden / f"{FORMER}-{attempt}")
+        try:
+            os.replace(hidden / NEW, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                restore(hidden, place)
+                raise
+        else:
+            return
+    raise OSError(errno.EBUSY, "other processes write it without end", str(place))
+
+
+def restore(hidden: Path, place: Path) -> None:
+    """Rename the last former folder back, where nothing took its place."""
+    for former in sorted(hidden.glob(f"{FORMER}-*"), reverse=True):
+        if not place.exists():
+            os.replace(former, place)
+
+
+@contextmanager
+def lock_partial(place: Path) -> Iterator[Path]:
+    """Make and lock a hidden folder beside a place, remove it at the end, and before it those of processes that are gone."""
+    remove_leftovers(place)
+    hidden, lock = make_locked(place)
+    try:
+        yield hidden
     finally:
-        for path in beside:
-            path.unlink(missing_ok=True)
+        os.close(lock)  # first: a network file system keeps the name of a file that is open
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
-def permissions(path: Path) -> int:
-    """What a new file gets there; some writers, safetensors among them, would let nobody but its owner read it."""
+def make_locked(place: Path) -> tuple[Path, int]:
+    """Make a hidden folder and the lock in it: its path, and the handle that holds the lock."""
+    while True:
+        hidden = Path(tempfile.mkdtemp(SUFFIX, prefix_of(place), place.parent))
+        with suppress(FileNotFoundError):  # another save took it for a leftover before it was locked
+            lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            take_lock(lock, wait=True)
+            if (hidden / LOCK).exists():
+                return hidden, lock
+            os.close(lock)
+
+
+def remove_leftovers(place: Path) -> None:
+    """Remove the hidden folders of a place whose process is gone; a former folder in one goes back where the place is empty."""
+    name = re.compile(re.escape(prefix_of(place)) + r"[a-z0-9_]{8}" + re.escape(SUFFIX))
+    try:
+        with os.scandir(place.parent) as entries:
+            found = [Path(one) for one in entries if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
+    except OSError:  # what is wrong with the folder, the save itself will meet
+        return
+    for hidden in found:
+        with suppress(OSError):
+            hidden.rmdir()  # of a process that ended before it had a lock
+            continue
+        with suppress(OSError):
+            remove_if_free(hidden, place)
+
+
+def remove_if_free(hidden: Path, place: Path) -> None:
+    """Remove a hidden folder where no process holds its lock."""
+    lock = os.open(hidden / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        if take_lock(lock, wait=False):
+            restore(hidden, place)
+            shutil.rmtree(hidden, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def take_lock(handle: int, wait: bool) -> bool:
+    """Return whether this process has the lock now; False where another one holds it, or the file system has no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def prefix_of(place: Path) -> str:
+    """What the names of the hidden folders of a place begin with, on this machine."""
+    return f".{place.name}.{MACHINE}-"
+
+
+def new_file_mode(path: Path) -> int:
+    """Return the mode of a new file there; some writers, safetensors among them, would let nobody but its owner read it."""
     path.touch(exist_ok=False)
     mode = path.stat().st_mode
     path.unlink()

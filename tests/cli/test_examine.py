@@ -1,121 +1,58 @@
-"""regard examine: what it loads, what it prints, and how it ends."""
+"""regard examine: how it ends, whatever the subject does; a process of its own runs that."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-import torch
 
+from cli.layers_to_examine import write_layers
 from regard.cli import main
 
-LAYERS = '''
-"""A file as somebody writes it."""
-import math
-import torch
-from torch import nn
-from beside import WIDTH
-
-
-class Attention(nn.Module):
-    leak = False
-
-    def __init__(self, d_in, d_out, bias=False, name="plain"):
-        super().__init__()
-        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=bias) for _ in range(3))
-        assert name in ("plain", "fancy")
-
-    def forward(self, x):
-        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
-        hidden = torch.ones_like(scores).triu(1).bool()
-        return (scores if self.leak else scores.masked_fill(hidden, -torch.inf)).softmax(-1) @ v
-
-
-class Leaking(Attention):
-    leak = True
-
-
-class Holder:
-    layer = Attention(WIDTH, 6)
-
-
-def function(q, k, v):
-    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
-
-
-def maker(width=WIDTH):
-    print("making")
-    return Attention(width, 6)
-
-
-number = 7
-print("running")
-'''
+PROGRAM = [sys.executable, "-W", "error", "-m", "regard", "examine"]
+WAITING = re.compile(r"waiting in (\d+)")
 
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)  # and what the command puts before it is gone afterwards
-    monkeypatch.delitem(sys.modules, "beside", raising=False)
-    (tmp_path / "beside.py").write_text("WIDTH = 14\n")
-    path = tmp_path / "attention_of_mine.py"
-    path.write_text(LAYERS)
-    yield path
-    sys.modules.pop("attention_of_mine", None)
+    return write_layers(tmp_path, monkeypatch)
 
 
-def ended(arguments, capsys):
+def ended(arguments, capfd):
     """The exit code, and what was printed."""
     try:
         code = main(["examine", *map(str, arguments)])
     except SystemExit as left:
         code = left.code
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()
     return code, shown.out, shown.err
 
 
-def test_a_right_class_is_clean_and_ends_with_0(file, capsys):
-    code, out, err = ended([f"{file}:Attention", "--args", "14", "6", "bias=True", "name=fancy"], capsys)
-    assert code == 0
-    assert "Attention: no finding (expects Causal())" in out
-    assert err == ""
+def is_running(number):
+    """Whether a process runs; one that ended and is still listed does not."""
+    try:
+        os.kill(number, 0)
+        with open(f"/proc/{number}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
-def test_a_finding_ends_with_1(file, capsys):
-    code, out, _ = ended([f"{file}:Leaking", "--args", 14, 6], capsys)
+def test_a_finding_ends_with_1(file, capfd):
+    code, out, err = ended([f"{file}:Leaking", "--args", 14, 6], capfd)
     assert code == 1
     assert "future leak" in out
     assert "masked_fill" in out
+    assert out.startswith("running\n")  # what the file prints
+    assert err == ""
 
 
-@pytest.mark.parametrize("name", ["Holder.layer", "function"])
-def test_an_object_or_a_function_is_examined_as_it_is(name, file, capsys):
-    code, out, _ = ended([f"{file}:{name}", "--expects", "none" if name == "function" else "causal"], capsys)
-    assert code == 0, out
-
-
-def test_a_function_that_makes_a_layer_is_called_where_it_has_args(file, capsys):
-    assert ended([f"{file}:maker", "--args", "width=9"], capsys)[0] == 0
-    assert ended([f"{file}:maker", "--args"], capsys)[0] == 0
-
-
-def test_what_is_expected_is_told(file, capsys):
-    code, out, _ = ended([f"{file}:Attention", "--args", 14, 6, "--expects", "causal&window:2"], capsys)
-    assert code == 1
-    assert "wrong mask" in out
-    assert ended([f"{file}:Leaking", "--args", 14, 6, "--expects", "none"], capsys)[0] == 0
-
-
-def test_a_stated_scale_and_a_sample_are_used(file, capsys):
-    assert ended([f"{file}:Attention", "--args", 14, 6, "--scale", "0.3"], capsys)[0] == 1
-    code, out, _ = ended([f"{file}:function", "--expects", "none", "--sample", "2,3,5,8"], capsys)
-    assert code == 0
-    assert "5 tokens, width 8" in out.replace("\n                       ", " ")
-
-
-def test_json_is_the_whole_report_and_nothing_else(file, capsys):
-    code, out, err = ended([f"{file}:Leaking", "--args", 14, 6, "--json"], capsys)
+def test_json_is_the_whole_report_and_nothing_else(file, capfd):
+    code, out, err = ended([f"{file}:Leaking", "--args", 14, 6, "--json"], capfd)
     record = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert code == 1
     assert record["ok"] is False
@@ -123,97 +60,120 @@ def test_json_is_the_whole_report_and_nothing_else(file, capsys):
     assert "running" in err
 
 
-def test_the_page_says_what_the_terminal_says_and_is_written_whole_or_not_at_all(file, tmp_path, capsys):
-    assert main(["examine", f"{file}:Leaking", "--args", "14", "6", "--page", str(tmp_path / "report.html")]) == 1
-    kind = capsys.readouterr().out.split("\n\n")[1].split("  ")[0]
-    written = (tmp_path / "report.html").read_text()
-    assert kind == "future leak"
-    assert kind in written
-    assert written.startswith("<!doctype html>")
-    assert main(["examine", f"{file}:Leaking", "--args", "14", "6", "--page", str(tmp_path / "no" / "report.html")]) == 2
-    assert f"--page {tmp_path / 'no' / 'report.html'}: No such file" in capsys.readouterr().err
-
-
-def test_a_module_of_a_package_is_examined(capsys):
-    code, out, _ = ended(["regard.layers:MultiHeadAttention", "--args", 14, 30, 17, 0.1, 5], capsys)
-    assert code == 0
-    assert "MultiHeadAttention: no finding" in out
-    assert ended(["regard:attention", "--expects", "none"], capsys)[0] == 0
-
-
-def test_a_module_of_the_folder_it_runs_in_is_examined(file, capsys, monkeypatch):
-    monkeypatch.chdir(file.parent)
-    assert ended(["attention_of_mine:Attention", "--args", 14, 6], capsys)[0] == 0
-
-
-def test_a_whole_model_is_examined(file, capsys):
-    code, out, _ = ended(["transformers:GPT2Model._from_config", "--args"], capsys)
-    assert code == 2  # a config is missing
-    file.write_text(
-        "from regard import GPT2, GPT2Config\nmodel = GPT2(GPT2Config(layers=2, heads=2, width=8, context=9, vocabulary=17))"
-    )
-    code, out, _ = ended([f"{file}:model"], capsys)
-    assert code == 0
-    assert "recorded weights of 2" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nothing"], "FILE.py:NAME or package.module:NAME"),
-        (["no/such/file.py:Name"], "there is no file"),
-        (["no_such_package:Name"], "could not be imported: ModuleNotFoundError"),
-        (["regard.layers:MultiHedAttention"], "has no MultiHedAttention. It has "),
-        (["FILE:Missing"], "has no Missing. It has"),
+        (["FILE:Attention", "--scale", "x"], "invalid float value"),
+        (["FILE:Attention", "--time-limit", "0"], "a positive number of seconds, got 0"),
+        (["FILE:Attention", "--time-limit", "nan"], "a positive number of seconds, got nan"),
         (["FILE:Attention"], "could not be made with no --args: TypeError"),
-        (["FILE:Attention", "--args", "14", "6", "name=other"], "could not be made with 14 6 name=other: AssertionError"),
-        (["FILE:Holder.layer", "--args", "14"], "leave --args out"),
-        (["FILE:number"], "takes a module or a function"),
-        (["FILE:Attention", "--args", "14", "6", "--expects", "casual"], "--expects 'casual' is no rule"),
-        (["FILE:Attention", "--args", "14", "6", "--sample", "2,x"], "--sample is the shape of x"),
-        (["FILE:Attention", "--args", "14", "6", "--scale", "x"], "invalid float value"),
     ],
 )
-def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file, capsys):
-    code, _, err = ended([one.replace("FILE", str(file)) for one in arguments], capsys)
+def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file, capfd):
+    code, _, err = ended([one.replace("FILE", str(file)) for one in arguments], capfd)
     assert code == 2
     assert says in err
     assert err.startswith("regard examine: ")
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("broken", ["1 / 0", "raise SystemExit(3)", "def f(:", "import beside.nothing"])
-def test_a_file_that_cannot_be_run_is_one_line(broken, file, capsys):
-    file.write_text(broken)
-    code, _, err = ended([f"{file}:Attention"], capsys)
-    assert code == 2
-    assert "could not be run" in err
-    assert err.count("\n") == 1
+ENDS = [
+    ("exits", "raises", "it raised SystemExit: 0 in line"),
+    ("exits_at_once", "unfinished", "the process in which it ran was ended with exit status 0"),
+    pytest.param("is_interrupted", "raises", "it raised KeyboardInterrupt", marks=pytest.mark.slow),
+    pytest.param("crashes", "unfinished", "the process in which it ran was ended by SIGSEGV", marks=pytest.mark.slow),
+]
 
 
-def test_the_same_weights_are_drawn_each_time(file, capsys):
-    first = ended([f"{file}:Leaking", "--args", 14, 6], capsys)
-    torch.manual_seed(0)
-    assert ended([f"{file}:Leaking", "--args", 14, 6], capsys) == first
+@pytest.mark.parametrize(("how", "kind", "says"), ENDS)
+def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(how, kind, says, file, tmp_path, capfd):
+    code, out, err = ended([f"{file}:Ending", "--args", how, "--page", tmp_path / "report.html"], capfd)
+    told = " ".join(out.split())
+    assert code == 1
+    assert "Ending: 1 finding" in told
+    assert f"{kind} {says}" in told
+    assert "in the examination of its lengths" in told
+    assert "checked every output is finite" in told
+    assert kind in (tmp_path / "report.html").read_text()
+    assert "Traceback" not in err
 
 
-def test_a_module_that_was_imported_under_the_same_name_stays(file, capsys, monkeypatch):
-    path = file.with_name("json.py")
-    path.write_text(file.read_text())
-    assert ended([f"{path}:Attention", "--args", 14, 6], capsys)[0] == 0
-    assert sys.modules["json"] is json
+@pytest.mark.parametrize("ending", ["os._exit(0)", "import ctypes; ctypes.string_at(0)"])
+def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, capfd):
+    file.write_text(f"import os\n{ending}")
+    code, out, err = ended([f"{file}:Attention"], capfd)
+    assert (code, out) == (2, "")
+    assert "could not be loaded: the process in which it ran was ended" in err
 
 
-def test_help_says_that_code_is_run(capsys):
+@pytest.mark.parametrize("how", ["waits", pytest.param("holds_the_lock", marks=pytest.mark.slow)])
+def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_line_is_told(how, file, capfd):
+    code, out, _ = ended([f"{file}:Ending", "--args", how, 0, "--time-limit", 5, "--json"], capfd)
+    (finding,) = json.loads(out)["findings"]
+    assert code == 1
+    assert finding["kind"] == "unfinished"
+    assert re.match(r"the time limit of 5 s was reached in line \d+ of attention_of_mine.py, in ", finding["evidence"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "expected"), [("Leaking", 1), ("Attention", 0)])
+def test_a_reader_that_goes_away_changes_neither_the_exit_code_nor_standard_error(name, expected, file):
+    command = [*PROGRAM, f"{file}:{name}", "--args", "14", "6"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == expected
+
+
+@pytest.mark.slow
+def test_a_subject_that_prints_to_a_reader_that_is_gone_goes_on(file):
+    command = [*PROGRAM, f"{file}:Ending", "--args", "prints"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_change_no_exit_code(closed, file):
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, f"{file}:Leaking", "--args", "14", "6"]
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_signal_ends_the_subject_with_the_command(number, expected, file):
+    command = [*PROGRAM, f"{file}:Ending", "--args", "waits"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        came = next(found for line in process.stdout if (found := WAITING.search(line.decode())))
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as Ctrl-C does
+        else:
+            process.terminate()
+        assert process.stderr.read() == b""
+    assert process.returncode == expected
+    end = time.monotonic() + 60
+    while is_running(int(came[1])):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_help_says_that_code_is_run_and_names_the_time_limit(capsys):
     with pytest.raises(SystemExit):
         main(["examine", "--help"])
-    assert "It runs the code of the file or package" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "It runs the code of the file or package" in shown
+    assert "--time-limit SECONDS" in shown
 
 
 @pytest.mark.slow
 def test_the_command_runs_as_a_program_of_its_own(file):
-    command = [sys.executable, "-W", "error", "-m", "regard", "examine", f"{file}:Leaking", "--args", "14", "6"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*PROGRAM, f"{file}:Leaking", "--args", "14", "6"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "future leak" in done.stdout
     assert done.stderr == ""

@@ -4,12 +4,16 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="numba is not installed: pip install regard[fast]")
 
+import numba
+
+from regard.compiled import kept as jit_cache
 from regard.compiled import processor, threads
-from regard.compiled.kept import Entries
+from regard.compiled.kept import Entries, identify
 
 
 def test_what_several_keep_at_once_is_never_taken_for_something_else(tmp_path):
@@ -26,6 +30,125 @@ def test_what_several_keep_at_once_is_never_taken_for_something_else(tmp_path):
     assert any(found.values())  # what is lost is compiled again
 
 
+EVERY = """
+import importlib, json, pkgutil
+import torch
+from numba.core import event
+from numba.core.dispatcher import Dispatcher
+from numba.core.event import Listener
+
+import regard
+from regard import AttentionMap, Causal
+from regard.compiled.kept import Cache, Callback
+
+class Count(Listener):
+    def __init__(self):
+        self.lowered = []
+
+    def on_start(self, event):
+        if "native_lowering" in event.data["name"]:
+            self.lowered.append(event.data["name"])
+
+    def on_end(self, event):
+        pass
+
+count = Count()
+event.register("numba:run_pass", count)
+
+names = [one.name for one in pkgutil.walk_packages(regard.__path__, "regard.") if "compiled" in one.name.split(".")]
+values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+cached = [value for value in values if hasattr(value, "cache_clear")]
+factories = [value for value in cached if value.__wrapped__.__code__.co_varnames[:1] == ("kind",)]
+values += [factory(kind) for factory in factories for kind in ("float32", "uint16")]
+callbacks = {id(value): value for value in values if isinstance(value, Callback)}.values()
+kept = {id(value): value for value in values if isinstance(value, Dispatcher) and isinstance(value._cache, Cache)}.values()
+for callback in callbacks:
+    callback.address
+
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 1, 1, 97, 8)
+seen = AttentionMap(q, k, mask=Causal())
+seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.tile(slice(10, 60), slice(0, 50), 5)
+never = [value.py_func.__qualname__ for value in kept if not value.signatures]
+print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never, "lowered": count.lowered}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.usable(), reason="torch has no OpenMP of GNU's kind")
+def test_a_second_process_compiles_none_of_the_functions_of_the_project(tmp_path):
+    def compile_all() -> dict:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        ran = subprocess.run([sys.executable, "-c", EVERY], env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    def list_files() -> set[str]:
+        return {path.name for path in tmp_path.rglob("*") if path.is_file()}
+
+    first, files = compile_all(), list_files()
+    second = compile_all()
+    assert first["callbacks"] >= 10
+    assert first["kept"] >= 5
+    assert (first["never"], len(first["lowered"]) > first["callbacks"]) == ([], True)  # each was used, and compiled
+    assert second["lowered"] == []
+    assert list_files() == files
+
+
+def test_a_function_is_told_by_what_it_closes_over_and_a_compiled_one_there_by_what_that_is():
+    def make(dtype, number):
+        @numba.njit
+        def inner(x):
+            return x + number
+
+        def outer(x):
+            return dtype(inner(x))
+
+        return outer
+
+    assert identify(make(np.float32, 2)) == identify(make(np.float32, 2))
+    assert len({identify(make(dtype, number)) for dtype in (np.float32, np.int8) for number in (2, 3)}) == 4
+
+
+def test_a_function_that_would_be_compiled_in_every_process_is_refused():
+    thing = object()
+
+    def work(x):
+        return thing
+
+    with pytest.raises(TypeError, match="closes over object, of which no cache key can be made"):
+        identify(work)
+
+
+@pytest.mark.parametrize("problem", ["no folder to write", "a full disk"])
+def test_what_cannot_be_kept_on_disk_is_compiled_in_memory(monkeypatch, problem):
+    def refuse(*_):
+        raise (
+            RuntimeError("no locator available") if problem == "no folder to write" else OSError(28, "No space left on device")
+        )
+
+    if problem == "no folder to write":
+        monkeypatch.setattr(jit_cache, "Cache", refuse)
+    else:
+        monkeypatch.setattr(Entries, "_open_for_write", refuse)
+
+    @jit_cache.kept()
+    def add(x, y):
+        return x + y
+
+    assert add(2, 3) == 5
+
+
+def test_a_callback_is_compiled_once_when_several_threads_ask_for_its_address():
+    @jit_cache.callback(numba.types.void(numba.types.voidptr))
+    def work(place):
+        pass
+
+    assert work._wrapper_address is None
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: work.address, range(4)))) == 1
+
+
 MULTIPLY = """
 import json, torch
 from regard.products import Quantised, compiled
@@ -36,7 +159,7 @@ small = Quantised.of(weight)
 numbers = small.values * small.scales[:, None].double()
 step = x.double().abs().amax(1, keepdim=True) / int(small.most)  # of the whole numbers that x is rounded to
 off = (small(x).double() - x.double() @ numbers.T).abs() / (step * numbers.abs().sum(1))
-kernels = (compiled.FLOATS, compiled.BYTES, compiled.SHORTS)
+kernels = [one for one in (compiled.FLOATS, compiled.BYTES, compiled.SHORTS) if one.address]
 print(json.dumps([sum(one.cache_hits for one in kernels), float(off.max())]))
 """
 

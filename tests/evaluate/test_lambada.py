@@ -137,7 +137,7 @@ def test_a_passage_longer_than_the_context_keeps_its_end(model):
         (["a b", " b "], {}, DataError, "passage 1 has no last word"),
         ([], {}, DataError, "there is no passage"),
         (["a bcdefgh"], {"context": 5}, DataError, "'bcdefgh' has 8 tokens, and the context is 5"),
-        (["a b"], {"batch": 0}, ConfigError, "batch must be at least 1"),
+        (["a b"], {"batch": 0}, ConfigError, "batch must be a whole number of at least 1"),
     ],
 )
 def test_what_is_no_passage_is_refused(model, passages, asked, error, says):

@@ -90,7 +90,7 @@ def test_a_sample_may_be_of_one_sequence_or_of_several(sample):
 
 
 def test_a_sample_that_is_no_tensor_is_refused():
-    with pytest.raises(ConfigError, match="floating tensors"):
+    with pytest.raises(ConfigError, match="each of which must be a tensor"):
         regard.examine(CAUSAL, sample=[[1.0, 2.0]])
 
 
@@ -117,7 +117,7 @@ def test_a_failed_assertion_shows_the_finding():
 
 @pytest.mark.parametrize("scale", ["a", 0.0, float("nan")])
 def test_a_scale_is_a_number(scale):
-    with pytest.raises(ConfigError, match="a number that is not 0"):
+    with pytest.raises(ConfigError, match=r"^scale .*a (finite )?number"):
         regard.examine(CAUSAL, scale=scale)
 
 

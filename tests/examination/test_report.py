@@ -80,3 +80,13 @@ def test_the_picture_has_a_line_for_each_query():
     assert [line.split()[0] for line in lines[1:]] == list(SIGHT.words)
     assert lines[1].split()[1:] == ["■", "·", "·", "■", "■", "·", "·", "+", "·"]
     assert lines[3].split()[1:] == ["■", "■", "■", *"??????"]
+
+
+def test_control_characters_in_names_are_written_as_escapes():
+    evil = "a\x1b]52;c;ZQ==\x07\nb\u202ec\ud800"
+    report = Report(evil, evil, (Finding(evil, evil, evil),), (Checked(evil, evil),), (Unknown(evil, evil),), (evil,))
+    for text in (str(report), repr(report)):
+        text.encode("utf-8")
+        assert not any(ord(letter) < 32 or ord(letter) in range(127, 160) for letter in text.replace("\n", ""))
+        assert "\u202e" not in text
+        assert "\\x1b]52;c" in text

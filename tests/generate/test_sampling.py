@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as theirs
 
 from regard import ConfigError, DataError
+from regard.generate import Settings
 from regard.generate.sampling import Dice, Sampling, draw
 
 B, N = 3, 17
@@ -129,6 +130,7 @@ def test_logits_that_are_no_numbers_are_told(asked):
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k is a number of tokens"),
         ({"top_k": 0.5}, "top_k"),
+        ({"top_k": "all"}, "top_k must be a whole number, or None for all"),
         ({"top_p": 1.5}, "top_p is a probability"),
         ({"min_p": -0.1}, "min_p is a probability"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
@@ -137,6 +139,25 @@ def test_logits_that_are_no_numbers_are_told(asked):
 def test_a_setting_outside_what_is_possible_is_refused(asked, says):
     with pytest.raises(ConfigError, match=says):
         Sampling(**asked)
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.5, "top_p": 0.8}])
+def test_top_k_of_none_is_all(asked):
+    x = logits()
+    assert torch.equal(Sampling(top_k=None, **asked).scores(x, [[]] * B), Sampling(top_k=0, **asked).scores(x, [[]] * B))
+    assert not Settings(top_k=None).drawn
+    assert Settings(top_k=None, beams=2).beams == 2
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30, [0, 1, 2**64]])
+def test_a_seed_that_torch_does_not_take_is_refused(seed):
+    with pytest.raises(ConfigError, match=r"a seed must be at least -2\*\*63 and below 2\*\*64"):
+        Dice(seed, 3)
+
+
+def test_every_seed_that_torch_takes_is_taken():
+    drawn = [Dice(seed, 3).throw() for seed in (-(2**63), -1, 0, 2**63, 2**64 - 1)]
+    assert all(bool(((u >= 0) & (u < 1)).all()) for u in drawn)
 
 
 def test_seeds_are_one_or_one_for_each_row():

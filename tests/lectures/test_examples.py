@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -6,7 +7,7 @@ import torch
 
 from bounds import assert_within, softmax_bound, sum_bound
 from regard import ConfigError, ShapeError, TooLargeError
-from regard.lectures.examples import EXAMPLES, example, summary
+from regard.lectures.examples import EXAMPLES, example, renormalised, summary
 from regard.lectures.figures import figure, figures, tensor
 from regard.lectures.forms import VECTORS
 from regard.lectures.own import own, random_weights, vectors
@@ -149,3 +150,13 @@ def test_examples_asked_for_at_the_same_time_draw_as_each_alone():
     with ThreadPoolExecutor(4) as threads:
         for name, made in [(name, threads.submit(example, name)) for name in drawn * 40]:
             assert torch.equal(made.result().steps.context, alone[name]), name
+
+
+def test_the_difference_of_the_two_recipes_is_written_alike_on_every_processor():
+    def sentences(steps):
+        return {scene.sentence for scene in [renormalised(example("causal").words, steps)]}
+
+    steps = example("causal").steps
+    off = dataclasses.replace(steps, **{name: step * (1 + 3 * torch.finfo(step.dtype).eps) for name, step in steps.items()})
+    assert sentences(steps) == sentences(off)
+    assert "(in float64 to 1e-12)" in sentences(steps).pop()

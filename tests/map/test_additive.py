@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from bounds import assert_within
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
-from regard.compiled import threads
 from regard.map import Pyramid, additive, fast, plane
 from regard.mechanism.additive import attend_additive
 from regard.mechanism.heads import share
 from regard.mechanism.request import ask
 from regard.mechanism.scores import additive as scored
 from regard.mechanism.steps import finish
+from skips import NEEDS_LOOPS
 from strategies import requests
 
 B, H, G, Q, K, D, E = 2, 6, 3, 47, 53, 11, 13
@@ -146,10 +146,7 @@ def test_an_overview_a_tile_and_a_pyramid_are_those_of_the_matrix(mask):
     close(found.select(batch=1, heads=[4, 2]).dense(), weights[1:, [4, 2]])
 
 
-LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")
-
-
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=LOOPS), False])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_LOOPS), False])
 @pytest.mark.parametrize("d", [1, 16, 64, 257])
 def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkeypatch):
     q, k, weight = tensors(torch.float32, d=d)
@@ -167,7 +164,7 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
     assert_within(found.received, received, allowed.received)
 
 
-@LOOPS
+@NEEDS_LOOPS
 def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatch):
     q, k, weight = tensors(torch.float32)
     one = additive.scores(q[0, 0], k[0, 0], weight)
@@ -233,7 +230,7 @@ def test_a_weight_that_does_not_fit_is_refused():
     q, k, weight = tensors(torch.float32)
     with pytest.raises(ShapeError, match=r"expected \(11,\), got \(10,\)"):
         AttentionMap(q, k, weight=weight[1:])
-    with pytest.raises(ConfigError, match="got list"):
+    with pytest.raises(ConfigError, match="got a list"):
         AttentionMap(q, k, weight=[1.0] * D)
     with pytest.raises(ConfigError, match="int64"):
         AttentionMap(q, k, weight=torch.arange(D))

@@ -172,7 +172,7 @@ def test_a_nan_is_nothing_to_see_and_leaves_the_other_rows_alone():
         ((5, 0, 0), "at least 0 and below 5, got 5"),
         ((0, 10, 0), "level 0 has 10 tiles along its rows, got row 10"),
         ((3, 0, 2), "level 3 has 2 tiles along its columns, got column 2"),
-        ((0, 0, 0, "sum"), 'must be "mean" or "max"'),
+        ((0, 0, 0, "sum"), "must be one of 'mean', 'max'"),
     ],
 )
 def test_places_that_are_not_there_say_what_is(place, says):

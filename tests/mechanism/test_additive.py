@@ -6,11 +6,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bounds import EXPONENTIAL, assert_within, gamma, propagate_errors, score_slope_bound, sum_bound
 from regard import Causal, ConfigError, Padding, ShapeError, Window
-from regard.compiled import threads
 from regard.mechanism import additive
 from regard.mechanism.additive import additive_attention, attend_additive
+from skips import NEEDS_LOOPS
 
-LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")
 B, H, G, Q, K, N, E = 2, 6, 3, 5, 7, 11, 13
 RULES = {"padding": Padding([3, 7]), "causal": Causal(), "window": Causal() & Window(2)}
 
@@ -144,7 +143,7 @@ def allowed_of(q, k, v, weight, rule, grad):
     return bounds.context, of_q, of_k, of_v, of_weight
 
 
-@LOOPS
+@NEEDS_LOOPS
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "shapes", [((B, H, Q, N), (B, G, K, N), (B, G, K, E), (N,)), ((2, 1, 1, 67), (2, 1, 7, 67), (2, 1, 7, 3), (67,))]
@@ -160,7 +159,7 @@ def test_the_loops_are_as_near_to_float64_as_torch(rule, shapes, monkeypatch):
             assert_within(found, expected, bound)
 
 
-@LOOPS
+@NEEDS_LOOPS
 def test_the_loops_take_tensors_however_they_lie_in_memory(monkeypatch):
     monkeypatch.setattr(additive, "LEAST", 0)
     q, k, v, weight = tensors(torch.float32)
@@ -168,7 +167,7 @@ def test_the_loops_take_tensors_however_they_lie_in_memory(monkeypatch):
     assert torch.equal(additive_attention(*strange, Causal()), additive_attention(q, k, v, weight, Causal()))
 
 
-@LOOPS
+@NEEDS_LOOPS
 def test_the_loops_keep_a_nan_in_its_own_row_and_let_a_hidden_key_have_no_gradient(monkeypatch):
     monkeypatch.setattr(additive, "LEAST", 0)
     q, k, v, weight = tensors(torch.float32)
@@ -182,7 +181,7 @@ def test_the_loops_keep_a_nan_in_its_own_row_and_let_a_hidden_key_have_no_gradie
     assert (leaves[1].grad[0, :, :3] != 0).all()
 
 
-@LOOPS
+@NEEDS_LOOPS
 def test_the_loops_hold_no_tanh_for_the_gradient(monkeypatch):
     b, s, n = 8, 64, 128
     x, queries = torch.randn(b, 1, s, n, requires_grad=True), torch.randn(b, 1, s, n)
@@ -196,7 +195,7 @@ def test_the_loops_hold_no_tanh_for_the_gradient(monkeypatch):
     assert kept[0] <= b * s * n < b * s * s * n <= kept[2**60]
 
 
-@LOOPS
+@NEEDS_LOOPS
 def test_only_many_numbers_of_float32_go_through_the_loops():
     many, weight = torch.zeros(1, 1, 64, 64), torch.zeros(64)
     assert additive.quick(many, many, weight)

@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
-from regard.compiled import choices, processor, threads
+from regard.compiled import choices, processor
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
 from regard.mechanism.request import ask
+from skips import NEEDS_LOOPS
 from strategies import requests
 
-if not threads.usable():
-    pytest.skip("numba is not installed, or torch has no OpenMP of GNU's kind", allow_module_level=True)
+pytestmark = NEEDS_LOOPS
 
 B, H, G, Q, K, D, E = 2, 6, 2, 131, 197, 37, 53
 RULES = {

@@ -116,5 +116,5 @@ def test_gradients_are_those_of_finite_differences(form):
 
 
 def test_a_block_of_no_scores_is_refused():
-    with pytest.raises(ConfigError, match="block must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="block must be a whole number of at least 1, got 0"):
         softmax.blockwise(torch.zeros(3), block=0)

@@ -175,7 +175,7 @@ def written(model, folder):
         (lambda folder: changed(folder, kind="rnn"), r"settings.json says kind='rnn'; there is recurrent, transformer"),
         (lambda folder: changed(folder, sizes={"width": 8}), "describes no recurrent translator: .*vocabulary"),
         (lambda folder: changed(folder, sizes=[]), '"sizes" an object'),
-        (lambda folder: (folder / "settings.json").write_text("{"), "must be a JSON object"),
+        (lambda folder: (folder / "settings.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "settings.json").unlink(), "has no settings.json, and is no translator's name"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"12345678"), "is damaged"),

@@ -1,11 +1,12 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounds import unit_roundoff
+from bounds import sum_bound, unit_roundoff
 from dense import both, close
 from regard import AttentionMap, Causal, ConfigError, ShapeError
 from regard.observe import divergence
@@ -46,6 +47,28 @@ def test_small_differences_are_not_lost_in_float32():
     tilt = 0.5e-4  # (p - q) / (p + q), whose square is left of terms that are as large as it and rounded, 16 times in all
     rounded = 16 * unit_roundoff(torch.float32) / tilt
     assert float(jensen_shannon(p.float(), q.float())) == pytest.approx(exact, rel=rounded)
+
+
+@pytest.mark.parametrize("k", [7, 1000, 100_000, 1_000_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_row_whose_total_was_summed_in_another_order_lacks_nothing(k, seed):
+    scores = torch.randn(k, generator=torch.Generator().manual_seed(seed))
+    exponentials = (scores - scores.max()).exp()
+    one_by_one = float(np.cumsum(exponentials.numpy(), dtype=np.float32)[-1])
+    p, q = exponentials / one_by_one, exponentials / exponentials.sum(dtype=torch.float64).float()
+    off = sum_bound(torch.float32, k + 10)  # of each weight, so that p / m is 1 + off / 2
+    assert float(jensen_shannon(p, q)) <= off**2 + unit_roundoff(torch.float32) ** 2 * k
+
+
+@pytest.mark.parametrize("k", [7, 1000, 100_000])
+def test_what_a_sink_took_is_one_more_key(k):
+    scores = torch.randn(k, dtype=torch.float64)
+    sink = float(scores.logsumexp(0)) - 5
+    weights = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)]).softmax(0)
+    p, q = weights[:-1], scores.softmax(0)
+    exact = by_definition(weights.tolist(), [*q.tolist(), 0.0])
+    close(jensen_shannon(p, q), exact, atol=1e-12)
+    assert float(jensen_shannon(p.float(), q.float())) == pytest.approx(exact, rel=sum_bound(torch.float32, k + 10) / 0.006)
 
 
 @settings(max_examples=40)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import StaticCache
 
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, gamma, sum_bound
@@ -144,6 +145,22 @@ def test_values_of_a_generation_stand_beside_its_keys():
         for token in range(5, T):
             model(ids[:, token : token + 1], past_key_values=cache)
     assert torch.equal(recording.values(1), cache.layers[1].values)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.usefixtures("widened")
+def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
+    model, given = made("llama", dtype=torch.float64)
+    ids, cache = given["input_ids"], StaticCache(config=model.config, max_cache_len=29)
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        if begun:
+            model(ids[:, :3], past_key_values=cache)
+        with record(model, keep="values") as recording:
+            for first, last in ((3 if begun else 0, 5), *((n, n + 1) for n in range(5, T))):
+                model(ids[:, first:last], attention_mask=mask[:, :last], past_key_values=cache)
+    assert torch.equal(recording.values(1), cache.layers[1].values[:, :, :T])
+    assert recording.map(1).shape[3] == recording.values(1).shape[2]
 
 
 def test_no_values_are_kept_unless_asked_for():

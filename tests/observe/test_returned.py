@@ -1,4 +1,6 @@
 import copy
+import io
+import operator
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from observe.beheld import EQUAL
 from observe.beside import run
 from observe.families import FAMILIES, OTHERS
-from regard import AttentionMap, Causal, TooLargeError, attend
+from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
 from regard.observe.returned import Attentions
 
@@ -94,7 +96,25 @@ USES = {
     "put into a tensor": lambda a: torch.zeros(B, H, Q + 2, Q).index_copy_(2, torch.arange(Q), a[...]),
     "numel": lambda a: torch.tensor(a.numel()),
     "length": lambda a: torch.tensor(len(a)),
+    "a tensor made of it": lambda a: torch.as_tensor(a),
+    "dlpack": lambda a: torch.from_dlpack(a),
+    "dlpack to numpy": lambda a: torch.from_numpy(np.from_dlpack(a).copy()),
+    "augmented assignment": lambda a: operator.iadd(operator.imul(a, 2), 1),
+    "saved and loaded": lambda a: saved_and_loaded(a),
+    "with functions of tensors switched off": lambda a: without_torch_function(a),
 }
+
+
+def saved_and_loaded(a):
+    file = io.BytesIO()
+    torch.save(a, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def without_torch_function(a):
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.exp(a)
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -103,6 +123,50 @@ def test_a_program_gets_from_the_map_what_it_would_get_from_the_tensor(both, use
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
+
+
+EINOPS = {
+    "rearrange": lambda e, a: e.rearrange(a, "b h q k -> q (b h) k"),
+    "reduce": lambda e, a: e.reduce(a, "b h q k -> b q k", "mean"),
+    "repeat": lambda e, a: e.repeat(a, "b h q k -> b h q (k 2)"),
+    "einsum": lambda e, a: e.einsum(a, a, "b h q k, b g q k -> b h g"),
+    "a list of layers": lambda e, a: e.rearrange([a, a], "l b h q k -> b l h q k"),
+    "pack": lambda e, a: e.pack([a, a], "b * q k")[0],
+}
+
+
+@pytest.mark.parametrize("use", EINOPS.values(), ids=EINOPS)
+def test_einops_takes_it_as_the_tensor(both, use):
+    einops = pytest.importorskip("einops", reason="einops is not installed")
+    found, expected = use(einops, both[0]), use(einops, both[1])
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, expected, rtol=0, atol=EQUAL)
+
+
+def test_it_is_a_tensor_whoever_asks(both):
+    m, weights = both
+    assert isinstance(m, torch.Tensor)
+    assert torch.is_tensor(m)
+    assert torch.is_floating_point(m)
+    assert (m.layout, m.element_size(), m.is_leaf) == (weights.layout, weights.element_size(), True)
+    assert m.to(torch.float64) is m.to("cpu") is m.to(m) is m
+    assert torch.equal(m.to("cpu", copy=True), m.dense())
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: a.fill_(1),
+        lambda a: operator.setitem(a, 0, 1.0),
+        lambda a: torch.add(a.dense(), 1, out=a),
+        lambda a: torch.dropout_(a, 0.5, True),
+        lambda a: a.requires_grad_(),
+        lambda a: setattr(a, "data", torch.zeros(2)),
+    ],
+)
+def test_it_is_not_written_to_in_silence(both, write):
+    with pytest.raises(ConfigError, match=r"write to \.dense\(\)"):
+        write(both[0])
 
 
 def test_it_can_be_put_into_a_tensor(both):
@@ -133,6 +197,7 @@ def test_its_shape_dtype_and_device_cost_nothing(large):
         lambda a: torch.stack([a, a]),
         lambda a: torch.cat((a, a)),
         lambda a: np.asarray(a),
+        lambda a: torch.from_dlpack(a),
         lambda a: list(a),
         lambda a: a[0, 0],
         lambda a: a[:, None],
@@ -163,6 +228,7 @@ def test_it_is_a_map_too(both):
 def test_it_is_hashed_copied_and_told_from_what_a_tensor_has_not(both):
     m = both[0]
     assert len({m, m}) == 1
+    assert repr(m).startswith("AttentionMap(2, 4, 7, 7), Causal()")
     assert torch.equal(copy.deepcopy(m).dense(), m.dense())
     assert not hasattr(m, "no_such_thing")
 
@@ -194,3 +260,25 @@ def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
         for ours, weights in zip(step, theirs, strict=True):
             assert isinstance(ours, AttentionMap)
             torch.testing.assert_close(ours.cpu(), weights, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.usefixtures("widened")
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("options", [{}, {"heads": [1]}, {"keep": "bfloat16"}, {"layers": [2]}], ids=str)
+def test_attentions_of_a_static_cache_have_all_its_slots_as_those_of_eager_attention(side, implementation, options):
+    llama = replace(family("llama"), model="LlamaForCausalLM")
+    model, other = (llama.build(torch.float64, attn_implementation=name) for name in (implementation, "eager"))
+    given = llama.feed(model, side)
+    asked = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2, "suppress_tokens": [0, 1, 2]}
+    asked |= {"return_dict_in_generate": True, "cache_implementation": "static", "disable_compile": True}
+    expected = other.generate(**given, **asked, output_attentions=True)
+    with record(model, **options):
+        inside = model.generate(**given, **asked, output_attentions=True)
+    for step, theirs in zip(inside.attentions, expected.attentions, strict=True):
+        for ours, weights in zip(step, theirs, strict=True):
+            assert isinstance(ours, AttentionMap)
+            assert ours.shape == weights.shape
+            blind = ~ours.dense().any(-1, keepdim=True)  # a kernel gives zeros where eager attention is uniform
+            assert implementation == "sdpa" or not blind.any()
+            assert ((ours.dense() - weights) * ~blind).abs().max() < EQUAL

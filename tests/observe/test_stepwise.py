@@ -1,5 +1,6 @@
 """Whose step a call is: told by the keys, to the bit."""
 
+import pytest
 import torch
 
 from regard.observe.stepwise import alike, same_keys
@@ -39,3 +40,21 @@ def test_keys_that_differ_by_a_bit_are_of_another_sentence():
 def test_rows_with_the_same_keys_are_noticed():
     assert alike(KEYS[[0, 1, 0]])
     assert not alike(KEYS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rows_with_the_same_keys_are_noticed_where_their_products_were_rounded_in_two_ways(dtype):
+    torch.manual_seed(1)
+    x, weight = torch.randn(S, 301), torch.randn(301, N)
+    once = x.to(dtype) @ weight.to(dtype)
+    parts = [a.to(dtype) @ b.to(dtype) for a, b in zip(x.split(7, 1), weight.split(7), strict=True)]
+    again = sum(parts[1:], parts[0])
+    assert not torch.equal(once, again)
+    assert alike(torch.stack([once, KEYS[0, 0].to(dtype), again]).unsqueeze(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_sentences_of_which_one_word_is_another_are_not_the_same(dtype):
+    keys = KEYS[[0, 0]].to(dtype)
+    keys[1, :, S - 1] = KEYS[1, :, 0].to(dtype)
+    assert not alike(keys)

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from bounds import assert_within, sum_bound
 from regard.layers.linear import Linear
 from regard.products import linear
-from regard.products.dense import LEAST, MOST, compiled, suits
+from regard.products.dense import LEAST, MOST, suits
+from skips import NEEDS_LOOPS
 
 ROWS, N = 521, 127  # more numbers than LEAST
-NEEDED = pytest.mark.skipif(compiled() is None, reason="this torch has no OpenMP to call, or numba is not installed")
 
 
 def numbers(*shape, seed=0):
@@ -35,7 +35,7 @@ def assert_is_product(found, x, weight, bias=None):
     assert_within(found, exact(x, weight, bias), sum_bound(torch.float32, terms) * size)
 
 
-@NEEDED
+@NEEDS_LOOPS
 @given(st.lists(st.integers(1, 2), max_size=2), st.integers(1, 700), st.integers(1, 300), st.booleans(), st.integers(0, 99))
 def test_it_is_the_product_in_float64(lead, rows, n, biased, seed):
     rows = max(rows, -(-LEAST // n))
@@ -81,7 +81,7 @@ def test_the_same_comes_out_every_time_and_in_every_thread(count):
     assert not wrong
 
 
-@NEEDED
+@NEEDS_LOOPS
 def test_of_few_vectors_the_sums_do_not_depend_on_the_number_of_threads():
     x, weight, bias, before = numbers(2, 768), numbers(2000, 768), numbers(2000), torch.get_num_threads()
     expected = linear(x, weight, bias)
@@ -125,7 +125,7 @@ def test_everything_else_is_torchs(case):
     assert found.is_meta or torch.equal(found, expected)
 
 
-@NEEDED
+@NEEDS_LOOPS
 def test_transforms_modes_and_autocast_are_given_torchs_own():
     assert_is_product(torch.vmap(lambda x: linear(x, W, BIAS))(numbers(3, N)), numbers(3, N), W, BIAS)
     with FlopCounterMode(display=False) as counter:

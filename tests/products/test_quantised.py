@@ -11,6 +11,7 @@ from regard.compiled.threads import FEW
 from regard.products import Quantised
 from regard.products.dense import LEAST, compiled
 from regard.products.quantised import LARGEST, ROWS
+from skips import NEEDS_LOOPS
 
 
 def numbers(*shape, seed=0):
@@ -71,10 +72,7 @@ def test_the_product_is_that_of_the_restored_matrix(rows, count, biased):
     assert matrix(x.bfloat16()).dtype == torch.bfloat16
 
 
-NEEDED = pytest.mark.skipif(compiled() is None, reason="this torch has no OpenMP to call, or numba is not installed")
-
-
-@NEEDED
+@NEEDS_LOOPS
 @given(st.integers(1, 40), st.integers(1, 400), st.booleans(), st.floats(-3, 3), st.integers(0, 99))
 def test_many_vectors_are_as_near_as_their_whole_numbers(count, n, biased, size, seed):
     rows = max(-(-LEAST // n), 200)
@@ -92,7 +90,7 @@ def test_no_sum_of_whole_numbers_can_overflow():
     assert 2**30 < 127 * 4000 * int(matrix.most) < 2**31
 
 
-@NEEDED
+@NEEDS_LOOPS
 def test_nan_and_infinities_spoil_their_vector_alone():
     matrix, x = Quantised.of(numbers(521, 127)), numbers(5, 127)
     right = matrix(x)
@@ -102,7 +100,7 @@ def test_nan_and_infinities_spoil_their_vector_alone():
     assert torch.equal(found[[0, 2, 4]], right[[0, 2, 4]])
 
 
-@NEEDED
+@NEEDS_LOOPS
 def test_what_it_is_given_is_not_written_to():
     weight, bias = numbers(5, 3), numbers(5)
     before = weight.clone()

@@ -54,7 +54,7 @@ def test_what_was_checked_and_what_cannot_be_told_wait_folded():
     assert "What cannot be told, and what to pass (1)" in shown
 
 
-@pytest.mark.parametrize("word", EVIL)
+@pytest.mark.parametrize("word", [*EVIL, "\x1b]52;c;ZQ==\x07", "\x9b2J"])
 @pytest.mark.parametrize("shown", [Report._repr_html_, document], ids=["cell", "file"])
 def test_words_that_hold_html_are_always_text(word, shown):
     plain, page = Page(shown(of_words())), Page(shown(of_words(word)))
@@ -64,7 +64,8 @@ def test_words_that_hold_html_are_always_text(word, shown):
         set(attributes) <= {"style", "src", "alt", "class", "lang", "charset", "name", "content"}
         for _, attributes in page.found
     )
-    page.text.encode()
+    shown(of_words(word)).encode()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown(of_words(word)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 
 from regard import ConfigError, DataError
-from regard.text import BytePair
+from regard.text import BytePair, byte_pair
 from regard.text.byte_pair import OWN
 
 END = "<|endoftext|>"
@@ -63,6 +63,26 @@ def test_numbers_may_be_a_tensor():
 def test_a_number_that_stands_for_nothing_is_named(wrong):
     with pytest.raises(DataError, match="is no token: they are numbered from 0 to 50256"):
         BytePair.gpt2().decode(wrong)
+
+
+def test_a_run_of_white_space_that_is_too_long_for_the_library_is_encoded_in_windows():
+    words = BytePair.gpt2()
+    for run, many in ((" ", 20), ("\n", 20)):
+        short, long = (words.encode(f"a{run * count}{END}b", allowed=[END]) for count in (1 << 12, 1 << many))
+        assert words.decode(long) == f"a{run * (1 << many)}{END}b"
+        assert long[:1000] == short[:1000]
+        assert long[-1000:] == short[-1000:]
+        assert words.end in long
+
+
+@given(text=st.text(st.sampled_from("ab 'sé\n🦊"), min_size=50), window=st.integers(40, 90))
+def test_windows_change_no_token(text, window):
+    words, text = BytePair.gpt2(), text * 40 + f"x{END}y"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(byte_pair, "WINDOW", window)
+        patch.setattr(byte_pair, "UNSURE", 8)
+        for allowed in ((), (END,)):
+            assert words._encode_in_windows(text, allowed) == words.encode(text, allowed)
 
 
 def test_half_of_a_surrogate_pair_is_refused():

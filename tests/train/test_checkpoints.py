@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from regard import DataError
-from regard.train import TrainConfig, checkpoints, optimiser
+from regard.train import TrainConfig, checkpoints, header, optimiser
 from regard.train.checkpoints import Checkpoints
 
 SAYS = {"held_out_nats": None}
@@ -129,6 +129,7 @@ def test_a_file_that_is_not_what_was_written_is_named(tmp_path, file, harm):
         (None, "is no checkpoint: it has no run.json"),
         ("{", "is damaged"),
         ("[1]", "is not what regard writes"),
+        ("[" * 100_000, "is damaged"),
         ('{"format": "regard training", "version": 9, "step": 1}', "is of version 9"),
         ('{"format": "regard recording", "version": 1, "step": 1}', "is not what regard writes"),
     ],
@@ -157,8 +158,8 @@ def test_a_pickle_that_could_run_code_does_not(tmp_path):
     folder = tmp_path / "step-00000001"
     (folder / ".metadata").write_bytes(pickle.dumps(Harm()))
     says = json.loads((folder / "run.json").read_text())
-    says["files"][".metadata"] = checkpoints.sums(folder / ".metadata")
-    (folder / "run.json").write_text(json.dumps(says))
+    says["files"][".metadata"] = header.checksum_file(folder / ".metadata")
+    (folder / "run.json").write_text(json.dumps(header.seal(says)))
     with pytest.raises(DataError, match=r"it names builtins\.exec"):
         checkpoints.load(Checkpoints(tmp_path, 2).latest(), *made())
 
@@ -168,7 +169,7 @@ def test_one_that_cannot_be_written_is_told_and_leaves_the_others(tmp_path):
     kept = Checkpoints(tmp_path, 2)
     (tmp_path / "step-00000002").write_text("a file where the folder should be")
     kept.save(model, adam, {**SAYS, "step": 2})
-    with pytest.raises(DataError, match=r"the checkpoint of step 2 could not be written: .*step-00000002"):
+    with pytest.raises(DataError, match=r"the checkpoint of step 2 could not be written: .*step-00000001, is whole"):
         kept.wait()
     assert kept.latest().step == 1
     assert not list(tmp_path.glob(".*"))

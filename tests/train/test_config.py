@@ -52,7 +52,7 @@ def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path
         ({"model": {"layer": 3}}, "model.layer is no setting of training. Did you mean model.layers?"),
         ({"model": 3}, "a table of sizes"),
         ({"model": {"width": 7}}, "width must be a multiple of heads"),
-        ({"model": {"epsilon": "small"}}, "a size in .model. is no number"),
+        ({"model": {"epsilon": "small"}}, "epsilon must be a number"),
         ({"steps": 0}, "steps must be a whole number of at least 1; got 0"),
         ({"steps": 1.5}, "steps must be a whole number, got 1.5"),
         ({"steps": True}, "steps must be a whole number, got True"),

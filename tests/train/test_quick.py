@@ -7,12 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import EXPONENTIAL, SMALLEST, assert_within, cross_entropy_bounds, gamma, unit_roundoff
-from regard.compiled import threads
 from regard.models.gpt2 import ACTIVATIONS
 from regard.train import quick
+from skips import NEEDS_LOOPS
 
-if not threads.usable():
-    pytest.skip("numba is not installed, or torch has no OpenMP of GNU's kind", allow_module_level=True)
+pytestmark = NEEDS_LOOPS
 
 ROWS, N = 97, 1009
 TORCHS = ACTIVATIONS["gelu_tanh"]

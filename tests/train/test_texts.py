@@ -1,11 +1,18 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from regard import ConfigError
+from regard import ConfigError, DataError
 from regard.models import GPT2Config
 from regard.text import BytePair, Letters
 from regard.text.corpus import Corpus
-from regard.train import TrainConfig
+from regard.train import TrainConfig, begin, run
 from regard.train.texts import corpus_of, fitted
+from regard.train.translation import pairs_of
+from text.corpus.small import contents
+from text.pairs.small import aligned, many
 from train import small
 
 
@@ -35,6 +42,93 @@ def test_a_text_is_prepared_once(tmp_path, story):
     first = corpus_of(config)
     story.unlink()
     assert corpus_of(config).checksum == first.checksum
+
+
+def decoded(corpus) -> str:
+    return corpus.text.decode(corpus[:].tolist())
+
+
+def changed(story, tmp_path, change):
+    """The config after a change to what a corpus was prepared from."""
+    config = {"text": str(story), "out": str(tmp_path / "run")}
+    if change == "another file":
+        other = tmp_path / "other.txt"
+        other.write_text(small.TEXT[::-1])
+        return TrainConfig(**{**config, "text": str(other)})
+    if change == "other contents":  # of the same length, and as old
+        when = story.stat()
+        story.write_text(small.TEXT.replace("cat", "cow"))
+        os.utime(story, ns=(when.st_atime_ns, when.st_mtime_ns))
+        return TrainConfig(**config)
+    return TrainConfig(**config, vocabulary="262")
+
+
+CHANGES = ["another file", "other contents", "another vocabulary"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_corpus_that_was_prepared_from_something_else_is_made_anew(tmp_path, story, change):
+    """As after a run that was killed before its first checkpoint."""
+    corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    config = changed(story, tmp_path, change)
+    expected = corpus_of(replace(config, out=str(tmp_path / "fresh")))
+    found = corpus_of(config)
+    assert found.checksum == expected.checksum
+    assert decoded(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
+    assert corpus_of(config).checksum == expected.checksum
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path, story, change):
+    settings = {"corpus": "", "steps": 2, "evaluate_every": 0}
+    run(small.config(tmp_path, text=str(story), **settings))
+    before = contents(tmp_path / "run" / "corpus")
+    one = changed(story, tmp_path, change)
+    says = {"another file": "text is '.*other.txt', but the run in", "other contents": "what it holds is not what the run in"}
+    with pytest.raises(ConfigError, match=says.get(change, "vocabulary is '262', but the run in .* has 'letters'")):
+        begin(small.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
+    assert contents(tmp_path / "run" / "corpus") == before
+
+
+def test_the_same_text_elsewhere_is_not_prepared_again(tmp_path, story):
+    corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    made = (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns
+    story.rename(tmp_path / "moved.txt")
+    corpus_of(TrainConfig(text=str(tmp_path / "moved.txt"), out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns == made
+
+
+def test_a_text_that_is_gone_is_not_taken_for_another_one(tmp_path, story):
+    corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    with pytest.raises(DataError, match=r"none\.txt is no file"):
+        corpus_of(TrainConfig(text=str(tmp_path / "none.txt"), out=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"names": 5, "digest": 1, "settings": []}'])
+def test_a_corpus_that_does_not_say_what_it_is_of_is_made_anew(tmp_path, story, content):
+    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
+    checksum = corpus_of(config).checksum
+    story.write_text(small.TEXT[::-1])
+    (tmp_path / "run" / "corpus" / "source.json").write_text(content)
+    assert corpus_of(config).checksum != checksum
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
+    folder = tmp_path / "run" / "corpus"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"no part of a corpus, notes\.txt"):
+        corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    assert contents(folder) == {"notes.txt": b"mine"}
+
+
+def test_sentence_pairs_belong_to_their_files_too(tmp_path):
+    config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
+    aligned(tmp_path, "some", many(30))
+    aligned(tmp_path, "more", many(40)[10:])
+    texts = [TrainConfig.of({**config, "pairs": [str(tmp_path / name)]}) for name in ("some", "more")]
+    assert pairs_of(texts[0]).checksum != pairs_of(texts[1]).checksum
+    assert pairs_of(texts[1]).checksum == pairs_of(replace(texts[1], out=str(tmp_path / "fresh"))).checksum
 
 
 def test_a_text_given_as_a_corpus_is_told_what_to_do(story):

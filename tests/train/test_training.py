@@ -119,7 +119,8 @@ def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
 def test_a_checkpoint_says_what_it_is_of(whole):
     says = json.loads(next((whole[1] / "checkpoints").glob("step-00000011")).joinpath("run.json").read_text())
     assert says["config"] == whole[0].config.table()
-    assert says["versions"]["torch"] == torch.__version__
+    assert says["computed_by"]["torch"] == torch.__version__
+    assert (says["computed_by"]["processes"], says["computed_by"]["threads"]) == ("1", str(torch.get_num_threads()))
     assert says["step"] == 11
 
 

@@ -21,7 +21,7 @@ from weights.written import FORMATS, LAYERS, WIDTH, WORDS
         ({"model.safetensors": b"junk"}, "model.safetensors is damaged"),
         ({"pytorch_model.bin": b"junk"}, "pytorch_model.bin is"),
         ({"m.npz": b"junk"}, "m.npz is damaged"),
-        ({"model.safetensors.index.json": b"{}"}, "index.json is damaged"),
+        ({"model.safetensors.index.json": b"{}"}, 'index.json must say "weight_map"'),
         (
             {"model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
             "names '../x.safetensors'",

@@ -1,5 +1,6 @@
 import json
 import re
+import struct
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from regard.errors import ConfigError, WeightsError
+from regard.models import GPT2
 from regard.weights import gpt2
+from regard.weights.arrays import read
 from weights import written
 from weights.written import CONTEXT, FORMATS, HEADS, LAYERS, WIDTH, WORDS
 
@@ -50,6 +53,19 @@ def test_every_format_gives_the_same_tensors(tmp_path, kind):
     assert found.config["activation"] == "gelu_tanh"
     assert found.folder == tmp_path
     assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in found.tensors.values())
+
+
+@pytest.mark.parametrize("odd", range(1, 8))
+def test_tensors_are_aligned_wherever_they_lie_in_their_file(tmp_path, odd):
+    file = written.folder(written.small(), tmp_path) / "model.safetensors"
+    content = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    head = content[8 : 8 + length].rstrip()
+    head += b" " * (-(len(head) - odd) % 8)  # the numbers then begin at an odd place, as the format allows
+    file.write_bytes(struct.pack("<Q", len(head)) + head + content[8 + length :])
+    found = {"parameter": [*GPT2.load(tmp_path).parameters()], "array": [*read(file).values()]}
+    assert not [(kind, x.shape) for kind, tensors in found.items() for x in tensors if x.data_ptr() % x.itemsize]
+    same(gpt2.load(tmp_path).tensors, ours(written.small()))
 
 
 def test_a_nanogpt_checkpoint_is_tied_and_has_the_exact_gelu(tmp_path):

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from weights import written
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map"),
-        ({"attn_pdrop": 0.2}, "one dropout for its three places"),
+        ({"attn_pdrop": 0.2}, "one dropout for three places"),
         ({"embd_pdrop": 2.0}, "a probability is from 0"),
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon=0"),
         ({"n_head": 4}, "no multiple of the 4 heads"),
@@ -43,10 +45,49 @@ def test_a_setting_that_a_checkpoint_of_another_model_says_is_refused(tmp_path):
         gpt2.load(written.nanogpt(written.small(), tmp_path, use_rmsnorm=True))
 
 
-def test_the_heads_of_a_released_width_are_known(tmp_path):
-    model = written.small(n_embd=128, n_head=2)
+@pytest.mark.parametrize(("width", "heads"), [(768, 12), (1600, 25)])
+def test_the_heads_of_a_released_width_are_known(tmp_path, width, heads):
+    model = written.small(n_embd=width, n_head=heads, n_layer=1, n_inner=31)
     torch.save({"model": written.linear(model)}, tmp_path / "m.pt")
-    assert gpt2.load(tmp_path / "m.pt").config["heads"] == 2
-    torch.save({"model": written.linear(written.small())}, tmp_path / "m.pt")
+    assert gpt2.load(tmp_path / "m.pt").config["heads"] == heads
+
+
+@pytest.mark.parametrize(("width", "heads"), [(15, 3), (128, 4), (128, 2)])
+def test_the_heads_of_another_width_must_be_said(tmp_path, width, heads):
+    torch.save({"model": written.linear(written.small(n_embd=width, n_head=heads))}, tmp_path / "m.pt")
     with pytest.raises(WeightsError, match="does not say how many heads"):
         gpt2.load(tmp_path / "m.pt")
+
+
+def test_a_width_that_is_not_said_is_that_of_the_arrays(tmp_path):
+    folder = written.folder(written.small(), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["n_embd"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert gpt2.load(folder).config["width"] == written.WIDTH
+    (folder / "config.json").write_text(json.dumps(config | {"n_embd": 18}))
+    with pytest.raises(WeightsError, match=r"wte\.weight must have the shape \(53, 18\)"):
+        gpt2.load(folder)
+
+
+def test_settings_in_a_pickle_are_numbers_and_words_by_their_names(tmp_path):
+    path = written.nanogpt(written.small(), tmp_path)
+    saved = torch.load(path, weights_only=True)
+    for wrong in ({1: 2}, {"n_head": torch.tensor(3)}, {"n_head": [3]}):
+        torch.save(saved | {"model_args": saved["model_args"] | wrong}, path)
+        with pytest.raises(WeightsError, match="model_args must be numbers and words by their names"):
+            gpt2.load(path)
+
+
+@pytest.mark.parametrize("shape", [(0, 15), (53, 0)])
+def test_an_embedding_of_no_numbers_is_refused(tmp_path, shape):
+    state = written.tensors(written.small()) | {"transformer.wte.weight": torch.empty(shape)}
+    with pytest.raises(WeightsError, match="must be a matrix; it has the shape"):
+        gpt2.load(written.folder(written.small(), tmp_path, state))
+
+
+def test_a_head_of_whole_numbers_is_refused(tmp_path):
+    state = {name: x.long() if "wte" in name else x for name, x in written.tensors(written.small()).items()}
+    state["lm_head.weight"] = state["transformer.wte.weight"].clone()
+    with pytest.raises(WeightsError, match=r"holds I64|is said to be the token embedding"):
+        gpt2.load(written.folder(written.small(), tmp_path, state))

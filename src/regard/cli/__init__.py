@@ -1,64 +1,105 @@
-"""The command line: one file for each command, which parses, builds, calls and prints."""
+"""The command line: one file for each command, which builds, calls and prints; its flags are in arguments/."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib import import_module
+from typing import Any, NoReturn
 
 import regard
-from regard.cli import evaluate, examine, generate, heads, info, look, serve, train, translate, verify, walk
-from regard.errors import RegardError
-
-COMMANDS = {
-    "walk": walk,
-    "look": look,
-    "heads": heads,
-    "serve": serve,
-    "generate": generate,
-    "train": train,
-    "evaluate": evaluate,
-    "translate": translate,
-    "examine": examine,
-    "verify": verify,
-    "info": info,
-}
+from regard.cli.arguments import COMMANDS
+from regard.cli.compilation import print_compilation
+from regard.errors import RegardError, shorten
+from regard.printable import LINES, EscapingStream, ReaderGoneError, escape_controls
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command in one line."""
+    """Print what is wrong with a command in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {shorten(message)} (see {self.prog} --help)\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own passes over a disk that is full
+        (file or sys.stderr).write(message)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command. 0: done; 1: what was checked does not hold; 2: the input cannot be used."""
+def open_closed_streams() -> None:
+    """Open /dev/null for what was closed before Python began (`>&-`), whose place a file that is opened would take."""
+    for handle, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+            os.set_inheritable(handle, True)
+            setattr(sys, name, open(handle, "w", closefd=False))  # noqa: SIM115
+
+
+@contextmanager
+def escape_output() -> Iterator[None]:
+    """Write control characters as escapes, whoever prints them, and what the encoding does not have as a ?."""
+    former = sys.stdout, sys.stderr
+    for stream in former:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, LINES + "\r")  # \r: bars of libraries
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = former
+
+
+def main(arguments: Sequence[str] | None = None, importing: AbstractContextManager[None] | None = None) -> int:
+    """Run a command. 0: done; 1: what was checked does not hold; 2: the input cannot be used.
+
+    `importing` is a context in which PyTorch and what else the command needs is imported.
+    """
+    open_closed_streams()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with escape_output():
+        try:
+            code = run_command(given, importing or nullcontext())
+            sys.stdout.flush()  # what cannot be written is met here, and not after the end
+            return code
+        except RegardError as error:
+            return report(given, " ".join(str(error).split()))  # one line, whatever a name holds
+        except KeyboardInterrupt:
+            return 130
+        except ReaderGoneError:  # `head`, say, has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:  # no room on the disk, say
+            return report(given, str(error))
+
+
+def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:
+    """Parse a command and run it; where its help is all that is asked for, or it is none, print that and return the code."""
     parser = Parser(prog="regard", description=regard.__doc__)
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
+        module = import_module(f"regard.cli.arguments.{name}")
         summary = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
-    if not (sys.argv[1:] if arguments is None else arguments):
+    if not given:
         parser.print_help()
         return 0
-    options, rest = parser.parse_known_args(arguments)
-    if rest:
-        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        code: int = COMMANDS[options.command].run(options)
-        sys.stdout.flush()  # what cannot be written is met here, and not after the end
-        return code
-    except RegardError as error:
-        print(f"regard {options.command}: {' '.join(str(error).split())}", file=sys.stderr)  # one line, whatever a name holds
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader, `head` say, has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:  # no room on the disk, say
-        print(f"regard {options.command}: {error}", file=sys.stderr)
-        return 2
+        options, rest = parser.parse_known_args(given)
+        if rest:
+            commands.choices[options.command].error(f"unrecognized arguments: {' '.join(rest)}")
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    with importing:
+        module = import_module(f"regard.cli.{options.command}")
+    with print_compilation(options.command):
+        code: int = module.run(options)
+    return code
+
+
+def report(given: Sequence[str], message: str) -> int:
+    """Print what is wrong, where somebody reads it."""
+    with suppress(OSError):
+        print(f"regard {given[0]}: {escape_controls(message)}", file=sys.stderr, flush=True)
+    return 2

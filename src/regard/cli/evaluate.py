@@ -1,4 +1,4 @@
-"""regard evaluate: how well a model foretells a text: its perplexity by token, word and byte; LAMBADA's last words.
+"""Run `regard evaluate`.
 
 Exit code 2 where the model, the text or the settings cannot be used.
 """
@@ -20,16 +20,10 @@ from regard.errors import ConfigError, DataError
 from regard.evaluate import lambada, perplexity, published, stop_tokens, wikitext
 from regard.evaluate.published import FILES
 from regard.evaluate.sizes import sizes
+from regard.mechanism.arguments import check_count
 from regard.observe.table import aligned
 from regard.show.terminal import literal, open_console, write
 from regard.text.corpus import Corpus, documents
-
-EPILOG = """\
-FILE is a text; a .jsonl file of passages {"text": ...} whose last words are
-foretold, as LAMBADA is; or a folder that regard.text.corpus.prepare wrote.
-Of the model, a window of --context tokens is read at a time, the next one
---stride tokens later; every token but the first is scored once. A small stride
-gives each token more before it, and takes longer."""
 
 WHOLE = 1024  # tokens of a window where the model does not say what it was made for
 Rows = list[tuple[str, str, str | None]]  # a label, what was measured, and of what a figure was published
@@ -37,30 +31,18 @@ HUGE = 1e7  # from which on a number is written as a power of ten
 SAMPLE = 512  # tokens of a corpus that must be the same text to the model
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard evaluate`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        required=True,
-        help="a GPT-2 from anyone's weights, gpt2, sorter; or a Hugging Face model: folder, .gguf file or hub name",
-    )
-    parser.add_argument("--on", metavar="FILE", required=True, help="a text, a .jsonl of passages, or a corpus")
-    parser.add_argument("--context", metavar="N", type=int, help="tokens read at a time (what the model was made for)")
-    parser.add_argument("--stride", metavar="N", type=int, help="tokens from one window to the next (half of the context)")
-    parser.add_argument("--batch", metavar="N", type=int, default=4, help="windows or passages at a time (4)")
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="where it runs, cuda say (cpu)")
-    parser.add_argument("--held-out", metavar="SHARE", type=float, help="of a corpus, only the last share, 0.05 say")
-    parser.add_argument("--wikitext", action="store_true", help="the text is WikiText: take its spacing out, count its words")
-
-
 def run(options: argparse.Namespace) -> int:
     """Opens model and text, scores and prints."""
     path = Path(options.on).expanduser()
     if not path.exists():
         raise DataError(f"{options.on} is no file and no folder.")
+    for flag in ("context", "stride", "batch"):
+        if getattr(options, flag) is not None:
+            check_count(f"--{flag}", getattr(options, flag))
+    if path.suffix == ".jsonl" and options.stride is not None:
+        raise ConfigError(
+            "--stride is of a text, whose windows overlap; a .jsonl file is read a passage at a time. Leave it out."
+        )
     asked = placed(options.model, options.device)
     context = options.context or asked.context or WHOLE
     if asked.context is not None and context > asked.context:

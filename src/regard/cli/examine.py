@@ -1,41 +1,32 @@
 """regard examine: is this attention right? A layer, a function or a whole model of a file or a package, with a report.
 
-Exit code 1 where something was found.
+Exit code 1 where something was found, or the subject did not let it come to its end.
 """
 
 import argparse
-import ast
-import contextlib
-import importlib
-import importlib.util
-import inspect
 import json
-import re
+import math
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from regard.errors import ConfigError, DataError
 
-from regard.cli import own_words
-from regard.cli.progress import watched
-from regard.errors import ConfigError, DataError, RegardError
-from regard.examination import examine, models
-from regard.examination.report import Report
-from regard.mechanism import Mask
-from regard.show.report import document
-from regard.writing import whole
-
-SEED = 123  # of weights and of a sample
-NAME, KEYWORD = re.compile(r"(?P<place>.+):(?P<name>[^\W\d][\w.]*)"), re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+PROCESS = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from regard.cli.examine_process import main; main()"
+DUMP_SECONDS = 5.0  # for a process to write where it is, before it is ended
 WARNING = "It runs the code of the file or package, as Python and pytest would: examine only what you would run."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard examine`."""
+    """Add what may stand after `regard examine`."""
     parser.epilog = WARNING
     parser.add_argument(
         "target",
@@ -62,162 +53,117 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scale", metavar="S", type=float, help="what scores are multiplied by, where it is not 1 / √d")
     parser.add_argument("--offset", metavar="N", type=int, default=0, help="the position of the first query among the keys")
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=parse_seconds,
+        help="end the subject after SECONDS, and report what was examined until then, with exit code 1; no limit by default",
+    )
     parser.add_argument("--json", action="store_true", help="the whole report, for a program")
     parser.add_argument("--page", metavar="FILE", help="write the report with its picture as a page too: one .html file")
 
 
+def parse_seconds(text: str) -> float:
+    """Parse --time-limit."""
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"a time limit is a positive number of seconds, got {text}")
+    return min(seconds, threading.TIMEOUT_MAX)
+
+
 def run(options: argparse.Namespace) -> int:
-    """Examines and prints. 0: nothing was found; 1: something was."""
-    expects, sample = rule(options.expects), drawn(options.sample)
+    """Examine in a process of its own, and print: 0 where nothing was found, 1 where something was."""
     if sys.stderr.isatty():
         print(f"regard examine: {WARNING}", file=sys.stderr)
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        torch.manual_seed(SEED)
-        subject = made(options.target, found(options.target), options.args)
-        with counted(subject, sample):
-            report: Report = examine(subject, expects=expects, sample=sample, scale=options.scale, offset=options.offset)
-    if options.page is not None:
-        kept(report, Path(options.page))
-    print(json.dumps(report.json(), allow_nan=False) if options.json else report)
-    return 0 if report.ok else 1
+    with tempfile.TemporaryDirectory(prefix="regard-examine-") as folder:
+        lines, dump = Path(folder) / "lines", Path(folder) / "dump"
+        lines.touch()
+        dump.touch()
+        status = run_process(options, lines, dump)
+        said = list(read_lines(lines))
+        last: dict[str, Any] = said[-1] if said else {"failed": True}
+        if "error" in last:
+            raise ConfigError(last["error"])
+        if "failed" in last:  # by a mistake of regard's own, of which the process printed the traceback
+            return 1
+        if "text" not in last:
+            last = explain(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
+    print_unbroken(last["text"])
+    code: int = last["code"]
+    return code
 
 
-def kept(report: Report, path: Path) -> None:
-    """Writes a report as a page; DataError where it cannot."""
-    try:
-        with whole(path) as (beside,):
-            beside.write_text(document(report), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"--page {path}: {error.strerror or error}.") from None
+def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | None:
+    """Run the process that examines: its exit status, None where the time limit was reached and it was ended."""
+    given = {name: value for name, value in vars(options).items() if name != "command"}
+    warnings = [f"-W{one}" for one in sys.warnoptions]
+    told = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
+    command = [sys.executable, "-P", *warnings, "-c", PROCESS, *told]
+    with ending_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
+        try:
+            while not lines.stat().st_size and process.poll() is None:
+                time.sleep(0.02)  # PyTorch is imported
+            return process.wait(options.time_limit)
+        except subprocess.TimeoutExpired:
+            dump_traceback(process, dump)
+            return None
+        finally:
+            process.kill()
 
 
-def rule(text: str) -> Mask:
-    """The rule of --expects."""
-    try:
-        return own_words.rule(text)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--mask", "--expects")) from None
+def dump_traceback(process: "subprocess.Popen[bytes]", dump: Path) -> None:
+    """Ask a process to write where it is; it does so in the midst of a call into C, too."""
+    if not hasattr(signal, "SIGUSR1"):  # Windows
+        return
+    process.send_signal(signal.SIGUSR1)
+    end = time.monotonic() + DUMP_SECONDS
+    while b"<module>" not in dump.read_bytes() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
 
 
-def drawn(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
-    """Seeded numbers in the shape of --sample: x, or q, k and v."""
-    if shape is None:
-        return None
-    sizes = [int(size) if size.strip().isdecimal() else 0 for size in shape.split(",")]
-    if len(sizes) not in (2, 3, 4) or min(sizes) < 1:
-        raise ConfigError(f"--sample is the shape of x, T,WIDTH or B,T,WIDTH, or of q, k and v, B,H,T,WIDTH; got {shape!r}.")
-    draw = torch.Generator().manual_seed(SEED)
-    tensors = tuple(torch.randn(sizes, generator=draw) for _ in range(3))
-    return tensors if len(sizes) == 4 else tensors[0]
-
-
-def found(target: str) -> Any:
-    """The object that a target names."""
-    named = NAME.fullmatch(target)
-    if named is None:
-        raise ConfigError(f"what is examined is FILE.py:NAME or package.module:NAME, got {target!r}.")
-    place, name = named["place"], named["name"]
-    file = place.endswith(".py") or "/" in place or Path(place).is_file()
-    value: Any = loaded(Path(place)) if file else imported(place)
-    for part in name.split("."):
-        if not hasattr(value, part):
-            known = [one for one, held in vars(value).items() if not one.startswith("_") and callable(held)]
-            raise DataError(f"{place} has no {name}. It has {', '.join(known[:12]) or 'nothing that could be examined'}.")
-        value = getattr(value, part)
-    return value
-
-
-def loaded(path: Path) -> ModuleType:
-    """A file run as a module, with its folder on the path, as Python runs a program."""
-    if not path.is_file():
-        raise DataError(f"there is no file {path}.")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} is no Python file: its name must end with .py.")
-    module = importlib.util.module_from_spec(spec)
-    hidden = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module  # what dataclasses and pickle look for
-    try:
-        with told(f"{path} could not be run"):
-            spec.loader.exec_module(module)
-    finally:
-        if hidden is not None:
-            sys.modules[path.stem] = hidden
-    return module
-
-
-def imported(name: str) -> ModuleType:
-    """A module of an installed package, or of the folder that the command runs in."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    with told(f"{name} could not be imported"):
-        return importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
-    """A context in which whatever somebody's code raises is one line."""
-    try:
-        yield
-    except RegardError:
-        raise
-    except (Exception, SystemExit) as error:
-        line = next((str(text).strip() for text in str(error).splitlines() if text.strip()), "it says nothing")
-        raise DataError(f"{what}: {type(error).__name__}: {line}") from None
-
-
-def made(target: str, value: Any, arguments: Sequence[str] | None) -> Any:
-    """The layer itself: an object as it is, what a class makes, what a function gives where it is told what with."""
-    if not isinstance(value, type) and arguments is None:
-        return value
-    if not callable(value) or isinstance(value, nn.Module):
-        raise ConfigError(f"{target} is made already, a {type(value).__name__}: leave --args out.")
-    positional, named = parsed(arguments or ())
-    with told(f"{target}{signature(value)} could not be made with {' '.join(arguments or ()) or 'no --args'}"):
-        return value(*positional, **named)
-
-
-def signature(value: Any) -> str:
-    """What a class or function takes, as it is written; nothing where it does not say."""
-    try:
-        return str(inspect.signature(value)).partition(" ->")[0]
-    except (TypeError, ValueError):
-        return ""
-
-
-def parsed(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by place and by name."""
-    positional, named = [], {}
-    for text in arguments:
-        keyword = KEYWORD.fullmatch(text)
-        if keyword is None:
-            positional.append(literal(text))
-        else:
-            named[keyword[1]] = literal(keyword[2])
-    return positional, named
-
-
-def literal(text: str) -> Any:
-    """A value of Python, or the text itself."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-@contextlib.contextmanager
-def counted(subject: object, sample: object) -> Iterator[None]:
-    """A context in which a bar counts how often a whole model has run; a layer is done before one would show."""
-    if not isinstance(subject, nn.Module) or not sys.stderr.isatty() or not models.is_model(subject, sample):
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM raises SystemExit, so that the process is ended with the command."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    runs: list[None] = []
-    handle = subject.register_forward_hook(lambda *_: runs.append(None))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with watched("examining", lambda: len(runs), models.FORWARDS):
-            yield
+        yield
     finally:
-        handle.remove()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what the process wrote; a line in the midst of which it ended is none."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def explain(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
+    """Return the text and the code where the process ended before it was done; DataError where it had no subject yet."""
+    from regard.cli.examine_process import present
+    from regard.examination import stopped
+    from regard.examination.progress import Progress
+
+    progress = Progress()
+    for line in said:
+        progress.read(line)
+    if status is None:
+        why = stopped.find_late(options.time_limit, progress.step, stopped.locate_in_dump(dump))
+    else:
+        why = stopped.find_ended(status, progress.step)
+    if not progress.subject:
+        raise DataError(f"{options.target} could not be loaded: {why.evidence}.")
+    return {"text": present(progress.unfinished(why), options), "code": 1}
+
+
+def print_unbroken(text: str) -> None:
+    """Print, and go on where the reader, `head` say, has what it wanted."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

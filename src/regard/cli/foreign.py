@@ -15,11 +15,13 @@ from regard.errors import ConfigError, DataError
 from regard.models import GPT2
 from regard.models.own import Own
 from regard.show.page.speaker import Speaker
+from regard.weights.gguf import read_layout
 from regard.weights.gpt2 import CARRIED
 from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 STATES, WRITER = "AutoModel", "AutoModelForCausalLM"
+UNREAD = "pooler."  # no attention reads it, and checkpoints of a masked language model lack it
 PATIENCE_SECONDS = 10.0  # for the hub's answer
 CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
 
@@ -105,7 +107,8 @@ def opened(name: str, kind: str = STATES) -> Opened:
 def foreign(name: str, kind: str) -> Foreign:
     """The model that a folder, a .gguf file or the hub has under a name, of a text alone; an encoder-decoder's encoder.
 
-    Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed.
+    Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed;
+    WeightsError where a .gguf file is damaged.
     """
     try:
         import transformers
@@ -117,6 +120,7 @@ def foreign(name: str, kind: str) -> Foreign:
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if not path.is_file():
             raise DataError(f"{name} is no file.")
+        read_layout(path)
     elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
         raise DataError(f"{name} is no folder, and no name on the hub, which is like gpt2 or owner/model.")
     elif not path.exists():
@@ -124,14 +128,18 @@ def foreign(name: str, kind: str) -> Foreign:
     try:
         with silence():
             tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-            model = getattr(transformers, kind).from_pretrained(**where, dtype="auto").eval()
+            model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
+            model.eval()
     except ImportError as error:
         raise ConfigError(f"{name} needs more to be read: {first_sentence(error)}") from None
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # a damaged file makes transformers raise anything
         raise DataError(
             f"{name} could not be loaded: {first_sentence(error)} A model is a folder with config.json, weights and "
             "a tokenizer, a .gguf file, or a name on the hub, which must have been downloaded where there is no network."
         ) from None
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(UNREAD) or path.suffix == ".gguf")
+    if missing:
+        raise DataError(f"{name} has no {missing[0]}, for which transformers draws random numbers; {len(missing)} are missing.")
     if kind == STATES and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return Foreign(path.name if path.exists() else name, model, tokenizer)

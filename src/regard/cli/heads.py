@@ -1,20 +1,14 @@
-"""regard heads: what kind each head of a saved recording is.
+"""Run `regard heads`.
 
 Exit code 2 where the file is no recording.
 """
 
 import argparse
 
-from regard.cli.look import add_table_arguments, report
+from regard.cli.look import report
 from regard.observe import load
 from regard.show.axes import attention_of
 from regard.show.page.onefile import page
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard heads`."""
-    parser.add_argument("recording", metavar="FILE", help="what `regard look --out` or recording.save wrote")
-    add_table_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:

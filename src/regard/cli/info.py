@@ -1,4 +1,4 @@
-"""regard info: the machine, the versions, the kernels that regard takes on it, and which extras are installed.
+"""Run `regard info`.
 
 Paste its output into a bug or performance report.
 """
@@ -7,17 +7,12 @@ import argparse
 import json
 from dataclasses import asdict
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from regard.machine import EXTRAS, Machine, describe_machine
-from regard.show.terminal import literal, open_console, write
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `regard info`."""
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, for a program")
-    parser.add_argument("--no-measure", action="store_true", help="do not measure memory bandwidth and products (a second)")
+from regard.show.terminal import literal, open_console, print_unpadded
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,15 +22,13 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(machine), allow_nan=False))
         return 0
     console = open_console()
-    with console.capture() as captured:
-        for title, rows in list_sections(machine).items():
-            console.print(Text(title, "bold"))
-            console.print(tabulate(rows))
-            console.print()
-        missing = [name for name, is_installed in machine.extras.items() if not is_installed]
-        if missing:
-            write(console, Text(f'To install what is missing: pip install "regard[{",".join(missing)}]"'))
-    print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
+    parts: list[RenderableType] = []
+    for title, rows in list_sections(machine).items():
+        parts += [Text(title, "bold"), tabulate(rows), ""]
+    missing = [name for name, is_installed in machine.extras.items() if not is_installed]
+    if missing:
+        parts.append(Text(f'To install what is missing: pip install "regard[{",".join(missing)}]"'))
+    print_unpadded(console, Group(*parts))
     return 0
 
 

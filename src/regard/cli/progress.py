@@ -3,11 +3,13 @@
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from regard.printable import ReaderGoneError
+from regard.show.terminal import open_console
 
 PATIENCE_SECONDS, EVERY_SECONDS = 2.0, 0.2
 
@@ -35,7 +37,7 @@ def follow(label: str, done: Callable[[], int], total: int, over: threading.Even
     if over.wait(PATIENCE_SECONDS):
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+    with suppress(ReaderGoneError), Progress(*columns, console=open_console(sys.stderr), transient=True) as progress:
         task = progress.add_task(label, total=total)
         while not over.wait(EVERY_SECONDS):
             progress.update(task, completed=done())

@@ -1,4 +1,4 @@
-"""regard train: a GPT-2 from its first weight, on a text of your own; the same command goes on where a run was left.
+"""Run `regard train`.
 
 Exit code 2 where the config cannot be used, the run diverges or the disk is full; 130 after Ctrl-C, 143 after SIGTERM.
 """
@@ -7,9 +7,8 @@ import argparse
 import importlib.util
 import shutil
 import signal
-from dataclasses import MISSING, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import torch
 
@@ -21,18 +20,12 @@ from regard.text.corpus import Corpus
 from regard.text.corpus.sources import total
 from regard.train import Listener, TrainConfig, Training, begin, follow, plan, start, texts
 from regard.train.alone import Engine
-from regard.train.config import ENGINES, MODEL
+from regard.train.config import ENGINES
 from regard.train.engine import started
 from regard.train.listeners import board, lines
 from regard.train.listeners.observation import Observation
 from regard.train.listeners.progress import Progress
 from regard.train.listeners.signals import Signals
-
-EPILOG = """\
-A run lies in one folder, --out: checkpoints, log.jsonl with a line a step,
-model, which GPT2.load and --model read, and pictures of it at the end. The same
-command again goes on from the last checkpoint. A config file is TOML, each
-setting under the name that its flag has here, the sizes under [model]."""
 
 RELEASED = {
     "gpt2": GPT2Config.small,
@@ -52,51 +45,6 @@ SIZES = {
     "epsilon": "of the norms",
     "tied": "the head is the token embedding",
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard train`: a flag for each field of the config, and of its model."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags go before it")
-    parser.add_argument("--observe", metavar="every=N", help="write what kind each head is, every N steps, into heads.jsonl")
-    parser.add_argument(
-        "--plan",
-        nargs="?",
-        const="config",
-        choices=["config", *RELEASED],
-        metavar="NAME",
-        help="only say what it takes, of memory, links and time: of these settings, or with the sizes of gpt2, gpt2-medium, "
-        "gpt2-large, gpt2-xl",
-    )
-    parser.add_argument("--accelerators", nargs="+", type=int, default=[1], metavar="N", help="of a plan (1)")
-    parser.add_argument("--link", type=float, default=0.0, metavar="X", help="of a plan: GB a second that each can send")
-    hints = get_type_hints(TrainConfig)
-    for one in fields(TrainConfig):
-        if one.name not in ("model", "observe_every"):
-            add_flag(parser, one.name, hints[one.name], one.default, one.metadata["says"])
-    hints = get_type_hints(GPT2Config)
-    for one in fields(GPT2Config):
-        if one.name in SIZES:
-            default = MODEL.get(one.name, one.default)
-            add_flag(parser, one.name, hints[one.name], None if default is MISSING else default, SIZES[one.name])
-
-
-def add_flag(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any, says: str) -> None:
-    """A flag of a field; what is not said is not among the options."""
-    flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
-    told = f"{says} ({default})" if default not in ("", None) else says
-    told = told.replace("%", "%%")
-    if kind is bool:
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=says, **known)  # type: ignore[arg-type]
-    elif kind == tuple[float, float]:
-        parser.add_argument(flag, nargs=2, type=float, metavar="X", help=told, **known)  # type: ignore[arg-type]
-    elif kind == tuple[str, ...]:
-        told = f"{says} ({' '.join(default)})" if default else says
-        parser.add_argument(flag, nargs="+", metavar="NAME", help=told, **known)  # type: ignore[arg-type]
-    else:
-        metavar = {int: "N", float: "X"}.get(kind, "WORDS" if name in ("prompt", "observe_text") else "NAME")
-        parser.add_argument(flag, type=kind, metavar=metavar, help=told, **known)  # type: ignore[arg-type]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -177,6 +125,8 @@ def tell(training: Training) -> None:
         say(f"all {config.steps:,} steps are done; --steps asks for more")
     elif training.resumed:
         say(f"goes on after step {training.resumed:,}")
+        if training.changes:
+            say(f"not with the same last bits from here on: {'; '.join(training.changes)}")
 
 
 def listeners(training: Training, signals: Signals) -> list[Listener]:

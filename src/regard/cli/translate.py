@@ -1,4 +1,4 @@
-"""regard translate: a sentence in another language; how near translations are to people's; a translator from its first weight.
+"""Run `regard translate`.
 
 Exit code 2 where the model, the files or the settings cannot be used; with --train those of `regard train`.
 """
@@ -9,27 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from regard.cli import train
 from regard.cli.progress import watched
 from regard.errors import ConfigError, DataError
 from regard.evaluate.translation import BLOCK, bleu, chrf, translations
 from regard.models import translator
-from regard.models.translator import KINDS
-from regard.show.terminal import escaped, harmless, open_console
+from regard.printable import escape_controls
+from regard.show.terminal import open_console
 from regard.text.pairs.sources import read
 from regard.train import TrainConfig
 from regard.train.config import OF_TEXT, read_table
-from regard.train.sizes import arguments
 
-EPILOG = """\
-With --train, every setting under it is that of `regard train`: a run lies in
-one folder, --out, the same command goes on with it, and its folder model is
-what --model reads. What stands under --config goes under [model] there where
-it is a size, with kind = "transformer" or "recurrent"."""
-
-MODEL = "translator"  # where none is named
 START: dict[str, Any] = {"vocabulary": "4000", "label_smoothing": 0.1, "model": {"kind": "transformer", "dropout": 0.1}}
 FIELDS = [one.name for one in fields(TrainConfig) if one.name not in ("model", *OF_TEXT)]
 SIZES = {
@@ -46,36 +38,6 @@ SIZES = {
     "tied": "source, target and logits share one embedding",
     "context": "tokens that a transformer reads at most",
 }
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard translate`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="what to translate, each in quotes")
-    parser.add_argument("--lines", action="store_true", help="a sentence a line from standard input, a translation a line")
-    parser.add_argument("--model", metavar="NAME", default=MODEL, help=f"a folder that --train wrote, or {MODEL} ({MODEL})")
-    parser.add_argument(
-        "--beams", metavar="N", type=int, default=1, help="search with so many beams; 1: the likeliest word (1)"
-    )
-    parser.add_argument(
-        "--length-penalty", metavar="X", type=float, default=1.0, help="above 1 longer, below 1 shorter, of beams (1)"
-    )
-    parser.add_argument(
-        "--evaluate", metavar="FILE", nargs=2, help="BLEU and chrF: sentences, and people's translations of them"
-    )
-    learning = parser.add_argument_group("--train")
-    learning.add_argument("--train", action="store_true", help="learn from sentence pairs")
-    learning.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags go before it")
-    hints = get_type_hints(TrainConfig)
-    for one in fields(TrainConfig):
-        if one.name in FIELDS:
-            default = START.get(one.name, one.default)
-            train.add_flag(learning, one.name, hints[one.name], default, one.metadata["says"])
-    kinds = {"kind": (str, None)} | {name: kind for each in KINDS for name, kind in arguments(each).items()}
-    for name, says in SIZES.items():
-        kind, default = kinds[name]
-        train.add_flag(learning, name, kind, START["model"].get(name, default), says)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     open_console()  # a terminal without a character shows a ?
     for some in blocks(sys.stdin if options.lines else options.sentences):
         for one in translations(model, some, **settings):
-            sys.stdout.write("".join(letter if harmless(letter) else escaped(letter) for letter in one) + "\n")
+            sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
     return 0
 

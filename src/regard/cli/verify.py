@@ -1,4 +1,4 @@
-"""regard verify: recompute every number that the lectures print.
+"""Run `regard verify`.
 
 Exit code 1 where a printed number is not the one computed.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.lectures import figures
 from regard.lectures.comparison import Verdict
 from regard.lectures.verify import Row, verify
-from regard.show.terminal import open_console
+from regard.show.terminal import open_console, print_unpadded
 
 NARROW, WIDE = 72, 120  # columns of the screen: below the one no table fits, from the other on there is room to spare
 STYLES = {Verdict.AGREES: "green", Verdict.WRONG: "bold yellow", Verdict.MISPRINT: "yellow", Verdict.DIFFERS: "bold red"}
@@ -35,30 +35,20 @@ WRAPPED = ("compared", "verdict")
 TWO_LINE_TITLES = ("example\nlectures", "compared", "off by\nallowed", "verdict")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard verify`."""
-    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="only these examples, by name; all where none is named")
-    parser.add_argument("--json", action="store_true", help="every comparison with its numbers, for a program")
-
-
 def run(options: argparse.Namespace) -> int:
     """Recomputes and prints. 0: no printed number differs; 1: one does."""
     rows = [row for example in dict.fromkeys(options.examples or [None]) for row in verify(example)]
-    print(json.dumps(record(rows), allow_nan=False) if options.json else drawn(rows))
+    if options.json:
+        print(json.dumps(record(rows), allow_nan=False))
+    else:
+        console = open_console()
+        print_unpadded(console, screen(rows, console.width))
     return 0 if sound(rows) else 1
 
 
 def sound(rows: Sequence[Row]) -> bool:
     """Whether no row differs."""
     return all(row.verdict != Verdict.DIFFERS for row in rows)
-
-
-def drawn(rows: Sequence[Row]) -> str:
-    """The rows as characters for the screen there is, in colour where it has any."""
-    console = open_console()
-    with console.capture() as captured:
-        console.print(screen(rows, console.width))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def screen(rows: Sequence[Row], width: int) -> RenderableType:

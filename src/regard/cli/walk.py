@@ -1,4 +1,4 @@
-"""regard walk: each step of attention with its formula, its numbers and a sentence, on an example or on your own words.
+"""Run `regard walk`.
 
 Exit code 2 where the words, files or settings cannot be used.
 """
@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
+from regard.cli.arguments.walk import ROWS, WHOLE
 from regard.cli.own_words import own_example
-from regard.cli.translated_words import SENTENCE, translated_example
+from regard.cli.translated_words import translated_example
 from regard.errors import ConfigError
 from regard.lectures.examples import EXAMPLES, example, summary
 from regard.lectures.scenes import Example, Line, Scene
@@ -24,60 +25,8 @@ from regard.show.arithmetic import arithmetic
 from regard.show.narration import tell
 from regard.show.terminal import View, calculations, literal, open_console, palette, show, write
 
-ROWS, WHOLE = 12, 16  # words shown of a long sentence; a sentence of this many is shown whole
 LONG, FEW = 100, 6  # numbers of a vector of which nobody reads all, and how many of them are shown
 OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
-EPILOG = """\
-The numbers are float32. Where JSON cannot hold one it is a string: "-inf",
-"inf" or "nan". In --json `steps` has every step by name, `scenes` what the
-screen shows; an index such as `query` counts from 0.
-NO_COLOR=1 leaves out every colour; a pipe has none. COLUMNS=120 sets the
-width where there is no terminal."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard walk`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    what = parser.add_argument_group("what to walk through")
-    what.add_argument("--example", metavar="NAME", help=f"one of the lectures': {', '.join(EXAMPLES)} (simple by default)")
-    what.add_argument(
-        "--model",
-        metavar="NAME",
-        help="of --example additive: that of a trained translator, a folder or `translator`, which is carried here, on --words "
-        f"({SENTENCE!r}) and what it makes of them",
-    )
-    what.add_argument("--list", action="store_true", help="the examples, a sentence each")
-    what.add_argument("--query", metavar="WORD", help="one word's row as arithmetic; or its number, counted from 1")
-    own = parser.add_argument_group("your own words")
-    own.add_argument("--words", metavar="SENTENCE", help="words with spaces between; equal words share a vector")
-    own.add_argument(
-        "--vectors",
-        metavar="FILE",
-        help=".npy, .npz, .csv or .safetensors: a row for each word, or a named vector for some words; "
-        "words without one get random vectors",
-    )
-    own.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="W_query, W_key, W_value [, out_proj]: a state dict of the lectures' layers, or plain matrices (d_in, d_out)",
-    )
-    own.add_argument(
-        "--heads", metavar="N", type=int, help="heads that the weights are split into; random weights where no file"
-    )
-    own.add_argument(
-        "--mask",
-        metavar="RULE",
-        help="causal, none, window:LEFT[,RIGHT] (keys before and after; RIGHT left out is no bound), prefix:N (the first N "
-        "keys); joined by & and | as in Python: 'causal|prefix:2'",
-    )
-    own.add_argument("--seed", metavar="N", type=int, help="of random vectors and weights (123 by default)")
-    shown = parser.add_argument_group("how it is shown")
-    shown.add_argument(
-        "--from", dest="start", metavar="WORD", help="the word that a long sentence is shown from; or its number"
-    )
-    shown.add_argument("--rows", metavar="N", type=int, help=f"how many words are shown (all up to {WHOLE}, else {ROWS})")
-    shown.add_argument("--json", action="store_true", help="every step, whole, for a program; nothing else is printed")
 
 
 def run(options: argparse.Namespace) -> int:

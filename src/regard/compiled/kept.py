@@ -1,15 +1,23 @@
 # mypy: ignore-errors
 """Compiled functions, kept on disk until a file that they are made of changes: numba alone looks at the one they stand in."""
 
+import logging
 import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 from numba import njit
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
+
+LOGGER = logging.getLogger("regard.compiled")
+VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # whose repr is the same in every process
 
 
 class Entries(IndexDataCacheFile):
@@ -20,15 +28,80 @@ class Entries(IndexDataCacheFile):
 
 
 class Cache(FunctionCache):
-    """Numba's cache, its entries marked by what all the files of this folder and of the function's hold."""
+    """Numba's cache, with keys of our own: numba's hash of a closure differs from process to process."""
 
     def __init__(self, function):
         super().__init__(function)
         self._cache_file = Entries(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
-    def _index_key(self, *args):
-        own = Path(self._py_func.__code__.co_filename).parent
-        return (*super()._index_key(*args), stamp(Path(__file__).parent), stamp(own))
+    def _index_key(self, sig, codegen):
+        return sig, codegen.magic_tuple(), stamp(Path(__file__).parent), *identify(self._py_func)
+
+    def load_overload(self, sig, target_context):
+        """Return the compiled function of a signature; log that it has to be compiled, and return None, if there is none."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            LOGGER.info("compiling loops for this processor: some seconds, once")
+        return found
+
+    def save_overload(self, sig, data):
+        """Save a compiled function; on a full disk it stays in memory alone."""
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
+class Unsaved(NullCache):
+    """No cache, where no folder can be written: each process compiles for itself."""
+
+    def load_overload(self, sig, target_context):
+        """Log that a function has to be compiled."""
+        LOGGER.info(
+            "compiling loops for this processor: some seconds, in each process; NUMBA_CACHE_DIR names a folder for them"
+        )
+
+
+class Callback(CFunc):
+    """A C callback that is compiled, or read from the cache, when its address is first needed."""
+
+    @property
+    def address(self):
+        """The address of the callback."""
+        if self._wrapper_address is None:
+            self.compile()
+        return self._wrapper_address
+
+    def compile(self):
+        """Compile the callback, in one thread of those that ask at once."""
+        with global_compiler_lock:
+            if self._wrapper_address is None:
+                super().compile()
+
+
+def make_cache(function):
+    """Return the cache of a function on disk; one that keeps nothing where no folder can be written."""
+    try:
+        return Cache(function)
+    except RuntimeError:  # numba's, where it finds no such folder
+        return Unsaved()
+
+
+def identify(function):
+    """Return what tells a function from others in every process: its name, its folder's contents, and what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    folder = Path(function.__code__.co_filename).parent
+    return function.__module__, function.__qualname__, stamp(folder), *(identify_value(function, one) for one in cells)
+
+
+def identify_value(function, value):
+    """Return the same of one value of a closure; TypeError for a value that is not known to look alike in every process."""
+    if isinstance(value, Dispatcher):
+        return identify(value.py_func)
+    if isinstance(value, VALUES):
+        return repr(value)
+    raise TypeError(
+        f"{function.__qualname__} closes over {type(value).__name__}, of which no cache key can be made: it would be compiled "
+        "anew in every process. Pass it as an argument, or make it a global of the module."
+    )
 
 
 @cache
@@ -42,7 +115,7 @@ def kept(signature=None):
 
     def compiled(function):
         dispatcher = njit(nogil=True)(function)
-        dispatcher._cache = Cache(function)
+        dispatcher._cache = make_cache(function)
         if signature is not None:
             dispatcher.compile(signature)
             dispatcher.disable_compile()
@@ -55,9 +128,8 @@ def callback(signature):
     """cfunc: a function with an address, which torch's threads can be given."""
 
     def compiled(function):
-        work = CFunc(function, normalize_signature(signature), locals={}, options={})
-        work._cache = Cache(function)
-        work.compile()
+        work = Callback(function, normalize_signature(signature), locals={}, options={})
+        work._cache = make_cache(function)
         return work
 
     return compiled

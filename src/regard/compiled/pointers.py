@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 """What a function that torch's threads run is handed, and what it takes from the others: one address, and numbers there."""
 
-import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 
 @intrinsic
@@ -60,7 +60,28 @@ def ask(builder, place):
     builder.call(prefetch, [builder.bitcast(place, byte), word(0), word(3), word(1)])
 
 
-@njit
-def floats(address, count):
-    """So many numbers at an address, none where it is 0."""
-    return carray(at(address), (count if address else 0,), np.float32)
+@intrinsic
+def view(context, address, shape, dtype):
+    """An array of these numbers at an address, rows of C's order; one without rows where the address is 0.
+
+    It is numba's carray without a function of its own for each shape, which would have to be compiled first.
+    """
+    axes = shape.count if isinstance(shape, types.BaseTuple) else 1
+    kind, sizes = types.Array(dtype.dtype, axes, "C"), types.UniTuple(types.intp, axes) if axes > 1 else types.intp
+
+    def generate(context, builder, signature, arguments):
+        address, shape, _ = arguments
+        if isinstance(address.type, ir.PointerType):
+            address = builder.ptrtoint(address, ir.IntType(64))
+        sizes = [shape] if axes == 1 else cgutils.unpack_tuple(builder, shape)
+        is_none = builder.icmp_unsigned("==", address, address.type(0))
+        sizes[0] = builder.select(is_none, sizes[0].type(0), sizes[0])
+        made = context.make_array(kind)(context, builder)
+        strides = [context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))]
+        for size in reversed(sizes[1:]):
+            strides.insert(0, builder.mul(strides[0], size))
+        data = builder.inttoptr(address, made.data.type)
+        arrayobj.populate_array(made, data=data, shape=sizes, strides=strides, itemsize=strides[-1], meminfo=None)
+        return made._getvalue()
+
+    return kind(address if isinstance(address, types.RawPointer) else types.int64, sizes, dtype), generate

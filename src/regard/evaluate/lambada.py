@@ -12,9 +12,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, DataError
-from regard.evaluate.logits import Model, asked, logits_of, losses
+from regard.errors import ConfigError, DataError, OutOfRangeError
+from regard.evaluate.logits import Model, asked, check_callable, logits_of, losses
 from regard.evaluate.perplexity import raised
+from regard.mechanism.arguments import check_count, check_instance, describe
 
 # words that a sentence seldom ends with: English function words, a list of our own, since the paper's was not published
 FUNCTION_WORDS = """
@@ -95,8 +96,15 @@ def lambada(
     A passage longer than the context keeps its end. Batches are padded behind the passages, where causal models do not look.
     Raises DataError for a passage of one word.
     """
-    if batch < 1 or context < 2:
-        raise ConfigError(f"batch must be at least 1 and context at least 2, got batch={batch}, context={context}.")
+    check_count("batch", batch)
+    check_count("context", context, 2)
+    for name, value in (("model", model), ("encode", encode)):
+        check_callable(name, value)
+    if isinstance(stop, str | bytes | Tensor) or not isinstance(stop, Collection):
+        raise ConfigError(f"stop is a list or a set of tokens; got {describe(stop)}.")
+    stop = [check_count("a stop token", token, 0) for token in stop]
+    if isinstance(passages, str | bytes) or not isinstance(passages, Iterable):
+        raise DataError(f"passages are texts, one after the other; got {describe(passages)}.")
     count = right = filtered = tokens = 0
     nats = 0.0
     with asked(model) as device:
@@ -121,6 +129,8 @@ def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, b
     """Whether a word's tokens are each the likeliest; and whether they are where its first may not be one of some."""
     found = logits.argmax(-1) == word
     first = logits[0].clone()
+    if stop and max(stop) >= len(first):
+        raise OutOfRangeError(f"stop token {max(stop)} is out of range: the model has tokens 0 to {len(first) - 1}.")
     first[list(stop)] = -math.inf
     return bool(found.all()), bool(found[1:].all() and first.argmax() == word[0])
 
@@ -128,7 +138,7 @@ def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, b
 def divided(passages: Iterable[str], encode: Callable[[str], list[int]], context: int) -> Iterator[Passage]:
     """Each passage as tokens, those of its last word told from the others."""
     for number, text in enumerate(passages):
-        before, blank, word = text.rstrip().rpartition(" ")
+        before, blank, word = check_instance("a passage", text, str).rstrip().rpartition(" ")
         if not before.strip() or not word:
             raise DataError(f"passage {number} has no last word after others: {text[:60]!r}.")
         tokens, rest = encode(before + blank + word), encode(before)

@@ -7,11 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, DataError, ShapeError
 from regard.generate.sampling import wide
+from regard.mechanism.arguments import describe
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
 BLOCK = 1 << 24  # logits that are widened and summed at a time
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Raise ConfigError where something cannot be called."""
+    if not callable(value):
+        raise ConfigError(f"{name} must be a module or a function, got {describe(value)}.")
 
 
 @contextmanager
@@ -44,7 +51,9 @@ def logits_of(model: Model, tokens: Tensor) -> Tensor:
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(logits) at the targets, in nats, float64: logits (r, n), targets (r,), the loss (r,)."""
-    rows = max(1, BLOCK // logits.shape[-1])
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+        raise DataError(f"a token is out of range: the model has tokens 0 to {logits.shape[-1] - 1}.")
+    rows = max(1, BLOCK // max(logits.shape[-1], 1))
     found = []
     for block, right in zip(logits.split(rows), targets.split(rows), strict=True):
         block = wide(block)

@@ -1,15 +1,19 @@
 """Perplexity: how many equally likely tokens, words or bytes a model hesitates between, on average, at each of a text."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.evaluate.logits import Model, asked, logits_of, losses
+from regard.evaluate.logits import Model, asked, check_callable, logits_of, losses
+from regard.mechanism.arguments import check_count, describe
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,11 @@ def perplexity(
     """
     stride = context if stride is None else stride
     check(context, stride, batch)
-    count = len(tokens)
+    check_callable("model", model)
+    for name, value in (("words", words), ("bytes", bytes)):
+        if value is not None:
+            check_count(name, value, 0)
+    count = len(check_row(tokens))
     if count < 2:
         raise DataError(f"perplexity needs two tokens at least, the second foretold from the first; got {count}.")
     nats, scored = 0.0, 0
@@ -101,10 +109,24 @@ def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple
 def check(context: int, stride: int, batch: int) -> None:
     """ConfigError for what would leave tokens out or score none."""
     for name, value in (("context", context), ("stride", stride), ("batch", batch)):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        check_count(name, value)
     if stride > context:
         raise ConfigError(f"stride must be at most context, or tokens are left out; got stride={stride}, context={context}.")
+
+
+def check_row(tokens: Any) -> Any:
+    """One row of tokens as it is, or DataError."""
+    if isinstance(tokens, Tensor):
+        is_row = tokens.dim() == 1 and tokens.dtype in WHOLE and tokens.layout is torch.strided
+    elif isinstance(tokens, list | tuple):
+        is_row = all(isinstance(token, Integral) for token in tokens)
+    else:  # a Corpus, or an array
+        kind = getattr(getattr(tokens, "dtype", None), "kind", "i")
+        is_row = hasattr(tokens, "__getitem__") and hasattr(tokens, "__len__") and kind in ("i", "u")
+        is_row = is_row and not isinstance(tokens, str | bytes | Mapping)
+    if not is_row:
+        raise DataError(f"tokens are one row of whole numbers: a tensor (t,), a list or a Corpus; got {describe(tokens)}.")
+    return tokens
 
 
 def raised(nats: float) -> float:

@@ -1,5 +1,6 @@
 """examine: is this attention right? Found by what a subject does, never by reading its code."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,15 +8,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.examination import inputs, layouts, models, state
+from regard.examination import inputs, layouts, models, state, stopped
 from regard.examination.case import Case
 from regard.examination.identify import match
 from regard.examination.probes.raises import refused
+from regard.examination.progress import Progress
 from regard.examination.report import Report
 from regard.examination.subjects import Subject, name_of, subjects, uncompiled
+from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
 from regard.examination.untouched import untouched
 from regard.examination.verdict import report_on
+from regard.examination.writes import watching
 from regard.mechanism import Causal, Mask
+from regard.mechanism.arguments import check_floating, check_number, check_sequence
+from regard.mechanism.request import checked_position
 from regard.mechanism.rule import rule
 
 CAUSAL = Causal()
@@ -29,6 +35,7 @@ def examine(
     sample: Sample | None = None,
     scale: float | None = None,
     offset: int = 0,
+    time_limit_seconds: float | None = None,
 ) -> Report:
     """Whether attention is right: a report that is true where nothing is wrong, and says what is wrong where something is.
 
@@ -37,33 +44,74 @@ def examine(
     tokens may be tried, never more. A subject that carries its own padding or documents needs the sample of that batch, and an
     expectation that says the same. `scale` is what the scores are multiplied by where it is not 1 / √d; `offset` the position
     of the first query among the keys. Mode, weights, gradients and random state are left as found.
-    Raises ConfigError where a subject cannot be called.
+
+    After `time_limit_seconds` the report is of what was examined until then, with a finding that says so; a call into C that
+    does not return is not interrupted. A subject that raises SystemExit, or what else is no Exception, is a finding too;
+    KeyboardInterrupt is raised. Raises ConfigError where a subject cannot be called.
     """
-    whole = models.examine_model(subject, expects=rule(expects), sample=sample, offset=offset)
+    asked = functools.partial(examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset)
+    return end_in_time(asked, TimeLimit(time_limit_seconds), Progress())
+
+
+def end_in_time(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
+    """Return the report of an examination, or that of what was said until it was stopped."""
+    try:
+        return asked(limit=limit, progress=progress)
+    except TimeLimitError as error:
+        limit.stop()
+        return progress.unfinished(stopped.find_late(limit.seconds or 0, progress.step, stopped.locate(error)))
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, say
+        if stopped.is_from_signal_handler(error):
+            raise
+        return progress.unfinished(stopped.find_raised(error, progress.step))
+
+
+def examine_step_by_step(
+    subject: nn.Module | Callable[..., Any],
+    *,
+    expects: Mask = CAUSAL,
+    sample: Sample | None = None,
+    scale: float | None = None,
+    offset: int = 0,
+    limit: TimeLimit = UNLIMITED,
+    progress: Progress,
+) -> Report:
+    """Return the report of examine, and tell `progress` what is said as it is found."""
+    progress.begin(name_of(uncompiled(subject)), str(expects))
+    progress.examine_next("inputs")
+    offset = checked_position(offset)
+    whole = models.examine_model(subject, expects=rule(expects), sample=sample, offset=offset, progress=progress, limit=limit)
     if whole is not None:
         return whole
     given = sampled(sample)
     ways = list(subjects(subject, rule(expects), offset))
-    with untouched(ways[0].module):
+    with untouched(ways[0].module), watching(subject) as writes, limit.enforce():
+        ways = [state.wrapped(way, writes.watch) for way in ways]
         try:
             chosen, shapes = inputs.fitted(ways, expects, given, offset)
         except inputs.RefusedError as error:
             if not error.sure:
                 raise ConfigError(unguessed(subject, error.errors)) from None
             return Report(ways[0].name, str(expects), (refused(error.errors),))
+        writes.changed.clear()  # by calls that were tried
         settled, said = state.settled(chosen, shapes)
+        progress.add(said)
         case = Case(settled, expects, shapes, stated(chosen, scale), offset, match.identify)
-        report = layouts.told(case, report_on(case), None if sample is not None else ways)
-        return state.added(report, said)
+        report = layouts.told(case, report_on(case, progress), None if sample is not None else ways)
+        return state.added(report, [*said, *writes.find()])
 
 
 def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
     """A sample as a tuple of tensors."""
     if sample is None:
         return None
-    given = (sample,) if isinstance(sample, Tensor) else tuple(sample)
-    if not given or not all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
-        raise ConfigError("sample is x, or (q, k, v): floating tensors.")
+    given = (sample,) if isinstance(sample, Tensor) else tuple(check_sequence("sample", sample))
+    if not given:
+        raise ConfigError("sample is x, or (q, k, v): floating tensors; got none.")
+    for one in given:
+        check_floating("sample is x, or (q, k, v), each of which", one)
     if not all(one.numel() and one.dim() > 1 for one in given):
         shapes = ", ".join(str(tuple(one.shape)) for one in given)
         raise ConfigError(f"sample is x (b, t, d_in) or (t, d_in), or (q, k, v), of a token at least; got {shapes}.")
@@ -72,8 +120,8 @@ def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
 
 def stated(subject: Subject, scale: float | None) -> float | None:
     """The scale that the caller states, or else that the subject does, as SimpleSelfAttention does."""
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale != 0):
-        raise ConfigError(f"scale is what the scores are multiplied by, a number that is not 0; got {scale!r}.")
+    if scale is not None and (not math.isfinite(check_number("scale", scale)) or scale == 0):
+        raise ConfigError(f"scale is what the scores are multiplied by, a finite number that is not 0; got {scale!r}.")
     own = getattr(type(subject.module), "scale", None)  # of the class: one of the instance's may be the mistake
     return float(own) if scale is None and isinstance(own, (int, float)) else scale
 

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +12,13 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.examination import caches, doors, evidence, rules
 from regard.examination.probes.raises import refused
+from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Sight, Unknown
 from regard.examination.rules import later
 from regard.examination.subjects import AskedError, indexed
+from regard.examination.time_limit import UNLIMITED, TimeLimit
 from regard.examination.tokens import BATCH, TOKENS, Model, evaluating, model_of, outputs
+from regard.examination.writes import watching
 from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 from regard.observe import record
@@ -42,30 +45,45 @@ def is_model(subject: object, sample: Any = None) -> bool:
         return model_of(subject, sample) is not None
 
 
-def examine_model(subject: object, *, expects: Mask, sample: Any = None, offset: Offset = 0) -> Report | None:
+def examine_model(
+    subject: object,
+    *,
+    expects: Mask,
+    sample: Any = None,
+    offset: Offset = 0,
+    progress: Progress | None = None,
+    limit: TimeLimit = UNLIMITED,
+) -> Report | None:
     """Who sees whom in each layer and from end to end, of a model in evaluation; None where a subject takes no token ids.
 
     What is found in a layer's recorded attention is laid at that layer's door; what moves beside attention, at the door of
     the first module that moves where what it was given does not. The scale of a layer is a question to the layer alone.
     Raises ConfigError where a sample is none of ids.
     """
-    with evaluating(subject):
+    progress = progress or Progress()
+    with evaluating(subject), watching(subject) as writes, limit.enforce():
         model = model_of(subject, sample)
         if model is None:
             return None
-        if not rules.bound(expects):
-            model = Model(model.name, model.call, model.module, model.ids[:BATCH], model.asked)
+        model = replace(model, writes=writes, ids=model.ids if rules.bound(expects) else model.ids[:BATCH])
+        progress.examine_next("layers")
         said: list[Finding | Checked | Unknown | Sight] = []
-        try:
-            for one in Examined(model, first(expects, model.ids.shape[1], offset)).said():
-                said.append(one)
-        except AskedError as error:
-            said.append(asked(model, error))
+        for one in itertools.chain(said_of(model, first(expects, model.ids.shape[1], offset)), writes.find()):
+            said.append(one)
+            progress.add([one] if not isinstance(one, Sight) else [])
     findings = tuple(one for one in said if isinstance(one, Finding))
     checked = tuple(one for one in said if isinstance(one, Checked))
     unknown = tuple(one for one in said if isinstance(one, Unknown))
     picture = next((one for one in said if isinstance(one, Sight)), None)
     return Report(model.name, str(expects), findings, checked, unknown, (called(model),), picture)
+
+
+def said_of(model: Model, allowed: Tensor) -> Iterator[Finding | Checked | Unknown | Sight]:
+    """What is found of a model; where it raises, that the rest cannot be told."""
+    try:
+        yield from Examined(model, allowed).said()
+    except AskedError as error:
+        yield asked(model, error)
 
 
 def asked(model: Model, error: AskedError) -> Finding | Unknown:

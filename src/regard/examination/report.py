@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.printable import escape_controls
 from regard.shown import Shown
 
 WIDTH = 80  # columns of the screen
@@ -109,11 +110,11 @@ class Report(Shown):
     def __repr__(self) -> str:
         """One line, short enough that a failed assertion shows it whole."""
         told = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
-        line = f"{self.verdict}. {told}" if told else f"{self.verdict}."
+        line = escape_controls(f"{self.verdict}. {told}" if told else f"{self.verdict}.")
         return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 
     def __str__(self) -> str:
-        """The report as a table of at most 80 columns."""
+        """The report as a table of at most 80 columns, control characters in names written as escapes."""
         parts = [[self.verdict + f" (expects {self.expects})"]]
         parts += [[*entry(one.kind, one.evidence), *entry("", one.cure)] for one in self.findings]
         if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.tells:
@@ -121,7 +122,7 @@ class Report(Shown):
         parts += [lines for lines in (rows("checked", self.checked), rows("cannot tell", self.unknown)) if lines]
         if self.notes:
             parts.append(entry("called", "; ".join(self.notes)))
-        return "\n\n".join("\n".join(lines) for lines in parts)
+        return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in parts)
 
     @property
     def verdict(self) -> str:

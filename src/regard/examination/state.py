@@ -1,4 +1,4 @@
-"""State: what a module keeps from call to call, and what it does to its input, so that each call is asked alike."""
+"""State: what a module keeps from call to call, so that each call is asked alike."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,50 +11,46 @@ from regard.examination.answers import Answer
 from regard.examination.calls import Call
 from regard.examination.inputs import Shapes
 from regard.examination.kept import keep
-from regard.examination.report import Checked, Finding, Report, Unknown
+from regard.examination.report import Checked, Finding, Report
 from regard.examination.subjects import Subject
-from regard.examination.untouched import alike, seeded
+from regard.examination.untouched import seeded
 
-Said = list[Finding | Checked | Unknown]
+Said = list[Finding | Checked]
 CLOSE = 1e3  # times rounding: two calls of parts add in another order
 FORGET = "Keep nothing in the module that changes what its next call gives; or begin anew with each sequence."
-WRITTEN = Unknown("whether its input may be used after it: it changes its input in place", "x = x + y, where x += y stands now")
 PARTS = "two calls of parts of a sequence give what one of all does; it began anew for all else"
 CACHE = "what it keeps from call to call is a cache"
 
 
 def settled(subject: Subject, shapes: Shapes) -> tuple[Subject, Said]:
-    """A subject that may write to its input and is put back before each call where it remembers; what was found of that."""
+    """A subject that is put back before each call where it remembers; what was found of that."""
     inputs = shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
-    given = tuple(x.clone() for x in inputs)
     kept = None if subject.module is None else keep(subject.module)
     try:
-        first = asked(subject, subject.call, given)
-        said: Said = [] if all(map(alike, given, inputs)) else [WRITTEN]
-        call = cloned(subject.call)
-        again = asked(subject, call, inputs)
+        first = asked(subject, inputs)
+        again = asked(subject, inputs)
         names = [] if kept is None else kept.changed()
         if kept is None or apart(first, again) == 0 or not names:
-            return wrapped(subject, cloned), said
+            return subject, []
         kept.put_back()
-        if apart(first, asked(subject, call, inputs)) > 0:
-            return wrapped(subject, cloned), said
+        if apart(first, asked(subject, inputs)) > 0:
+            return subject, []
         kept.put_back()
         told = f"it keeps state from call to call ({', '.join(names[:3])})"
-        said.append(remembered(subject, inputs, first, again, told))
+        said: Said = [remembered(subject, inputs, first, again, told)]
     except Exception:  # the probes say what it raises
-        return wrapped(subject, cloned), []
+        return subject, []
     finally:
         if kept is not None:
             kept.put_back()
     return forgetful(subject, subject.module), said
 
 
-def asked(subject: Subject, call: Call, inputs: tuple[Tensor, ...]) -> Tensor:
+def asked(subject: Subject, inputs: tuple[Tensor, ...]) -> Tensor:
     """The context, with the same random numbers each time."""
     seeded(1, subject.device)
     with torch.no_grad():
-        return call(*inputs).context
+        return subject.call(*inputs).context
 
 
 def apart(one: Tensor, other: Tensor, times: float = 1.0) -> float:
@@ -69,20 +65,14 @@ def remembered(subject: Subject, inputs: tuple[Tensor, ...], whole: Tensor, seco
     """Whether state is a cache: then the parts of a sequence, one after the other, give what the whole does."""
     n = inputs[0].shape[-2] // 2
     if subject.form == "x" and n:
-        call = cloned(subject.call)
         try:
-            parts = [asked(subject, call, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
+            parts = [asked(subject, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
         except Exception:  # what does not take the rest of a sequence is no cache
             parts = [whole]
         if apart(whole, torch.cat(parts, 1), CLOSE) == 0:
             return Checked(CACHE, f"{told}: {PARTS}")
     told += f": the same input gives outputs {apart(whole, second):.2g} apart, and a sequence in parts not what it gives whole"
     return Finding("wrong cache", told, FORGET, 3.0, "state")
-
-
-def cloned(call: Call) -> Call:
-    """A call that may write to its inputs."""
-    return lambda *inputs: call(*(x.clone() for x in inputs))
 
 
 def forgetful(subject: Subject, module: nn.Module | None) -> Subject:
@@ -96,7 +86,7 @@ def forgetful(subject: Subject, module: nn.Module | None) -> Subject:
             def fresh(*inputs: Tensor) -> Answer:
                 kept.put_back()
                 try:
-                    return cloned(call)(*inputs)
+                    return call(*inputs)
                 finally:
                     kept.put_back(numbers=not torch.is_grad_enabled())  # a way back may need the numbers that it left
 
@@ -124,10 +114,4 @@ def added(report: Report, said: Said) -> Report:
     """A report with what was found of state, first."""
     findings = tuple(one for one in said if isinstance(one, Finding))
     checked = tuple(one for one in said if isinstance(one, Checked))
-    unknown = tuple(one for one in said if isinstance(one, Unknown))
-    return replace(
-        report,
-        findings=findings + report.findings,
-        checked=report.checked + checked,
-        unknown=unknown + report.unknown,
-    )
+    return replace(report, findings=findings + report.findings, checked=report.checked + checked)

@@ -14,6 +14,7 @@ from regard.examination import reach
 from regard.examination.answers import parts_of
 from regard.examination.subjects import AskedError, holder, name_of, uncompiled
 from regard.examination.untouched import untouched
+from regard.examination.writes import Writes
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
 MORE = "Pass sample=, ids (b, t) that it takes; or where it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
@@ -30,13 +31,14 @@ class Model:
     module: nn.Module
     ids: Tensor
     asked: int
+    writes: Writes | None = None  # what notes that it changes its ids
 
     def run(self, ids: Tensor | None = None) -> Tensor | None:
         """The outputs (b, t, n), None where it gives none for each token; raises AskedError."""
         ids = self.ids if ids is None else ids
         with torch.no_grad():
             try:
-                returned = self.call(ids.clone())
+                returned = self.call(ids.clone()) if self.writes is None else self.writes.watch(self.call, "ids")(ids)
             except Exception as error:  # whatever somebody's model raises
                 raise AskedError(f"token ids {tuple(ids.shape)}", error) from error
         return outputs(returned, ids)
@@ -84,7 +86,7 @@ def fitting(module: nn.Module) -> Tensor | None:
             with looked_up(module, ids) as found:
                 try:
                     with torch.no_grad():
-                        fits = outputs(module(ids), ids) is not None
+                        fits = outputs(module(ids.clone()), ids) is not None  # it may write to them
                 except Exception as error:  # whatever somebody's model raises on what it does not take
                     wrong = wrong or (str(AskedError(f"token ids {tuple(ids.shape)}", error)) if found else "")
                     continue

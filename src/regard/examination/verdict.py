@@ -7,6 +7,7 @@ from dataclasses import replace
 from regard.examination import evidence, inner
 from regard.examination.case import Case
 from regard.examination.probes import PROBES, Look, pattern
+from regard.examination.progress import Progress
 from regard.examination.report import Checked, Finding, Report, Sight, Unknown
 from regard.examination.subjects import AskedError, indexed
 
@@ -20,10 +21,16 @@ OR_MIXED = (
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
 
 
-def report_on(case: Case) -> Report:
+def report_on(case: Case, progress: Progress | None = None) -> Report:
     """What every probe says of a case; of how scores become weights, what they say of the attention in it."""
+    progress = progress or Progress()
     inside, name = inner.named(case) if read_inside(case) else (None, "")
-    said = [one for probe in PROBES for one in told(case, inside, *probe)]
+    said: list[Finding | Checked | Unknown] = []
+    for probe, look in PROBES:
+        progress.examine_next(probe)
+        found = told(case, inside, probe, look)
+        progress.add(found)
+        said += found
     findings = follow(ordered(one for one in said if isinstance(one, Finding)), inside or case)
     checked = tuple(one for one in said if isinstance(one, Checked))
     unknown = tuple(dict.fromkeys(pointed(one, name) for one in said if isinstance(one, Unknown)))

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_number, describe
+
 Step = Callable[[Tensor, list[int]], Tensor]  # parents (r,) among the rows of last time, and each one's token, to (r, n)
+MOST = 2**16  # beams
+STEEPEST = 32.0  # a length penalty: to the power of it every length stays within a float
 SPARE = 4  # candidates looked at for each beam, since some of them may end
 
 
@@ -92,3 +97,9 @@ def advanced(
     hope = running[0][0] / length**length_penalty
     row.done = row.done or (len(row.finished) == beams and hope <= row.finished[-1].score) or hope == float("-inf")
     return kept
+
+
+def check_penalty(value: float) -> None:
+    """Raise ConfigError where a length penalty is no number from -32 to 32."""
+    if not abs(check_number("length_penalty", value)) <= STEEPEST:
+        raise ConfigError(f"length_penalty must be from {-STEEPEST:g} to {STEEPEST:g}, got {describe(value)}.")

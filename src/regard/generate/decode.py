@@ -13,6 +13,7 @@ from regard.generate.pieces import Pieces
 from regard.generate.reader import Model, Reader, Rows, refuse_beyond, rows_of
 from regard.generate.sampling import Dice, checked, wide
 from regard.generate.settings import Settings, Text
+from regard.mechanism.arguments import check_instance, describe
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) ->
     settings, `text` is what turns words to numbers and back.
     """
     asked = Settings(**settings)
-    ids, text = encoded(prompt, asked)
+    ids, text = encoded(check_instance("the prompt", prompt, str), asked)
     return pieces(generate(model, [ids], max_new_tokens, **settings), text, asked)
 
 
@@ -105,7 +106,7 @@ def pieces(tokens: Iterator[Tensor], text: Text, asked: Settings) -> Iterator[st
 def prepared(model: Model, tokens: Tensor | Sequence[Any], most: int, asked: Settings) -> tuple[Reader, Rows]:
     """A reader, and what it is to read of each sequence first."""
     if not isinstance(most, int) or most < 0:
-        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {most!r}.")
+        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe(most)}.")
     after = asked.after
     rows = rows_of(tokens, model.config.vocabulary, empty=after is not None)
     before = 0 if after is None else len(after.tokens)

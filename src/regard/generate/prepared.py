@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar, cast
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.mechanism.arguments import check_choice, check_instance
 from regard.products import Quantised
 
 
@@ -37,8 +38,8 @@ def quantise(model: M, to: str = "int8") -> M:
     It is called, generates and is recorded as the model is; the other weights are the model's own. What it says differs by
     what rounding the weights does, and it does not learn. Raises ConfigError for what has no such layers.
     """
-    if to != "int8":
-        raise ConfigError(f"a model is quantised to 'int8', got {to!r}.")
+    check_instance("model", model, nn.Module)
+    check_choice("to", to, ("int8",))
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
         raise ConfigError(f"{type(model).__name__} has no linear layers to quantise, or is quantised already.")
     memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.generate.cache import Cache
+from regard.mechanism.arguments import check_sequence, describe
 
 Rows = list[list[int]]  # a list of tokens for each sequence; their lengths differ
 
@@ -126,14 +127,15 @@ def rows_of(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False
     if isinstance(tokens, Tensor):
         if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ShapeError(f"tokens are whole numbers (t,) or (b, t), got {tokens.dtype} {tuple(tokens.shape)}.")
-        tokens = tokens.tolist()
+        tokens = tokens.to_dense().tolist()
+    check_sequence("tokens", tokens)
     nested = len(tokens) > 0 and all(isinstance(one, Sequence | Tensor) for one in tokens)
     found = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
     if not all(found) and not empty:
         raise ShapeError("a sequence has no tokens; it needs one to begin with, the end of text say.")
     for token in itertools.chain(*found):
         if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise DataError(f"{token!r} is no token of this model: they are numbered from 0 to {vocabulary - 1}.")
+            raise DataError(f"{describe(token)} is no token of this model: they are numbered from 0 to {vocabulary - 1}.")
     return found
 
 
@@ -142,7 +144,7 @@ def refuse_beyond(model: Model, longest: int, more: int) -> None:
     context = model.config.context
     total = longest + max(more - 1, 0)
     if total > context:
-        asked = f", and {more} more are asked for" if more else ""
+        asked = f", and {describe(more)} more are asked for" if more else ""
         fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
         raise ConfigError(
             f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} say "

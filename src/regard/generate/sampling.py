@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
+from regard.mechanism.arguments import check_number, check_sequence, check_whole, describe
 
 STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: seeds of rows, and of the next seed's rows, far apart
 SEEDS = 2**63
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # that torch takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,7 @@ class Sampling:
     """
 
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
-    top_k: int = 0  # only the k likeliest; 0 is all (Fan et al. 2018)
+    top_k: int | None = 0  # only the k likeliest; 0 and None are all (Fan et al. 2018)
     top_p: float = 1.0  # only the likeliest that together have probability p (Holtzman et al. 2020)
     min_p: float = 0.0  # only those at least p times as likely as the likeliest (Nguyen et al. 2024)
     repetition_penalty: float = (
@@ -28,13 +30,15 @@ class Sampling:
     )
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            check_number(name, getattr(self, name))
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be 0, which takes the likeliest token, or above; got {self.temperature!r}.")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise ConfigError(f"top_k is a number of tokens, or 0 for all; got {self.top_k!r}.")
+        if self.top_k is not None and check_whole("top_k", self.top_k, ", or None for all") < 0:
+            raise ConfigError(f"top_k is a number of tokens, or 0 or None for all; got {describe(self.top_k)}.")
         for name in ("top_p", "min_p"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is a probability, from 0 to 1; got {getattr(self, name)!r}.")
+                raise ConfigError(f"{name} is a probability, from 0 to 1; got {describe(getattr(self, name))}.")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ConfigError(f"repetition_penalty must be above 0, and 1 is none; got {self.repetition_penalty!r}.")
 
@@ -49,7 +53,7 @@ class Sampling:
             return torch.full_like(scores, -torch.inf).scatter(-1, likeliest, 0)
         if self.temperature != 1:
             scores = scores / self.temperature
-        if 0 < self.top_k < scores.shape[-1]:
+        if self.top_k and self.top_k < scores.shape[-1]:
             scores = scores.masked_fill(scores < scores.topk(self.top_k).values[..., -1:], -torch.inf)
         if self.top_p < 1:
             scores = nucleus(scores, self.top_p)
@@ -89,6 +93,7 @@ class Dice:
     def __init__(self, seed: int | Sequence[int] | None, rows: int) -> None:
         if seed is None:
             seed = torch.Generator().seed() % SEEDS
+        check_seed(seed)
         seeds = [(seed + row * STRIDE) % SEEDS for row in range(rows)] if isinstance(seed, int) else [int(one) for one in seed]
         if len(seeds) != rows:
             raise ConfigError(f"seed is a number, or one for each of the {rows} sequences; got {len(seeds)}.")
@@ -132,3 +137,10 @@ def checked(x: Tensor) -> Tensor:
 def wide(logits: Tensor) -> Tensor:
     """Half precision raised to float32."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def check_seed(seed: object) -> None:
+    """Raise ConfigError where a seed is no whole number that torch takes, nor a list of them."""
+    for one in [seed] if isinstance(seed, int) else check_sequence("seed", seed):
+        if not LEAST_SEED <= check_whole("a seed", one) <= MOST_SEED:
+            raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe(one)}.")

@@ -6,9 +6,11 @@ from functools import cached_property
 from typing import Protocol
 
 from regard.errors import ConfigError
+from regard.generate.beams import MOST, check_penalty
 from regard.generate.reader import Model, Opening
-from regard.generate.sampling import Sampling
+from regard.generate.sampling import Sampling, check_seed
 from regard.generate.speculate import Lookup
+from regard.mechanism.arguments import check_count
 
 Stop = int | str | Sequence[int | str]
 
@@ -41,8 +43,10 @@ class Settings(Sampling):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beams", "guesses"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1, got {getattr(self, name)!r}.")
+            check_count(name, getattr(self, name), most=MOST)
+        check_penalty(self.length_penalty)
+        if self.seed is not None:
+            check_seed(self.seed)
         if self.past not in ("refuse", "slide"):
             raise ConfigError(f'past must be "refuse" or "slide", got {self.past!r}.')
         if self.beams > 1 and (self.draft is not None or self.drawn):
@@ -55,7 +59,7 @@ class Settings(Sampling):
     @property
     def drawn(self) -> bool:
         """Whether something was said of how to draw a token."""
-        return self.temperature not in (0, 1) or (self.top_k, self.top_p, self.min_p) != (0, 1, 0)
+        return self.temperature not in (0, 1) or (self.top_k or 0, self.top_p, self.min_p) != (0, 1, 0)
 
     @cached_property
     def stops(self) -> list[int | str]:

@@ -6,11 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError
 from regard.generate import beams as search
 from regard.generate.beams import Found
 from regard.generate.reader import device_of, rows_of
 from regard.generate.sampling import checked, wide
+from regard.mechanism.arguments import check_count
 
 END = "⟨end⟩"  # how the token that ends a sentence is shown
 TIMES, MORE = 2, 10  # a translation has at most so many times the tokens of its source, and so many more
@@ -68,7 +69,11 @@ def translate(
     the token that ends a sentence, model.text's own by default.
     """
     end = ending(model) if end is None else end
-    check(beams=beams, batch=batch, **({} if longest is None else {"longest": longest}))
+    check_count("beams", beams, most=search.MOST)
+    check_count("batch", batch)
+    search.check_penalty(length_penalty)
+    if longest is not None:
+        check_count("longest", longest)
     rows = rows_of(sources, model.sizes["vocabulary"]) if len(sources) else []
     limits = [bounded(model, TIMES * len(row) + MORE if longest is None else longest) for row in rows]
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
@@ -144,10 +149,3 @@ def ending(model: Translator) -> int:
 def bounded(model: Translator, longest: int) -> int:
     """At most what the model can read; the last token of a translation is not read, the one it begins with is."""
     return longest if model.context is None else min(longest, model.context)
-
-
-def check(**sizes: int) -> None:
-    """Raises ConfigError where a number is none that can be."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")

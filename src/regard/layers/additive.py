@@ -33,7 +33,7 @@ class AdditiveAttention(nn.Module):
 
     def project(self, keys: Tensor) -> Tensor:
         """W_key k, for `over`: of queries that come one after the other the keys are the same."""
-        checks.fits(keys, self.W_key.in_features, name="keys")
+        checks.fits(keys, self.W_key.in_features, name="keys", like=self.W_key)
         k: Tensor = self.W_key(keys)
         return k.to(self.W_key.weight.dtype)  # what torch.autocast has rounded: gradients of many queries are summed in it
 
@@ -50,7 +50,7 @@ class AdditiveAttention(nn.Module):
 
     def laid_out(self, queries: Tensor, projected: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected queries and keys, and values, in one dtype and as one head."""
-        checks.fits(queries, self.W_query.in_features, name="queries")
+        checks.fits(queries, self.W_query.in_features, name="queries", like=self.W_query)
         checks.fits(projected, self.W_query.out_features, name="projected keys")
         checks.fits(values, name="values")
         checks.same_rank(queries=queries, keys=projected, values=values)

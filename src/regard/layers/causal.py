@@ -18,7 +18,7 @@ class CausalAttention(nn.Module):
     def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
         super().__init__()
         checks.positive(d_in=d_in, d_out=d_out, context_length=context_length)
-        self.d_in, self.context_length = d_in, context_length
+        self.d_in, self.context_length, qkv_bias = d_in, context_length, checks.has_bias(qkv_bias)
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -35,7 +35,7 @@ class CausalAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of each token."""
-        checks.fits(x, self.d_in, self.context_length)
+        checks.fits(x, self.d_in, self.context_length, like=self.W_query)
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
 

@@ -1,25 +1,42 @@
 """What every layer asks of its settings and of its input."""
 
-from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
+from regard.mechanism.arguments import FLOATS, check_count, check_floating, check_instance
+from regard.mechanism.request import autocasts
+
+WIDEST = 2**31  # of a layer, in numbers
 
 
 def positive(**sizes: int) -> None:
     """Raises ConfigError where a size is not a whole number above 0."""
     for name, size in sizes.items():
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        check_count(name, size, most=WIDEST)
 
 
-def fits(x: Tensor, width: int | None = None, context_length: int | None = None, name: str = "x") -> None:
-    """Raises ShapeError where x is not (t, width) or (b, t, width) with at most context_length tokens."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        came = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ConfigError(f"{name} must be a floating tensor, got {came}.")
+def has_bias(qkv_bias: bool) -> bool:
+    """Whether projections add a bias, or ConfigError."""
+    return check_instance("qkv_bias", qkv_bias, bool)
+
+
+def fits(
+    x: Tensor,
+    width: int | None = None,
+    context_length: int | None = None,
+    name: str = "x",
+    like: Tensor | nn.Module | None = None,
+) -> None:
+    """Raise where x is not (t, width) or (b, t, width) with at most context_length tokens, of the dtype of what projects it."""
+    check_floating(name, x)
+    weight = getattr(like, "weight", like)
+    if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.is_meta:
+        weight = x  # in bytes, or not there yet: what it is says nothing of x
+    if (x.dtype != weight.dtype or x.device != weight.device) and not autocasts(x.device):
+        came = f"{x.dtype} on {x.device}, and its weights are {weight.dtype} on {weight.device}"
+        raise ConfigError(f"{name} must have the dtype and device of the layer; got {came}. Use {name}.to(weight).")
     if x.dim() not in (2, 3):
         raise ShapeError(f"{name} must be (t, d_in) or (b, t, d_in), got {tuple(x.shape)}.")
     if width is not None and x.shape[-1] != width:

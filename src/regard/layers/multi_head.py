@@ -12,11 +12,13 @@ from regard.layers.causal import CausalAttention, dropped
 from regard.layers.conversion import blank, copy_rows
 from regard.layers.linear import Linear
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, attention, heads
+from regard.mechanism.arguments import check_instance
 from regard.mechanism.request import probability
 from regard.mechanism.rule import Offset
 
 Past = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]  # new keys and values to all of them, and the offset
 PROJECTIONS = ("W_query", "W_key", "W_value")
+MOST_HEADS = 2**16  # that stand side by side
 
 
 class StackedHeads(nn.Module):
@@ -30,6 +32,8 @@ class StackedHeads(nn.Module):
     ) -> None:
         super().__init__()
         checks.positive(num_heads=num_heads)
+        if num_heads > MOST_HEADS:
+            raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}, each of them a module; got {num_heads:,}.")
         self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads))
 
     def __iter__(self) -> Iterator[CausalAttention]:
@@ -60,6 +64,7 @@ class MultiHeadAttention(nn.Module):
         if d_out % num_heads:
             raise ConfigError(heads.indivisible("d_out", d_out, "num_heads", num_heads))
         self.d_in, self.context_length, self.num_heads = d_in, context_length, num_heads
+        qkv_bias = checks.has_bias(qkv_bias)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = Linear(d_in, d_out, bias=qkv_bias)
@@ -84,14 +89,14 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of each head."""
-        checks.fits(x, self.d_in, self.context_length)
+        checks.fits(x, self.d_in, self.context_length, like=self.W_query)
         q, k, v = (heads.split(W(x), self.num_heads) for W in (self.W_query, self.W_key, self.W_value))
         return q, k, v
 
     @classmethod
     def from_stacked(cls, stacked: StackedHeads) -> "MultiHeadAttention":
         """The same function as the stacked heads; out_proj is the identity."""
-        first = next(iter(stacked))
+        first = next(iter(check_instance("stacked", stacked, StackedHeads)))
         weight, bias = first.W_query.weight, first.W_query.bias is not None
         count, d_out = len(stacked.heads), len(stacked.heads) * len(weight)
         whole = blank(lambda: cls(first.d_in, d_out, first.context_length, first.dropout.p, count, bias), weight)

@@ -33,7 +33,7 @@ class BareSelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of each token."""
-        checks.fits(x, self.W_query.shape[0])
+        checks.fits(x, self.W_query.shape[0], like=self.W_query)
         return x @ self.W_query, x @ self.W_key, x @ self.W_value
 
     def to_linear(self) -> "SelfAttention":
@@ -56,6 +56,7 @@ class SelfAttention(nn.Module):
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
         checks.positive(d_in=d_in, d_out=d_out)
+        qkv_bias = checks.has_bias(qkv_bias)
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -70,7 +71,7 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries, keys and values of each token."""
-        checks.fits(x, self.W_query.in_features)
+        checks.fits(x, self.W_query.in_features, like=self.W_query)
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
     def to_bare(self) -> BareSelfAttention:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism import additive
+from regard.mechanism.arguments import check_floating
 from regard.mechanism.request import exactly
 
 ROOM = 2**18  # numbers within the tanh at a time, which stay in the cache
@@ -51,9 +52,8 @@ def compiled(q: Tensor, k: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def checked(weight: Tensor, q: Tensor) -> Tensor:
     """The weight of additive scores, or ShapeError or ConfigError."""
-    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.device != q.device:
-        came = f"{weight.dtype} on {weight.device}" if isinstance(weight, Tensor) else type(weight).__name__
-        raise ConfigError(f"weight is a floating tensor on q's device, {q.device}; got {came}.")
+    if check_floating("weight", weight).device != q.device:
+        raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:
         shapes = f"expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}"
         raise ShapeError(f"weight is (d,), one for each number of a query: {shapes}.")

@@ -12,6 +12,7 @@ from regard.map import additive, fast, indexing, passes, pooling, products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
+from regard.mechanism.arguments import FARTHEST, check_count, check_floating, check_number, check_whole, describe
 from regard.mechanism.request import ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.scores import wide
@@ -55,7 +56,7 @@ class AttentionMap(Shown):
 
     Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
     of queries and keys already projected, with scale 1 by default. Weights are computed when they are asked for, before
-    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MB,
+    dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB,
     and raises TooLargeError, stating the bytes, where the answer itself would be larger than a gigabyte.
     """
 
@@ -78,6 +79,8 @@ class AttentionMap(Shown):
             with exactly(q.device):  # additive attention is not rounded
                 asked = ask(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
             asked = asked._replace(weight=additive.checked(weight, asked.q).detach())
+        if asked.q.device.type == "meta":
+            raise ConfigError("q and k must hold numbers, and tensors on the meta device hold none. Use another device.")
         bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
         self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
         batch, heads = self._request.q.shape[:2]
@@ -112,8 +115,21 @@ class AttentionMap(Shown):
         b, h, *_ = self.shape
         smaller = object.__new__(AttentionMap)
         smaller._request, smaller._kept = self._request, self._kept
-        smaller._pairs = [[self._pairs[i][j] for j in chosen(heads, h, "heads")] for i in chosen(batch, b, "batch")]
+        columns = indexing.places("heads", heads, h).tolist()
+        smaller._pairs = [[self._pairs[i][j] for j in columns] for i in indexing.places("batch", batch, b).tolist()]
         return smaller
+
+    def __len__(self) -> int:
+        """The number of batch rows, as of a tensor."""
+        return len(self._pairs)
+
+    def __bool__(self) -> bool:
+        """True: a map is no container that is empty."""
+        return True
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The weights (h, q, k) of each batch row, as of a tensor."""
+        return (self[row] for row in range(len(self)))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Weights, by ints, slices, lists and tensors, in the shape that torch would give."""
@@ -143,7 +159,7 @@ class AttentionMap(Shown):
         seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
             raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
-        seen[keys] = True
+        seen[indexing.places("keys", keys, len(seen)).to(self.device)] = True
         few = seen.nonzero().squeeze(-1)
         if 2 * len(few) > len(seen):
             indicator = seen.to(wide(self._request.q.dtype)).view(1, 1, -1, 1)
@@ -152,13 +168,15 @@ class AttentionMap(Shown):
 
     def diagonal(self, back: int = 0) -> Tensor:
         """The weight of each query on the key at its own position minus `back`, (b, h, q); 0 where there is none."""
-        return self._divided(lambda plane, below: passes.diagonal(plane, below, back))
+        if abs(check_whole("back", back)) > FARTHEST:
+            raise ConfigError("back counts keys before a query's position and must lie within -2**61 and 2**61.")
+        return self._divided(lambda plane, below: passes.diagonal(plane, below, int(back)))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """The n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
         b, h, q, k = self.shape
-        if not 1 <= n <= k:
-            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {n}.")
+        if not 1 <= check_whole("n", n) <= k:
+            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe(n)}.")
         self._allow(2 * b * h * q * n, "a smaller n or m.select(heads=...)")
         planes = list(self._planes())
         quick = (
@@ -178,11 +196,10 @@ class AttentionMap(Shown):
 
     def tile(self, rows: slice, columns: slice, size: int | tuple[int, int], how: How = "mean") -> Tensor:
         """The same of a part of it: rows and columns are slices, size the bins of both or of each."""
-        size = (size, size) if isinstance(size, int) else (size[0], size[1])
-        pooling.check(how, size)
+        size = pooling.check(how, size)
         b, h, q, k = self.shape
-        self._allow(b * h * size[0] * size[1], "fewer rows and columns")
         parts = pooling.part(rows, q, "rows"), pooling.part(columns, k, "columns")
+        self._allow(b * h * size[0] * size[1], "fewer rows and columns")
         bins = [pooling.edges(*span, count) for span, count in zip(parts, size, strict=True)]
         return self._each(lambda plane: self._picture(plane, *bins).pooled(how))
 
@@ -204,12 +221,14 @@ class AttentionMap(Shown):
     def dense(self, limit_bytes: int = LIMIT_BYTES) -> Tensor:
         """The matrix itself, (b, h, q, k). Raises TooLargeError, stating the bytes, past a limit that can be raised."""
         b, h, q, k = self.shape
+        if not check_number("limit_bytes", limit_bytes) >= 0:
+            raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
         self._allow(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
         return self._each(passes.dense)
 
     def certificate(self, rows: int = SAMPLE) -> Certificate:
         """How exact this is: rows of each matrix weighed again and summed with their sink, which must give 1, or 0 if blind."""
-        q = self.shape[2]
+        rows, q = check_count("rows", rows), self.shape[2]
         queries = (torch.arange(min(rows, q)) * q // max(min(rows, q), 1)).to(self.device)
         errors = [passes.row_error(plane, self._below(plane), queries) for plane in self._planes()]
         return Certificate(max(errors, default=0.0), len(errors) * len(queries), len(queries) == q)
@@ -222,13 +241,18 @@ class AttentionMap(Shown):
     def _planes(self) -> Iterator[Plane]:
         return (Plane(self._request, *pair) for row in self._pairs for pair in row)
 
+    def _some_planes(self) -> list[Plane]:
+        """The matrices, or ShapeError where there is none."""
+        if not (planes := list(self._planes())):
+            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
+        return planes
+
     def _each(self, function: Callable[[Plane], Tensor]) -> Tensor:
         return self._laid_out([function(plane) for plane in self._planes()])
 
     def _laid_out(self, found: list[Tensor]) -> Tensor:
         """Answers of all planes on the axes (b, h, ...)."""
-        if not found:
-            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
+        self._some_planes()
         return torch.stack(found).view(*self.shape[:2], *found[0].shape)
 
     def _traversed(
@@ -332,13 +356,15 @@ class AttentionMap(Shown):
 
     def _product(self, function: Any, name: str, x: Tensor, length: int) -> Tensor:
         b, h, *_ = self.shape
+        if check_floating(name, x).device != self.device:
+            raise ConfigError(f"{name} must be on the map's device, {self.device}; got {x.device}. Use .to(device).")
         if x.dim() != 4 or x.shape[0] != b or not x.shape[1] or h % x.shape[1] or x.shape[2] != length:
             raise ShapeError(f"{name} must be (b, h, t, e) = ({b}, {h} or a divisor, {length}, e), got {tuple(x.shape)}.")
-        planes = list(self._planes())
+        planes = self._some_planes()
         found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes)
         return found.view(b, h, *found.shape[1:])
 
-    def _allow(self, numbers: int, instead: str, limit_bytes: int = LIMIT_BYTES) -> None:
+    def _allow(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
         """Raises TooLargeError where an answer of so many numbers is past the limit."""
         size = numbers * torch.finfo(wide(self._request.q.dtype)).bits // 8
         if size > limit_bytes:
@@ -354,11 +380,3 @@ class Transposed:
     def __matmul__(self, r: Tensor) -> Tensor:
         """Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
         return self.of._product(products.Transposed, "r", r, self.of.shape[2])
-
-
-def chosen(index: Index, size: int, name: str) -> list[int]:
-    """The indices of an axis that an int, a slice, a list or a tensor picks."""
-    try:
-        return torch.arange(size)[index].reshape(-1).tolist()
-    except (IndexError, TypeError) as error:
-        raise ShapeError(f"{name} does not fit an axis of {size}: {error}.") from None

@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, OutOfRangeError, ShapeError
+from regard.mechanism.arguments import describe
+
+PLACES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index
 
 
 def spelled_out(index: Any) -> tuple[Any, ...]:
     """An index with an entry for each of the four axes, `...` and what was left out being whole slices."""
     parts = index if isinstance(index, tuple) else (index,)
-    if any(part is None or (isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 1) for part in parts):
-        raise ShapeError("a map takes ints, slices, lists, tensors and `...`; neither None nor a bool of several axes.")
+    for part in parts:
+        if part is None or (isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 1):
+            raise ShapeError("a map takes ints, slices, lists, tensors and `...`; neither None nor a bool of several axes.")
+        check_index("an index of a map", part)
     gaps = [n for n, part in enumerate(parts) if part is Ellipsis]
     if len(gaps) > 1 or len(parts) - len(gaps) > 4:
         raise ShapeError(f"a map has the four axes (b, h, q, k); got an index of {len(parts)}.")
@@ -26,9 +31,11 @@ def spelled_out(index: Any) -> tuple[Any, ...]:
 
 def answer(shape: tuple[int, ...], index: tuple[Any, ...]) -> int:
     """How many numbers the answer to an index has."""
+    for part, size, axis in zip(index, shape, "bhqk", strict=True):
+        check_index(f"an index along {axis}", part, size)
     try:
         return torch.empty(shape, device="meta")[index].numel()
-    except IndexError as error:
+    except (IndexError, RuntimeError) as error:
         raise ShapeError(f"the index does not fit a map of (b, h, q, k) = {shape}: {error}.") from None
 
 
@@ -39,3 +46,53 @@ def coordinates(shape: tuple[int, ...], index: tuple[Any, ...]) -> list[Tensor]:
         along = torch.arange(size).view(*(-1 if n == axis else 1 for n in range(len(shape)))).expand(shape)
         found.append(along[index])
     return found
+
+
+def check_index(name: str, index: Any, size: int | None = None) -> None:
+    """Raise ConfigError for what is no index of an axis, and OutOfRangeError for a place that an axis of this size lacks."""
+    if isinstance(index, slice):
+        return check_slice(name, index)
+    if index is Ellipsis:
+        return None
+    if type(index) is int:
+        return check_ends(name, index, index, size)
+    try:
+        found = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = torch.empty(1)
+    is_plain = found.layout is torch.strided and not found.is_nested and found.device.type != "meta"
+    if not is_plain or isinstance(index, bool) or (found.dtype not in PLACES and found.numel()):
+        raise ConfigError(f"{name} is an int, a slice, or a list or tensor of ints or bools; got {describe(index)}.")
+    if found.dtype == torch.bool:
+        if found.dim() != 1 or size not in (None, len(found)):
+            raise OutOfRangeError(f"{name} has {tuple(found.shape)} bools; an axis of {size} places takes one for each.")
+    elif found.numel():
+        check_ends(name, int(found.min()), int(found.max()), size)
+    return None
+
+
+def check_ends(name: str, least: int, greatest: int, size: int | None) -> None:
+    """Raise OutOfRangeError where the least or the greatest place is not on an axis of this size."""
+    if size is not None and not -size <= least <= greatest < size:
+        wrong = describe(least if least < -size else greatest)
+        raise OutOfRangeError(f"{name} is out of range: {wrong}, where there are {f'0 to {size - 1}' if size else 'none'}.")
+
+
+def check_slice(name: str, part: slice) -> None:
+    """Raise ConfigError where a slice is not of whole numbers, or goes backwards."""
+    try:
+        is_right = part.indices(1)[2] > 0
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        ends = ", ".join(map(describe, (part.start, part.stop, part.step)))
+        raise ConfigError(f"{name} is a slice of whole numbers with a step of at least 1; got slice({ends}).")
+
+
+def places(name: str, index: Any, size: int) -> Tensor:
+    """The places (n,) of an axis that an int, a slice, a list or a tensor picks, or ConfigError or OutOfRangeError."""
+    check_index(name, index, size)
+    if isinstance(index, slice):
+        return torch.arange(size)[index]
+    found = torch.as_tensor(index).cpu()
+    return torch.arange(size)[found if found.dtype == torch.bool else found.long()].reshape(-1)

@@ -165,7 +165,7 @@ def dense(plane: Plane) -> Tensor:
 def row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
     """The largest distance from 1 of the sums of rows weighed again, their sink among them; from 0 of blind rows."""
     errors = [0.0]
-    for part in queries.split(16):
+    for part in queries.split(16) if len(queries) else ():
         masked = plane.masked(part, torch.arange(plane.shape[1], device=queries.device))
         under = below[part]
         sums = under.weigh(masked).sum(-1, dtype=torch.float64)

@@ -14,7 +14,7 @@ from regard.mechanism.rule import EVERYTHING, Rows
 from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
 
-BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MB of float32
+BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
 MOST_ROWS = 256  # in a run
 ALIGNED, GAP = 64, 256  # keys: where ranges of them begin and end, and what between two is cheaper to compute than to leave out
 

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
+from regard.map.indexing import check_slice
 from regard.map.plane import Plane, Run
+from regard.mechanism.arguments import check_choice, check_count, check_instance
 
 How = Literal["mean", "max", "sum"]
 
 
 def edges(start: int, stop: int, bins: int) -> Tensor:
     """Where bins begin, and the last one ends: bin r holds start + floor(r n / bins) to start + floor((r + 1) n / bins)."""
-    return start + torch.arange(bins + 1) * (stop - start) // bins
+    return start + torch.arange(bins + 1) * (stop - start) // max(bins, 1)
 
 
 class Picture:
@@ -65,16 +67,18 @@ def bins_of(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(edges, indices[inside], right=True) - 1, inside
 
 
-def check(how: str, size: tuple[int, int]) -> None:
-    """Raises ConfigError where a picture cannot be made so."""
-    if how not in get_args(How):
-        raise ConfigError(f"how is one of {', '.join(get_args(How))}; got {how!r}.")
-    if min(size) < 1:
-        raise ConfigError(f"a picture has at least one bin of rows and one of columns, got {size}.")
+def check(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """The bins of rows and of columns, or ConfigError where a picture cannot be made so."""
+    check_choice("how", how, get_args(How))
+    if isinstance(size, tuple | list) and len(size) != 2:
+        raise ConfigError(f"size must be the bins of rows and columns, one number or two; got {len(size)} numbers.")
+    rows, columns = size if isinstance(size, tuple | list) else (size, size)
+    return check_count("the number of rows", rows), check_count("the number of columns", columns)
 
 
 def part(span: slice, size: int, name: str) -> tuple[int, int]:
     """The start and stop of a slice of an axis, or ShapeError where it leaves something out between."""
+    check_slice(name, check_instance(name, span, slice))
     start, stop, step = span.indices(size)
     if step != 1:
         raise ShapeError(f"{name} is a slice without a step, got a step of {step}.")

@@ -9,18 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import OutOfRangeError
 from regard.map import fast, passes
 from regard.map.attention_map import AttentionMap
 from regard.map.codes import coded
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture
 from regard.map.visible import visible
+from regard.mechanism.arguments import check_choice, check_count, check_instance, check_place, check_whole, describe
 from regard.mechanism.scores import wide
 
 TILE = 256  # pixels along each side of a tile
 KEPT = 1024  # pixels along each side of the finest level that is kept whole, as it is
 CODED = 4096  # and of the finest that is kept in codes; what is finer is computed a tile at a time
+MOST_LEVELS = 62  # more than a map of int64 positions has
 STRIP = 2048  # rows that are gone over at a time, about
 STATISTICS = ("entropy", "largest")
 How = Literal["mean", "max"]
@@ -46,7 +48,8 @@ class Pyramid:
     """
 
     def __init__(self, m: AttentionMap, batch: int = 0, head: int = 0) -> None:
-        self.map = m.select(batch, head)
+        b, h, *_ = check_instance("m", m, AttentionMap).shape
+        self.map = m.select(check_place("batch", batch, b, "the map"), check_place("head", head, h, "the map"))
         self._kept = Kept()
 
     @property
@@ -77,6 +80,7 @@ class Pyramid:
 
     def shape(self, level: int) -> tuple[int, int]:
         """The pixels of a level, (rows, columns)."""
+        level = check_count("level", level, 0, most=MOST_LEVELS)
         q, k = self.map.shape[2:]
         return -(-q // 2**level), -(-k // 2**level)
 
@@ -119,8 +123,7 @@ class Pyramid:
     def _places(self, level: int, row: int, column: int, how: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """The pixels of a tile along both axes."""
         places = self._span("row", row, level, 0), self._span("column", column, level, 1)
-        if how not in get_args(How):
-            raise ConfigError(f'how must be "mean" or "max", got {how!r}.')
+        check_choice("how", how, get_args(How))
         return places
 
     def _level_within(self, pixels: int) -> int:
@@ -132,11 +135,13 @@ class Pyramid:
 
     def _span(self, name: str, place: int, level: int, axis: int) -> tuple[int, int]:
         """The pixels of a tile along an axis."""
-        if not 0 <= level < self.levels:
-            raise ConfigError(f"level must be at least 0 and below {self.levels}, got {level}.")
+        if not 0 <= check_whole("level", level) < self.levels:
+            raise OutOfRangeError(f"level must be at least 0 and below {self.levels}, got {describe(level)}.")
         pixels = self.shape(level)[axis]
-        if not 0 <= place < -(-pixels // TILE):
-            raise ConfigError(f"level {level} has {-(-pixels // TILE)} tiles along its {name}s, got {name} {place}.")
+        if not 0 <= check_whole(name, place) < -(-pixels // TILE):
+            raise OutOfRangeError(
+                f"level {level} has {-(-pixels // TILE)} tiles along its {name}s, got {name} {describe(place)}."
+            )
         return place * TILE, min(place * TILE + TILE, pixels)
 
     def _tokens(self, span: tuple[int, int], level: int, axis: int) -> Tensor:

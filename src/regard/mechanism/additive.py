@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.compiled import threads
 from regard.compiled.watched import plain, unwatched
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.mechanism import heads, scores
+from regard.mechanism.arguments import check_floating
 from regard.mechanism.masks import Given
 from regard.mechanism.request import Request, ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
@@ -51,6 +52,8 @@ def attend_additive(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask 
 def asked(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: Offset) -> Request:
     """The request on four axes, or ShapeError or ConfigError."""
     request = ask(q, k, v, mask, scale=1.0, offset=offset)
+    if check_floating("weight", weight).device != q.device:
+        raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:
         raise ShapeError(
             f"weight is (n,), one for each number of a query: expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}."

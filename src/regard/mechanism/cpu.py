@@ -24,7 +24,9 @@ FEW = 2**13  # the same where a gradient of bfloat16 is wanted, which torch's ke
 def stretches(request: Request) -> Stretches | None:
     """The one stretch of keys that each query sees, where a request can go through these loops; else None."""
     q, k, v = request.q, request.k, request.v
-    if not unwatched() or q.dtype not in KINDS or not (plain(q) and plain(k) and plain(v)):
+    if not unwatched() or q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < FEW or q.dtype not in KINDS:
+        return None  # at once where there is little to do: this stands before every call
+    if not (plain(q) and plain(k) and plain(v)):
         return None
     more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
     learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -1,23 +1,23 @@
 """Many heads in one tensor: split, join, and one key head shared among several query heads (MHA, GQA, MQA)."""
 
+import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
+from regard.mechanism.arguments import check_count, describe
 
 
 def split(x: Tensor, heads: int) -> Tensor:
     """(b, t, c) to (b, h, t, d), c = h d: head n takes columns n d to (n + 1) d. Unbatched: (t, c) to (h, t, d)."""
-    if x.dim() < 2:
-        raise ShapeError(f"x must be (b, t, c) or (t, c), got {tuple(x.shape)}.")
-    if heads < 1 or x.shape[-1] % heads:
+    check_rank("x", x, 2, "(b, t, c) or (t, c)")
+    if x.shape[-1] % check_count("heads", heads):
         raise ConfigError(indivisible("width", x.shape[-1], "heads", heads))
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)  # tokens stay apart from heads
 
 
 def join(x: Tensor) -> Tensor:
     """(b, h, t, d) to (b, t, c): the inverse of split."""
-    if x.dim() < 3:
-        raise ShapeError(f"x must be (b, h, t, d) or (h, t, d), got {tuple(x.shape)}.")
+    check_rank("x", x, 3, "(b, h, t, d) or (h, t, d)")
     return x.transpose(-3, -2).flatten(-2)
 
 
@@ -26,14 +26,19 @@ def share(k: Tensor, heads: int) -> Tensor:
 
     Source: Ainslie et al. 2023 (GQA); g = 1 is Shazeer 2019 (MQA).
     """
-    if k.dim() < 3:
-        raise ShapeError(f"k must be (b, g, k, d) or (g, k, d), got {tuple(k.shape)}.")
+    check_rank("k", k, 3, "(b, g, k, d) or (g, k, d)")
     groups = k.shape[-3]
-    if groups == heads:
+    if groups == check_count("heads", heads, 0):
         return k
     if not groups or heads % groups:
         raise ShapeError(f"k has {groups} heads, which does not divide the {heads} heads of q.")
     return k.repeat_interleave(heads // groups, dim=-3)
+
+
+def check_rank(name: str, x: object, least: int, form: str) -> None:
+    """Raise ShapeError where x is no dense tensor of so many axes; form is what they are."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested or x.dim() < least:
+        raise ShapeError(f"{name} must be a dense tensor {form}, got {describe(x)}.")
 
 
 def indivisible(width: str, columns: int, heads: str, count: int) -> str:

@@ -1,18 +1,16 @@
 """Which key a query may see: causal, window, prefix, padding, documents, or a table given. `rule.py` composes them."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ShapeError
 from regard.mechanism import spans
+from regard.mechanism.arguments import check_count, describe
 from regard.mechanism.rule import (
     EVERYTHING,
-    FARTHEST,
     Everything,
     Mask,
     Offset,
@@ -55,7 +53,7 @@ class Window(Mask):
     def __post_init__(self) -> None:
         for name, bound in (("left", self.left), ("right", self.right)):
             if bound is not None:
-                object.__setattr__(self, name, count(f"Window({name})", bound, " or None for no bound"))
+                object.__setattr__(self, name, count_keys(f"Window({name})", bound, " or None for no bound"))
 
     def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
         p = torch.arange(q) + offset
@@ -87,7 +85,7 @@ class Prefix(Mask):
         return False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", count("Prefix(n)", self.n))
+        object.__setattr__(self, "n", count_keys("Prefix(n)", self.n))
 
     def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
         return stretch(torch.zeros(q), torch.full((q,), self.n), k)
@@ -113,11 +111,13 @@ class Padding(Mask):
         return False
 
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
-        counts = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-        if not isinstance(counts, Sequence) or any(isinstance(each, Sequence) for each in counts):
-            came = f"{type(lengths).__name__} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else repr(lengths)
-            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {came}.")
-        object.__setattr__(self, "lengths", tuple(count("Padding(lengths)", each) for each in counts))
+        hides_numbers = isinstance(lengths, Tensor) and (
+            lengths.layout is not torch.strided or lengths.is_meta or lengths.is_quantized
+        )
+        counts = lengths.tolist() if hasattr(lengths, "tolist") and not hides_numbers else lengths
+        if not isinstance(counts, Sequence) or isinstance(counts, bytes) or any(isinstance(each, Sequence) for each in counts):
+            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {describe(lengths)}.")
+        object.__setattr__(self, "lengths", tuple(count_keys("Padding(lengths)", each) for each in counts))
 
     @property
     def batch(self) -> int:
@@ -227,11 +227,12 @@ class Given(Mask):
     given: Tensor
 
     def __init__(self, table: Tensor) -> None:
-        if not isinstance(table, Tensor) or table.dtype != torch.bool or not 1 <= table.dim() <= 4:
-            came = f"{table.dtype} {tuple(table.shape)}" if isinstance(table, Tensor) else type(table).__name__
+        is_dense = isinstance(table, Tensor) and table.layout is torch.strided and not table.is_nested
+        if not is_dense or table.dtype != torch.bool or not 1 <= table.dim() <= 4:
             instead = "table.bool()" if isinstance(table, Tensor) else "torch.tensor(table)"
             raise ShapeError(
-                f"Given(table) takes a bool tensor of one to four axes, True = may see; got {came}. Try {instead}."
+                "Given(table) takes a dense bool tensor of one to four axes, True = may see; "
+                f"got {describe(table)}. Try {instead}."
             )
         object.__setattr__(self, "given", table.detach().clone()[(None,) * (4 - table.dim())])
 
@@ -294,17 +295,16 @@ def ids(given: Sequence[object] | Tensor) -> Tensor:
     """Document ids as (b, t), b = 1 where they are the same for all; a copy, since a rule is a value."""
     try:
         found = torch.as_tensor(given).detach().clone()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in rows of one length: {error}.") from None
+    is_dense = found.layout is torch.strided and not (found.is_nested or found.is_complex() or found.is_quantized)
+    if not is_dense or (found.is_floating_point() and found.isnan().any()):
+        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in a dense tensor; got {describe(given)}.")
     if found.dim() not in (1, 2):
         raise ShapeError(f"Documents takes ids (t,) or (b, t), got {tuple(found.shape)}.")
     return found if found.dim() == 2 else found.unsqueeze(0)
 
 
-def count(name: str, keys: object, alternative: str = "") -> int:
+def count_keys(name: str, keys: object, alternative: str = "") -> int:
     """A number of keys, or ConfigError."""
-    if not isinstance(keys, SupportsIndex) or isinstance(keys, bool) or operator.index(keys) < 0:
-        raise ConfigError(f"{name} counts keys and must be a whole number of at least 0{alternative}; got {keys!r}.")
-    if operator.index(keys) > FARTHEST:
-        raise ConfigError(f"{name} counts keys and must be at most 2**61{alternative}; got {operator.index(keys):.3g}.")
-    return operator.index(keys)
+    return check_count(f"{name} counts keys and", keys, 0, alternative=alternative)

@@ -1,13 +1,16 @@
 """Where a token stands: sinusoidal positions added to a token, rotary positions turned into q and k."""
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, TooLargeError
+from regard.mechanism.arguments import check_axes, check_choice, check_count, check_number, describe
 
 BASE = 10_000.0  # the longest wave is 2π times this
+LARGEST = 2**30  # numbers of a table
 
 
 def sinusoidal(t: int, width: int, *, base: float = BASE) -> Tensor:
@@ -15,7 +18,10 @@ def sinusoidal(t: int, width: int, *, base: float = BASE) -> Tensor:
 
     Source: Vaswani et al. 2017, section 3.5.
     """
-    if width < 2 or width % 2:
+    t, width = check_count("t", t, 0), check_count("width", width, 2)
+    if t * width > LARGEST:
+        raise TooLargeError(f"the positions of {t:,} tokens would take {8 * t * width:,} bytes; the most is {8 * LARGEST:,}.")
+    if width % 2:
         raise ConfigError(f"width must be even, a sine and a cosine for each frequency; got {width}.")
     angles = torch.arange(t, dtype=torch.float64).unsqueeze(-1) * frequencies(width, base)  # (t, c/2)
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).float()
@@ -30,14 +36,10 @@ def rotary(
     `pairing`: column i with i + d/2 (GPT-NeoX, Llama in transformers), or 2i with 2i + 1 (the paper, GPT-J).
     Source: Su et al. 2021, equation 34.
     """
-    if x.dim() < 2 or x.shape[-1] % 2:
+    if check_axes("x", x, 2).shape[-1] % 2:
         raise ShapeError(f"x must be (..., t, d) with an even d, got {tuple(x.shape)}.")
-    if not x.is_floating_point():
-        raise ConfigError(f"x must be floating, got {x.dtype}.")
-    if pairing not in ("halves", "adjacent"):
-        raise ConfigError(f'pairing must be "halves" or "adjacent", got {pairing!r}.')
-    if positions is None:
-        positions = torch.arange(x.shape[-2], device=x.device)
+    check_choice("pairing", pairing, ("halves", "adjacent"))
+    positions = torch.arange(x.shape[-2], device=x.device) if positions is None else check_positions(positions, x)
     angles = positions.double().unsqueeze(-1) * frequencies(x.shape[-1], base).to(x.device)  # float32 is 1e-2 off at 100,000
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, -1) if pairing == "halves" else (x[..., ::2], x[..., 1::2])
@@ -45,6 +47,19 @@ def rotary(
     return torch.cat(turned, -1) if pairing == "halves" else torch.stack(turned, -1).flatten(-2)
 
 
+def check_positions(positions: Tensor, x: Tensor) -> Tensor:
+    """Positions of the tokens of x (..., t, d), or ConfigError or ShapeError."""
+    if not isinstance(positions, Tensor) or positions.is_complex() or positions.is_nested or positions.is_quantized:
+        raise ConfigError(f"positions must be a tensor of numbers, got {describe(positions)}.")
+    fits = all(came in (1, there) for came, there in zip(positions.shape[::-1], x.shape[-2::-1], strict=False))
+    if not fits or positions.dim() >= x.dim() or positions.layout is not torch.strided:
+        raise ShapeError(f"positions must broadcast to {tuple(x.shape[:-1])}, x's axes before d; got {describe(positions)}.")
+    return positions.to(x.device)
+
+
 def frequencies(width: int, base: float) -> Tensor:
     """base^(-2i/c) for i below c/2, radians a token, float64."""
+    base = check_number("base", base)
+    if not 0 < base < math.inf:
+        raise ConfigError(f"base must be above 0 and finite, got {base}.")
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)

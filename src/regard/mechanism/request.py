@@ -1,15 +1,15 @@
 """What a call of attention asks for, checked once and laid out on four axes."""
 
 import math
-import operator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, SupportsIndex
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.rule import FARTHEST, Mask, Offset, rule
+from regard.mechanism.arguments import FARTHEST, FLOATS, check_floating, check_number, check_whole, describe
+from regard.mechanism.rule import Mask, Offset, rule
 from regard.mechanism.scores import default_scale, wide
 
 
@@ -47,18 +47,17 @@ def ask(
     dropout: float = 0.0,
 ) -> Request:
     """The request, or ShapeError or ConfigError saying what was expected, what came and what to do."""
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        raise ConfigError(f"q, k and v must be tensors, got {', '.join(type(x).__name__ for x in (q, k, v))}.")
+    check_tensors(q, k, v)
     rank = q.dim()
     if autocasts(q.device):
         q, k, v = autocast(q), autocast(k), autocast(v)
     if not rank == k.dim() == v.dim() == 4:
         q, k, v = (widened(name, x, rank) for name, x in (("q", q), ("k", k), ("v", v)))
     check_axes(q, k, v)
-    check_settings(mask, scale, softcap, dropout)
+    scale, softcap, dropout = check_settings(mask, scale, softcap, dropout)
     b, h, t, _ = q.shape
     if bias is not None:
-        check_floating("bias", bias, " A bool table goes in Given(table).")
+        check_floating("bias", bias, "A bool table goes in Given(table).")
         bias = widened_bias(bias, (b, h, t, k.shape[2]))
         if bias.dtype not in (q.dtype, wide(q.dtype)):  # a kernel would read its numbers as those of another dtype
             bias = bias.to(wide(q.dtype))
@@ -72,16 +71,25 @@ def ask(
     mask.check(t, k.shape[2], offset)
     if mask.batch not in (1, b) or mask.heads not in (1, h):
         raise ShapeError(f"{mask} is for (b, h) = ({mask.batch}, {mask.heads}), but q has ({b}, {h}).")
-    scale = default_scale(q) if scale is None else float(scale)
+    scale = default_scale(q) if scale is None else scale
     return Request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, rank)
 
 
-def check_floating(name: str, x: object, advice: str = "") -> None:
-    """Raises ConfigError where something to be added among the scores is no floating tensor."""
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"{name} must be a tensor, got {type(x).__name__}.")
-    if not x.is_floating_point():
-        raise ConfigError(f"{name} is added among the scores and must be floating, got {x.dtype}.{advice}")
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ConfigError where q, k and v are not dense floating tensors, before torch.autocast makes such of them."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise ConfigError(f"q, k and v must be tensors, got {', '.join(map(describe, (q, k, v)))}.")
+    if not (q.dtype in FLOATS and k.dtype in FLOATS and v.dtype in FLOATS):
+        raise ConfigError(unequal(q, k, v))
+    if not q.layout is k.layout is v.layout is torch.strided or q.is_nested or k.is_nested or v.is_nested:
+        came = ", ".join(map(describe, (q, k, v)))
+        raise ConfigError(f"q, k and v must be dense tensors, got {came}. Use .to_dense() or .to_padded_tensor(0).")
+
+
+def unequal(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """The sentence for tensors whose dtypes are not one of those that attention is computed in."""
+    came = f"{q.dtype}, {k.dtype} and {v.dtype}"
+    return f"q, k and v must have one floating dtype: float16, bfloat16, float32 or float64; got {came}. Use .to(dtype)."
 
 
 def autocasts(device: torch.device) -> bool:
@@ -102,7 +110,7 @@ def autocast(x: Tensor) -> Tensor:
 
 
 def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raises where the axes, the dtypes or the devices of q, k and v do not agree."""
+    """Raise where the axes, the dtypes or the devices of q, k and v do not agree."""
     (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = q.shape, k.shape, v.shape
     if kd != d:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its d is {kd}, but q's is {d}.")
@@ -114,27 +122,32 @@ def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its g is {g}, which does not divide q's h, {h}.")
     if (vb, vg, vkeys) != (kb, g, keys):
         raise ShapeError(f"v is (b, g, k, e) = {(vb, vg, vkeys, e)}: its b, g and k must be k's, {(kb, g, keys)}.")
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ConfigError(f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}. Use .to(dtype).")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ConfigError(unequal(q, k, v))
     if not q.device == k.device == v.device:
         raise ConfigError(f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}. Use .to(device).")
 
 
-def check_settings(mask: Mask, scale: float | None, softcap: float | None, dropout: float) -> None:
-    """Raises where a setting is outside what is possible."""
+def check_settings(
+    mask: Mask, scale: float | None, softcap: float | None, dropout: float
+) -> tuple[float | None, float | None, float]:
+    """The scale, the softcap and the dropout as floats; ConfigError where a setting is outside what is possible."""
     rule(mask)
     if isinstance(scale, Tensor):
         raise ConfigError("scale is a number, got a tensor. A learned scale multiplies q: attention(q * scale, ..., scale=1).")
+    scale = None if scale is None else check_number("scale", scale, " or None for 1 / √d")
     if scale is not None and not math.isfinite(scale):
         raise ConfigError(f"scale must be finite, or None for 1 / √d; got {scale}.")
+    softcap = None if softcap is None else check_number("softcap", softcap, " or None for no cap")
     if softcap is not None and not 0 < softcap < math.inf:
         raise ConfigError(f"softcap must be above 0 and finite, or None for no cap; got {softcap}.")
-    probability(dropout)
+    return scale, softcap, probability(dropout)
 
 
-def probability(dropout: float | None) -> float:
+def probability(dropout: float) -> float:
     """The dropout, or ConfigError where it is no probability that leaves something."""
-    if dropout is None or not 0 <= dropout < 1:
+    dropout = check_number("dropout", dropout, " that is a probability")
+    if not 0 <= dropout < 1:
         raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
     return dropout
 
@@ -160,21 +173,21 @@ def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 
 def checked_offset(offset: object, batch: int, device: torch.device) -> Offset:
     """An int, or an offset for each of the batch: int64, on the device of q."""
-    if not isinstance(offset, Tensor) and isinstance(offset, SupportsIndex):
-        check_position(operator.index(offset))
-        return operator.index(offset)
-    if not isinstance(offset, Tensor) or offset.dtype != torch.int64:
-        came = f"a tensor of {offset.dtype}" if isinstance(offset, Tensor) else type(offset).__name__
-        raise ConfigError(f"offset is an int, or an int64 tensor (b,), one for each of the batch; got {came}.")
+    if not isinstance(offset, Tensor):
+        return checked_position(offset, ", or an int64 tensor (b,), one for each of the batch")
+    if offset.dtype != torch.int64 or offset.layout is not torch.strided:
+        raise ConfigError(f"offset is an int, or an int64 tensor (b,), one for each of the batch; got {describe(offset)}.")
     if offset.dim() > 1 or (offset.dim() == 1 and len(offset) not in (1, batch)):
         raise ShapeError(f"offset is an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
     if type(offset) is Tensor and offset.device.type == "cpu" and not torch.compiler.is_compiling():
         for position in offset.reshape(-1).tolist():
-            check_position(position)
+            checked_position(position)
     return offset.to(device)
 
 
-def check_position(offset: int) -> None:
-    """Raise ConfigError where a position is so far away that sums with it would not be int64."""
-    if abs(offset) > FARTHEST:
-        raise ConfigError(f"offset is a position among the keys and must lie within -2**61 and 2**61; got {offset:.3g}.")
+def checked_position(offset: object, alternative: str = "") -> int:
+    """An offset for all of the batch, or ConfigError where it is none, or so far away that sums with it would not be int64."""
+    position = check_whole("offset", offset, alternative)
+    if abs(position) > FARTHEST:
+        raise ConfigError(f"offset is a position among the keys and must lie within -2**61 and 2**61; got {describe(offset)}.")
+    return position

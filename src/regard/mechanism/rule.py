@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.mechanism import spans
+from regard.mechanism.arguments import check_count, describe
 from regard.mechanism.spans import Spans, span
 
 Offset = int | Tensor  # one for all, or (b,)
-FARTHEST = 2**61  # of a position among the keys, and of a bound on a number of keys: sums of a few stay within int64
+LARGEST_TABLE = 2**32  # entries of a rule that is written out
+LARGEST_DRAWING = 2**20  # and of one in characters
 Stretches = tuple[Tensor, Tensor]  # the first key and the one after the last, (b or 1, q), int32, on a CPU
 
 
@@ -85,6 +87,7 @@ class Mask(ABC):
 
     def table(self, q: int, k: int, offset: Offset = 0) -> Tensor:
         """The rule written out: bool (q, k), or (h, q, k) or (b, h, q, k) where it differs among these; True = may see."""
+        check_table(q, k, LARGEST_TABLE)
         self.check(q, k, offset)
         device = offset.device if isinstance(offset, Tensor) else torch.device("cpu")
         table = self.block(torch.arange(q, device=device), torch.arange(k, device=device), offset)
@@ -102,6 +105,7 @@ class Mask(ABC):
 
     def draw(self, q: int, k: int, offset: Offset = 0) -> str:
         """The table in characters, a line for each query: ■ may see, · may not. Of a batch, the first."""
+        check_table(q, k, LARGEST_DRAWING)
         table = self.table(q, k, offset).reshape(-1, q, k)[0]
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
 
@@ -269,11 +273,22 @@ def wider(what: str, a: int, b: int) -> int:
     return b if a == 1 else a  # an axis of 1 broadcasts to none as well
 
 
+def check_table(q: int, k: int, most: int) -> None:
+    """Raise where q and k are no numbers of queries and keys, or TooLargeError where a table has more entries than `most`."""
+    check_count("q", q, 0)
+    check_count("k", k, 0)
+    if q * k > most:
+        raise TooLargeError(
+            f"the table of {q:,} queries and {k:,} keys has {q * k:,} entries, and the most is {most:,}. "
+            "Ask for fewer queries with block(queries, keys)."
+        )
+
+
 def rule(mask: object) -> Mask:
     """The mask, or ConfigError that says what to write instead of what came."""
     if isinstance(mask, Mask):
         return mask
-    came, instead = f"{type(mask).__name__}", "A bool tensor goes in Given(tensor)."
+    came, instead = describe(mask), "A bool tensor goes in Given(tensor)."
     if isinstance(mask, Tensor) and mask.is_floating_point():
         came, instead = "a floating tensor", "One that is added to the scores goes in bias=."
     elif isinstance(mask, type):

@@ -5,9 +5,13 @@ import math
 import torch
 from torch import Tensor
 
+from regard.errors import ConfigError, ShapeError
+from regard.mechanism.arguments import check_axes, check_number
+
 
 def dot(q: Tensor, k: Tensor) -> Tensor:
     """q kᵀ. Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k)."""
+    check_pair(q, k)
     return q @ k.mT
 
 
@@ -17,7 +21,7 @@ def scaled_dot(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
     Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k).
     Source: Vaswani et al. 2017, section 3.2.1.
     """
-    return dot(q, k) * default_scale(q) if scale is None else dot(q, k) * scale
+    return dot(q, k) * (default_scale(q) if scale is None else check_number("scale", scale, " or None for 1 / √d"))
 
 
 def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
@@ -26,7 +30,22 @@ def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
     Shapes: q (..., q, n); k (..., k, n); weight (n,); the scores (..., q, k).
     Source: Bahdanau et al. 2014, appendix A.1.2.
     """
+    check_pair(q, k)
+    if check_axes("weight", weight, 1).shape != q.shape[-1:] or weight.dtype != q.dtype:
+        came = f"{weight.dtype} {tuple(weight.shape)}"
+        raise ShapeError(f"weight is (n,) = ({q.shape[-1]},) of {q.dtype}, one for each number of a query; got {came}.")
     return (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ weight  # (..., q, k, n) -> (..., q, k)
+
+
+def check_pair(q: Tensor, k: Tensor) -> None:
+    """Raise where q (..., q, d) and k (..., k, d) are not floating tensors of one dtype whose axes agree."""
+    check_axes("q", q, 2)
+    check_axes("k", k, 2)
+    if q.dtype != k.dtype or q.device != k.device:
+        raise ConfigError(f"q and k must have one dtype and device, got {q.dtype} {q.device} and {k.dtype} {k.device}.")
+    alike = zip(q.shape[-3::-1], k.shape[-3::-1], strict=False)
+    if q.shape[-1] != k.shape[-1] or any(a != b and 1 not in (a, b) for a, b in alike):
+        raise ShapeError(f"q is (..., q, d) and k (..., k, d) with one d; got {tuple(q.shape)} and {tuple(k.shape)}.")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -3,18 +3,19 @@
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.mechanism.arguments import check_axes, check_count
 from regard.mechanism.scores import wide
 
 
 def by_sum(scores: Tensor) -> Tensor:
     """s / Σ s. A probability only where no score is negative; breaks where the scores sum to 0."""
+    check_axes("scores", scores, 1)
     return scores / scores.sum(-1, keepdim=True)
 
 
 def naive(scores: Tensor) -> Tensor:
     """exp(s) / Σ exp(s). In float32 it is NaN from a score of 89 on, and 0 / 0 where all lie below -104."""
-    exponentials = scores.exp()
+    exponentials = check_axes("scores", scores, 1).exp()
     return exponentials / exponentials.sum(-1, keepdim=True)
 
 
@@ -23,7 +24,7 @@ def stable(scores: Tensor) -> Tensor:
 
     A row of nothing but -inf, a query that may see nothing, has weights 0.
     """
-    blind = (scores == -torch.inf).all(-1, keepdim=True)
+    blind = (check_axes("scores", scores, 1) == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)  # torch's softmax subtracts the maximum
 
 
@@ -33,9 +34,8 @@ def blockwise(scores: Tensor, block: int = 256) -> Tensor:
     A block with a larger score rescales what was summed before it: Σ ← Σ exp(max_old - max_new) + Σ_block.
     Source: Milakov and Gimelshein 2018, algorithm 3.
     """
-    if block < 1:
-        raise ConfigError(f"block must be at least 1, got {block}.")
-    dtype, scores = scores.dtype, scores.to(wide(scores.dtype))  # a long sum stalls in bfloat16
+    block = check_count("block", block)
+    dtype, scores = check_axes("scores", scores, 1).dtype, scores.to(wide(scores.dtype))  # a long sum stalls in bfloat16
     top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     for part in scores.split(block, dim=-1):

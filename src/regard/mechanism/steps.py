@@ -116,24 +116,20 @@ def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether no number of x is infinite or NaN, and their sum is finite too.
-
-    True where that cannot be asked: under torch.compile, under vmap, on the meta device.
-    """
-    if torch.compiler.is_compiling():
-        return True
-    try:
-        total = x.sum(dtype=torch.float32) if x.dtype == torch.float16 else x.sum()  # one pass, no tensor of flags
-        return math.isfinite(total.item())
-    except RuntimeError:
-        return True
+    """Return whether no number of x is infinite or NaN, and their sum is finite too; True where `add_up` cannot tell."""
+    return math.isfinite(add_up(x))
 
 
 def has_nan(x: Tensor) -> bool:
-    """Whether x holds a NaN. False where that cannot be asked: under torch.compile, under vmap, on the meta device."""
+    """Return whether x holds a NaN, or infinities of both signs; False where `add_up` cannot tell."""
+    return math.isnan(add_up(x))
+
+
+def add_up(x: Tensor) -> float:
+    """The sum of x: one pass, no tensor of flags. 0 where it is no number: under torch.compile or vmap, on the meta device."""
     if torch.compiler.is_compiling():
-        return False
+        return 0.0
     try:
-        return math.isnan(x.sum().item())  # one pass, no tensor of flags
+        return (x.sum(dtype=torch.float32) if x.dtype == torch.float16 else x.sum()).item()
     except RuntimeError:
-        return False
+        return 0.0

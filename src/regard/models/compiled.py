@@ -8,10 +8,10 @@ Vectors and norms are so short that each thread computes them for itself.
 import math
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
 
 from regard.compiled.kept import callback
-from regard.compiled.pointers import at, floats, meet, take
+from regard.compiled.pointers import at, meet, take, view
 from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
 from regard.compiled.threads import FEW, RUN, RUNS
@@ -43,7 +43,7 @@ A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's app
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def normalise(x, of, epsilon, out):
     """The layer norm of a vector, by the weight and the bias at two addresses."""
-    weight, bias = floats(of[0], len(x)), floats(of[1], len(x))
+    weight, bias = view(of[0], len(x), np.float32), view(of[1], len(x), np.float32)
     mean = ZERO
     for c in range(len(x)):
         mean += x[c]
@@ -92,12 +92,6 @@ def attend(q, keys, values, scores, out):
         fold_into(values[j], scores[j] / total, out)
 
 
-@njit
-def whole(address, count):
-    """So many whole numbers."""
-    return carray(at(address), (count,), np.int64)
-
-
 def shared(dtype):
     """What one thread does, of matrices of this dtype."""
 
@@ -110,8 +104,8 @@ def shared(dtype):
         first = take(at(place)) * run
         last = min(first + run, rows)
         if first < rows:
-            matrix = carray(at(of[NUMBERS]), (rows, x.shape[1]), dtype)
-            scales, bias = floats(of[SCALES], rows), floats(of[BIAS], rows)
+            matrix = view(of[NUMBERS], (rows, x.shape[1]), dtype)
+            scales, bias = view(of[SCALES], rows, np.float32), view(of[BIAS], rows, np.float32)
             if small and len(x) > FEW:
                 factors, numbers = short
                 vectors = numbers[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
@@ -124,49 +118,39 @@ def shared(dtype):
     def ready(x, of, short):
         """The whole numbers of vectors, for a matrix of bytes, one after the other, and their scales."""
         if small and len(x) > FEW:
-            (factors, numbers), most = short, whole(of[LARGEST], 1)[0]
+            (factors, numbers), most = short, view(of[LARGEST], 1, np.int64)[0]
             for one in range(len(x)):
                 factors[one] = shorten(x[one], most, numbers[one * x.shape[1] : (one + 1) * x.shape[1]])
 
-    @njit
-    def linear_onto(place, x, short, of, threads, more, stream):
-        """The product of a matrix with the vectors, added to the stream; a thread's part of it."""
-        ready(x, of, short)
-        while True:
-            first, last = linear(place, x, short, of, stream.shape[1], threads, more)
-            if first >= stream.shape[1]:
-                return
-            for one in range(len(stream)):
-                add(stream[one, first:last], more[one, first:last])
-
     @callback(types.void(types.voidptr))
     def work(place):
-        said = carray(place, SAID, np.int64)
+        said = view(place, SAID, np.int64)
         threads, count, new, heads, width = said[THREADS], said[COUNT], said[NEW], said[HEADS], said[WIDTH]
         inner, room, vocabulary, asked, d = said[INNER], said[ROOM], said[VOCABULARY], said[ASKED], said[WIDTH] // said[HEADS]
-        epsilon, positions = floats(said[EPSILON], 1)[0], whole(said[POSITIONS], count)
-        counter, parts = said[COUNTERS], whole(said[PARTS], FIRST)
+        epsilon, positions = view(said[EPSILON], 1, np.float32)[0], view(said[POSITIONS], count, np.int64)
+        counter, parts = said[COUNTERS], view(said[PARTS], FIRST, np.int64)
 
-        own = floats(said[OWN] + 4 * said[SIZE] * take(at(counter)), said[SIZE])
+        own = view(said[OWN] + 4 * said[SIZE] * take(at(counter)), said[SIZE], np.float32)
         normed, scores = own[: count * width].reshape(count, width), own[count * width : count * width + room]
         padded = (count + VECTORS - 1) // VECTORS * VECTORS
         factors, rest = own[count * width + room :][:padded], own[count * width + room + padded :]
-        short = factors, carray(at(rest.ctypes.data), padded * max(width, inner), np.int16)
-        mixed = carray(at(said[SHARED]), (6, count, width), np.float32)
+        short = factors, view(rest.ctypes.data, padded * max(width, inner), np.int16)
+        mixed = view(said[SHARED], (6, count, width), np.float32)
         x, q, context, more = mixed[0], mixed[1], mixed[4], mixed[5]
-        hidden = carray(at(said[SHARED] + 4 * 6 * count * width), (count, inner), np.float32)
+        hidden = view(said[SHARED] + 4 * 6 * count * width, (count, inner), np.float32)
 
-        words = carray(at(parts[EMBEDDING + NUMBERS]), (vocabulary, width), dtype)
-        scales, places = floats(parts[EMBEDDING + SCALES], vocabulary), floats(parts[PLACES], room * width).reshape(room, width)
+        words = view(parts[EMBEDDING + NUMBERS], (vocabulary, width), dtype)
+        scales = view(parts[EMBEDDING + SCALES], vocabulary, np.float32)
+        places = view(parts[PLACES], (room, width), np.float32)
         for one in range(count):
-            token = whole(said[TOKENS], count)[one]
+            token = view(said[TOKENS], count, np.int64)[one]
             embed(words[token], scales[token] if len(scales) else ONE, places[positions[one]], x[one])
 
         for layer in range(said[LAYERS]):
-            of = whole(said[PARTS] + 8 * (FIRST + LAYER * layer), LAYER)
-            kept = whole(said[PARTS] + 8 * (FIRST + LAYER * said[LAYERS] + 2 * layer), 2)
-            keys = carray(at(kept[0]), (count // new, heads, room, d), np.float32)
-            values = carray(at(kept[1]), (count // new, heads, room, d), np.float32)
+            of = view(said[PARTS] + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
+            kept = view(said[PARTS] + 8 * (FIRST + LAYER * said[LAYERS] + 2 * layer), 2, np.int64)
+            keys = view(kept[0], (count // new, heads, room, d), np.float32)
+            values = view(kept[1], (count // new, heads, room, d), np.float32)
             for one in range(count):
                 normalise(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
             for which in range(3):
@@ -189,7 +173,12 @@ def shared(dtype):
                 attend(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
             meet(said[MEET])
             counter += 8
-            linear_onto(counter, context, short, of[OUT:], threads, more, x)
+            ready(context, of[OUT:], short)
+            first = 0
+            while first < width:
+                first, last = linear(counter, context, short, of[OUT:], width, threads, more)
+                for one in range(count):
+                    add(x[one, first:last], more[one, first:last])
             meet(said[MEET])
             for one in range(count):
                 normalise(x[one], of[NORM_FEED:], epsilon, normed[one])
@@ -203,14 +192,19 @@ def shared(dtype):
                     activate(hidden[one, first:last])
             meet(said[MEET])
             counter += 8
-            linear_onto(counter, hidden, short, of[DOWN:], threads, more, x)
+            ready(hidden, of[DOWN:], short)
+            first = 0
+            while first < width:
+                first, last = linear(counter, hidden, short, of[DOWN:], width, threads, more)
+                for one in range(count):
+                    add(x[one, first:last], more[one, first:last])
             meet(said[MEET])
 
         for place in range(asked):
-            normalise(x[whole(said[WANTED], asked)[place]], parts[NORM:], epsilon, normed[place])
+            normalise(x[view(said[WANTED], asked, np.int64)[place]], parts[NORM:], epsilon, normed[place])
         ready(normed[:asked], parts[HEAD:], short)
         counter += 8
-        first, logits = 0, carray(at(said[LOGITS]), (asked, vocabulary), np.float32)
+        first, logits = 0, view(said[LOGITS], (asked, vocabulary), np.float32)
         while first < vocabulary:
             first, _ = linear(counter, normed[:asked], short, parts[HEAD:], vocabulary, threads, logits)
 

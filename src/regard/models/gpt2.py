@@ -16,16 +16,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
 from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention, Past
 from regard.mechanism import EVERYTHING, Mask
+from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe
 from regard.models.gpt2_config import GPT2Config
 from regard.models.in_one_call import InOneCall
 from regard.products import linear
 from regard.text import BytePair, Letters, byte_pair, letters
 from regard.weights import gpt2 as files
+from regard.weights.unfilled import without_numbers
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh in the place of the error function
@@ -56,7 +58,7 @@ class GPT2(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.config = config
+        self.config = check_instance("config", config, GPT2Config)
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
@@ -70,7 +72,10 @@ class GPT2(nn.Module):
         """The logits of the next token after each token, which sees those before it that the mask lets it see."""
         t = self.checked(tokens).shape[-1]
         places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)
-        x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
+        try:
+            x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
+        except IndexError:
+            raise OutOfRangeError(f"a token is out of range: the model has tokens 0 to {self.config.vocabulary - 1}.") from None
         for number, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache.layer(number), mask)
         x = self.norm(x if cache is None else cache.asked(x))
@@ -87,8 +92,10 @@ class GPT2(nn.Module):
 
     def checked(self, tokens: Tensor) -> Tensor:
         """The tokens, or an error that says what they should be."""
-        if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise ShapeError(f"tokens are whole numbers (b, t) or (t,), got {tokens.dtype} {tuple(tokens.shape)}.")
+        if not isinstance(tokens, Tensor) or tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
+            raise ShapeError(f"tokens are whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe(tokens)}.")
+        if tokens.layout is not torch.strided:
+            raise ShapeError(f"tokens must be a dense tensor, got {describe(tokens)}. Use .to_dense().")
         if tokens.shape[-1] > self.config.context:
             raise ShapeError(f"there are {tokens.shape[-1]} tokens, and the model's context is {self.config.context}.")
         return tokens
@@ -101,8 +108,10 @@ class GPT2(nn.Module):
         Its text is the vocabulary in the folder, or GPT-2's where the size is GPT-2's. Raises WeightsError, naming the file
         and the tensor.
         """
-        found = files.load(name, dtype)
-        with torch.device("meta"):
+        if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in FLOATS):
+            raise ConfigError(f"dtype must be float16, bfloat16, float32 or float64; got {describe(dtype)}.")
+        found = files.load(check_path("name", name), dtype)
+        with without_numbers():
             model = cls(GPT2Config(**found.config))
         model.load_state_dict(found.tensors, assign=True)
         model.text = text_of(found.folder, model.config.vocabulary)
@@ -110,7 +119,7 @@ class GPT2(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Writes a folder that transformers reads too; the text beside it, where there is one."""
-        files.save(folder, asdict(self.config), self.state_dict())
+        files.save(check_path("folder", folder), asdict(self.config), self.state_dict())
         if self.text is not None:
             self.text.save(folder)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from regard.errors import ConfigError
 from regard.layers import checks
+from regard.mechanism.arguments import check_choice, check_count, check_instance, describe
 from regard.mechanism.heads import indivisible
 from regard.mechanism.request import probability
 
@@ -29,12 +30,11 @@ class GPT2Config:
         checks.positive(**{name: getattr(self, name) for name in ("layers", "heads", "width", "context", "vocabulary")})
         if self.width % self.heads:
             raise ConfigError(indivisible("width", self.width, "heads", self.heads))
-        if not isinstance(self.inner, int) or self.inner < 0:
-            raise ConfigError(f"inner must be a whole number above 0, or 0 for four times the width; got {self.inner!r}.")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
-        if not 0 < self.epsilon < 1:
-            raise ConfigError(f"epsilon must be above 0 and below 1, got {self.epsilon!r}.")
+        check_count("inner", self.inner, 0, checks.WIDEST, " where 0 is four times the width")
+        check_choice("activation", self.activation, ACTIVATIONS)
+        if not isinstance(self.epsilon, float) or not 0 < self.epsilon < 1:
+            raise ConfigError(f"epsilon must be a number above 0 and below 1, got {describe(self.epsilon)}.")
+        check_instance("tied", self.tied, bool)
         probability(self.dropout)
         object.__setattr__(self, "inner", self.inner or 4 * self.width)
 

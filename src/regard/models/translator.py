@@ -9,6 +9,7 @@ from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.text import BytePair, byte_pair
 from regard.weights import translators as files
+from regard.weights.unfilled import without_numbers
 
 Translator = RecurrentTranslator | Transformer
 KINDS: dict[str, type[Translator]] = {kind.KIND: kind for kind in (RecurrentTranslator, Transformer)}
@@ -20,6 +21,8 @@ def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
     The file may be in another dtype, bfloat16 or int8 say. Raises WeightsError, naming the file and the tensor.
     """
     settings = files.read(name)
+    with without_numbers():  # settings that ask for more than the file holds are refused before they take memory
+        files.check_tensors(settings.folder, made(settings).state_dict())
     model = made(settings).to(dtype)
     files.fill(settings.folder, model.state_dict())
     if any((settings.folder / file).is_file() for pair in byte_pair.FILES for file in pair):
@@ -34,5 +37,5 @@ def made(settings: files.Settings) -> Translator:
         raise WeightsError(f"{place} says kind={settings.kind!r}; there is {', '.join(KINDS)}.")
     try:
         return KINDS[settings.kind](**settings.sizes)
-    except (RegardError, TypeError) as error:
+    except (RegardError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # the latter of torch, for sizes
         raise WeightsError(f"{place} describes no {settings.kind} translator: {error}.") from None

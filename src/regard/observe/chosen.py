@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, MissingNameError
+from regard.mechanism.arguments import check_whole, describe
 
 
 @dataclass(frozen=True)
@@ -19,16 +22,22 @@ class Chosen:
     @classmethod
     def of(cls, modules: Mapping[str, nn.Module], layers: Iterable[int | str] | None, heads: Iterable[int] | None) -> "Chosen":
         """The choice, or ConfigError for a path that is no module's."""
-        given = None if layers is None else [layers] if isinstance(layers, int | str) else list(layers)
+        given = None if layers is None else [layers] if isinstance(layers, int | str) else items("layers", layers)
         paths = tuple(one for one in given or () if isinstance(one, str))
         for path in paths:
             if path not in modules:
                 near = [name for name in modules if name.endswith(path.rsplit(".", 1)[-1])][:3]
-                raise ConfigError(
-                    f"layers names {path!r}, which is no module of the model.{' Near: ' + ', '.join(near) if near else ''}"
+                raise MissingNameError(
+                    f"layers names {describe(path)}, which is no module of the model."
+                    f"{' Near: ' + ', '.join(near) + '.' if near else ''}"
                 )
-        numbers = None if given is None else frozenset(int(one) for one in given if not isinstance(one, str))
-        return cls(numbers, paths, None if heads is None else [heads] if isinstance(heads, int) else list(heads))
+        numbers = None
+        if given is not None:
+            numbers = frozenset(
+                check_whole("a layer", one, " or the path of a module") for one in given if not isinstance(one, str)
+            )
+        kept = None if heads is None else [heads] if isinstance(heads, int) else items("heads", heads)
+        return cls(numbers, paths, None if kept is None else [check_whole("a head", one) for one in kept])
 
     def layer(self, name: str, number: Callable[[], int]) -> bool:
         """Whether a module is kept, by its path, or by its number among its kind and place; that is asked if it matters."""
@@ -37,3 +46,12 @@ class Chosen:
             or number() in self.numbers
             or any(name == path or name.startswith(f"{path}.") for path in self.paths)
         )
+
+
+def items(name: str, given: Any) -> list[Any]:
+    """What was given as a list, or ConfigError where it is none: text, a number, a tensor of several axes."""
+    if isinstance(given, Tensor) and given.dim() == 1 and given.layout is torch.strided and not given.is_nested:
+        given = given.tolist()
+    if isinstance(given, (str, bytes, Tensor, Mapping)) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name} must be a list, got {describe(given)}.")
+    return list(given)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
+from regard.map.indexing import places
 from regard.map.plane import BLOCK_NUMBERS
+from regard.mechanism.arguments import check_count, describe
 from regard.observe import table
 from regard.observe.divergence import jensen_shannon
 from regard.observe.look import Look
@@ -111,10 +113,11 @@ def compare(
     the other. It costs both matrices twice over, in blocks; `queries`, by index, compares some rows alone, which costs these.
     Raises ShapeError where the two have not the same layers, heads and lengths.
     """
-    if top < 1:
-        raise ConfigError(f"top is how many rows to keep, at least 1; got {top}.")
+    check_count("top", top)
     pairs = paired(a, b, kind, part)
-    rows = torch.arange(pairs[0].one.shape[2], device=pairs[0].one.device)[queries].reshape(-1)
+    rows = places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
+    if not len(rows) or not pairs[0].one.shape[3]:
+        raise ShapeError(f"there is no row to compare: {len(rows)} queries of a map (b, h, q, k) = {pairs[0].one.shape}.")
     divergence = tuple(apart(pair.one, pair.other, rows) for pair in pairs)
     (asking, ours), (_, theirs) = (texts(x, kind, part) for x in (a, b))
     ranked = ranked_heads(pairs, divergence, rows), ranked_rows(pairs, divergence, rows, top)
@@ -133,8 +136,9 @@ class Pair:
 
 def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, part: str | None) -> list[Pair]:
     """The maps of both, layer by layer, or ShapeError where they do not match."""
-    if isinstance(a, AttentionMap) != isinstance(b, AttentionMap):
-        raise ConfigError(f"compare takes two maps or two recordings, got {type(a).__name__} and {type(b).__name__}.")
+    are_maps, are_recordings = (all(isinstance(x, kind_of) for x in (a, b)) for kind_of in (AttentionMap, Recording))
+    if not (are_maps or are_recordings):
+        raise ConfigError(f"compare takes two maps or two recordings, got {describe(a)} and {describe(b)}.")
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
         pairs = [Pair("", tuple(range(a.shape[1])), a, b)]
     else:

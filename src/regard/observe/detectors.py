@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from regard.errors import ShapeError
 from regard.map import AttentionMap
+from regard.map.indexing import places
 from regard.map.plane import BLOCK_NUMBERS
+from regard.mechanism.arguments import check_count, check_number, describe
 from regard.observe.look import SAMPLE, Look, looked, spaced
 
 NEAR = 16  # tokens on either side that are local
@@ -54,7 +57,7 @@ def sink(m: AttentionMap | Look, more_than: float = MANY) -> Tensor:
 
     Source: the threshold is that of Gu et al. 2024, who apply it to the mean.
     """
-    look = looked(m)
+    look, more_than = looked(m), check_number("more_than", more_than)
     return look.mean((look.first > more_than).double())
 
 
@@ -94,12 +97,12 @@ def distance(m: AttentionMap | Look) -> Tensor:
 def local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
     """Mean of Σ w_j over the keys with `|p(i) - j| <= window`; what is left of the row is its global share."""
     look = looked(m)
-    return look.mean(near(look, window))
+    return look.mean(near(look, check_count("window", window, 0)))
 
 
 def uniform_local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
     """What `local` would be of a head that attends equally to all it may see, over at most 256 queries."""
-    look = looked(m)
+    look, window = looked(m), check_count("window", window, 0)
 
     def share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
         away = look.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
@@ -113,7 +116,7 @@ def heavy(m: AttentionMap | Look, share: float = HEAVY) -> Tensor:
 
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
-    look = looked(m)
+    look, share = looked(m), check_number("share", share)
     received = look.overview.received
     if not torch.equal(look.counted, look.sees):
         received = (look.map.mT @ look.counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
@@ -137,7 +140,7 @@ def retrieved(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tens
     """The share of the queries that ask whose key attended to most lies in the needle."""
     look = looked(m)
     inside = torch.zeros(look.map.shape[3], dtype=torch.bool, device=look.map.device)
-    inside[needle] = True
+    inside[places("needle", needle, len(inside)).to(inside.device)] = True
     hits = asked(look, questions, lambda rows: inside[look.map[:, :, rows].argmax(-1)])
     return look.mean(hits, asking(look, questions))
 
@@ -148,7 +151,11 @@ def on(m: AttentionMap | Look, classes: Tensor) -> Tensor:
     Source: Clark et al. 2019, section 3.2, for punctuation and separators.
     """
     look = looked(m)
-    b, n, k = classes.shape
+    b, _, _, k = look.map.shape
+    is_bool = isinstance(classes, Tensor) and classes.dtype == torch.bool and classes.layout is torch.strided
+    if not is_bool or classes.dim() != 3 or classes.shape[::2] != (b, k):
+        raise ShapeError(f"classes are bool (b, n, k) = ({b}, n, {k}), got {describe(classes)}.")
+    n = classes.shape[1]
     if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
         members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)
         mass = (look.map @ members).unbind(-1)
@@ -178,7 +185,7 @@ def near(look: Look, window: int) -> Tensor:
 def asking(look: Look, questions: Queries) -> Tensor:
     """Some queries by index, as bool (q,)."""
     found = torch.zeros(look.map.shape[2], dtype=torch.bool, device=look.map.device)
-    found[questions] = True
+    found[places("questions", questions, len(found)).to(found.device)] = True
     return found
 
 
@@ -198,7 +205,7 @@ def sampled(look: Look, score: Score) -> Tensor:
     found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
     for row in range(b):
         scores: list[list[Tensor]] = [[] for _ in range(h)]
-        for queries in spaced(look.counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // k)):
+        for queries in spaced(look.counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
             seen = torch.empty(0)
             for head in range(h):
                 if not look.alike or not head:

@@ -1,17 +1,19 @@
 """How far two rows of weights are apart: the Jensen-Shannon divergence, nats; and the matrix of it between heads."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ShapeError
 from regard.map import AttentionMap
 from regard.map.plane import BLOCK_NUMBERS
+from regard.mechanism.arguments import check_count
 from regard.observe.look import SAMPLE, Look, looked, spaced
 
-ROUNDING = 32  # units in the last place, by which a row's sum may be off
+OPERATIONS = 10  # beside the sum that a weight is rounded by: its exponential, the division, their order
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +40,17 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
 
 def lacking(p: Tensor) -> Tensor:
     """What a row lacks of 1, beyond what its sum is rounded by."""
-    lack = 1 - p.sum(-1)
-    return lack.where(lack > ROUNDING * torch.finfo(p.dtype).eps, 0)
+    lack = 1 - p.sum(-1, dtype=torch.float64)
+    return lack.where(lack > rounding(p.dtype, p.shape[-1]), 0).to(p.dtype)
+
+
+def rounding(dtype: torch.dtype, keys: int) -> float:
+    """γ(n) = min(n, 4 √n) u, n = keys + 10: how far the sum of weights may be from 1 whose total was summed in `dtype`.
+
+    Source: Higham and Mary 2019, theorem 2.4, with λ = 4: to first order in u, half the distance from 1 to the next number.
+    """
+    terms = keys + OPERATIONS
+    return min(terms, 4 * math.sqrt(terms)) * torch.finfo(dtype).eps / 2
 
 
 def divided(p: Tensor, q: Tensor) -> Tensor:
@@ -61,8 +72,7 @@ def similarity(maps: AttentionMap | Look | Sequence[AttentionMap | Look], rows: 
     shapes = {(look.map.shape[0], *look.map.shape[2:]) for look in looks}
     if len(shapes) != 1:
         raise ShapeError(f"similarity takes maps of one shape but for their heads, got (b, q, k) = {sorted(shapes)}.")
-    if rows < 1:
-        raise ConfigError(f"rows must be at least 1, got {rows}.")
+    check_count("rows", rows)
     heads = tuple((n, head) for n, look in enumerate(looks) for head in range(look.map.shape[1]))
     total = torch.zeros(len(heads), len(heads), dtype=torch.float64, device=looks[0].map.device)
     count = torch.zeros_like(total)

@@ -1,6 +1,7 @@
-"""A header and named tensors on disk: safetensors with JSON, written beside and renamed, mapped when read, never a pickle."""
+"""A header and named tensors on disk: safetensors with JSON and checksums, mapped when read, never a pickle."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import DataError
+from regard.observe.checksums import checksums, first_altered, header_checksum
 from regard.writing import whole
 
-FORMAT, VERSION = "regard recording", 2  # 2 has additive scores, and words of either axis
-HEADER = "recording"  # the name of our own header among safetensors' metadata
+FORMAT, VERSION = "regard recording", 3  # 2 has additive scores, and words of either axis; 3 has checksums
+HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # among safetensors' metadata: our own header, of tensors, of all else
+ATTEMPTS = 100  # to read a file that others write
 
 
 def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Writes a file, which is whole or not there: a former one stays until the new one is written."""
-    header = {**header, "versions": {"torch": torch.__version__}}
-    metadata = {"format": FORMAT, "version": str(VERSION), HEADER: json.dumps(header)}
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"a recording is saved to a file in a folder that exists, got {path}.")
+    header = {**header, "versions": {"torch": torch.__version__}}
+    metadata = {"format": FORMAT, "version": str(VERSION), HEADER: json.dumps(header), SUMS: json.dumps(checksums(tensors))}
+    metadata[SUM] = header_checksum(metadata, tensors)
     try:
         with whole(path) as (beside,):
             save_file(tensors, beside, metadata)
@@ -29,22 +33,52 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Non
         raise DataError(f"the recording could not be written to {path}: {error}. Nothing was changed there.") from error
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a file that `write` wrote, or DataError."""
-    if not path.is_file():
-        raise DataError(f"{path} is no file. A recording is written with recording.save(path).")
+def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file that `write` wrote, or DataError; without `verify` the tensors are not read yet."""
+    for _ in range(ATTEMPTS):
+        if not path.is_file():
+            raise DataError(f"{path} is no file. A recording is written with recording.save(path).")
+        before = identity(path)
+        try:
+            found = read_once(path, verify)
+        except DataError:
+            if identity(path) == before:
+                raise
+        else:
+            if identity(path) == before:
+                return found
+    raise DataError(f"{path} is written without end. Read it when it stays as it is.")
+
+
+def identity(path: Path) -> tuple[int, ...]:
+    """What tells a file from another one that takes its place; safetensors opens it twice, for its header and to map it."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return ()
+
+
+def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The same of a file that nobody replaces meanwhile."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = checked(path, file.metadata() or {})
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+            version = version_of(path, metadata)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if version >= 3:
+                check(path, metadata, tensors, verify)
+            header = json.loads(metadata[HEADER])
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # torch's, of a shape that it cannot have
         raise damaged(path, error) from None
+    if not isinstance(header, dict):
+        raise damaged(path, ValueError("its header is no object"))
+    return header, tensors
 
 
-def checked(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """Our own header, of a format and a version that can be read."""
+def version_of(path: Path, metadata: dict[str, str]) -> int:
+    """The version of a recording's file, one that can be read, or DataError."""
     if metadata.get("format") != FORMAT:
         raise DataError(f"{path} is a safetensors file, but no recording: it was not written by recording.save.")
     version = metadata.get("version", "")
@@ -52,10 +86,19 @@ def checked(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise DataError(
             f"{path} is a recording of version {version:.20}, and this regard reads up to {VERSION}: update regard."
         )
-    header = json.loads(metadata[HEADER])
-    if not isinstance(header, dict):
-        raise ValueError("its header is no object")
-    return header
+    return int(version)
+
+
+def check(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor], verify: bool) -> None:
+    """Raises DataError where the header, or one of the tensors, is not what was written."""
+    if metadata[SUM] != header_checksum({name: said for name, said in metadata.items() if name != SUM}, tensors):
+        raise DataError(f"{path} is damaged: its header is not the one that was written. Copy the file again, or record again.")
+    altered = first_altered(tensors, json.loads(metadata[SUMS])) if verify else None
+    if altered is not None:
+        raise DataError(
+            f"{path} is damaged: the numbers of its tensor {altered!r} are not those that were written. Copy the file again, "
+            "or record again; load(path, verify=False) reads it as it is."
+        )
 
 
 def damaged(path: str | Path, error: Exception) -> DataError:

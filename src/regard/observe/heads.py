@@ -8,13 +8,23 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, MissingNameError, OutOfRangeError
+from regard.map.indexing import check_slice
+from regard.mechanism.arguments import (
+    check_count,
+    check_floating,
+    check_instance,
+    check_place,
+    check_sequence,
+    check_whole,
+    describe,
+)
 from regard.observe import detectors, patterns, table, words
 from regard.observe.detectors import NEAR, Queries
 from regard.observe.look import Look
 from regard.observe.norms import norm_weighted
 from regard.observe.patterns import Duplicate, Induction
-from regard.observe.recording import Recording
+from regard.observe.recording import Recording, listed
 from regard.observe.words import Class, Tokens
 from regard.shown import Shown
 
@@ -42,6 +52,29 @@ class Wanted:
     needle: slice | None = None
     questions: Queries | None = None
     projections: Sequence[Tensor] | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError where something is asked that cannot be."""
+        for offset in check_sequence("offsets", self.offsets):
+            check_count("an offset", offset, 0)
+        check_count("window", self.window, 0)
+        if not isinstance(self.classes, Mapping):
+            raise ConfigError(f"classes are bool tensors or functions of a word, by name; got {describe(self.classes)}.")
+        for name, rule in self.classes.items():
+            if not (isinstance(name, str) and (isinstance(rule, Tensor) or callable(rule))):
+                raise ConfigError(f"classes are bool tensors or functions of a word, by name; got {describe(rule)}.")
+        if self.needle is not None:
+            check_slice("needle", check_instance("needle", self.needle, slice))
+        if self.questions is not None and self.needle is None:
+            raise ConfigError(
+                "questions are the queries that ask for a needle: say which keys it has, needle=slice(start, stop)."
+            )
+        if self.projections is not None:
+            each_one = (
+                self.projections if isinstance(self.projections, Tensor) else check_sequence("projections", self.projections)
+            )
+            for projection in [each_one] if isinstance(each_one, Tensor) else each_one:
+                check_floating("a projection", projection)
 
     @property
     def answerable(self) -> dict[str, Class]:
@@ -83,7 +116,13 @@ class Heads(Shown):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Head:
+    def __getitem__(self, index: Any) -> Any:
+        """The row at a place, or those of a slice."""
+        if isinstance(index, slice):
+            check_slice("a slice of a table of heads", index)
+            return self.rows[index]
+        if not -len(self.rows) <= check_whole("an index of a table of heads", index) < len(self.rows):
+            raise OutOfRangeError(f"there are {len(self.rows)} heads, got index {describe(index)}.")
         return self.rows[index]
 
     @property
@@ -93,13 +132,14 @@ class Heads(Shown):
 
     def sorted(self, by: str) -> "Heads":
         """The rows by a score, largest first; those without one last."""
-        if by not in self.detectors:
-            raise ConfigError(f"there is no score {by!r}; there is {', '.join(self.detectors)}.")
+        if check_instance("by", by, str) not in self.detectors:
+            raise MissingNameError(f"there is no score {describe(by)}; there is {', '.join(self.detectors) or 'none'}.")
         ranked = sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.scores[by]) else row.scores[by], reverse=True)
         return replace(self, rows=tuple(ranked))
 
     def of(self, kind: str) -> "Heads":
         """The rows of one kind; none is no error."""
+        check_instance("kind", kind, str)
         return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
 
     def to_pandas(self) -> Any:
@@ -150,8 +190,10 @@ def heads(
     more; else "first token" where that score is; else "broad" where e^entropy is half of the keys a query may see, or more;
     else "local" where the local share is more than half way from what equal weights have to 1; else "mixed".
     """
-    tokens = recording.tokens if tokens is None else tokens
+    check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
+    tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
     wanted = Wanted(tokens, offsets, window, classes, needle, questions, projections)
+    wanted.check()
     rows = tuple(each(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
@@ -170,11 +212,10 @@ def each(
 ) -> Iterator[Head]:
     """The rows of `heads`, as each layer is done, or those of some heads of each."""
     names = recording.layers(kind=kind, part=part)
-    chosen = range(len(names)) if layers is None else layers
+    chosen = range(len(names)) if layers is None else numbers_of(layers, names)
     if wanted.projections is not None and len(wanted.projections) != len(chosen):
         raise ConfigError(f"projections is one W_output (h, e, c) a layer, {len(chosen)}; got {len(wanted.projections)}.")
-    for n, layer in enumerate(chosen):
-        number = layer if isinstance(layer, int) else names.index(layer)
+    for n, number in enumerate(chosen):
         m = recording.map(number, kind=kind, part=part)
         b, h, _, k = m.shape
         numbers = recording.heads(number, kind=kind, part=part)
@@ -193,6 +234,16 @@ def each(
         for place, head in enumerate(asked):
             own = {name: score[place] for name, score in means.items()}
             yield Head(number, names[number], numbers[head], kinds[place], own)
+
+
+def numbers_of(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
+    """Layers by number or by name as numbers, or MissingNameError or OutOfRangeError."""
+    found = []
+    for layer in check_sequence("layers", layers):
+        if isinstance(layer, str) and layer not in names:
+            raise MissingNameError(f"no attention of {describe(layer)} was recorded. Recorded: {listed(list(names))}.")
+        found.append(names.index(layer) if isinstance(layer, str) else check_place("layer", layer, len(names), "the recording"))
+    return found
 
 
 def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:

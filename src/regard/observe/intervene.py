@@ -1,5 +1,6 @@
 """intervene: what a model does when its attention is changed: a head knocked out, edges cut, weights from another run."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, OutOfRangeError
+from regard.map.indexing import check_index, check_slice
 from regard.mechanism import attention
 from regard.mechanism.additive import additive_attention
+from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence, check_whole, describe
 from regard.mechanism.masks import Given
 from regard.observe import doors
 from regard.observe.counting import Counting
 from regard.observe.doors.passage import Crossing, Missed, Passage
 from regard.observe.doors.scene import Proceed
 from regard.observe.record import refuse_compiled
-from regard.observe.recording import Recording
+from regard.observe.recording import KINDS, Recording
 from regard.observe.rules import last_seen
 
 Layer = int | str | None
@@ -33,6 +36,13 @@ class Change:
     layer: Layer = None
     head: Heads = None
     kind: str = "self"
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        if self.layer is not None and not isinstance(self.layer, str):
+            check_whole("layer", self.layer, ", the path of a module, or None for all")
+        for head in () if self.head is None or isinstance(self.head, int) else check_sequence("head", self.head):
+            check_whole("head", head, " or None for all")
 
     def before(self, passage: Passage, name: str, number: int) -> Passage:
         """What the kernel is to be handed instead; the passage itself where that stays as it is."""
@@ -51,7 +61,7 @@ class Change:
         chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
-            raise ConfigError(f"{type(self).__name__} names head {wrong[0]}, but there are {count} heads.")
+            raise OutOfRangeError(f"{type(self).__name__} names head {describe(wrong[0])}, but there are {count} heads.")
         return [head % count for head in chosen]
 
 
@@ -98,8 +108,9 @@ class Temperature(Change):
     t: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.t > 0:
-            raise ConfigError(f"t must be above 0, got {self.t}.")
+        super().__post_init__()
+        if not 0 < check_number("t", self.t) < math.inf:
+            raise ConfigError(f"t must be above 0 and finite, got {self.t}.")
 
     def before(self, passage: Passage, name: str, number: int) -> Passage:
         if passage.weight is not None:
@@ -122,6 +133,10 @@ class Patch(Change):
     """The weights of a layer are those of a recording, of the layer with its path or else its number; values stay its own."""
 
     recording: Recording
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
 
     def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
         known = name if name in self.recording.layers(self.kind) else number
@@ -176,8 +191,11 @@ class Intervention:
         self.met: list[Change] = []
         self.counting = Counting()
 
-    def enter(self, module: nn.Module) -> None:
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
+
+    def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+        """A generation is over."""
 
     def miss(self, missed: Missed) -> None:
         """A call passed that no door understands: it stays what it is."""
@@ -216,12 +234,13 @@ def among(places: Places, size: int, name: str) -> Tensor:
     """Positions as a bool (size,); those past the end are of tokens yet to come."""
     found = torch.zeros(size, dtype=torch.bool)
     if places is None or isinstance(places, slice):
+        if places is not None:
+            check_slice(name, places)
         found[slice(None) if places is None else places] = True
     elif isinstance(places, Tensor) and places.dtype == torch.bool:
         found[: len(places)] = places[:size].cpu()
     else:
+        check_index(name, places)
         chosen = torch.as_tensor(places).reshape(-1)
-        if chosen.is_floating_point():
-            raise ConfigError(f"{name} are positions, a slice or a bool for each; got {chosen.dtype}.")
         found[chosen[(chosen < size) & (chosen >= 0)]] = True
     return found

@@ -11,6 +11,7 @@ from regard.errors import ShapeError
 from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+from regard.mechanism.arguments import check_instance, describe
 
 SAMPLE = 256  # rows, where a detector looks at some of them
 
@@ -23,9 +24,11 @@ class Look:
     """
 
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
-        b, _, _, k = m.shape
-        if tokens is not None and tokens.shape != (b, k):
-            raise ShapeError(f"tokens are ids (b, k) = ({b}, {k}), one for each key; got {tuple(tokens.shape)}.")
+        b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) is one.").shape
+        if not b * h:
+            raise ShapeError(f"the map is (b, h, q, k) = {m.shape}: there is no matrix in it.")
+        if tokens is not None and (not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != (b, k)):
+            raise ShapeError(f"tokens are ids (b, k) = ({b}, {k}), one for each key; got {describe(tokens)}.")
         self.map, self.tokens, self.own = m, tokens, own
         self._last: tuple[tuple[int, int], Plane] | None = None
 

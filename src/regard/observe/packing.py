@@ -60,6 +60,7 @@ def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
     places = {id(piece): n for strand in strands for n, piece in enumerate(strand.pieces)}
     return {
         "turns": {str(step): packed.name(rows) for step, rows in run.turns.items()},
+        "rows": run.rows,
         "strands": [
             {
                 "key": keys.get(id(strand)),

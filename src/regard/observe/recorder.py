@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.map import AttentionMap
 from regard.mechanism import attend
 from regard.mechanism.masks import Given
 from regard.mechanism.request import autocast, autocasts
@@ -22,6 +24,7 @@ from regard.observe.doors.scene import SCENE, Proceed, why
 from regard.observe.recording import Call, Key, Recording, Run
 from regard.observe.returned import Attentions
 from regard.observe.rules import first_keys, last_seen, some_heads
+from regard.observe.runs import Running, Runs, choose, find_cache, find_tokens
 from regard.observe.stepwise import alike, continued
 from regard.observe.store import Store
 from regard.observe.strand import Piece, Place, Strand, same_rows
@@ -31,6 +34,10 @@ ROUNDED = 1e-3  # of a key's size: how far it may be from the one put in before 
 OTHERWISE = "its own attention computes something else than a softmax of q and k"
 RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
 TWINS = "rows with the same keys may have changed places between its steps: maps take each of them for itself"
+ENDED = (
+    "sequence {} that it returned was written by a beam that ended before the last step, and is no row of the map: record a "
+    "forward over it, model(sequences)"
+)
 ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were before"
 
 
@@ -44,51 +51,82 @@ class Recorder:
         self.recording = Recording(type(modules[""]).__name__)
         self.chosen, self.store = chosen, store
         self.counting = Counting()
-        self.run = Run()
-        self.roots: dict[str, int] = {}  # outermost modules of this run, and how often each ran
+        self.runs = Runs()
         self.root = ""
-        self.undecided = False  # whether this forward continues the run is not known yet
-        self.forwards = 0
+        self.undecided = False  # whether this forward continues a run is not known yet
+        self.cache: Any = None  # that this forward was handed
+        self.tokens: Tensor | None = None  # that this forward reads
+        self.forwards = self.returned_at = 0
         self.weight: Tensor | None = None  # of the last additive scores
         self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # of a module and kind: its last step's forward, and keys
         self.visits: dict[str, list[tuple[weakref.ref[Frame], dict[str, int]]]] = {}  # of this forward: calls, by kind
 
-    def enter(self, module: nn.Module) -> None:
-        """A forward begins. One of a module that has run in this run continues it, or begins another: its first call tells."""
+    @property
+    def run(self) -> Run:
+        """The run that goes on."""
+        return self.runs.current.run
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Start a forward. One of a module that ran before continues a run or begins another: its first call decides."""
         self.root = self.names[id(module)]
-        self.undecided = self.root in self.roots
-        self.roots.setdefault(self.root, 0)
+        with unseen():
+            self.cache, self.tokens = find_cache(args, kwargs), find_tokens(args, kwargs)
         self.visits = {}
         self.forwards += 1
+        self.undecided = self.runs.ran(self.root)
+        if not self.undecided:
+            self.begin_root()
 
     def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
         """The call runs as it was made, and is kept; a caller that asked for weights gets its map."""
         result = proceed(passage, crossing)
-        call = None
+        answer = None
         try:
             with looking():
                 if crossing.told is None or not unlike(passage, crossing.told(result)):
-                    call = self.keep(passage, name, asked=crossing.answer is not None)
+                    call = self.keep(passage, name)
+                    answer = None if crossing.answer is None else Attentions(self.handed(passage, call))
                 else:
                     self.miss(Missed(passage.door, name, OTHERWISE))
         except ConfigError:  # an argument of record is wrong
             raise
         except Exception as error:  # whatever a model does, its forward goes on
             self.miss(Missed(passage.door, name, why(error)))
-        if crossing.answer is not None and call is not None:
-            return crossing.answer(result, Attentions(call.map))
-        return result
+        return result if crossing.answer is None or answer is None else crossing.answer(result, answer)
+
+    def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+        """Note which rows the sequences are that a model's generate returned; its run becomes the last one."""
+        root, since, self.returned_at = self.names[id(module)], self.returned_at, self.forwards
+        recent = [one for one in self.runs if one.last > since and one.run in self.recording.runs]
+        found = [(one.rows_of(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
+        rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
+        if rows:
+            run.rows = rows
+            self.recording.runs.remove(run)
+            self.recording.runs.append(run)
+        for n in [n for n, row in enumerate(rows) if row is None]:
+            self.miss(Missed("generate", root, ENDED.format(n)))
 
     def miss(self, missed: Missed) -> None:
         """A call passed that no door understands."""
         if missed not in self.recording.missed:
             self.recording.missed.append(missed)
 
-    def keep(self, passage: Passage, name: str, asked: bool) -> Call | None:
-        """A call, in the recording where it is among those chosen; None where it is not, and nobody asked for it."""
+    def handed(self, passage: Passage, call: Call | None) -> AttentionMap:
+        """Return the map of all that the kernel was handed: all heads, the slots of a cache that nothing was written to too."""
+        whole = call is not None and call.piece.stop - call.piece.first == passage.k.shape[2] + passage.room
+        if call is not None and whole and self.chosen.heads is None and self.store.dtype is None:
+            return call.map
+        q, k = (self.rounded(passage, x).clone() for x in (passage.q, passage.k))
+        k = F.pad(k, (0, 0, 0, passage.room))
+        names = ("mask", "scale", "softcap", "bias", "sinks", "offset", "weight")
+        return AttentionMap(q, k, **{name: getattr(passage, name) for name in names})
+
+    def keep(self, passage: Passage, name: str) -> Call | None:
+        """Record a call where its layer is among those chosen; None where it is not."""
         kind = self.counting.kind(passage, name)
         if not self.chosen.layer(name, lambda: self.counting.number(name, kind)):
-            return Call(*self.begun(passage, name, kind)) if asked else None
+            return None
         if passage.stepwise and kind == "cross":
             key, strand, piece = self.stepped(passage, name, kind)
         else:
@@ -103,23 +141,31 @@ class Recorder:
 
     def stepped(self, passage: Passage, name: str, kind: str) -> tuple[Key, Strand, Piece]:
         """The strand that a step of a decoder continues, or a new one, with its key and the step's piece of it."""
-        known = [(key, strand) for key, strand in self.run.strands.items() if key[:2] == (name, kind)]
         forward, where = self.latest.get((name, kind), (-1, -1))
         fresh, self.latest[name, kind] = forward != self.forwards, (self.forwards, passage.k.data_ptr())
-        if known:
-            key, strand = known[-1]
-            rows = continued(strand, self.kept(passage, passage.q), self.kept(passage, passage.k), passage.turned)
-            if rows is not None:
-                if fresh or rows.moved is not None:
-                    self.roots[self.root], self.undecided = strand.pieces[-1].step + 1, False
-                if rows.moved is not None:
-                    self.run.turns[self.step] = rows.moved
-                if passage.turned is None and passage.k.data_ptr() != where and alike(passage.k):
-                    self.miss(Missed(passage.door, name, TWINS))
-                return key, strand, self.piece(passage, 0, strand.total, strand.total)
-            if fresh and not self.visits:  # nothing else of this forward has told yet
-                self.run, self.roots, self.undecided, known = Run(), {self.root: 0}, False, []
-        return (name, kind, len(known), 0), *self.begun(passage, name, kind)
+        first = fresh and not self.visits  # nothing else of this forward has decided yet
+        for running in self.runs.by_pointer(name, kind, passage.k.data_ptr()) if first else [self.runs.current]:
+            known = running.steps_of(name, kind)
+            rows = None
+            if known:
+                key, strand = known[-1]
+                rows = continued(strand, self.kept(passage, passage.q), self.kept(passage, passage.k), passage.turned)
+            if rows is None or (rows.moved is not None and running is not self.runs.current):
+                continue
+            self.runs.switch(running)
+            running.pointers[name, kind] = passage.k.data_ptr()
+            if fresh or rows.moved is not None:
+                running.roots[self.root], self.undecided = strand.pieces[-1].step + 1, False
+            if rows.moved is not None:
+                self.run.turns[self.step] = rows.moved
+            if passage.turned is None and passage.k.data_ptr() != where and alike(passage.k):
+                self.miss(Missed(passage.door, name, TWINS))
+            return key, strand, self.piece(passage, 0, strand.total, strand.total)
+        if first and self.runs.current.steps_of(name, kind):
+            self.begin_run()
+        self.runs.current.pointers[name, kind] = passage.k.data_ptr()
+        count = len(self.runs.current.steps_of(name, kind))
+        return (name, kind, count, 0), *self.begun(passage, name, kind)
 
     def counted(self, name: str, kind: str) -> tuple[int, int]:
         """Which visit of its module in this forward a call belongs to, and which call in the visit it is."""
@@ -136,13 +182,13 @@ class Recorder:
     def strand(self, key: Key, passage: Passage) -> tuple[Strand, Piece]:
         """The strand that a call continues, or a new one, and the call's piece of it."""
         name, kind, *_ = key
+        if self.undecided and kind == "self":
+            self.decide(key, passage)
         strand = self.run.strands.get(key)
-        if strand is not None and isinstance(passage.offset, Tensor) and (passage.offset != passage.offset.flatten()[0]).any():
-            raise UnreadableError(RAGGED)
         place = None if strand is None else self.place(strand, passage)
-        if strand is not None and (place is None or kind == "self"):
-            self.decide(continues=place is not None)
         if strand is None or place is None:
+            if self.undecided and strand is not None:
+                self.begin_run()
             return self.begun(passage, name, kind)
         if place.apart > max(ROUNDED, 4 * torch.finfo(passage.k.dtype).eps):
             self.miss(Missed(passage.door, name, ROUNDS))
@@ -154,18 +200,47 @@ class Recorder:
         if strand.kind == "self":
             if not passage.caches or n <= new:
                 return None
+            if isinstance(passage.offset, Tensor) and (passage.offset != passage.offset.flatten()[0]).any():
+                raise UnreadableError(RAGGED)
             return strand.found(passage.k, new, lambda x: self.kept(passage, x), passage.turned)
         if strand.total != n:
             return None
+        if self.undecided and torch.equal(self.kept(passage, passage.q), strand.pieces[0].q):
+            return None  # its first queries come back
         same = same_rows(strand.key(n - 1), self.kept(passage, passage.k[:, :, -1:])[:, :, 0])
         return None if same is None else Place(n, 0, n, None, same.apart)
 
-    def decide(self, continues: bool) -> None:
-        """What the first call that can tell says of this forward: that it continues the run, or begins another."""
-        if self.undecided and continues:
-            self.roots[self.root] += 1
-        elif self.undecided:
-            self.run, self.roots = Run(), {self.root: 0}
+    def decide(self, key: Key, passage: Passage) -> None:
+        """Decide by its first call of self-attention whether a forward continues a run under way, or begins another."""
+        found = []
+        for running in self.runs:
+            strand = running.run.strands.get(key)
+            place = None if strand is None else self.place(strand, passage)
+            if strand is not None and place is not None:
+                found.append((running, strand, place))
+                if running.has_cache(self.cache):
+                    break
+        chosen = choose(found, self.cache, lambda: self.kept(passage, passage.k))
+        if chosen is None:
+            self.begin_run() if self.root in self.runs.current.roots else self.begin_root()
+            return
+        running, strand, place = chosen
+        if place.known < strand.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
+            running = running.fork()  # its own cache may go on too
+        self.runs.switch(running)
+        running.roots[self.root] = running.roots.get(self.root, -1) + 1
+        running.advance(self.root, self.forwards, self.cache, self.tokens, place.known - strand.past)
+        self.undecided = False
+
+    def begin_run(self) -> None:
+        """Let this forward begin a run."""
+        self.runs.switch(Running())
+        self.begin_root()
+
+    def begin_root(self) -> None:
+        """Let this forward be the first of its module in the run that goes on."""
+        self.runs.current.roots[self.root] = 0
+        self.runs.current.advance(self.root, self.forwards, self.cache, self.tokens)
         self.undecided = False
 
     def begun(self, passage: Passage, name: str, kind: str) -> tuple[Strand, Piece]:
@@ -179,7 +254,7 @@ class Recorder:
         strand = Strand(name, kind, self.run.turns, past=seen - new if caches else 0, chosen=heads)
         strand.keys.append(self.store.kept(self.kept(passage, k)))
         strand.steps.append(self.step)
-        return strand, self.piece(passage, 0, seen, seen - new if caches else 0)
+        return strand, self.piece(passage, 0, seen, 0)
 
     def continued(self, strand: Strand, passage: Passage, place: Place) -> tuple[Strand, Piece]:
         """The strand with the call's new keys, and its piece."""
@@ -207,12 +282,12 @@ class Recorder:
             sinks = None if sinks is None else sinks[self.chosen.heads]
         return Piece(
             q=self.store.kept(self.kept(passage, passage.q)),
-            values=self.values(passage, slice(slot, slot + passage.q.shape[2]) if slot else slice(None, passage.k.shape[2])),
+            values=self.values(passage, slice(slot, slot + passage.q.shape[2]) if slot else slice(stop - first)),
             first=first,
             stop=stop,
             step=self.step,
             mask=mask,
-            offset=passage.offset,
+            offset=passage.offset.clone() if isinstance(passage.offset, Tensor) else passage.offset,
             scale=default_scale(passage.q) if passage.scale is None else passage.scale,
             softcap=passage.softcap,
             bias=None if bias is None else bias.detach(),
@@ -232,16 +307,18 @@ class Recorder:
             return None
         return self.store.kept(self.kept(passage, passage.v[:, :, new]))
 
+    def rounded(self, passage: Passage, x: Tensor) -> Tensor:
+        """Return queries, keys or values of a passage as its kernel sees them under torch.autocast."""
+        return autocast(x.detach()) if autocasts(x.device) and passage.weight is None else x.detach()
+
     @property
     def step(self) -> int:
         """Which forward of the run is under way."""
-        return self.roots.get(self.root, 0)
+        return self.runs.current.roots.get(self.root, 0)
 
     def kept(self, passage: Passage, x: Tensor) -> Tensor:
         """Queries, keys or values of a passage as they are kept: of the heads chosen, in the dtype that its kernel saw."""
-        x = x.detach()
-        if autocasts(x.device) and passage.weight is None:
-            x = autocast(x)
+        x = self.rounded(passage, x)
         if self.chosen.heads is not None:
             share = passage.q.shape[1] // x.shape[1]
             count = passage.q.shape[1]

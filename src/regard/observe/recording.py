@@ -1,6 +1,7 @@
 """Recording: what a model attended to, call by call, and as one map for each layer."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.map import AttentionMap
+from regard.mechanism.arguments import check_choice, check_instance, check_path, check_whole, describe
 from regard.mechanism.masks import Documents
 from regard.mechanism.rule import EVERYTHING
 from regard.observe import files
@@ -17,6 +19,7 @@ from regard.observe.doors.passage import Missed
 from regard.observe.packing import pack
 from regard.observe.strand import Piece, Strand
 from regard.observe.words import TwoTexts, Words, sides
+from regard.printable import escape_controls
 from regard.shown import Shown
 
 DECODERS = ("decoder", "language_model", "text_decoder")  # of several parts of a model, the one meant where none is said
@@ -65,6 +68,7 @@ class Run:
     strands: dict[Key, Strand] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     turns: dict[int, Tensor] = field(default_factory=dict)
+    rows: list[int | None] = field(default_factory=list)  # of its maps, of each sequence that generate returned; None: of none
 
     @property
     def names(self) -> list[str]:
@@ -88,13 +92,12 @@ class Run:
 
     def visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
         """The same, with the visit."""
-        if kind not in KINDS:
-            raise ConfigError(f"kind is self or cross, got {kind!r}.")
+        check_choice("kind", kind, KINDS)
         if part is None:
             part = next((one for one in self.parts if one in DECODERS), None)
-        elif not any(inside(name, part) for name in self.names):
-            raise ConfigError(
-                f"part {part!r} is in no recorded module's path. The parts are: {', '.join(self.parts) or 'none'}."
+        elif not any(inside(name, check_instance("part", part, str)) for name in self.names):
+            raise MissingNameError(
+                f"part {describe(part)} is in no recorded module's path. The parts are: {', '.join(self.parts) or 'none'}."
             )
         return [(name, visit) for name, visit in self.visited(kind) if part is None or inside(name, part)]
 
@@ -114,12 +117,13 @@ class Run:
         found, heads = joined(strands), strands[0].heads
         if head is None:
             return found
+        head = check_whole("head", head, ", or None for all")
         if head in heads:
             return found.select(heads=[heads.index(head)])
         if strands[0].chosen is None and -len(heads) <= head < 0:
             return found.select(heads=[head])
         kept = f"below {len(heads)}" if strands[0].chosen is None else f"one of {listed(list(map(str, heads)))}"
-        raise ConfigError(f"head must be {kept}, the heads that were recorded; got {head}.")
+        raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe(head)}.")
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """The numbers in the model of the heads that were recorded of a layer, in the order in which its map has them."""
@@ -141,17 +145,19 @@ class Run:
             ]
             if not named:
                 others = [one for one in self.names if one != layer]
-                raise ConfigError(f"no {kind} attention of {layer!r} was recorded. Recorded: {listed(others)}.")
+                raise MissingNameError(f"no {kind} attention of {describe(layer)} was recorded. Recorded: {listed(others)}.")
             if len(named) > 1:
                 raise ConfigError(
                     f"{layer} ran {len(named)} times in one forward: count its runs by a number, layer=0 to {len(visits) - 1}, "
                     f"or take them from recording[{layer!r}]."
                 )
             visit = named[0]
-        elif not -len(visits) <= layer < len(visits):
+        elif not -len(visits) <= check_whole("layer", layer, " or a module's name") < len(visits):
             other = [one for one in KINDS if one != kind and self.visits(one, part)]
             hint = f" There is {' and '.join(other)} attention: kind=." if other and not visits else ""
-            raise ConfigError(f"layer must be below {len(visits)}, the {kind} attentions recorded; got {layer}.{hint}")
+            raise OutOfRangeError(
+                f"layer must be below {len(visits)}, the {kind} attentions recorded; got {describe(layer)}.{hint}"
+            )
         else:
             visit = visits[layer]
         return [strand for (name, one, turn, _), strand in self.strands.items() if (name, turn) == visit and one == kind]
@@ -184,10 +190,19 @@ class Recording(Shown):
 
     def __getitem__(self, name: str) -> list[Call]:
         """The calls of a module, by its path."""
+        check_instance("a name in a recording", name, str, "recording.calls[n] is a call by number.")
         found = [call for call in self.calls if call.name == name]
         if not found:
-            raise ConfigError(f"no call of {name!r} was recorded. Recorded: {listed(self.names)}.")
+            raise MissingNameError(f"no call of {describe(name)} was recorded. Recorded: {listed(self.names)}.")
         return found
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the modules that were recorded, as those of a dictionary of their calls."""
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a module of this name was recorded."""
+        return name in self.names
 
     @property
     def last(self) -> Run:
@@ -219,11 +234,12 @@ class Recording(Shown):
 
     def save(self, path: str | Path) -> None:
         """Writes the recording to one file, which is whole or not there; regard.load reads it, to the bit."""
-        files.write(Path(path), *pack(self))
+        files.write(Path(check_path("path", path)), *pack(self))
 
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""
-        return f"Recording({self.model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
+        model = escape_controls(self.model)
+        return f"Recording({model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
 
 
 def joined(strands: list[Strand]) -> AttentionMap:

@@ -1,31 +1,38 @@
 """Attentions: a map where a program expects a tensor of weights."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.mechanism.scores import wide
 
-OPERATORS = (
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "mod", "pow", "rpow", "rmatmul"),
-    *("neg", "abs", "gt", "lt", "ge", "le", "eq", "ne"),
-)
+FIELDS = ("dtype", "device", "layout", "ndim", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_sparse", "requires_grad")
+KNOWN = {  # what is known without the weights
+    *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.get_device),
+    *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_inference),
+    *(getattr(Tensor, name).__get__ for name in (*FIELDS, "grad", "grad_fn")),
+}
+WRITES = ("__setitem__", "__delitem__", "__set__")
 
 
-class Attentions(AttentionMap):
-    """A map that answers like the tensor (b, h, q, k) it stands for: its methods, and torch's functions, see its dense form.
+class Attentions(AttentionMap, Tensor):  # type: ignore[misc,override]
+    """A map that is the tensor (b, h, q, k) it stands for: every method and function of tensors is of its dense form.
 
-    Where that is past the limit of dense, TooLargeError names the bytes and what to ask the map for instead. A method
-    that maps and tensors both have is the tensor's where it is called as only a tensor's can be: select(axis, index),
-    diagonal(dim1=, dim2=), logsumexp(axis), tile(2, 1).
+    Its shape, dtype and device cost nothing. Where the dense form is past its limit, TooLargeError states the bytes and what
+    to ask the map for instead. A method that maps and tensors both have is the tensor's where it is called as only a tensor's
+    can be: select(axis, index), diagonal(dim1=, dim2=), logsumexp(axis), tile(2, 1). It cannot be written to: ConfigError.
     """
 
-    requires_grad = False
-    grad = grad_fn = None
+    @staticmethod
+    def __new__(cls, of: AttentionMap) -> "Attentions":
+        dtype = wide(of._request.q.dtype)
+        made: Attentions = Tensor._make_wrapper_subclass(cls, of.shape, dtype=dtype, device=of.device)
+        return made
 
     def __init__(self, of: AttentionMap) -> None:
         self.__dict__.update(of.__dict__)
@@ -35,36 +42,15 @@ class Attentions(AttentionMap):
         """(b, h, q, k)."""
         return torch.Size(super().shape)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        return wide(self._request.q.dtype)
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether its answers lie on a GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def ndim(self) -> int:
-        """The number of its axes, 4."""
-        return 4
-
-    def dim(self) -> int:
-        """The number of its axes, 4."""
-        return 4
-
-    def size(self, axis: int | None = None) -> Any:
-        """Its shape, or the length of one axis."""
-        return self.shape if axis is None else self.shape[axis]
-
-    def numel(self) -> int:
-        """How many weights it has."""
-        return self.shape.numel()
-
     def detach(self) -> "Attentions":
         """Itself: it has no gradient."""
         return self
+
+    def to(self, *args: Any, **named: Any) -> Tensor:
+        """Return itself where it has that device and dtype; else its dense form there."""
+        device, dtype, *_ = (None, None) if "copy" in named else torch._C._nn._parse_to(*args, **named)
+        same = (device is None or device == self.device) and (dtype is None or dtype == self.dtype)
+        return self if same and "copy" not in named else self.dense().to(*args, **named)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Weights, by what a map takes; by None and a bool of several axes too, from its dense form."""
@@ -112,10 +98,13 @@ class Attentions(AttentionMap):
         found = self.dense().cpu().numpy()
         return found if dtype is None else found.astype(dtype)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(Tensor, name):
-            raise AttributeError(f"a map has no {name}.")
-        return getattr(self.dense(), name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attentions":
+        other = object.__new__(AttentionMap)
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return Attentions(other)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return AttentionMap.__repr__(self).replace(str(self.shape), str(tuple(self.shape)))
 
     __hash__ = AttentionMap.__hash__
 
@@ -123,11 +112,26 @@ class Attentions(AttentionMap):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*weighed(args), **weighed(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if any(isinstance(x, cls) for x in written(str(func.__name__), args, kwargs)):
+            raise ConfigError(f"{func.__name__} writes to attentions, which are computed when asked for: write to .dense().")
+        return func(*weighed(args), **weighed(kwargs))
+
+    __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
+
+
+def written(name: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that a function of torch writes to."""
+    out = kwargs.get("out")
+    inplace = name in WRITES or (name.endswith("_") and not name.endswith("__"))
+    return [*(args[:1] if inplace else ()), *(out if isinstance(out, tuple | list) else [out])]
 
 
 def weighed(x: Any) -> Any:
-    """Arguments with every map among them as its dense form."""
+    """Return arguments with every map among them as its dense form."""
     if isinstance(x, Attentions):
         return x.dense()
     if isinstance(x, list | tuple):
@@ -135,14 +139,15 @@ def weighed(x: Any) -> Any:
     return {key: weighed(value) for key, value in x.items()} if isinstance(x, dict) else x
 
 
-def operator(name: str) -> Callable[..., Any]:
-    """An operator of tensors on the dense form."""
+def operate(name: str) -> Callable[..., Tensor]:
+    """Return an operator of augmented assignment, whose result is a tensor of its own."""
 
-    def apply(self: Attentions, *args: Any) -> Any:
-        return getattr(self.dense(), name)(*weighed(args))
+    def operated(self: Attentions, other: Any) -> Tensor:
+        found: Tensor = getattr(self.dense(), f"__{name}__")(weighed(other))
+        return found
 
-    return apply
+    return operated
 
 
-for _name in OPERATORS:
-    setattr(Attentions, f"__{_name}__", operator(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(Attentions, f"__i{_name}__", operate(_name))

@@ -8,6 +8,8 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.map import AttentionMap
 from regard.map.attention_map import LIMIT_BYTES
+from regard.map.indexing import places
+from regard.mechanism.arguments import check_instance, check_number, check_sequence
 from regard.observe.look import Look
 from regard.observe.recording import Recording
 
@@ -32,11 +34,13 @@ def rollout(
     Raises TooLargeError where the answer would take more than a gigabyte: then name fewer queries.
     Source: Abnar and Zuidema 2020, section 3.
     """
-    if not 0 <= residual < 1:
+    check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
+    if not 0 <= check_number("residual", residual) < 1:
         raise ConfigError(f"residual is the part of the residual stream, at least 0 and below 1; got {residual}.")
-    if kind == "cross":
+    if isinstance(kind, str) and kind == "cross":
         raise ConfigError("rollout follows one text through its layers; the queries of cross attention are of another text.")
-    chosen = range(len(recording.layers(kind=kind, part=part))) if layers is None else layers
+    names = recording.layers(kind=kind, part=part)
+    chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")
     relevance = start(recording.map(chosen[-1], kind=kind, part=part), queries)
@@ -48,7 +52,7 @@ def rollout(
 def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
     """Each query's own place in a row of its own, (b, n, k)."""
     b, _, q, k = m.shape
-    rows = torch.arange(q, device=m.device)[queries].reshape(-1)
+    rows = places("queries", queries, q).to(m.device)
     dtype = m.logsumexp().dtype
     size = b * len(rows) * k * torch.finfo(dtype).bits // 8
     if size > LIMIT_BYTES:

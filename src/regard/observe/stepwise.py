@@ -1,5 +1,7 @@
 """Which calls are steps of one decoder: an RNN's, which looks at the same keys once for each word that it writes."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -35,5 +37,17 @@ def same_keys(ours: Tensor, theirs: Tensor, told: Tensor | None) -> Rows | None:
 
 
 def alike(k: Tensor) -> bool:
-    """Whether some rows of keys (b, g, k, d) are the same, as those of a search are."""
-    return len(k.double().flatten(1).sum(1).unique()) < len(k)
+    """Return whether some rows of keys (b, g, k, d) are the same but for rounding, as those of a search are.
+
+    A product may round one row in two ways, at two places of a batch. Rounding leaves more than half of the digits of a key's
+    largest number right; keys of two words share fewer.
+    """
+    pairs = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril(-1)
+    half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)
+    for keys in k.double().unbind(2):  # (b, g, d)
+        rows = keys.flatten(1)
+        apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / math.sqrt(rows.shape[1])
+        pairs &= apart <= half_of_digits * rows.abs().amax()
+        if not pairs.any():
+            return False
+    return len(k) > 1

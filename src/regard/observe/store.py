@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.mechanism.arguments import check_path, describe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 VALUES = "values"
@@ -27,11 +28,13 @@ class Store:
     @classmethod
     def of(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
         """The store that record's arguments ask for, or ConfigError."""
+        if keep is not None and not isinstance(keep, Iterable):
+            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {describe(keep)}.")
         asked = [] if keep is None else re.split(r"[\s,+]+", keep) if isinstance(keep, str) else [str(one) for one in keep]
         unknown = [one for one in asked if one not in (*DTYPES, VALUES)]
         if unknown:
             raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {unknown[0]!r}.")
-        folder = None if to is None else Path(to)
+        folder = None if to is None else Path(check_path("to", to))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -45,5 +48,9 @@ class Store:
             return copy
         path = self.folder / f"{self.count:06d}.bin"
         self.count += 1
-        path.write_bytes(copy.view(torch.uint8).numpy().data)
+        try:
+            with path.open("xb") as file:  # what is mapped from a file must stay in it
+                file.write(copy.view(torch.uint8).numpy().data)
+        except FileExistsError:
+            raise ConfigError(f"{path} is there already: another recording writes to that folder. Name another.") from None
         return torch.from_file(str(path), shared=False, size=x.numel(), dtype=x.dtype).view(x.shape)

@@ -1,7 +1,7 @@
 """What is kept of one attention module in one run: the queries of every step, the keys once, and the rules of who saw whom."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -88,12 +88,15 @@ class Strand:
         """
         total, before = self.total, k.shape[2] - new
         places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
+        found = []
         for known, slot in places:
             if known > 0 and slot >= 0:
                 same = same_rows(self.key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0], told)
                 if same is not None:
-                    return Place(known, known - 1 - slot, slot + 1, *same)
-        return None
+                    found.append(Place(known, known - 1 - slot, slot + 1, *same))
+                    if not same.apart:
+                        break
+        return min(found, key=lambda place: place.apart, default=None)  # keys of two words may be alike
 
     def key(self, index: int) -> Tensor:
         """One key of all rows and heads, (b, g, d), as the rows stood at the last step."""
@@ -107,7 +110,10 @@ class Strand:
     def turned(self, x: Tensor, made: int, wanted: int) -> Tensor:
         """Something of the batch rows of one step as those of a later one."""
         rows = None
-        for step in range(wanted, made, -1):
+        steps: Sequence[int] = range(wanted, made, -1)
+        if len(steps) > len(self.turns):
+            steps = sorted((step for step in self.turns if step in steps), reverse=True)
+        for step in steps:
             turn = self.turns.get(step)
             if turn is not None:
                 rows = turn if rows is None else turn[rows]
@@ -228,7 +234,7 @@ def first_rows(piece: Piece, rows: int, known: int) -> Piece:
     keys = min(piece.stop, known) - piece.first
     bias = piece.bias if piece.bias is None else piece.bias[:, :, :rows, :keys]
     mask = first_keys(first_queries(piece.mask, rows), keys)
-    values = piece.values if piece.values is None else piece.values[:, :, :rows]
+    values = piece.values if piece.values is None else piece.values[:, :, : piece.values.shape[2] - piece.q.shape[2] + rows]
     return replace(piece, q=piece.q[:, :, :rows], values=values, stop=piece.first + keys, mask=mask, bias=bias)
 
 

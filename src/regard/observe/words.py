@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
+from regard.mechanism.arguments import describe
 
 Words = Sequence[str] | Sequence[Sequence[str]]  # of one batch row or of each
 Tokens = Words | Tensor  # or ids
@@ -23,13 +24,15 @@ class TwoTexts(Sequence[Any]):
     """
 
     def __init__(self, rows: Words, columns: Words, read: Words | None = None) -> None:
+        for words in (rows, columns, read):
+            check_tokens(words)
         self.rows, self.columns, self.read = rows, columns, rows if read is None else read
 
     @classmethod
     def of(cls, tokens: Any) -> Any:
         """The texts of {"rows": of the queries, "columns": of the keys}, and "read" perhaps; anything else as it is."""
         if not isinstance(tokens, Mapping):
-            return tokens
+            return check_tokens(tokens)
         if set(tokens) - {"read"} != {"rows", "columns"}:
             raise ConfigError(f'words of two texts are {{"rows": [...], "columns": [...]}}; got {", ".join(map(str, tokens))}.')
         return cls(tokens["rows"], tokens["columns"], tokens.get("read"))
@@ -52,6 +55,24 @@ def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Wor
         return tokens.rows, tokens.columns
     own = tokens.columns if any(part.startswith("encoder") for part in name.split(".")) else tokens.read
     return own, own
+
+
+def check_tokens(tokens: Any) -> Any:
+    """Words or ids as they are, or ConfigError where they are neither: words, rows of words, or a tensor of ids."""
+    if tokens is None or isinstance(tokens, TwoTexts):
+        return tokens
+    if isinstance(tokens, Tensor):
+        is_plain = tokens.layout is torch.strided and not (tokens.is_nested or tokens.is_complex() or tokens.is_quantized)
+        if is_plain and not tokens.is_floating_point():
+            return tokens
+    elif isinstance(tokens, Sequence) and not isinstance(tokens, (str, bytes)):
+        some = [row for row in tokens if not isinstance(row, str)]
+        are_rows = len(some) in (0, len(tokens)) and all(isinstance(row, Sequence) for row in some)
+        if are_rows and all(isinstance(word, str) for row in some for word in row):
+            return tokens
+    raise ConfigError(
+        f"tokens are a list of words, a list of them for each batch row, or a tensor of ids; got {describe(tokens)}."
+    )
 
 
 def of_keys(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:

@@ -7,10 +7,10 @@ columns and vectors there are, and how many rows a run has. A vector is a row: e
 """
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
 
 from regard.compiled.kept import callback
-from regard.compiled.pointers import at, floats, meet, take
+from regard.compiled.pointers import at, meet, take, view
 from regard.compiled.rows import multiply_rows
 from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
 
@@ -31,13 +31,13 @@ def shared(dtype):
 
     @callback(types.void(types.voidptr))
     def work(place):
-        said = carray(place, 10, np.int64)
+        said = view(place, 10, np.int64)
         rows, columns, count = said[6], said[7], said[8]
-        matrix = carray(at(said[1]), (rows, columns), dtype)
-        scales = floats(said[2], rows)
-        vectors = carray(at(said[3]), (count, columns), np.float32)
-        bias = floats(said[4], rows)
-        output = carray(at(said[5]), (count, rows), np.float32)
+        matrix = view(said[1], (rows, columns), dtype)
+        scales = view(said[2], rows, np.float32)
+        vectors = view(said[3], (count, columns), np.float32)
+        bias = view(said[4], rows, np.float32)
+        output = view(said[5], (count, rows), np.float32)
         share(place, said[9], matrix, scales, vectors, bias, output)
 
     return work
@@ -49,13 +49,17 @@ FLOATS, BYTES = shared(np.float32), shared(np.int8)
 @callback(types.void(types.voidptr))
 def SHORTS(place):
     """The same of bytes for more vectors, which are made whole numbers of 16 bits first; each thread takes some of them."""
-    said = carray(place, 15, np.int64)
+    said = view(place, 15, np.int64)
     rows, columns, count, run, most = said[2], said[3], said[4], said[5], said[6]
     padded = (count + VECTORS - 1) // VECTORS * VECTORS
-    matrix, scales, bias = carray(at(said[8]), (rows, columns), np.int8), floats(said[9], rows), floats(said[11], rows)
-    vectors = carray(at(said[10]), (count, columns), np.float32)
-    output = carray(at(said[12]), (count, rows), np.float32)
-    whole, factors = carray(at(said[13]), (padded, columns), np.int16), floats(said[14], padded)
+    matrix, scales, bias = (
+        view(said[8], (rows, columns), np.int8),
+        view(said[9], rows, np.float32),
+        view(said[11], rows, np.float32),
+    )
+    vectors = view(said[10], (count, columns), np.float32)
+    output = view(said[12], (count, rows), np.float32)
+    whole, factors = view(said[13], (padded, columns), np.int16), view(said[14], padded, np.float32)
     while True:
         one = take(place)
         if one >= count:

@@ -23,10 +23,10 @@ Place = tuple[int, int | None]  # a layer, and a head of it; None is the mean of
 
 def placed(asked: str) -> Place:
     """A layer and a head from 3.5, or a layer alone from 3."""
-    layer, dot, head = asked.partition(".")
-    if not layer.isdecimal() or (dot and not head.isdecimal()):
+    numbers = asked.split(".")
+    if len(numbers) > 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
         raise ConfigError(f"a head is named by its layer and its number, like 3.5, and a layer like 3; got {asked!r}.")
-    return int(layer), int(head) if dot else None
+    return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
 def text(recording: Recording, window: Window, whole: bool, kind: str = "self") -> Iterator[Text]:

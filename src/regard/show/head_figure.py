@@ -9,7 +9,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.map.pooling import part
+from regard.mechanism.arguments import check_instance, check_place, check_whole
 from regard.observe import Recording
+from regard.printable import escape_controls
 from regard.show.axes import attention_of, sides_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
 from regard.show.scale import FAINTEST, FEW, fitting
@@ -37,8 +39,14 @@ def figure(
     is that of the batch. kind is self or cross; where it is not said, cross only where there is nothing else, as the title then
     says. Raises ConfigError for a layer or a head that was not recorded.
     """
-    said, kind = kind, kind or attention_of(recording)
-    m = recording.map(layer, head, kind, part).select(batch=row)
+    check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
+    said, kind = kind, attention_of(recording) if kind is None else kind
+    if title is not None:
+        title = escape_controls(check_instance("title", title, str), keep="\n")
+    head = check_whole("head", head)
+    m = recording.map(layer, head, kind, part)
+    row = check_place("row", row, m.shape[0], "the batch")
+    m = m.select(batch=row)
     q, k = m.shape[2:]
     rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
     chosen = " of cross attention" if kind == "cross" and said is None else ""

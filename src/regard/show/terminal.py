@@ -4,7 +4,6 @@ import math
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
@@ -12,12 +11,14 @@ from typing import IO, Literal
 import torch
 from rich.cells import cell_len, set_cell_size
 from rich.color import Color
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
 from regard.lectures.scenes import Line, Panel, Scene
+from regard.printable import LINES, ReaderGoneError, escape_controls
 from regard.show.numerals import aligned
 from regard.show.ramp import PAPER, coarse, ink, shade
 
@@ -52,19 +53,38 @@ class View:
 
 
 class Screen(Console):
-    """A console that leaves a reader who has gone to whoever opened it; rich would end the program with 1."""
+    """A console that escapes what would steer the terminal, but for its own colours and bars, whatever text it is given.
+
+    It leaves a reader who has gone to whoever opened it; rich would end the program with 1.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(escape_controls(one.text, LINES), one.style)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        raise ReaderGoneError
 
 
 def open_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that interprets nothing it is given, and writes no escape code to a pipe or where NO_COLOR is set."""
     stream = sys.stdout if file is None else file
+    stream = getattr(stream, "unescaped", stream)  # Screen escapes, and has its own colours
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")  # a terminal without √ shows a ?
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich alone leaves bold and italics on
     return Screen(file=stream, width=width, color_system=colours, markup=False, emoji=False, highlight=False)
+
+
+def print_unpadded(console: Console, renderable: RenderableType) -> None:
+    """Print something without the spaces with which rich fills its lines."""
+    with console.capture() as captured:
+        console.print(renderable)
+    text = "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+    try:
+        console.file.write(text + "\n")
+    except BrokenPipeError:
+        raise ReaderGoneError from None
 
 
 def show(console: Console, scene: Scene, number: int, view: View) -> None:
@@ -101,20 +121,7 @@ def palette(console: Console) -> str | None:
 
 def literal(text: str) -> str:
     """The text as it is written: what would steer the terminal is spelled out, and what runs right to left stays in place."""
-    spelled = "".join(character if harmless(character) else escaped(character) for character in text)
-    return RIGHT_TO_LEFT.sub(lambda found: found[0] + "\u200e", spelled)  # numbers after it keep their columns
-
-
-def harmless(character: str) -> bool:
-    """Whether a character stands for itself: no control, no direction, no half of a pair."""
-    return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and unicodedata.bidirectional(character) not in (
-        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
-    )  # fmt: skip
-
-
-def escaped(character: str) -> str:
-    """A character as Python writes it."""
-    return character.encode("unicode_escape").decode("ascii")
+    return RIGHT_TO_LEFT.sub(lambda found: found[0] + "\u200e", escape_controls(text))  # numbers after it keep their columns
 
 
 def fitted(text: str, width: int) -> str:

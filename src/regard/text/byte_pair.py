@@ -6,6 +6,7 @@ piece's number. GPT-2's own are carried in this package (`gpt2/`, with their lic
 
 import builtins
 import json
+import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
@@ -15,14 +16,18 @@ import tiktoken
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
+from regard.text.byte_pair_files import FILES as FILES
+from regard.text.byte_pair_files import NUMBERS, PAIRS, numbered, read, spell, unspell
+from regard.text.cuts import is_cut, limit_runs
 from regard.writing import whole
 
 OWN = Path(__file__).parent / "gpt2"
-FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # pairs and numbers: OpenAI's names, and transformers'
-PAIRS, NUMBERS = FILES[0]
 END = "<|endoftext|>"
 # how GPT-2 cuts a text before pairs are joined (Radford et al. 2019): contractions, words, numbers, signs, spaces
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+LARGEST = 1 << 30  # a vocabulary
+WINDOW = 1 << 16  # characters
+UNSURE = 256  # tokens at the end of a text that may be others in a longer one
 
 
 class BytePair:
@@ -31,8 +36,10 @@ class BytePair:
     The first 256 pieces are the single bytes, so that any text has an encoding.
     """
 
-    def __init__(self, pieces: dict[bytes, int], special: dict[str, int]) -> None:
-        self.special = special
+    def __init__(
+        self, pieces: dict[bytes, int], special: dict[str, int], pairs: Sequence[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        self.special, self._given = special, pairs
         self._coding = tiktoken.Encoding("regard", pat_str=PATTERN, mergeable_ranks=pieces, special_tokens=special)
         self._pieces = pieces
         self._bytes = {number: piece for piece, number in pieces.items()}
@@ -51,7 +58,8 @@ class BytePair:
         """
         folder = Path(folder)
         pairs, numbers = FILES[0] if (folder / PAIRS).exists() else FILES[1]
-        return cls(*read(folder / pairs, folder / numbers))
+        found = read(folder / pairs, folder / numbers)
+        return cls(found.pieces, found.special, found.pairs)
 
     def save(self, folder: str | Path) -> None:
         """Writes the two files into a folder, which is made where there is none."""
@@ -71,6 +79,8 @@ class BytePair:
         A small text has fewer pairs. Raises ConfigError where there is no room for the 256 bytes and the special tokens.
         """
         least = 256 + len(special)
+        if vocabulary > LARGEST:
+            raise ConfigError(f"vocabulary must be {LARGEST:,} at most; got {vocabulary}.")
         if vocabulary < least:
             raise ConfigError(
                 f"vocabulary must be at least {least}, 256 bytes and {len(special)} special tokens; got {vocabulary}."
@@ -80,11 +90,16 @@ class BytePair:
         except ImportError:
             raise ConfigError("BytePair.train needs tokenizers: pip install tokenizers.") from None
         trainer = ByteLevelBPETokenizer()
-        trainer.train_from_iterator(texts, vocab_size=vocabulary - len(special), min_frequency=2, show_progress=False)
+        try:
+            trainer.train_from_iterator(
+                limit_runs(texts), vocab_size=vocabulary - len(special), min_frequency=2, show_progress=False
+            )
+        except UnicodeEncodeError as error:
+            raise DataError(f"a text has half of a surrogate pair at {error.start}, which is no character.") from None
         merges = json.loads(trainer.to_str())["model"]["merges"]
         pairs = [(unspell(left), unspell(right)) for left, right in merges]
         pieces = numbered(pairs)
-        return cls(pieces, {word: len(pieces) + n for n, word in enumerate(special)})
+        return cls(pieces, {word: len(pieces) + n for n, word in enumerate(special)}, pairs)
 
     @property
     def end(self) -> int:
@@ -100,7 +115,9 @@ class BytePair:
 
     @cached_property
     def pairs(self) -> list[tuple[bytes, bytes]]:
-        """The pairs in the order they were joined."""
+        """The pairs in the order they were joined: as they were given, else as the pieces come about."""
+        if self._given is not None:
+            return list(self._given)
         joined = sorted((piece for piece in self._pieces if len(piece) > 1), key=lambda piece: self._pieces[piece])
         return [halves(piece, self._pieces) for piece in joined]
 
@@ -116,7 +133,39 @@ class BytePair:
             text.encode()
         except UnicodeEncodeError as error:
             raise DataError(f"the text has half of a surrogate pair at {error.start}, which is no character.") from None
-        return self._coding.encode(text, allowed_special=set(allowed), disallowed_special=())
+        try:
+            return self._coding.encode(text, allowed_special=set(allowed), disallowed_special=())
+        except ValueError:  # a run of white space is longer than tiktoken's stack
+            return self._encode_in_windows(text, allowed)
+
+    def _encode_in_windows(self, text: str, allowed: Collection[str]) -> list[int]:
+        """Return the numbers of a text, no more than a window of which is encoded at a time."""
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, allowed))})", text) if allowed else [text]:
+            at = len(part) if part in allowed else 0
+            ids += [self.special[part]] if at else []
+            while at < len(part):
+                window = part[at : at + WINDOW]
+                window = window[: self.find_cut(window)] if at + len(window) < len(part) else window
+                ids += self._coding.encode(window, disallowed_special=())
+                at += len(window)
+        return ids
+
+    def find_cut(self, text: str) -> int:
+        """Return how many of a text's first characters have tokens of their own, whatever follows: all but the last of them.
+
+        The rest of the text, encoded by itself, then goes on as in the whole.
+        """
+        data = text.encode()
+        ids = self.encode(text)
+        at, place = len(data), len(text)  # in bytes and in characters, after the tokens that are left
+        for number in range(len(ids) - 1, 0, -1):
+            piece = self._bytes[ids[number]]
+            at, place = at - len(piece), place - sum(byte & 0xC0 != 0x80 for byte in piece)
+            whole_character = data[at] & 0xC0 != 0x80
+            if len(ids) - number > UNSURE and whole_character and is_cut(text, place):
+                return place
+        return len(text)
 
     def bytes(self, ids: Sequence[int] | Tensor) -> builtins.bytes:
         """The bytes that numbers stand for. Raises DataError for a number that stands for none."""
@@ -148,36 +197,6 @@ def own() -> BytePair:
     return BytePair.load(OWN)
 
 
-@cache
-def letters() -> dict[int, str]:
-    """The letter that stands for each byte in the files: itself where it prints, else one from U+0100 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-@cache
-def letter_bytes() -> dict[str, int]:
-    """The way back."""
-    return {letter: byte for byte, letter in letters().items()}
-
-
-def spell(piece: bytes) -> str:
-    """A piece as the files write it."""
-    return "".join(letters()[byte] for byte in piece)
-
-
-def unspell(word: str) -> bytes:
-    """The way back; KeyError for a letter that stands for no byte."""
-    return bytes(letter_bytes()[letter] for letter in word)
-
-
-def numbered(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
-    """Every piece's number: the bytes in the order of the files, then the pairs in theirs."""
-    pieces = [*(bytes([byte]) for byte in letters()), *(left + right for left, right in pairs)]
-    return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-
-
 def halves(piece: bytes, numbers: dict[bytes, int]) -> tuple[bytes, bytes]:
     """The two pieces that were joined last to make one: those left when every earlier joining has been done."""
     parts = [bytes([byte]) for byte in piece]
@@ -186,33 +205,3 @@ def halves(piece: bytes, numbers: dict[bytes, int]) -> tuple[bytes, bytes]:
         n = ranks.index(min(ranks))
         parts[n : n + 2] = [parts[n] + parts[n + 1]]
     return parts[0], parts[1]
-
-
-def read(pairs: Path, numbers: Path) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Pieces and special tokens from the two files, which must agree."""
-    for path in (pairs, numbers):
-        if not path.is_file():
-            raise DataError(f"{path} is missing: a byte-pair encoding is {PAIRS} and {NUMBERS} in one folder.")
-    try:
-        lines = pairs.read_text(encoding="utf-8").splitlines()
-        joined = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        found = [(unspell(left), unspell(right)) for left, right in joined]
-    except (UnicodeDecodeError, ValueError, KeyError) as error:
-        raise DataError(f"{pairs} is no list of pairs, two words a line: {error}.") from None
-    try:
-        given = json.loads(numbers.read_text(encoding="utf-8"))
-        if not isinstance(given, dict) or not all(isinstance(n, int) and not isinstance(n, bool) for n in given.values()):
-            raise ValueError("it must say a whole number for each word")
-    except ValueError as error:
-        raise DataError(f"{numbers} is no JSON object of words and their numbers: {error}.") from None
-    pieces = {piece: given.get(spell(piece)) for piece in numbered(found)}
-    missing = next((piece for piece, number in pieces.items() if number is None), None)
-    if missing is not None:
-        raise DataError(f"{numbers} has no number for {spell(missing)!r}, which {pairs.name} joins.")
-    ranks = {piece: number for piece, number in pieces.items() if number is not None}
-    order = [ranks[left + right] for left, right in found]
-    taken = set(ranks.values())
-    special = {word: number for word, number in given.items() if number not in taken}
-    if sorted(given.values()) != list(range(len(given))) or len(ranks) + len(special) != len(given) or order != sorted(order):
-        raise DataError(f"{numbers} does not number the pieces of {pairs.name} from 0 on, in the order they are joined.")
-    return ranks, special

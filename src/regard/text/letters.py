@@ -10,6 +10,7 @@ from regard.writing import whole
 
 FILE = "letters.txt"
 SHOWN = 40  # letters of an alphabet that an error spells out
+MANY = 200  # more letters than a line shows
 
 
 class Letters:
@@ -17,7 +18,7 @@ class Letters:
 
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) < len(alphabet):
-            raise DataError(f"an alphabet is some letters, each of them once; got {alphabet!r}.")
+            raise DataError(f"an alphabet is some letters, each of them once; got {alphabet[:SHOWN]!r}.")
         if any("\ud800" <= letter <= "\udfff" for letter in alphabet):
             raise DataError("an alphabet is of whole characters; it has half of a surrogate pair, which no file of text holds.")
         self.alphabet = alphabet
@@ -73,6 +74,11 @@ class Letters:
             letters = ", ".join(self.alphabet[:SHOWN]) + (", ..." if self.vocabulary > SHOWN else "")
             raise DataError(f"{error.args[0]!r} is no letter of this model, which reads {letters} and nothing else.") from None
 
+    @staticmethod
+    def find_cut(text: str) -> int:
+        """Return how many of a text's first characters may be encoded apart from what follows: all that end no line."""
+        return len(text.rstrip("\r\n")) or max(len(text) - 2, 1)
+
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """The text of numbers; DataError for a number that stands for no letter."""
         return "".join(self.pieces(ids))
@@ -90,4 +96,4 @@ class Letters:
         return [self.alphabet[number] for number in numbers]
 
     def __repr__(self) -> str:
-        return f"Letters({self.alphabet!r})"
+        return f"Letters({self.alphabet!r})" if self.vocabulary <= MANY else f"Letters({self.vocabulary:,} of them)"

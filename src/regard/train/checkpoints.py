@@ -6,12 +6,11 @@ One is written into a hidden folder beside, in a thread, from a copy that is mad
 the disk. `run.json` comes last, so that a folder without it is no checkpoint.
 """
 
-import json
+import math
 import os
 import shutil
 import warnings
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,7 @@ from torch import Tensor, distributed, nn
 
 from regard.errors import DataError
 from regard.train import metadata
-
-FORMAT, VERSION = "regard training", 1
-HEADER = "run.json"
+from regard.train.header import checkpoint_folders, folder_name, read_header, verify_files, write_header
 
 State = dict[str, dict[str, Any]]
 
@@ -58,7 +55,7 @@ class Checkpoints:
     def save(self, model: nn.Module, optimiser: torch.optim.Optimizer, says: Mapping[str, Any]) -> None:
         """Begins to write one; when this returns the weights may change. Waits for the one before it."""
         self.wait()
-        aside = self.folder / f".{name(says['step'])}"
+        aside = self.folder / f".{folder_name(says['step'])}"
         self.folder.mkdir(parents=True, exist_ok=True)
         writing = writer(tensors_of(state_of(model, optimiser)), aside, self._apart)
         self._writing = self._thread.submit(self.finish, writing, aside, dict(says))
@@ -69,11 +66,7 @@ class Checkpoints:
             result_of(writing)
             if not self.first:
                 return
-            said = {"format": FORMAT, "version": VERSION, **says, "files": {path.name: sums(path) for path in aside.iterdir()}}
-            with (aside / HEADER).open("w", encoding="utf-8") as file:
-                json.dump(said, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
+            write_header(aside, says)
             on_disk(aside)
             os.replace(aside, self.folder / aside.name.removeprefix("."))
             on_disk(self.folder)
@@ -87,8 +80,7 @@ class Checkpoints:
     def prune(self) -> None:
         """Removes all but the last ones and the best."""
         found = self.all()
-        looked = [one for one in found if one.says.get("held_out_nats") is not None]
-        best = min(looked, key=lambda one: float(one.says["held_out_nats"]), default=None)
+        best = find_best(found)
         for one in found[: -self.keep]:
             if one is not best:
                 hidden = one.folder.with_name(f".old-{one.folder.name}")
@@ -97,8 +89,8 @@ class Checkpoints:
 
     def left(self) -> str:
         """What there is to go on from, in a sentence."""
-        last = max(self.folder.glob("step-*"), default=None)
-        return "There is none yet." if last is None else f"The last one, {last}, is whole."
+        folders = checkpoint_folders(self.folder)
+        return f"The last one, {folders[-1]}, is whole." if folders else "There is none yet."
 
     def check(self) -> None:
         """Raises DataError where the last one could not be written; does not wait."""
@@ -119,17 +111,31 @@ class Checkpoints:
 
     def all(self) -> list[Checkpoint]:
         """Those on the disk, the oldest first."""
-        folders = sorted(path for path in self.folder.glob("step-*") if path.is_dir())
-        return [Checkpoint(path, header(path)) for path in folders]
+        return [Checkpoint(path, read_header(path)) for path in checkpoint_folders(self.folder)]
 
     def latest(self) -> Checkpoint | None:
         """The newest one; DataError where it is not what was written."""
-        folders = sorted(path for path in self.folder.glob("step-*") if path.is_dir())
-        if not folders:
-            return None
-        checkpoint = Checkpoint(folders[-1], header(folders[-1]))
-        verify(checkpoint, folders[-2] if len(folders) > 1 else None)
-        return checkpoint
+        folders = checkpoint_folders(self.folder)
+        return verify_checkpoint(folders[-1], folders[-2] if len(folders) > 1 else None) if folders else None
+
+    def best(self) -> Checkpoint | None:
+        """The one with the least held-out loss; DataError where it is not what was written."""
+        found = find_best(self.all())
+        return None if found is None else verify_checkpoint(found.folder, None)
+
+
+def verify_checkpoint(folder: Path, former: Path | None) -> Checkpoint:
+    """Return the checkpoint in a folder after a look at every file; former is the one before it."""
+    says = read_header(folder)
+    verify_files(folder, says, former)
+    return Checkpoint(folder, says)
+
+
+def find_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the one with the least held-out loss, the first of several; None where no loss is a number."""
+    looked = [(one.says.get("held_out_nats"), one) for one in checkpoints]
+    finite = [(loss, one) for loss, one in looked if loss is not None and math.isfinite(loss)]
+    return min(finite, key=lambda pair: float(pair[0]), default=(None, None))[1]
 
 
 def writer(tensors: State, aside: Path, apart: "distributed.ProcessGroup | None") -> "Future[Any]":
@@ -160,12 +166,12 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimi
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
-    metadata.check(checkpoint.folder / ".metadata")
+    metadata.check(checkpoint.folder / ".metadata", checkpoint.says["files"])
     state = state_of(model, optimiser)
     tensors = tensors_of(state)
     try:
         state_dict_loader.load(tensors, checkpoint_id=checkpoint.folder, no_dist=alone())
-    except (CheckpointException, OSError, ValueError, RuntimeError, KeyError, EOFError) as error:
+    except (CheckpointException, Exception) as error:  # the first is no Exception; what files hold may raise any other
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise DataError(f"{checkpoint.folder} is no checkpoint of this model: {told(cause)}.") from None
     for part, found in tensors.items():
@@ -202,47 +208,6 @@ def alone() -> bool:
     """Whether this is the only process; torch is kept from saying so at every checkpoint, in whatever thread."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     return not distributed.is_initialized()
-
-
-def name(step: int) -> str:
-    """The folder of a step."""
-    return f"step-{step:08d}"
-
-
-def header(folder: Path) -> dict[str, Any]:
-    """What run.json says; DataError where it is none of ours."""
-    path = folder / HEADER
-    try:
-        says = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{folder} is no checkpoint: it has no {HEADER}.") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {error}.") from None
-    if not isinstance(says, dict) or says.get("format") != FORMAT or not isinstance(says.get("step"), int):
-        raise DataError(f"{path} is not what regard writes into a checkpoint.")
-    if says.get("version") != VERSION:
-        raise DataError(f"{path} is of version {says.get('version')}, and this regard reads {VERSION}: update regard.")
-    return says
-
-
-def verify(checkpoint: Checkpoint, former: Path | None) -> None:
-    """Raises DataError where a file is missing or is not what was written."""
-    for file, expected in checkpoint.says["files"].items():
-        path = checkpoint.folder / file
-        came = sums(path) if path.is_file() else None
-        if came != expected:
-            what = "is missing" if came is None else f"is damaged: it has {came[0]:,} bytes of {expected[0]:,}, or others"
-            instead = "the run begins anew" if former is None else f"the run goes on from {former.name}"
-            raise DataError(f"{path} {what}. Without the folder {checkpoint.folder}, {instead}.")
-
-
-def sums(path: Path) -> list[int]:
-    """The length of a file and its CRC-32."""
-    length = crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            length, crc = length + len(block), zlib.crc32(block, crc)
-    return [length, crc]
 
 
 def on_disk(folder: Path) -> None:

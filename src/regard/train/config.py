@@ -24,6 +24,8 @@ ENGINES = ("ddp", "fsdp")
 SCHEDULES = ("cosine", "constant then decay", "inverse square root")
 COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")  # at least 1
 NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")  # at least 0
+MOST = 1 << 53  # of any whole number: a float holds it
+MOST_PARAMETERS = 1 << 50  # of a model that is only planned; one that is trained must fit into memory
 SHARES = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
 OF_TEXT: tuple[str, ...] = ("text", "start", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
 OF_TEXT += ("compile", "activation_checkpointing")
@@ -89,10 +91,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, typed(name, kind, getattr(self, name)))
-        for name in COUNTS:
-            check(name, getattr(self, name) >= 1, "a whole number of at least 1", getattr(self, name))
-        for name in NEVER:
-            check(name, getattr(self, name) >= 0, "a whole number of at least 0", getattr(self, name))
+        for least, names in ((1, COUNTS), (0, NEVER)):
+            for name in names:
+                value = getattr(self, name)
+                expected = f"a whole number of at least {least}" if value < least else f"{MOST:,} at most"
+                check(name, least <= value <= MOST, expected, value)
         for name in SHARES:
             check(name, 0 <= getattr(self, name) <= 1, "a share, from 0 to 1", getattr(self, name))
         for name in ("weight_decay", "clip", "spike", "peak_tflops"):
@@ -106,9 +109,12 @@ class TrainConfig:
         check("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", self.precision)
         check("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}", self.engine)
         check("out", self.out != "", "a folder", self.out)
-        numbered = self.vocabulary.isdecimal() and int(self.vocabulary) > 0
+        numbered = self.vocabulary.isdecimal() and len(self.vocabulary) < 10 and int(self.vocabulary) > 0
         check("vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary)
         self.refuse_of_another()
+        if isinstance(self.model, GPT2Config):
+            parameters = self.model.parameters
+            check("model", parameters <= MOST_PARAMETERS, f"of {MOST_PARAMETERS:,} parameters at most", parameters)
 
     @property
     def gpt2(self) -> GPT2Config:

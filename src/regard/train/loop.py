@@ -47,23 +47,42 @@ def loop(training: Training) -> Iterator[Report]:
     A checkpoint is written after its report was heard, so that what listeners write is never behind one. Raises DataError
     where a checkpoint cannot be written, and where too many batches in a row had to be skipped.
     """
-    config = training.config
-    try:
-        while training.step < config.steps and not training.stopped:
-            report = looked_at(training, stepped(training))
-            yield report
-            agree(training)
-            training.checkpoints.check()
-            if report.best or (report.step == config.steps and training.held_out is None):
-                training.save_model("model")
-            elif report.step == config.steps:
-                training.save_model("last")
-            refuse_divergence(training, report)
-            if report.best or due(config.checkpoint_every, report.step) or report.step == config.steps or training.stopped:
-                training.save()
-        training.checkpoints.wait()
-    finally:
-        training.checkpoints.close()
+    with training.in_use():
+        try:
+            settle_exchanges(training)
+            while training.step < training.config.steps and not training.stopped:
+                report = looked_at(training, stepped(training))
+                yield report
+                agree(training)
+                training.checkpoints.check()
+                write_results(training, report)
+            training.checkpoints.wait()
+        finally:
+            training.checkpoints.close()
+
+
+def settle_exchanges(training: Training) -> None:
+    """Do a backward that changes nothing, after which DDP puts gradients into the order in which it sums them from then on.
+
+    Else the first step after a checkpoint would sum them in another order than the same step of a run that never stopped.
+    """
+    is_over = training.step >= training.config.steps or bool(training.stopped)
+    if training.engine.world > 1 and training.config.engine == "ddp" and not is_over:
+        batch = training.subject.placed(training.reader.read(0), training.engine.device)
+        backward(training, 0, [batch])
+        training.optimiser.zero_grad(set_to_none=True)
+
+
+def write_results(training: Training, report: Report) -> None:
+    """Write the model and a checkpoint where they are due after a step; DataError where the run diverges."""
+    config, is_last = training.config, report.step == training.config.steps
+    if report.best or (is_last and training.held_out is None):
+        training.save_model("model")
+    elif is_last:
+        training.save_model("last")
+    refuse_divergence(training, report)
+    if report.best or due(config.checkpoint_every, report.step) or is_last or training.stopped:
+        training.save()
 
 
 def stepped(training: Training) -> Report:

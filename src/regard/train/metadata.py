@@ -1,6 +1,7 @@
 """The .metadata of a checkpoint: a pickle, which could run any code, and so is read only where it names what it is made of."""
 
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ class Plain(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def check(path: Path) -> None:
-    """Raises DataError for a file that is not the .metadata of a checkpoint."""
+def check(path: Path, files: Collection[str]) -> None:
+    """Raise DataError for a file that is not the .metadata of a checkpoint, or that has tensors read from other files."""
     try:
         with path.open("rb") as file:
-            Plain(file).load()
+            found = Plain(file).load()
+        places = {place.relative_path for place in found.storage_data.values()}
+        if not places <= set(files):
+            raise ValueError(f"its tensors lie in {min(places - set(files))}, which the checkpoint does not have")
     except Exception as error:  # a damaged pickle may raise whatever its parts do
         raise DataError(f"{path} is not what training writes: {str(error) or type(error).__name__}.") from None

@@ -11,6 +11,7 @@ import torch
 from regard.errors import ConfigError
 from regard.models.translator import KINDS, Translator
 
+MOST, MOST_LAYERS = 1 << 24, 1 << 10  # of a size, and of layers, each of which is made to be counted
 GPT2 = "gpt2"  # the kind where nothing is said
 
 
@@ -28,11 +29,20 @@ class TranslatorSizes:
         known = arguments(self.kind)
         defaults = {name: default for name, (_, default) in known.items()}
         object.__setattr__(self, "sizes", {**defaults, **self.sizes})
+        for name, value in self.sizes.items():
+            most = MOST_LAYERS if name == "layers" else MOST
+            if isinstance(value, int) and value > most:
+                raise ConfigError(f"model.{name} must be {most:,} at most; got {value}.")
         try:
-            with torch.device("meta"):  # takes no memory
-                KINDS[self.kind](**{**self.sizes, "vocabulary": self.vocabulary or 1})
-        except TypeError as error:
+            self.count_parameters()
+        except (TypeError, RuntimeError, OverflowError) as error:
             raise ConfigError(f"a size in [model] is none of a {self.kind} translator: {error}.") from None
+
+    def count_parameters(self) -> int:
+        """Return how many parameters there are, with a vocabulary of 1 where that of the pairs is not known."""
+        with torch.device("meta"):  # takes no memory
+            model = KINDS[self.kind](**{**self.sizes, "vocabulary": self.vocabulary or 1})
+        return sum(one.numel() for one in model.parameters())
 
     @property
     def vocabulary(self) -> int:

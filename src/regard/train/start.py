@@ -6,7 +6,7 @@ from regard.errors import ConfigError
 from regard.models import GPT2Config
 from regard.models.gpt2 import text_of
 from regard.train.config import MODEL, TrainConfig
-from regard.train.texts import Text
+from regard.train.texts import Text, words
 from regard.weights import gpt2 as files
 
 
@@ -41,8 +41,3 @@ def check_text(config: TrainConfig, own: Text | None, text: Text) -> None:
             f"the corpus was prepared with {text!r}, and {config.start} has learned the tokens of {own!r}: "
             f"say the text itself as text, or prepare it with that model's vocabulary."
         )
-
-
-def words(text: Text) -> list[bytes]:
-    """What each number stands for."""
-    return [text.bytes([number]) for number in range(text.vocabulary)]

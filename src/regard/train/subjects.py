@@ -10,12 +10,14 @@ from regard.train.subject import Subject
 from regard.train.translation import Translation
 
 
-def subject_of(config: TrainConfig, progress: Callable[[int, int | None], None] | None = None) -> Subject:
-    """The subject of a config, its data prepared; ConfigError where the model cannot learn from it."""
+def subject_of(
+    config: TrainConfig, progress: Callable[[int, int | None], None] | None = None, *, is_first: bool = True
+) -> Subject:
+    """The subject of a config, its data prepared by the first process; ConfigError where the model cannot learn from it."""
     if isinstance(config.model, TranslatorSizes):
-        return Translation.of(config)
+        return Translation.of(config, is_first=is_first)
     config, own = start.begun(config)
-    corpus = texts.corpus_of(config, progress, own)
+    corpus = texts.corpus_of(config, progress, own, is_first=is_first)
     start.check_text(config, own, corpus.text)
     config = texts.fitted(config, corpus)
     texts.check_prompt(config, corpus.text)

@@ -1,5 +1,6 @@
 """The text of a run: a corpus that was prepared, or a text that is prepared once, in the run's own folder."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,18 +8,25 @@ from pathlib import Path
 from regard.errors import ConfigError
 from regard.models import GPT2Config
 from regard.text import BytePair, Letters
-from regard.text.corpus import Corpus, documents, prepare
+from regard.text.corpus import Corpus, prepare
+from regard.text.corpus.sources import files, parts
+from regard.text.origin import Origin, hash_files
 from regard.train.config import TrainConfig
+from regard.train.prepared import load_or_prepare
 
 Text = BytePair | Letters
 
 
 def corpus_of(
-    config: TrainConfig, progress: Callable[[int, int | None], None] | None = None, own: Text | None = None
+    config: TrainConfig,
+    progress: Callable[[int, int | None], None] | None = None,
+    own: Text | None = None,
+    *,
+    is_first: bool = True,
 ) -> Corpus:
     """The corpus that a config names; its text is prepared into out/corpus where it is not there yet, with its own vocabulary.
 
-    That is the one given, or else the config's.
+    That is the one given, or else the config's. Of several processes the first prepares, before the others load.
     """
     if bool(config.corpus) == bool(config.text):
         raise ConfigError("a run needs its corpus, a folder that was prepared, or its text, to be prepared: one of the two.")
@@ -28,17 +36,36 @@ def corpus_of(
                 f"corpus is a folder that was prepared, and {config.corpus} is none. Is it a text? Say it as text."
             )
         return Corpus.load(config.corpus)
-    folder = Path(config.out) / "corpus"
-    if folder.is_dir():
-        return Corpus.load(folder)
-    return prepare(config.text, own or encoding(config), folder, progress=progress)
+    if not is_first:
+        return Corpus.load(Path(config.out) / "corpus")
+    return load_or_prepare(
+        config,
+        (config.text,),
+        lambda: origin_of(config, own),
+        Corpus.load,
+        lambda folder: prepare(config.text, own or encoding(config), folder, progress=progress),
+    )
+
+
+def origin_of(config: TrainConfig, own: Text | None) -> Origin:
+    """Return what a config's text is: its contents, and the vocabulary that it is read with."""
+    settings: dict[str, str] = {"vocabulary": config.vocabulary}
+    if own is not None:
+        pieces = b"".join(len(word).to_bytes(4, "little") + word for word in words(own))
+        settings = {"vocabulary": hashlib.blake2b(pieces, digest_size=16).hexdigest()}
+    return Origin((config.text,), hash_files(files(Path(config.text)), with_names=False), settings)
+
+
+def words(text: Text) -> list[bytes]:
+    """What each number stands for."""
+    return [text.bytes([number]) for number in range(text.vocabulary)]
 
 
 def encoding(config: TrainConfig) -> Text:
     """The vocabulary of a text that is not prepared yet: GPT-2's, its own letters, or pieces learned from it."""
     if config.vocabulary == "gpt2":
         return BytePair.gpt2()
-    texts = documents(config.text)
+    texts = (part.text for part in parts(config.text))
     if config.vocabulary == "letters":
         return Letters.of(texts)
     return BytePair.train(texts, int(config.vocabulary))

@@ -1,7 +1,7 @@
 """Training: a run between two steps: its model, its text, how far it is; begun, or gone on with from its last checkpoint."""
 
-import platform
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import ConfigError
 from regard.malloc import give_back
 from regard.train import checkpoints, memory, optimiser
 from regard.train.alone import Alone, Engine
 from regard.train.checkpoints import Checkpoints
-from regard.train.config import TrainConfig, refuse_another_run
+from regard.train.config import TrainConfig
 from regard.train.divergence import Running
+from regard.train.memory_need import refuse_more_than_there_is
+from regard.train.resume import describe_computer, resume
+from regard.train.run_lock import RunLock, lock_run
 from regard.train.seeds import seeded
 from regard.train.subject import Reader, Subject
 from regard.train.subjects import subject_of
@@ -34,8 +36,10 @@ class Training:
     reader: Reader
     held_out: Reader | None
     checkpoints: Checkpoints
+    lock: RunLock | None  # of the folder; the first process holds it
     step: int = 0  # steps done
     resumed: int = 0  # of which were there at the beginning
+    changes: list[str] = field(default_factory=list)  # since the checkpoint, that the last bits depend on
     running: Running = field(default_factory=Running)
     best: float | None = None  # the least held-out loss so far, nats a token
     looked: float | None = None  # the held-out loss of this very step
@@ -51,6 +55,10 @@ class Training:
         """Whether this process is the one that writes and speaks."""
         return self.engine.rank == 0
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Return a context in which no other run may use the folder."""
+        return nullcontext() if self.lock is None else self.lock.held_for_training()
+
     def stop(self, why: str) -> None:
         """Ends the run after this step, with a checkpoint."""
         self.stopped = why
@@ -58,7 +66,8 @@ class Training:
     def save(self) -> None:
         """Begins to write a checkpoint; training may go on at once."""
         says = {"step": self.step, "best": self.best, "running": asdict(self.running), "config": self.config.table()}
-        says |= {"held_out_nats": self.looked, "corpus": self.subject.identity(), "versions": versions()}
+        says |= {"held_out_nats": self.looked, "corpus": self.subject.identity()}
+        says["computed_by"] = describe_computer(self.config, self.engine)
         self.checkpoints.save(self.called, self.optimiser, says)
         give_back()  # batches of many shapes leave holes in the memory that is kept
 
@@ -74,12 +83,29 @@ def begin(
 ) -> Training:
     """The run of a config, as it was left, or from the first weight.
 
-    Raises ConfigError for a config that would make another run of the one in its folder, DataError for a damaged checkpoint.
+    Raises ConfigError for a config that would make another run of the one in its folder, and where another process trains in
+    it; DataError for a damaged checkpoint.
     """
     engine = Alone() if engine is None else engine
-    with engine.in_turn():  # the first may have a text to prepare
-        subject = subject_of(config, progress)
+    refuse_more_than_there_is(config, engine)  # before anything is written
+    lock = None
+    try:
+        with engine.in_turn():  # the first may have a text to prepare
+            lock = lock_run(Path(config.out)) if engine.rank == 0 else None
+            subject = subject_of(config, progress, is_first=engine.rank == 0)
+        training = make_training(subject, engine, lock)
+        resume(training)
+    except BaseException:
+        if lock is not None:
+            lock.abandon()
+        raise
+    return training
+
+
+def make_training(subject: Subject, engine: Engine, lock: RunLock | None) -> Training:
+    """A run before its first step, with its first weights."""
     config = subject.config
+    refuse_more_than_there_is(config, engine, vocabulary=subject.text.vocabulary)
     trained, held_out = subject.readers(engine)
     with seeded(config.seed, 0, 0, engine.device):
         model = subject.model().to(engine.device)
@@ -88,27 +114,4 @@ def begin(
     made = optimiser.made(called, config)
     checkpoints.begun(called, made)
     kept = Checkpoints(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
-    training = Training(config, engine, subject, model, called, made, trained, held_out, kept)
-    resume(training)
-    return training
-
-
-def resume(training: Training) -> None:
-    """Puts a run where its last checkpoint left it; does nothing where there is none."""
-    config, last = training.config, training.checkpoints.latest()
-    if last is None:
-        return
-    refuse_another_run(TrainConfig.of(last.says["config"]), config, training.folder)
-    if last.says["corpus"] != training.subject.identity():
-        raise ConfigError(f"the corpus is another than the one that the run in {training.folder} was trained on.")
-    if last.step > config.steps:
-        raise ConfigError(f"steps is {config.steps}, and the run in {training.folder} has done {last.step}: say more.")
-    checkpoints.load(last, training.called, training.optimiser)
-    training.step = training.resumed = last.step
-    training.running, training.best = Running(**last.says["running"]), last.says["best"]
-    training.looked = last.says["held_out_nats"]
-
-
-def versions() -> dict[str, str]:
-    """What the run was computed by."""
-    return {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    return Training(config, engine, subject, model, called, made, trained, held_out, kept, lock)

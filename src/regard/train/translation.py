@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.generate.translation import Translator, translate
 from regard.text import BytePair
+from regard.text.origin import Origin, hash_files
 from regard.text.pairs import Batch, PairReader, Pairs, Part, prepare
+from regard.text.pairs.sources import list_files
 from regard.train import subject
 from regard.train.alone import Engine
 from regard.train.config import TrainConfig
+from regard.train.prepared import load_or_prepare
 from regard.train.quick import cross_entropy
 from regard.train.sizes import TranslatorSizes
 from regard.weights import translators as files
@@ -28,9 +31,9 @@ class Translation:
     sizes: TranslatorSizes
 
     @classmethod
-    def of(cls, config: TrainConfig) -> "Translation":
-        """That of a config, whose pairs are prepared into out/corpus where they are not there yet."""
-        corpus = pairs_of(config)
+    def of(cls, config: TrainConfig, *, is_first: bool = True) -> "Translation":
+        """That of a config, whose pairs the first process prepares into out/corpus where they are not there yet."""
+        corpus = pairs_of(config, is_first=is_first)
         sizes = fitted(config, corpus)
         found = cls(replace(config, model=sizes), corpus, sizes)
         for part in (found.part(corpus.train), found.part(corpus.valid)):
@@ -107,22 +110,34 @@ class Translation:
         return f"{len(self.part(self.corpus.train)):,} sentence pairs, {reader.batches:,} batches an epoch"
 
 
-def pairs_of(config: TrainConfig) -> Pairs:
-    """The sentence pairs that a config names."""
+def pairs_of(config: TrainConfig, *, is_first: bool = True) -> Pairs:
+    """The sentence pairs that a config names; of several processes the first prepares them, before the others load."""
     if bool(config.corpus) == bool(config.pairs):
         raise ConfigError(
             "a translator needs its corpus, a folder of pairs that were prepared, or pairs, files to prepare: one of the two."
         )
-    if config.corpus:
-        return Pairs.load(config.corpus)
-    folder = Path(config.out) / "corpus"
-    if folder.is_dir():
-        return Pairs.load(folder)
+    if config.corpus or not is_first:
+        return Pairs.load(config.corpus or Path(config.out) / "corpus")
     if config.vocabulary == "letters":
         raise ConfigError("vocabulary must be gpt2, or how many pieces to learn from the pairs, 4000 say; got 'letters'.")
-    size = BytePair.gpt2() if config.vocabulary == "gpt2" else int(config.vocabulary)
+    return load_or_prepare(
+        config, config.pairs, lambda: origin_of(config), Pairs.load, lambda folder: prepare_pairs(config, folder)
+    )
+
+
+def prepare_pairs(config: TrainConfig, folder: Path) -> Pairs:
+    """The sentence pairs of a config's files, prepared into a folder."""
     source, target = config.languages
+    size = BytePair.gpt2() if config.vocabulary == "gpt2" else int(config.vocabulary)
     return prepare(config.pairs, folder, vocabulary=size, languages=(source, target))
+
+
+def origin_of(config: TrainConfig) -> Origin:
+    """Return what a config's pairs are: what the files hold, and how they are read."""
+    source, target = config.languages
+    paths = [path for one in config.pairs for path in list_files(one, (source, target))]
+    settings = {"vocabulary": config.vocabulary, "languages": [source, target]}
+    return Origin(config.pairs, hash_files(paths, with_names=True), settings)
 
 
 def fitted(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:

@@ -2,22 +2,25 @@
 
 import json
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedIOBase
+from math import prod
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from regard.errors import WeightsError
+from regard.errors import RegardError, WeightsError
 from regard.weights import pickles, tensorflow
-from regard.weights.arrays import DAMAGED
-from regard.weights.stored import Stored, held, matrix, part_of
+from regard.weights.json_object import read_weight_map
+from regard.weights.storages import list_records
+from regard.weights.stored import Stored, held, matrix, part_of, reason_of
 
 INDEX = ".index.json"  # says which of several files holds a tensor
 SINGLE = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
@@ -59,8 +62,10 @@ def opened(path: Path) -> Archive:
             tensors = together(file)
         else:
             tensors = reader(file)(file)
-    except (*DAMAGED, SafetensorError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{file} is damaged, or not what its name says: {str(error) or type(error).__name__}.") from None
+    except RegardError:
+        raise
+    except Exception as error:  # a damaged file makes its parser raise anything
+        raise WeightsError(f"{file} is damaged, or not what its name says: {reason_of(error)}.") from None
     return Archive(path, tensors, says)
 
 
@@ -89,7 +94,7 @@ def reader(file: Path) -> Callable[[Path], Tensors]:
 
 def together(index: Path) -> Tensors:
     """The tensors of several files, by the index that says which file holds which."""
-    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    places = read_weight_map(index)
     files = {}
     for file in sorted(set(places.values())):
         path = index.parent / file
@@ -128,16 +133,21 @@ def read_safetensors(path: Path) -> Tensors:
 
 def read_npz(path: Path) -> Tensors:
     """The arrays of a .npz file, compressed or not; their checksums are the archive's own."""
-    with zipfile.ZipFile(path) as archive:
-        return {name.removesuffix(".npy"): array(path, archive, name) for name in archive.namelist()}
+    archive = zipfile.ZipFile(path)  # stays open for the arrays
+    return {name.removesuffix(".npy"): array(path, archive, info) for name, info in list_records(archive).items()}
 
 
-def array(path: Path, archive: zipfile.ZipFile, member: str) -> Stored:
-    """An array of an archive."""
-    with archive.open(member) as file:
+def array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
+    """An array of an archive; WeightsError where it has more or fewer numbers than its shape says."""
+    name = info.filename.removesuffix(".npy")
+    with archive.open(info) as file:
         shape, fortran, dtype = header_of(file)
-    name = member.removesuffix(".npy")
-    way = held(lambda: torch.from_numpy(np.load(path, allow_pickle=False)[name])) if fortran else partial(inside, path, member)
+        count = (info.file_size - file.tell()) / max(dtype.itemsize, 1)
+    if count != prod(shape):
+        raise WeightsError(f"{path}: {name} has the shape {shape}, and {count:g} numbers.")
+    way: Callable[[], BufferedIOBase] = partial(inside, archive, info)
+    if fortran:
+        way = held(lambda: torch.from_numpy(np.load(path, allow_pickle=False)[name]))
     return Stored(path, name, matrix(shape), NUMPY.get(dtype.str, str(dtype)), way)
 
 
@@ -145,14 +155,15 @@ def header_of(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """The shape, the order and the dtype of an array; the file then stands at its first number."""
     version = np.lib.format.read_magic(file)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, fortran, dtype = read_header(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about how the file was written
+        shape, fortran, dtype = read_header(file)
     return shape, fortran, dtype
 
 
-def inside(path: Path, member: str) -> BufferedIOBase:
+def inside(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BufferedIOBase:
     """An array's numbers inside an archive, checked against the archive's checksum as they are read."""
-    with zipfile.ZipFile(path) as archive:
-        file = archive.open(member)  # stays open when the archive is closed
+    file = archive.open(info)
     header_of(file)
     return cast(BufferedIOBase, file)
 

@@ -11,6 +11,7 @@ opened by torch's reader of plain tensors alone.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +23,9 @@ from torch import Tensor
 from regard.errors import ConfigError, WeightsError
 from regard.weights import archives, hub, settings
 from regard.weights.archives import Archive, Tensors
+from regard.weights.json_object import show_value
 from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialect, Line, plain, recognise, shape, whole_shape
-from regard.weights.stored import REAL, Stored
+from regard.weights.stored import REAL, Stored, allocate
 from regard.writing import whole
 
 CARRIED = {name: Path(__file__).parent / name for name in ("pocket", "sorter")}  # models in this package, with their licence
@@ -47,7 +49,7 @@ class Description(NamedTuple):
     lines: list[Line]
 
 
-def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
+def load(name: str | PathLike[str], dtype: torch.dtype | None = None) -> Checkpoint:
     """The checkpoint of a folder or file, or of a model of the hub; in the file's own dtype where none is given.
 
     What is carried here is kept in bfloat16, or in float32, and comes in float32.
@@ -62,7 +64,7 @@ def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     dtype = dtype or (torch.float32 if name in CARRIED else widest(kept))
     tensors: dict[str, Tensor] = {}
     for line in lines:
-        parts = {ours: torch.empty(shape(ours, config), dtype=dtype) for ours in line.ours}
+        parts = {ours: allocate(shape(ours, config), dtype, folder) for ours in line.ours}
         if line.theirs in stored:
             stored[line.theirs].fill(list(parts.values()), line.turned)
         else:
@@ -72,7 +74,7 @@ def load(name: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     return Checkpoint(config, tensors, folder)
 
 
-def described(name: str | Path) -> Description:
+def described(name: str | PathLike[str]) -> Description:
     """What a checkpoint says of itself, checked; none of its numbers is read. Raises as load does."""
     archive = archives.opened(place(name))
     stored = renamed(archive)
@@ -81,7 +83,7 @@ def described(name: str | Path) -> Description:
     return Description(config, archive.folder, stored, list(checked(archive, dialect, config, stored)))
 
 
-def place(name: str | Path) -> Path:
+def place(name: str | PathLike[str]) -> Path:
     """Where the checkpoint of this name lies."""
     path = Path(name).expanduser()
     if path.exists():
@@ -119,8 +121,8 @@ def configured(archive: Archive, dialect: Dialect, stored: Tensors) -> dict[str,
 
 def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -> bool:
     """Whether the head is the token embedding: as is said, and where nothing is said, as the tensors are."""
-    if said not in (None, True, False):
-        raise WeightsError(f"{archive.path} says tie_word_embeddings={said!r}; it must be true or false.")
+    if said is not None and not isinstance(said, bool):
+        raise WeightsError(f"{archive.path} says tie_word_embeddings={show_value(said)}; it must be true or false.")
     head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
     if head is None or tokens is None or said is False:
         return dialect is not LECTURES and said is not False
@@ -161,7 +163,7 @@ def widest(stored: Iterable[Stored]) -> torch.dtype:
     return found
 
 
-def save(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Writes a folder that transformers reads: config.json and model.safetensors, each whole or not there."""
     folder = Path(folder)
     header = json.dumps(settings.written(config), indent=2)

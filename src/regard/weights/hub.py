@@ -1,6 +1,5 @@
 """Models by their name on the Hugging Face hub: from this machine's cache, or downloaded into it."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +8,7 @@ from typing import Any
 
 from regard.errors import WeightsError
 from regard.weights.archives import INDEX, SINGLE
+from regard.weights.json_object import read_weight_map
 
 RELEASED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 OWNER = "openai-community"  # of the released sizes
@@ -73,5 +73,5 @@ def download(repository: str, hub: Any, absent: type[Exception]) -> Path:
 def parts(file: Path) -> Iterator[str]:
     """The files that an index names."""
     if file.name.endswith(INDEX):
-        with suppress(ValueError, LookupError, AttributeError):  # a damaged one is refused where it is read
-            yield from sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
+        with suppress(WeightsError):  # a damaged one is refused where it is read
+            yield from sorted(set(read_weight_map(file).values()))

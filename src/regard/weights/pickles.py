@@ -2,44 +2,50 @@
 
 import pickle
 import warnings
-import zipfile
 from collections.abc import Mapping
-from io import BufferedIOBase
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.errors import WeightsError
-from regard.weights.arrays import DAMAGED
-from regard.weights.stored import Stored, held, part_of
+from regard.errors import RegardError, WeightsError
+from regard.weights.storages import Saved, Way, open_saved
+from regard.weights.stored import Stored, held, read_into, reason_of
 
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 MODEL = ("model", "model_state_dict", "state_dict")  # where training scripts put the tensors
 SETTINGS = ("model_args",)  # and the sizes
+PLAIN = (type(None), bool, int, float, str)  # what a setting may be
 
 
 def read(path: Path) -> tuple[dict[str, Stored], Mapping[str, Any]]:
     """The tensors of a pickle, and the settings that nanoGPT writes beside them."""
-    whole = zipfile.is_zipfile(path)  # else torch's format before 1.6, which holds no places to read from
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about how the file was written; what is in it is checked here
-            # on "meta" nothing is read but names, shapes and places
-            found = torch.load(path, weights_only=True, map_location="meta" if whole else "cpu")
+            return list_tensors(path, open_saved(path))
+    except RegardError:
+        raise
     except pickle.UnpicklingError:
         raise WeightsError(
             f"{path} is a pickle of more than plain tensors, and could run any code: regard reads what "
             "torch.save(model.state_dict(), path) writes."
         ) from None
-    except DAMAGED as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise WeightsError(f"{path} is damaged, or not what torch.save writes: {reason}") from None
-    state, says = unwrapped(found)
-    if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    except Exception as error:  # a damaged pickle makes its reader raise anything
+        raise WeightsError(f"{path} is damaged, or not what torch.save writes: {reason_of(error)}.") from None
+
+
+def list_tensors(path: Path, saved: Saved) -> tuple[dict[str, Stored], Mapping[str, Any]]:
+    """Return the tensors, and the settings beside them."""
+    state, says = unwrapped(saved.object)
+    if not isinstance(state, Mapping) or not all(isinstance(x, Tensor) and isinstance(n, str) for n, x in state.items()):
         raise WeightsError(f"{path} must hold tensors by their names, or those under one of {', '.join(MODEL)}.")
-    return {str(name): stored(path, str(name), tensor) for name, tensor in state.items()}, says
+    if not all(isinstance(name, str) and isinstance(value, PLAIN) for name, value in says.items()):
+        raise WeightsError(f"{path}: {', '.join(SETTINGS)} must be numbers and words by their names.")
+    ways: dict[object, Way] = {}  # tensors that are one in the file get one way to it
+    return {name: stored(path, name, tensor, saved, ways) for name, tensor in state.items()}, says
 
 
 def unwrapped(found: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -50,21 +56,37 @@ def unwrapped(found: Any) -> tuple[Any, Mapping[str, Any]]:
     return next((found[name] for name in MODEL if isinstance(found.get(name), Mapping)), found), says
 
 
-def stored(path: Path, name: str, tensor: Tensor) -> Stored:
-    """A tensor of a pickle, read where it lies."""
-    shape, dtype = tuple(tensor.shape), tensor.dtype
-    if not tensor.is_meta:
-        return Stored(path, name, shape, dtype, held(lambda: tensor.detach()))
-    place: Any = tensor.untyped_storage()  # where torch notes the place of a tensor it does not read
-    start = place._checkpoint_offset + int(tensor.storage_offset()) * dtype.itemsize
-    if tensor.is_contiguous():
-        return Stored(path, name, shape, dtype, part_of(path, start))
+def stored(path: Path, name: str, tensor: Tensor, saved: Saved, ways: dict[object, Way]) -> Stored:
+    """A tensor of a pickle, read where it lies. WeightsError where it is not plain numbers that lie in the file."""
+    plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
+    identity = tensor.untyped_storage()._cdata if plain else None
+    if identity not in saved.storages or tensor.is_neg() or tensor.is_conj():
+        raise WeightsError(f"{path}: {name} must be a plain tensor; save it once more as tensor.clone().")
+    place, shape, strides, size = saved.storages[identity], tuple(tensor.shape), tensor.stride(), tensor.dtype.itemsize
+    start, span = int(tensor.storage_offset()), span_of(shape, strides)
+    if (start + span) * size > place.size:
+        raise WeightsError(f"{path}: {name} has the shape {shape}, which is more than the numbers it has in the file.")
+    if prod(shape) > span or (prod(shape) < span and not saved.has_checksums):
+        # overlapping numbers, or, where no checksum tells it from damage, numbers with gaps
+        raise WeightsError(f"{path}: {name} has the strides {strides}; save it once more as tensor.contiguous().")
+    way = way_to(place.part(start * size, span * size), tensor)
+    way = ways.setdefault((identity, start, shape, strides, tensor.dtype), way)
+    return Stored(path, name, shape, tensor.dtype, way, swapped=saved.swapped)
 
-    def laid_out() -> BufferedIOBase:
-        span = 1 + sum((size - 1) * stride for size, stride in zip(shape, tensor.stride(), strict=True))
-        with path.open("rb") as file:
-            file.seek(start)
-            numbers = torch.frombuffer(bytearray(file.read(span * dtype.itemsize)), dtype=dtype)
-        return held(lambda: numbers.as_strided(shape, tensor.stride()))()
 
-    return Stored(path, name, shape, dtype, laid_out)
+def span_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return how many numbers there are from the first of a tensor to its last, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if prod(shape) else 0
+
+
+def way_to(part: Way, tensor: Tensor) -> Way:
+    """Return a way to the bytes of a tensor, the rows one after the other, whichever strides it has in its part of the file."""
+    return part if tensor.is_contiguous() else held(lambda: lay_out(part, tuple(tensor.shape), tensor.stride(), tensor.dtype))
+
+
+def lay_out(part: Way, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return the tensor that lies in a part of the file with these strides."""
+    content = bytearray(span_of(shape, strides) * dtype.itemsize)
+    with part() as file:
+        read_into(file, memoryview(content))
+    return torch.frombuffer(content, dtype=dtype).as_strided(shape, strides)

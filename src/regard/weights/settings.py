@@ -1,11 +1,11 @@
 """What a checkpoint says of itself, in whichever spelling, as the arguments of GPT2Config; computed as it says, or refused."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.errors import WeightsError
+from regard.weights.json_object import read_object, show_settings, show_value
 from regard.weights.names import Dialect, Line, Shapes
 
 Said = Mapping[str, Any]
@@ -38,7 +38,8 @@ ONLY = {  # settings of transformers that regard computes in one way
     "auto_map": None,
 }
 HARMLESS = {"bias", "qkv_bias"}  # told by the tensors
-HEAD_WIDTH = 64  # in every released size
+RELEASED = (768, 1024, 1280, 1600)  # widths whose heads are known
+HEAD_WIDTH = 64  # in each of them
 
 
 def read(folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -46,13 +47,7 @@ def read(folder: Path) -> tuple[dict[str, Any], Path | None]:
     path = next((folder / name for name in ("config.json", "hparams.json") if (folder / name).is_file()), None)
     if path is None:
         return {}, None
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(said, dict):
-        raise WeightsError(f"{path} must be a JSON object of settings.")
-    return said, path
+    return read_object(path), path
 
 
 def measured(dialect: Dialect, shapes: Shapes, source: object) -> dict[str, int]:
@@ -60,7 +55,7 @@ def measured(dialect: Dialect, shapes: Shapes, source: object) -> dict[str, int]
 
     def shape_of(line: Line) -> tuple[int, ...]:
         shape = shapes.get(line.theirs, ())
-        if len(shape) != 2:
+        if len(shape) != 2 or 0 in shape:
             came = f"has the shape {shape}" if shape else "is missing"
             raise WeightsError(f"{source}: {line.theirs} must be a matrix; it {came}.")
         return shape
@@ -81,7 +76,7 @@ def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: obj
     """The arguments of GPT2Config but `tied`, from what is said, and where nothing is said from the tensors."""
     for name, only in ONLY.items():
         if (said.get(name) or None) != (only or None) and name in said:
-            raise WeightsError(f"{source} says {name}={said[name]!r}; regard computes only {name}={only!r}.")
+            raise WeightsError(f"{source} says {show_settings({name: said[name]})}; regard computes only {name}={only!r}.")
     found = {ours: number for ours, theirs in SIZES.items() if (number := size(said, theirs, source))}
     width = found.get("width", sizes["width"])
     inner = 4 * width if said.get("model_type") else sizes["inner"]  # transformers' default
@@ -91,7 +86,7 @@ def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: obj
         raise WeightsError(f"{source}: the width {width} is no multiple of the {merged['heads']} heads.")
     epsilon = said.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise WeightsError(f"{source} says layer_norm_epsilon={epsilon!r}; it must be above 0 and below 1.")
+        raise WeightsError(f"{source} says layer_norm_epsilon={show_value(epsilon)}; it must be above 0 and below 1.")
     return {**merged, "dropout": dropout(said, source), "activation": activated(said, activation, source), "epsilon": epsilon}
 
 
@@ -99,9 +94,9 @@ def size(said: Said, theirs: tuple[str, ...], source: object) -> int | None:
     """A size under any of its names, None where it is not said."""
     given = {name: said[name] for name in theirs if said.get(name) is not None}
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
-        raise WeightsError(f"{source} says {spelled(given)}; it must be a whole number of at least 1.")
+        raise WeightsError(f"{source} says {show_settings(given)}; it must be a whole number of at least 1.")
     if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} says {spelled(given)}, which are the same thing.")
+        raise WeightsError(f"{source} says {show_settings(given)}, which are the same thing.")
     return next(iter(given.values()), None)
 
 
@@ -109,7 +104,7 @@ def heads(said: Said, width: int, source: object) -> int:
     """The number of heads where it is not said, and no tensor tells it."""
     if said.get("model_type") == "gpt2":
         return 12  # transformers' default
-    if width % HEAD_WIDTH:
+    if width not in RELEASED:
         raise WeightsError(
             f"{source} does not say how many heads there are, and the tensors do not tell: put a config.json beside it "
             'that says {"n_head": ...}.'
@@ -122,17 +117,17 @@ def dropout(said: Said, source: object) -> float:
     default = dict.fromkeys(DROPOUTS[:3], 0.1) if said.get("model_type") else {}  # transformers'
     given = default | {name: said[name] for name in DROPOUTS if said.get(name) is not None}
     if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
-        raise WeightsError(f"{source} says {spelled(given)}; a probability is from 0 to below 1.")
+        raise WeightsError(f"{source} says {show_settings(given)}; a probability is from 0 to below 1.")
     if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} says {spelled(given)}; regard has one dropout for its three places: make them equal.")
+        raise WeightsError(f"{source} says {show_settings(given)}; regard has one dropout for three places: make them equal.")
     return float(next(iter(given.values()), 0.0))
 
 
 def activated(said: Said, otherwise: str, source: object) -> str:
     """The activation by our name."""
     name = said.get("activation_function")
-    if name is not None and name not in ACTIVATIONS:
-        raise WeightsError(f"{source} says activation_function={name!r}; regard computes {', '.join(ACTIVATIONS)}.")
+    if name is not None and not (isinstance(name, str) and name in ACTIVATIONS):
+        raise WeightsError(f"{source} says activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
     return otherwise if name is None else ACTIVATIONS[name]
 
 
@@ -142,13 +137,8 @@ def refuse_unknown(said: Said, source: object) -> None:
     strange = sorted(name for name in said if name not in names)
     if strange:
         raise WeightsError(
-            f"{source} says {strange[0]}={said[strange[0]]!r}, which is no setting of a GPT-2 that regard knows."
+            f"{source} says {show_settings({strange[0]: said[strange[0]]})}, which is no setting of a GPT-2 that regard knows."
         )
-
-
-def spelled(given: Said) -> str:
-    """Settings as they were said."""
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def written(config: Said) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import google_crc32c
 import torch
 from torch import Tensor
 
-from regard.errors import WeightsError
-from regard.weights.arrays import DAMAGED
+from regard.errors import RegardError, WeightsError
 
 BUFFER = 1 << 23  # bytes
 REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -32,6 +31,7 @@ class Stored:
     dtype: torch.dtype | str
     open: Callable[[], BufferedIOBase]
     checksum: int | None = None  # crc32c of the bytes, where the file states it
+    swapped: bool = False  # whether the bytes of a number stand in the other order
 
     def __str__(self) -> str:
         return f"{self.path}: {self.name}"
@@ -39,21 +39,25 @@ class Stored:
     def rows(self, width: int) -> Iterator[Tensor]:
         """The numbers in order, (r, width), r as many as fit the buffer. WeightsError where they end early, or are damaged."""
         assert isinstance(self.dtype, torch.dtype)
-        left, size = torch.Size(self.shape).numel() // width, width * self.dtype.itemsize
-        buffer, checksum = bytearray(size * max(1, min(left, BUFFER // size))), 0
+        left, size = torch.Size(self.shape).numel() // max(width, 1), width * self.dtype.itemsize
+        buffer, checksum = bytearray(size * max(1, min(left, BUFFER // max(size, 1)))), 0
         try:
             with self.open() as file:
                 while left:
                     rows = min(left, len(buffer) // size)
                     view = memoryview(buffer)[: rows * size]
-                    if file.readinto(view) < len(view):
-                        raise EOFError("the file ends before its last number")
+                    read_into(file, view)
                     if self.checksum is not None:
                         checksum = google_crc32c.extend(checksum, bytes(view))
-                    yield torch.frombuffer(view, dtype=self.dtype).view(rows, width)
+                    numbers = torch.frombuffer(view, dtype=torch.uint8)
+                    if self.swapped:
+                        numbers = numbers.view(-1, self.dtype.itemsize).flip(-1).view(-1)
+                    yield numbers.view(self.dtype).view(rows, width)
                     left -= rows
-        except DAMAGED as error:
-            raise WeightsError(f"{self} is damaged or cut short: {str(error) or type(error).__name__}.") from None
+        except RegardError:
+            raise
+        except Exception as error:  # a damaged file makes its parser raise anything
+            raise WeightsError(f"{self} is damaged or cut short: {reason_of(error)}.") from None
         if self.checksum not in (None, checksum):
             raise WeightsError(f"{self} is damaged: its checksum is {checksum:08x}, the file states {self.checksum:08x}.")
 
@@ -72,7 +76,29 @@ class Stored:
 
     def same(self, other: "Stored") -> bool:
         """Whether another tensor of this shape is the same, number for number."""
-        return self.dtype == other.dtype and all(torch.equal(a, b) for a, b in zip(self.rows(1), other.rows(1), strict=True))
+        if self.open is other.open or self.dtype != other.dtype:
+            return self.dtype == other.dtype
+        return self.dtype in REAL and all(torch.equal(a, b) for a, b in zip(self.rows(1), other.rows(1), strict=True))
+
+
+def read_into(file: BufferedIOBase, view: memoryview) -> None:
+    """Fill the view from a file; EOFError where that ends before."""
+    if file.readinto(view) < len(view):
+        raise EOFError("the file ends before its last number")
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, source: object) -> Tensor:
+    """Return memory for a tensor; WeightsError where there is not enough."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        raise WeightsError(f"{source} has a tensor of the shape {shape}: there is no memory for its {size:,} bytes.") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return what another library's error says, in one line without its full stop; its class where it says nothing."""
+    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
 def spread(block: Tensor, row: int, matrices: Sequence[Tensor]) -> None:

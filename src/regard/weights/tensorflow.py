@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from regard.errors import WeightsError
+from regard.errors import RegardError, WeightsError
 from regard.weights import sorted_table
-from regard.weights.arrays import DAMAGED
 from regard.weights.sorted_table import unmasked, varint
-from regard.weights.stored import Stored, matrix, part_of
+from regard.weights.stored import Stored, matrix, part_of, reason_of
 
 DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 INDEX = ".index"
@@ -37,8 +36,10 @@ def read(folder: Path) -> dict[str, Stored]:
         if one(header, 2):
             raise ValueError("its numbers are big-endian")
         return {name.decode(): tensor(index, files, name.decode(), fields(entry)) for name, entry in entries.items()}
-    except DAMAGED as error:
-        raise WeightsError(f"{index} is damaged, or no index of a TensorFlow checkpoint: {error}.") from None
+    except RegardError:
+        raise
+    except Exception as error:  # a damaged index makes its parser raise anything
+        raise WeightsError(f"{index} is damaged, or no index of a TensorFlow checkpoint: {reason_of(error)}.") from None
 
 
 def latest(folder: Path) -> Path:
@@ -73,6 +74,8 @@ def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
     path, count = files[one(entry, 3)], torch.Size(shape).numel()
     if isinstance(dtype, torch.dtype) and count * dtype.itemsize != one(entry, 5):
         raise WeightsError(f"{index}: {name} has the shape {shape}, and {one(entry, 5)} bytes.")
+    if one(entry, 4) + one(entry, 5) > path.stat().st_size:
+        raise WeightsError(f"{path} ends before the last number of {name}.")
     return Stored(path, name, matrix(shape), dtype, part_of(path, one(entry, 4)), unmasked(one(entry, 6)))
 
 

@@ -18,10 +18,12 @@ from regard.errors import ConfigError, WeightsError
 from regard.products import Quantised
 from regard.weights import archives
 from regard.weights.archives import Archive
+from regard.weights.json_object import read_object, show_settings
 from regard.weights.stored import REAL, Stored
 from regard.writing import whole
 
 SETTINGS, TENSORS = "settings.json", "model.safetensors"
+LARGEST, DEEPEST = 1 << 20, 1000  # a size in the settings, and a number of layers
 SCALE = ".scale"  # after the name of a matrix in bytes: one number for each of its rows
 CARRIED = {name: Path(__file__).parent / name for name in ("translator", "translator-plain")}  # in this package
 
@@ -45,14 +47,23 @@ def read(name: str | Path) -> Settings:
     """The settings of a folder, or of a model that is carried here by its name; WeightsError where there are none."""
     folder = place(name)
     path = folder / SETTINGS
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        kind, sizes = said["kind"], said["sizes"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
-        raise WeightsError(f'{path} must be a JSON object of "kind" and "sizes": {type(error).__name__}: {error}.') from None
+    said = read_object(path)
+    kind, sizes = said.get("kind"), said.get("sizes")
     if not isinstance(kind, str) or not isinstance(sizes, dict):
-        raise WeightsError(f'{path}: "kind" must be a word and "sizes" an object; got {kind!r} and {sizes!r}.')
+        raise WeightsError(f'{path}: "kind" must be a word and "sizes" an object; got {show_settings(said)}.')
+    wrong = {name: size for name, size in sizes.items() if is_no_size(name, size)}
+    if wrong:
+        raise WeightsError(
+            f"{path}: a size must be a word or a number of at most {LARGEST:,}, {DEEPEST:,} for layers; "
+            f"got {show_settings(wrong)}."
+        )
     return Settings(kind, sizes, folder)
+
+
+def is_no_size(name: str, size: object) -> bool:
+    """Return whether a setting can be none: a model of it would take all time or memory before it meets its tensors."""
+    most = DEEPEST if name == "layers" else LARGEST
+    return isinstance(size, dict | list) or (isinstance(size, int | float) and not size <= most)
 
 
 def place(name: str | Path) -> Path:
@@ -70,14 +81,20 @@ def place(name: str | Path) -> Path:
 
 def fill(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Copies the numbers of a folder into a model's tensors, which must be all there are, and of their shapes."""
-    archive = archives.opened(folder / TENSORS)
-    refuse_others(archive, tensors)
+    archive = check_tensors(folder, tensors)
     for name, tensor in tensors.items():
         stored = archive.tensors[name]
         if stored.dtype == torch.int8:
             tensor.copy_(multiplied(stored, archive.tensors[name + SCALE]))
         else:
             stored.fill([tensor])
+
+
+def check_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Archive:
+    """Return the tensors of a folder, none of them read; WeightsError where they are not a model's, all and of their shapes."""
+    archive = archives.opened(folder / TENSORS)
+    refuse_others(archive, tensors)
+    return archive
 
 
 def multiplied(stored: Stored, scale: Stored) -> Tensor:

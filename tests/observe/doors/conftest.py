@@ -10,8 +10,7 @@ import torch._dynamo  # which replaces names of torch by itself when it is impor
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from regard.observe.doors.calls import OPEN
-from regard.observe.doors.scene import SCENE
+from regard.observe.doors.scene import OPEN, SCENE
 
 NAMES = {
     "torch": ("compile", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
@@ -37,8 +36,8 @@ def snapshot() -> dict[str, object]:
     found["modes of dispatch"] = tuple(_get_current_dispatch_mode_stack())
     found["flags"] = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.backends.mha.get_fastpath_enabled()
     scene = vars(SCENE)
-    found["scene"] = tuple(scene[name] for name in ("quiet", "mode", "compiled", "stray", "fast", "crosses", "passed"))
-    found["empty"] = tuple(len(scene[name]) for name in ("masks", "harmless", "frames", "watchers")), len(OPEN)
+    found["scene"] = tuple(scene[name] for name in ("quiet", "mode", "compiled", "stray", "fast", "crosses", "passed", "stays"))
+    found["empty"] = tuple(len(scene[name]) for name in ("masks", "harmless", "frames", "watchers", "entries")), len(OPEN)
     return found
 
 

@@ -1,5 +1,6 @@
 """Which module runs inside which: errors and interruptions, threads, methods called by themselves, modules of every kind."""
 
+import asyncio
 import copy
 import io
 import pickle
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from observe.beheld import beheld, identical
+from regard import ConfigError
 from regard.observe import record
 from regard.observe.doors.scene import SCENE
 
@@ -89,15 +91,127 @@ def test_a_generator_that_is_abandoned_inside_the_block():
     del generator
 
 
-def test_a_generator_closed_in_another_thread_leaves_nothing():
-    def steps(model):
-        with record(model) as recording:
-            yield recording, model(X)
+def recorded_steps(model):
+    with record(model) as recording:
+        yield recording, model(X)
+        yield recording, model(X)
 
-    made = []
-    thread = threading.Thread(target=lambda: made.append(steps(Model())) or next(made[0]))
-    thread.start(), thread.join()
+
+def in_thread(function, *args):
+    """What a function returns in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+def test_a_generator_closed_in_another_thread_than_it_began_in_leaves_nothing():
+    made = in_thread(lambda: [generator := recorded_steps(Model()), next(generator)])
     made[0].close()
+    model = Model()
+    begun = recorded_steps(model)
+    recording, _ = next(begun)
+    in_thread(begun.close)
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert not SCENE.watchers
+    assert not SCENE.harmless
+    model(X)
+    assert len(recording.calls) == 2
+    assert len(beheld(model, lambda m: m(X))[0].calls) == 2
+
+
+def test_a_generator_closed_in_another_thread_leaves_the_recordings_of_its_own():
+    model = Model()
+    with record(model) as outer:
+        begun = recorded_steps(model)
+        inner, _ = next(begun)
+        in_thread(begun.close)
+        model(X)
+    assert (len(outer.calls), len(inner.calls)) == (4, 2)
+
+
+def test_a_generator_that_goes_on_in_another_thread_says_what_it_did_not_record():
+    begun = recorded_steps(Model())
+    recording, _ = next(begun)
+    in_thread(next, begun)
+    assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "")]
+    assert len(recording.calls) == 2
+    begun.close()
+
+
+async def steps_of(model, order):
+    """A recording of some forwards, between which other tasks run."""
+    with record(model) as recording:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            model(X)
+            order.append(model)
+    return recording
+
+
+def test_tasks_that_take_turns_are_told_apart():
+    model, other, order = Model(), Model(), []
+
+    async def both():
+        return await asyncio.gather(*(steps_of(one, order) for one in (model, other, model)))
+
+    recordings = asyncio.run(both())
+    assert order == [model, other, model] * 3
+    for recording in recordings:
+        assert len(recording.runs) == 3
+        assert len(recording.calls) == 6
+        assert not recording.missed
+
+
+def test_a_forward_in_a_task_that_does_not_record_is_missed():
+    model = Model()
+
+    async def alone():
+        for _ in range(3):
+            await asyncio.sleep(0)
+            model(X)
+
+    async def both():
+        return (await asyncio.gather(steps_of(model, []), alone()))[0]
+
+    with pytest.warns(UserWarning, match="another task than record"):
+        recording = asyncio.run(both())
+    assert len(recording.runs) == 3
+    assert [(one.kernel, one.module) for one in recording.missed] == [("tasks", "")]
+
+
+def test_tasks_that_begin_inside_the_block_are_recorded():
+    model = Model()
+
+    async def alone():
+        for _ in range(3):
+            await asyncio.sleep(0)
+            model(X)
+
+    async def both():
+        with record(model) as recording:
+            await asyncio.gather(alone(), alone())
+        return recording
+
+    recording = asyncio.run(both())
+    assert len(recording.runs) == 6
+    assert not recording.missed
+    with record(model) as recording:
+        asyncio.run(alone())
+    assert len(recording.runs) == 3
+
+
+def test_a_model_that_a_task_runs_in_a_thread_is_missed():
+    model = Model()
+
+    async def aside():
+        with record(model) as recording:
+            await asyncio.to_thread(model, X)
+        return recording
+
+    with pytest.warns(UserWarning, match="another thread than record"):
+        recording = asyncio.run(aside())
+    assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "")]
+    with pytest.raises(ConfigError, match=r"nothing was recorded.*another thread"):
+        recording.map(0)
 
 
 def test_a_model_that_is_never_called():
@@ -130,7 +244,6 @@ def test_two_threads_record_two_models_and_do_not_mix():
             for _ in range(20):
                 ready.wait()
                 models[n](X)
-                models[1 - n].first(X)  # the other's, which this recording does not watch
         found[n] = recording
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(2)]
@@ -138,23 +251,57 @@ def test_two_threads_record_two_models_and_do_not_mix():
     for n in range(2):
         assert len(found[n].calls) == 40
         assert len(found[n].runs) == 20
+        assert not found[n].missed
 
 
-def test_the_same_model_in_a_thread_that_records_nothing_is_not_recorded():
-    model, running, stop = Model(), threading.Event(), threading.Event()
+def test_two_threads_record_one_model_each_its_own_forwards():
+    model, ready = Model(), threading.Barrier(2)
 
-    def others():
-        while not stop.is_set():
-            model(X)
-            running.set()
+    def run(times):
+        with record(model) as recording:
+            ready.wait()
+            for _ in range(times):
+                model(X)
+            ready.wait()
+        return recording
 
-    thread = threading.Thread(target=others)
+    with ThreadPoolExecutor(2) as pool:
+        recordings = list(pool.map(run, (5, 7)))
+    assert [len(recording.runs) for recording in recordings] == [5, 7]
+    assert not any(recording.missed for recording in recordings)
+
+
+@pytest.mark.parametrize("inside", [lambda model: model, lambda model: nn.Sequential(nn.Identity(), model)])
+@pytest.mark.parametrize("recording_too", [False, True])
+def test_a_forward_in_another_thread_than_records_is_missed(inside, recording_too):
+    model, other = Model(), Model()
+
+    def alone():
+        if recording_too:  # of another model
+            with record(other):
+                model(X)
+        else:
+            inside(model)(X)
+
+    with pytest.warns(UserWarning, match="another thread than record"), record(model) as recording:
+        [run() for run in (lambda: model(X), lambda: in_thread(alone), lambda: model(X))]
+    assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "")]
+    assert len(recording.runs) == 2
+
+
+def test_a_forward_in_another_thread_of_a_part_is_missed_by_its_name():
+    model = Model()
+    with pytest.warns(UserWarning, match="another thread than record"), record(model) as recording:
+        in_thread(model.second, X)
+    assert [(one.kernel, one.module) for one in recording.missed] == [("threads", "second")]
+
+
+def test_a_backward_pass_in_another_thread_runs_nothing_that_was_not_seen():
+    model = Model()
     with record(model) as recording:
-        thread.start(), running.wait()
-        for _ in range(30):
-            model(X)
-        stop.set(), thread.join()
-    assert len(recording.calls) == 60
+        out = torch.utils.checkpoint.checkpoint(model, X.clone().requires_grad_(), use_reentrant=False)
+        in_thread(out.sum().backward)
+    assert len(recording.calls) == 2
     assert not recording.missed
 
 

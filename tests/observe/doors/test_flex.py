@@ -102,6 +102,63 @@ def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
         assert recording.map(0)._request.bias.shape[:2] == bias[(None,) * (4 - bias.dim())].shape[:2]
 
 
+@pytest.mark.parametrize("is_capped", [False, True])
+def test_a_bias_of_a_float64_model_keeps_all_its_digits(is_capped):
+    table = torch.randn(H, 2 * T, dtype=torch.float64)
+
+    def change(s, b, h, i, j):
+        return (cap(s, b, h, i, j) if is_capped else s) + table[h, i - j + T]
+
+    q, k, v = (x.double() for x in QKV)
+    recording, _ = beheld(Flex(score_mod=change), lambda m: m(q, k, v))
+    request = recording.map(0)._request
+    assert torch.equal(request.bias, table[:, ROW - COLUMN + T].unsqueeze(0))
+    assert request.softcap == (pytest.approx(3, rel=1e-14) if is_capped else None)
+
+
+class Shifting(nn.Module):
+    """Two layers of one change of scores, between which the tensor that it reads is written to."""
+
+    def __init__(self, reading) -> None:
+        super().__init__()
+        self.first, self.second, self.reading = Flex(), Flex(), reading
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor):
+        slopes = torch.arange(1.0, H + 1)
+        self.first.settings = self.second.settings = {"score_mod": self.reading(slopes)}
+        first = self.first(q, k, v)
+        slopes.mul_(-1)
+        return first, self.second(q, k, v)
+
+
+class Slopes:
+    def __init__(self, slopes: Tensor) -> None:
+        self.slopes = slopes
+
+    def change(self, s, b, h, i, j):
+        return s + self.slopes[h] * (j - i)
+
+
+def in_a_closure(slopes):
+    return lambda s, b, h, i, j: s + slopes[h] * (j - i)
+
+
+def in_a_closure_of_a_closure(slopes):
+    inner = in_a_closure(slopes)
+    return lambda s, b, h, i, j: inner(s, b, h, i, j)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("reading", [in_a_closure, in_a_closure_of_a_closure, lambda slopes: Slopes(slopes).change])
+def test_what_a_change_of_scores_reads_may_be_written_to_between_layers(reading, mode):
+    q, k, v = (x.double() for x in QKV)
+    with mode():
+        recording, _ = beheld(Shifting(reading), lambda m: m(q, k, v))
+    bias = torch.arange(1.0, H + 1).view(-1, 1, 1) * (COLUMN - ROW)
+    for layer, sign in enumerate((1, -1)):
+        assert_map(recording.map(layer), softmaxed(q, k, bias=sign * bias), q, k, bias=bias.abs())
+
+
 def test_a_mask_said_as_a_change_of_scores_is_a_rule():
     model = Flex(score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf))
     recording, _ = beheld(model, lambda m: m(*QKV))

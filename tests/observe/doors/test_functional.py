@@ -61,6 +61,39 @@ def test_every_setting_of_our_own_attention_is_in_the_map():
     assert distance(recording.map(0), regard.attend(q, k, v, rule, **settings).weights) < EQUAL
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.usefixtures("in_float64")
+def test_what_our_own_attention_was_handed_may_be_written_to_afterwards(mode):
+    q, k, v = (torch.randn(B, H, T, D) for _ in range(3))
+    given = {"bias": torch.randn(H, T, T), "sinks": torch.randn(H), "offset": torch.arange(B)}
+    with mode():
+        expected = regard.attend(q, k, v, Causal(), **given).weights
+        recording, _ = beheld(Own(mask=Causal(), **given), lambda m: m(q, k, v))
+        for x in (q, k, v, *given.values()):
+            x.add_(1)
+    assert distance(recording.map(0), expected) < EQUAL
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.usefixtures("in_float64")
+def test_a_bias_of_our_own_attention_may_be_written_to_between_layers(mode):
+    q, bias = torch.randn(B, H, T, D), torch.randn(H, T, T)
+    first, second, given = Own(bias=bias), Own(bias=bias), torch.randn(2, H, T, T)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([first, second])
+
+        def forward(self) -> list[Tensor]:
+            return [part(q, q, q) for part, one in zip(self.parts, given, strict=True) if bias.copy_(one) is bias]
+
+    with mode():
+        recording, _ = beheld(Both(), lambda m: m())
+    for layer, one in enumerate(given):
+        assert distance(recording.map(layer), regard.attend(q, q, q, bias=one).weights) < EQUAL
+
+
 def test_a_wrong_call_of_our_own_attention_raises_as_it_did():
     model = Own(offset=0)
     with record(model) as recording, pytest.raises(regard.errors.ShapeError, match="its d is 5"):

@@ -392,6 +392,41 @@ def test_a_bias_of_positions_is_in_the_map(mask, causal):
     assert_within(recording.map(0) @ k, context.transpose(1, 2), bounds.context)
 
 
+@pytest.mark.parametrize("mask", ["none", "bool"])
+def test_a_bias_of_positions_may_be_written_to_between_layers(mask):
+    q, k = (torch.randn(2, 4, 5, 8, dtype=torch.float64) for _ in range(2))
+    biases = torch.randn(2, 1, 4, 5, 5, dtype=torch.float64)
+    given = None if mask == "none" else torch.ones(2, 1, 5, 5, dtype=torch.bool).tril(1)
+    shared, calls = torch.empty(1, 4, 5, 5, dtype=torch.float64), nn.ModuleList([Calls(causal=False), Calls(causal=False)])
+    rows = iter(biases)
+    model = Together(calls, lambda: shared.copy_(next(rows)))
+    with torch.inference_mode(), record(model) as recording:
+        model(q, k, k, given, position_bias=shared, scaling=1.0)
+    for layer, bias in enumerate(biases):
+        expected = attend(q, k, k, *(() if given is None else (Given(given),)), scale=1.0, bias=bias).weights
+        assert (recording.map(layer).dense() - expected).abs().max() < EQUAL
+
+
+class Together(nn.Module):
+    """Modules that are handed the same, and what happens before each."""
+
+    def __init__(self, modules, before):
+        super().__init__()
+        self.parts, self.before = modules, before
+
+    def forward(self, *args, **given):
+        for part in self.parts:
+            self.before()
+            part(*args, **given)
+
+
+def test_a_padding_mask_of_flash_attention_may_be_written_to_afterwards():
+    q, mask = torch.randn(2, 4, 7, 8), torch.ones(2, 7, dtype=torch.bool)
+    passage = flash(q, q, mask)
+    mask.zero_()
+    assert torch.equal(passage.mask.table(7, 7).expand(2, 1, 7, 7)[1, 0], torch.ones(7, 7).tril().bool())
+
+
 def test_sinks_of_the_module_are_met_in_its_own_function():
     family = named("gpt_oss")
     model = family.build()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from observe.beheld import EQUAL, assert_map, beheld, distance, softmaxed
 from regard import AttentionMap, Causal, Everything, Given
 from regard.mechanism import Mask
 from regard.observe import record
+from regard.observe.doors import scene
+from regard.observe.rules import of_mask
 
 B, H, G, Q, K, D, E = 2, 6, 3, 5, 7, 4, 3
 
@@ -388,6 +391,66 @@ def test_a_given_mask_may_change_afterwards():
     visible.fill_(True)
     assert isinstance(rule(recording.map(0)), Given)
     assert_map(recording.map(0), expected, q, k)
+
+
+WRITING = {
+    "in place": lambda x, y: x.copy_(y),
+    "by an index": lambda x, y: x.__setitem__(slice(None), y),
+    "as data": lambda x, y: x.data.copy_(y),
+    "through numpy": lambda x, y: np.copyto(x.numpy(), y.numpy()),
+    "through a view": lambda x, y: x[:].copy_(y),
+}
+
+
+class Rewriting(nn.Module):
+    """Two layers, between which the memory of their one mask is written to."""
+
+    def __init__(self, kernel, write, *masks):
+        super().__init__()
+        self.first, self.second = Kernel(**kernel), Kernel(**kernel)
+        self.write, self.masks = write, masks
+
+    def forward(self, q, k, v, name="attn_mask"):
+        mask = self.masks[0].clone()
+        self.first.settings[name] = self.second.settings[name] = mask.expand(B, H, Q, K)
+        first = self.first(q, k, v)
+        self.write(mask, self.masks[1])
+        return first, self.second(q, k, v)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("write", WRITING.values(), ids=WRITING)
+def test_one_mask_that_is_written_to_between_layers_is_two_masks(write, floating, mode):
+    q, k, v = qkv(B)
+    one, other = torch.rand(Q, K) > 0.4, torch.rand(Q, K) > 0.4
+    masks = [torch.zeros(Q, K).masked_fill(~seen, -torch.inf) if floating else seen for seen in (one, other)]
+    with mode():
+        recording, _ = beheld(Rewriting({}, write, *masks), lambda m: m(q, k, v))
+    for layer, seen in enumerate((one, other)):
+        assert_map(recording.map(layer), softmaxed(q, k, seen), q, k)
+
+
+def test_a_mask_that_layers_share_is_read_once(monkeypatch):
+    read = []
+    monkeypatch.setattr(scene, "of_mask", lambda *given: read.append(given) or of_mask(*given))
+    seen = torch.rand(Q, K) > 0.4
+    with torch.inference_mode():
+        recording, _ = beheld(Rewriting({}, lambda x, y: None, seen, seen), lambda m: m(*qkv(B)))
+    assert len(recording.calls) == 2
+    assert len(read) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("write", [WRITING["in place"], WRITING["by an index"]])
+def test_a_mask_on_a_gpu_that_is_written_to_between_layers_is_two_masks(write, mode):
+    q, k, v = (x.cuda() for x in qkv(B))
+    one, other = torch.rand(Q, K).cuda() > 0.4, torch.rand(Q, K).cuda() > 0.4
+    with mode():
+        recording, _ = beheld(Rewriting({}, write, one, other), lambda m: m(q, k, v))
+    for layer, seen in enumerate((one, other)):
+        assert_map(recording.map(layer), softmaxed(q, k, seen), q, k)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

@@ -104,7 +104,9 @@ def test_steps_and_examples_are_told(client):
 def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
     recording = recorded()
     recording.tokens = ["</script>", "\ud800", "\0", "\u202e", *"ABCABCA"]
+    recording.model = "\x1b]52;c;ZQ==\x07\ud800"
     with asking(recording) as client:
+        assert client.json("/api/start")["recordings"][0]["model"] == recording.model
         assert client.json("/api/start")["recordings"][0]["words"]["words"]["first"] == recording.tokens
         assert client.json("/api/r/r1/words")["words"] == recording.tokens
         assert client.json("/api/r/r1/top", **HEAD, k=0)["found"][0]["word"] in recording.tokens

@@ -105,12 +105,17 @@ def test_a_number_too_large_for_json_is_refused(client):
     assert (status, "at most 100" in json.loads(body)["error"]) == (400, True)
 
 
-@pytest.mark.parametrize("seed", [-1, 0, 2**63, 10**30])
-def test_any_whole_number_is_a_seed(client, seed):
+@pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**64 - 1])
+def test_a_whole_number_of_64_bits_is_a_seed(client, seed):
     sent = {"text": "CCAB", "tokens": 2, "temperature": 1, "seed": seed}
     first, second = (client.post("/api/generate", sent)[1].splitlines()[0] for _ in range(2))
     assert json.loads(first)["word"]
     assert first == second
+
+
+def test_a_seed_of_more_bits_is_refused_in_a_sentence(client):
+    status, body = client.post("/api/generate", {"text": "CCAB", "tokens": 2, "temperature": 1, "seed": 10**30})
+    assert (status, "a seed must be" in json.loads(body)["error"]) == (400, True)
 
 
 def test_a_request_chooses_no_model(client):

@@ -2,11 +2,11 @@ import json
 
 import datasets
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard import ConfigError, DataError
-from regard.text import BytePair
+from regard.text import BytePair, byte_pair
 from regard.text.corpus import sources
 from regard.text.corpus.sources import documents, parts, portions
 
@@ -14,12 +14,89 @@ END = "<|endoftext|>"
 WORDS = st.text(st.sampled_from("ab 'sé1\n\r\t\x0b\x1c\x85\u00a0\u2028\u3000.—🦊"))
 
 
+LEARNED = {
+    size: BytePair.train(["the cat's hat, aaaaaaaa abab, '''' 1234 \n\n   x 東京"] * 9, size) for size in (257, 270, 300)
+}
+
+
+def runs(draw_from: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Texts of some thousand characters: short words that come again and again, among other characters."""
+    again = st.tuples(st.text(draw_from, min_size=1, max_size=7), st.integers(100, 900)).map(lambda one: one[0] * one[1])
+    return st.lists(st.one_of(again, st.text(draw_from, max_size=50)), min_size=1, max_size=8).map("".join)
+
+
 @given(text=WORDS, limit=st.integers(1, 20))
-def test_the_tokens_of_a_texts_portions_are_those_of_the_text(text, limit):
-    words = BytePair.gpt2()
-    found = list(portions(text, limit))
+def test_a_text_with_white_space_is_cut_before_it(text, limit):
+    words, cuts = BytePair.gpt2(), []
+    found = list(portions(text, limit, lambda text: cuts.append(text) or len(text)))
     assert "".join(found) == text
-    assert [one for portion in found for one in words.encode(portion)] == words.encode(text)
+    if not cuts:
+        assert [one for portion in found for one in words.encode(portion)] == words.encode(text)
+    assert all(len(portion) <= 2 * limit for portion in found)
+
+
+@settings(max_examples=150)
+@given(
+    text=runs(st.sampled_from("ab'slrevtdm1. \n\r\t\x1c\x85\u00a0é東🦊—_")),
+    limit=st.integers(400, 1500),
+    size=st.sampled_from([None, *LEARNED]),
+)
+def test_the_tokens_of_a_text_in_portions_are_those_of_the_whole(text, limit, size):
+    """UNSURE is 256 where texts are cut; already of 16 tokens none changes with what follows."""
+    words, is_sure = LEARNED.get(size, BytePair.gpt2()), []
+
+    def cut(text):
+        is_sure.append(words.find_cut(text) < len(text))
+        return words.find_cut(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(byte_pair, "UNSURE", 16)
+        found = list(portions(text, limit, cut))
+    assert "".join(found) == text
+    assert all(len(portion) <= 2 * limit for portion in found)
+    if all(is_sure):  # not where pieces are so long that there are 16 tokens or fewer
+        assert [one for portion in found for one in words.encode(portion)] == words.encode(text)
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "a", "東京、大阪。", "''", "'s", "0", "!", " ", "\n", "ab🦊"])
+def test_what_has_no_white_space_before_which_it_could_be_cut_is_cut_elsewhere_with_the_same_tokens(
+    tmp_path, monkeypatch, letters
+):
+    monkeypatch.setattr(sources, "BLOCK", 1 << 15)
+    text = "x" + letters * (3 * sources.BLOCK // len(letters)) + "y"
+    path = tmp_path / "long.txt"
+    path.write_text(text, newline="")
+    words = BytePair.gpt2()
+    for source in (path, [text]):
+        found = list(parts(source, cut=words.find_cut))
+        assert max(len(part.text) for part in found) <= 3 * sources.BLOCK
+        assert len(found) > 1
+        assert "".join(part.text for part in found) == text
+        assert [one for part in found for one in words.encode(part.text)] == words.encode(text)
+
+
+@pytest.mark.parametrize("block", [40, 64, 99])
+def test_a_line_of_the_end_of_text_is_one_wherever_a_part_ends(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(sources, "BLOCK", block)
+    path = tmp_path / "some.txt"
+    for length in range(2 * block, 5 * block):
+        path.write_text(f"{'x' * length}{END}\nyy\n{END}\n{END}\nz", newline="")
+        assert list(documents(path)) == [f"{'x' * length}{END}\nyy", "z"]
+        path.write_text(f"x{chr(10) * length}{END}\nz", newline="")
+        assert list(documents(path)) == [f"x{chr(10) * (length - 1)}", "z"]
+        path.write_text(f"{chr(10) * length}{END}\nz", newline="")
+        assert list(documents(path)) == ["z"]
+
+
+@pytest.mark.parametrize("vocabulary", [262, 300])
+def test_pairs_learned_from_parts_are_those_learned_from_documents(tmp_path, monkeypatch, vocabulary):
+    path = tmp_path / "some.txt"
+    path.write_text("the cat sat on the mat\n" * 40 + "and the dog saw the cat, again and again " * 30, newline="")
+    whole = BytePair.train(documents(path), vocabulary)
+    monkeypatch.setattr(sources, "BLOCK", 100)
+    found = [part.text for part in parts(path)]
+    assert len(found) > 10
+    assert BytePair.train(found, vocabulary).pairs == whole.pairs
 
 
 @given(
@@ -115,3 +192,15 @@ def test_what_cannot_be_gone_through_is_refused(tmp_path):
         list(parts({"train": ["a"], "test": ["b"]}))
     with pytest.raises(DataError, match="document 1 must be a row"):
         list(parts(["a", 3]))
+
+
+@pytest.mark.parametrize("source", [["a", "b\ud800c"], [{"text": "a"}, {"text": "b\udfffc"}]])
+def test_half_of_a_surrogate_pair_is_named_with_its_place(source):
+    with pytest.raises(DataError, match="document 1 has half of a surrogate pair at 1"):
+        list(parts(source))
+
+
+def test_half_of_a_surrogate_pair_in_json_lines_is_named_with_its_place(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b\\ud800c"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:2 has half of a surrogate pair at 1"):
+        list(parts(tmp_path))

@@ -1,64 +1,75 @@
 """The doors through which calls of attention pass, and how they are opened and shut."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from itertools import count
+from types import FrameType
+from typing import Any
 
 from torch import nn
-from torch._C import _len_torch_function_stack as height
-from torch._C import _pop_torch_function_stack as pop
 from torch._C import _push_on_torch_function_stack as push
 
-from regard.observe.doors import additive, calls, compiled, flex, functional, registry, states
+from regard.observe.doors import additive, calls, compiled, flex, functional, registry, scripted, states
 from regard.observe.doors.harmless import harmless
 from regard.observe.doors.names import Names, Patch
-from regard.observe.doors.scene import SCENE, Watcher
+from regard.observe.doors.scene import ENTERED, OPEN, SCENE, Entry, Watcher, look_around, remove_mode
 
 __all__ = ["watching"]
 
 
 def patches() -> list[Patch]:
     """What stands for something else while anyone, in any thread, watches."""
-    return registry.patches() + calls.patches() + additive.patches() + states.patches() + compiled.patches(ALL.add)
+    ours = registry.patches() + calls.patches() + additive.patches() + states.patches() + scripted.patches()
+    return ours + compiled.patches(ALL.add)
 
 
 ALL = Names(patches)
+NUMBERS = count()
 
 
 @contextmanager
 def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """A context in which a watcher of this thread meets every call of attention in these modules of a model."""
-    watchers, entry = SCENE.watchers, (watcher, SCENE.frames)
+    """A context in which a watcher meets every call of attention in these modules, in this thread and what runs in it."""
+    entry, scene = Entry(watcher, SCENE.frames, next(NUMBERS)), vars(SCENE)  # of this thread, whichever leaves
     with ALL, flex.NAMES:
         if watcher.changes:
             flex.NAMES.add(flex.patches(modules[""]))
         if SCENE.mode is None:
             SCENE.mode = functional.Functions()
-            push(SCENE.mode)
+            if not is_in_generator():
+                SCENE.stays = True
+                push(SCENE.mode)
         SCENE.harmless |= harmless(modules.values())
-        watchers.append(watcher)
-        watchers.sort(key=lambda one: one.changes)
-        calls.OPEN.append(entry)
+        SCENE.entries.append(entry)
+        OPEN.append(entry)
+        ENTERED.set(ENTERED.get() | {entry.number})
+        look_around(anew=True)
         try:
             yield
         finally:
-            watchers.remove(watcher)
-            calls.OPEN.remove(entry)
-            if watchers is SCENE.watchers and not watchers:
-                shut()
+            OPEN.remove(entry)
+            scene["entries"].remove(entry)
+            if watcher in scene["watchers"]:
+                scene["watchers"].remove(watcher)
+            ENTERED.set(ENTERED.get() - {entry.number})
+            if not scene["entries"]:
+                shut(scene)
 
 
-def shut() -> None:
-    """Takes the mode of this thread away, from under others that were entered after it, and forgets what ran."""
-    above = []
-    while height():
-        mode = pop()
-        if mode is SCENE.mode:
-            break
-        above.append(mode)
-    for one in reversed(above):
-        push(one)
-    SCENE.mode = None
-    SCENE.harmless.clear()
-    SCENE.frames.clear()
-    SCENE.masks.clear()
-    SCENE.turned.clear()
+def is_in_generator() -> bool:
+    """Return whether a generator or a coroutine enters the context: another thread may close it, and no mode may be left."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "contextlib"):
+        frame = frame.f_back
+    return frame is not None and bool(frame.f_code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
+
+
+def shut(scene: dict[str, Any]) -> None:
+    """Forgets what ran in a thread, and takes its mode away where it still is."""
+    if scene is vars(SCENE):
+        remove_mode()
+    scene.update(mode=None, stays=False, context=None)
+    for name in ("harmless", "frames", "masks", "turned"):
+        scene[name].clear()

@@ -18,7 +18,7 @@ from regard.observe.doors.lineage import apart
 from regard.observe.doors.names import Patch
 from regard.observe.doors.passage import Crossing, Passage
 from regard.observe.doors.plain import plain
-from regard.observe.doors.scene import SCENE, begin, end, meet
+from regard.observe.doors.scene import SCENE, begin, end, look_around, meet
 from regard.observe.doors.states import turned
 
 
@@ -55,6 +55,8 @@ def patches() -> list[Patch]:
     passed = vars(AdditiveAttention)["over"]
 
     def over(self: AdditiveAttention, *args: Any, **kwargs: Any) -> Tensor:
+        if not SCENE.frames:
+            look_around()
         running = SCENE.frames and SCENE.frames[-1].module is self
         return passed(self, *args, **kwargs) if running or not SCENE.live else framed(passed, self, *args, **kwargs)
 

@@ -1,79 +1,186 @@
-"""Attention written out by hand: no kernel to meet, but a softmax of products that is multiplied with values.
+"""Attention written out by hand: weights that a softmax made, multiplied with values and summed, with no kernel to record.
 
-The scores are a product of two tensors that the model computed, or a sum over pairs of them; a router's, a classifier's
-or a pooling layer's come from its weights, and are none.
+What becomes of scores and weights is followed through every function, whatever it is called. A product of weights with
+values is attention where the values are tokens, neither weights of the model nor constants, and either
+- the scores are of pairs of tokens: a product, a distance or a network of two, whatever made weights of them; or
+- they are a softmax of anything, and several rows of weights share the values, which the scores did not choose.
+A router, a gate, a classifier and a pooling layer are neither.
 """
 
 import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.observe.doors.lineage import Frame, owns, tensors
+from regard.observe.doors.contraction import find_axes, find_operands, is_shared
+from regard.observe.doors.lineage import LEARNED, Frame, flat, tensors
+from regard.observe.doors.roles import Role, bends, strip
+from regard.observe.doors.routing import is_pair, is_routed
+from regard.observe.doors.traces import Kind, Trace, Traced, Traces, is_followable, join_roots
 
-MULTIPLIES = {"matmul", "bmm", "baddbmm", "einsum", "__matmul__", "__rmatmul__"}
-SOFTMAX = {"softmax", "special_softmax", "_softmax", "log_softmax", "exp", "_safe_softmax", "_masked_softmax"}
-KEEPS = {  # what scores and weights pass through
-    *("add", "add_", "__iadd__", "sub", "sub_", "__rsub__", "mul", "mul_", "__imul__", "multiply"),
-    *("div", "div_", "true_divide", "__rtruediv__", "__itruediv__", "max", "min", "maximum", "minimum", "clamp", "clip"),
-    *("masked_fill", "masked_fill_", "where", "nan_to_num", "dropout", "tril", "tanh", "pad", "as_strided"),
-    *("to", "type_as", "float", "double", "half", "bfloat16", "type", "view", "reshape", "transpose", "permute", "contiguous"),
-    *("unsqueeze", "squeeze", "expand", "flatten", "unflatten", "__getitem__", "cat", "clone", "narrow", "addcmul"),
-}
-HARMLESS = "a module that cannot attend"  # such as dropout, or a network that scores pairs
-SCORES = MULTIPLIES | {"linear", "sum", HARMLESS}
-WRITES = {"__setitem__", "copy_"}  # into a tensor that then holds scores or weights
-PASSES = SOFTMAX | KEEPS | {"__get__", HARMLESS}
-FOLLOWED = SCORES | PASSES | WRITES
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+STRAIGHT = (nn.Dropout, nn.Identity)  # modules without parameters that make no weights of scores
+SMALL = 4096  # entries of a matrix that mixes heads, of which there are 64 at most
 
 
-class Followed:
+class Followed(Traces):
     """The scores and the weights of this forward, by what made them."""
 
-    def __init__(self) -> None:
-        self.scores: dict[int, tuple[weakref.ref[Tensor], bool]] = {}  # by id; whether a softmax has made weights of them
-
-    def clear(self) -> None:
-        """Nothing is followed."""
-        self.scores.clear()
-
-    def of(self, x: Tensor) -> bool | None:
-        """Whether a tensor is weights, True, or scores, False; None where it is neither."""
-        found = self.scores.get(id(x))
-        return found[1] if found is not None and found[0]() is x else None
-
-    def note(self, frame: Frame, name: str, args: Any, kwargs: Any, result: Any) -> bool | None:
-        """Follows a function: whether it multiplied weights with values; None where it made neither weights nor scores.
-
-        It is one of SCORES, or of FOLLOWED where something is followed already.
-        """
-        if name in WRITES:
-            written = {self.of(x) for x in tensors(args[1:], kwargs)} - {None}
-            if written and isinstance(args[0], Tensor):
-                self.scores[id(args[0])] = weakref.ref(args[0]), True in written
+    def note(self, frames: list[Frame], name: str, role: Role | None, args: Any, kwargs: Any, result: Any) -> str | None:
+        """Follow a function. Return what attended, such as "softmax and matmul"; None where that was not attention."""
+        given = [x for x in tensors(args, kwargs) if not x.is_nested]
+        traced = self.find_all(given)
+        results = [y for y in ([result] if isinstance(result, Tensor) else flat(result)) if is_followable(y)]
+        if not results or not (traced or role in STARTS):
             return None
-        if not isinstance(result, Tensor) or not owns(result):
-            return None
-        given = tensors(args, kwargs)
-        kinds = [self.of(x) for x in given] if self.scores else []
-        if name in MULTIPLIES and True in kinds:
-            self.clear()
-            return True
-        if name in SCORES and scores(frame, name, given, result):
-            self.scores[id(result)] = weakref.ref(result), False
-            return False
-        if (True in kinds or False in kinds) and name in PASSES:
-            weights = True in kinds or (name in SOFTMAX and result.dim() > 2)
-            self.scores[id(result)] = weakref.ref(result), weights
-            return False
+        if role in (Role.PRODUCT, Role.DISTANCE):
+            return self.multiply(frames, role, name, args, kwargs, results[0])
+        if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
+            self.normalise(role, name, args, kwargs, traced, results[0])
+        elif not traced:
+            if given and results[0].numel() < given[0].numel() and scores_pairs(frames[-1], given[0], results[0]):
+                self.start(results[0], Kind.SCORES, pairs=True)
+        else:
+            others = [x for x in given if x.is_floating_point() and self.find(x) is None and holds_tokens(frames[-1], x)]
+            x, trace = max(traced, key=lambda one: one[1].kind)
+            pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
+            trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
+            if trace.kind is Kind.WEIGHTED:
+                several = sum(one.kind is Kind.WEIGHTED for _, one in traced) > 1
+                return self.add_up(role, name, x, trace, several, others, results)
+            if not (role is Role.TIMES and self.weigh(frames, name, given, x, trace, results[0])):
+                self.pass_on(role, name, args, x, trace, others, results)
         return None
 
+    def note_child(self, frame: Frame, child: nn.Module, x: Tensor, y: Any) -> None:
+        """Follow a module that cannot attend, such as dropout, one that mixes heads, or a network that scores pairs."""
+        if not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
+            return
+        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
+            self.start(y, Kind.SCORES, pairs=True)
+            return
+        trace = self.find(x)
+        if trace is not None and mixes(x, y, list(child.parameters())):
+            plain = isinstance(child, STRAIGHT) or next(child.parameters(), None) is not None
+            if trace.kind is Kind.SCORES and trace.pairs and not plain:
+                trace = trace._replace(kind=Kind.WEIGHTS, function=type(child).__name__, size=y.numel())
+            self.follow(y, trace)
 
-def scores(frame: Frame, name: str, given: list[Tensor], result: Tensor) -> bool:
-    """Whether a function may have scored pairs: a product of two computed tensors, or a vector of each pair summed up."""
-    if name in MULTIPLIES:
-        computed = [x for x in given if (made := frame.known(x)) is not None and made.sources]
-        return len(computed) > 1 or (given[0].dim() > 3 and given[-1].dim() == 1)
-    if not given or given[0].dim() < 4:
+    def normalise(self, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor) -> None:
+        """Follow the result of a softmax, or of its logarithm."""
+        axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
+        extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
+        scores = [one for one in traced if one[1].pairs]
+        kind = Kind.SCORES if role is Role.LOG_SOFTMAX else Kind.WEIGHTS
+        if scores or extent != 1:
+            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip(name))
+
+    def multiply(self, frames: list[Frame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor) -> str | None:
+        """Follow a product that sums over an axis, or a distance."""
+        operands = find_operands(name, args, kwargs)
+        traced = self.find_all(operands)
+        for x, trace in traced if role is Role.PRODUCT else ():
+            others = [v for v in operands if v is not x]
+            values = trace.kind is Kind.WEIGHTS and any(self.are_values(frames[-1], v, trace) for v in others)
+            if values and (trace.pairs or self.spreads(frames, name, args, operands, x, trace)):
+                return self.tell(trace, name)
+            learned = any(isinstance(v, nn.Parameter) for v in others)
+            if trace.kind is Kind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
+                return self.tell(trace, "mul", name)  # with ones
+        self.drop(y)
+        computed = [x for x in operands if holds_tokens(frames[-1], x)]
+        if len(computed) > 1:
+            if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
+                weights = len(traced) == len(operands) and all(trace.kind is Kind.WEIGHTS for _, trace in traced)
+                function = traced[0][1].function if weights else ""
+                self.start(y, Kind.WEIGHTS if weights else Kind.SCORES, pairs=True, function=function)
+        elif traced:
+            x, trace = traced[0]
+            if mixes(x, y, [v for v in operands if v is not x]):
+                self.follow(y, trace)
+        elif computed and y.numel() < computed[0].numel() and scores_pairs(frames[-1], computed[0], y):
+            self.start(y, Kind.SCORES, pairs=True)
+        return None
+
+    def spreads(self, frames: list[Frame], name: str, args: Any, operands: list[Tensor], x: Tensor, trace: Trace) -> bool:
+        """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
+        shared, summed = find_axes(name, args, operands, x)
+        along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
+        return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
+
+    def are_values(self, frame: Frame, v: Tensor, trace: Trace) -> bool:
+        """Return whether a tensor holds tokens, and did not come of the weights that it is multiplied with."""
+        known = self.find(v)
+        return not (known is not None and known.roots & trace.roots) and v.is_floating_point() and holds_tokens(frame, v)
+
+    def weigh(self, frames: list[Frame], name: str, given: list[Tensor], x: Tensor, trace: Trace, y: Tensor) -> bool:
+        """Follow the product of weights x with values, entry by entry; return whether there were any."""
+        if trace.kind is not Kind.WEIGHTS or y.numel() <= trace.size or strip(name) not in ("mul", "multiply", "addcmul"):
+            return False  # what has no axis beyond those of the weights is a mask
+        values = [v for v in given if v is not x and self.are_values(frames[-1], v, trace)]
+        shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
+        if values:
+            self.follow(y, trace._replace(kind=Kind.WEIGHTED, shared=shared), name)
+        return bool(values)
+
+    def pass_on(
+        self, role: Role | None, name: str, args: Any, x: Tensor, trace: Trace, others: list[Tensor], results: list[Tensor]
+    ) -> None:
+        """Follow what any other function makes of scores or weights."""
+        scales = role is Role.TIMES and others and results[0].numel() > x.numel()
+        gates = role is Role.ADD and others and trace.kind is Kind.WEIGHTS and not trace.pairs
+        made = trace.kind is Kind.SCORES and bends(role, args)
+        if scales or gates or (made and not (trace.pairs or strip(name).startswith("exp"))):
+            self.drop(results[0])
+            return
+        if made:
+            trace = trace._replace(kind=Kind.WEIGHTS, function=strip(name), size=results[0].numel())
+        elif role is Role.LOG:
+            trace = trace._replace(kind=Kind.SCORES)
+        for y in results:
+            if y.dim() or x.numel() == 1 or role is None:
+                self.follow(y, trace._replace(size=min(trace.size, y.numel())), name)
+            else:
+                self.drop(y)  # a loss, or a mean of all
+
+    def add_up(
+        self, role: Role | None, name: str, x: Tensor, trace: Trace, several: bool, others: list[Tensor], results: list[Tensor]
+    ) -> str | None:
+        """Follow weighted values to where they are summed over the keys; with other tokens they are something else."""
+        y = results[0]
+        if role is Role.SUM:
+            along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
+            if (trace.pairs or along) and (y.numel() < x.numel() or strip(name) not in ("sum", "mean")):
+                return self.tell(trace, "mul", name)
+        if role is Role.ADD and several and trace.pairs:
+            return self.tell(trace, "mul", name)
+        for one in results:
+            if role is Role.SUM or (role is Role.ADD and others):
+                self.drop(one)
+            else:
+                self.follow(one, trace, name)
+        return None
+
+    def tell(self, trace: Trace, *names: str) -> str:
+        """Return what attended; what follows is no longer its own."""
+        self.clear()
+        steps = [trace.function, *map(strip, names)]
+        return f"{', '.join(steps[:-1])} and {steps[-1]}"
+
+
+def holds_tokens(frame: Frame, x: Tensor) -> bool:
+    """Return whether a tensor was computed, from what the module was handed or by a product of weights."""
+    if isinstance(x, nn.Parameter):
         return False
-    return (name != "linear" and result.dim() == given[0].dim() - 1) or (name != "sum" and result.shape[-1] == 1)
+    return frame.find_contents(weakref.ref(x)) >= LEARNED
+
+
+def mixes(x: Tensor, y: Tensor, weights: list[Tensor]) -> bool:
+    """Return whether small matrices mixed the heads of scores or weights, which then keep their shape."""
+    return sorted(x.shape) == sorted(y.shape) and all(one.numel() <= SMALL for one in weights)
+
+
+def scores_pairs(frame: Frame, x: Tensor, y: Tensor) -> bool:
+    """Return whether y is x, features of pairs of tokens, summed over the features."""
+    over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
+    return is_pair(frame, x, over_last)

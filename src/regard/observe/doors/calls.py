@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _current_graph_task_id as backward
 from torch._C import _push_on_torch_function_stack as push
 
-from regard.observe.doors.by_hand import HARMLESS
 from regard.observe.doors.names import Patch
 from regard.observe.doors.passage import Missed
-from regard.observe.doors.scene import SCENE, TRACED, Watcher, begin, end, take_mode_away
+from regard.observe.doors.scene import SCENE, TRACED, begin, end, look_around, stay, take_mode_away, tell_others
 from regard.observe.doors.torch_modules import BY_NAME
 
 FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-ALONE = "it ran in a thread of its own, which no recording watches: call record inside that thread"
-OPEN: list[tuple[Watcher, list[Any]]] = []  # every watcher, and what runs in its thread
 
 
 def patches() -> list[Patch]:
@@ -30,6 +28,8 @@ def patches() -> list[Patch]:
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if SCENE.passed:
             return call(self, *args, **kwargs)
+        if not SCENE.frames:
+            look_around()
         if not SCENE.live:
             return aside(call, self, *args, **kwargs)
         passes = len(args) == 1 and not kwargs and id(self) in SCENE.harmless  # of two, it might make pairs
@@ -37,10 +37,9 @@ def patches() -> list[Patch]:
         frames = SCENE.frames
         if frames:
             with torch._C.DisableTorchFunction():
+                if passes and isinstance(args[0], Tensor):
+                    SCENE.mode.followed.note_child(frames[-1], self, args[0], output)  # it keeps scores, or makes them of pairs
                 frames[-1].note(args, kwargs, output, child=True)
-                followed = SCENE.mode.followed
-                if passes and (followed.scores or (isinstance(args[0], Tensor) and args[0].dim() > 3)):
-                    followed.note(frames[-1], HARMLESS, args, {}, output)  # it keeps scores, and may make them of pairs
         return output
 
     return [(nn.Module, "__call__", called)]
@@ -48,7 +47,12 @@ def patches() -> list[Patch]:
 
 def passed(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
     """A module that cannot attend runs, and nobody looks."""
-    if module._forward_hooks or module._forward_pre_hooks or not take_mode_away():
+    if module._forward_hooks or module._forward_pre_hooks:
+        return framed(call, module, x)
+    if not SCENE.frames:
+        stay(module)
+        return call(module, x)
+    if not take_mode_away():
         return framed(call, module, x)
     SCENE.passed = True
     try:
@@ -92,22 +96,16 @@ def turned(fast: bool) -> Iterator[None]:
 
 
 def aside(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module runs where nobody looks; where that is torch.jit's tracing or a thread of a watched forward, it is missed."""
+    """A module runs where nobody looks; where that is torch.jit's tracing, or another thread or task, it is missed."""
     if SCENE.watchers and torch._C._get_tracing_state() is not None and not SCENE.quiet:
-        tell([watcher for watcher in SCENE.watchers if watcher.names.get(id(module)) == ""], module, "torch.jit.trace", TRACED)
-    if SCENE.watchers or SCENE.stray:
+        for watcher in SCENE.watchers:
+            if watcher.names.get(id(module)) == "":
+                watcher.miss(Missed("torch.jit.trace", "", TRACED))
+    ours = SCENE.watchers or SCENE.stray or backward() != -1  # in a backward pass runs what was seen before
+    if ours or not tell_others(module):
         return call(module, *args, **kwargs)
-    around = [watcher for watcher, frames in list(OPEN) if frames and frames[0].module is not module]
-    tell(around, module, "threads", ALONE)
     SCENE.stray = True
     try:
         return call(module, *args, **kwargs)
     finally:
         SCENE.stray = False
-
-
-def tell(watchers: list[Watcher], module: nn.Module, kernel: str, reason: str) -> None:
-    """Tells those who watch a module that it was missed."""
-    for watcher in watchers:
-        if id(module) in watcher.names or getattr(module, "_is_replica", False):  # of nn.DataParallel
-            watcher.miss(Missed(kernel, watcher.names.get(id(module), ""), reason))

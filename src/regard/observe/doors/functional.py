@@ -16,18 +16,22 @@ from regard.mechanism.fused import attention
 from regard.mechanism.request import ask
 from regard.mechanism.rule import EVERYTHING
 from regard.observe.doors import additive, torch_modules
-from regard.observe.doors.by_hand import FOLLOWED, SCORES, Followed
+from regard.observe.doors.by_hand import STARTS, Followed
 from regard.observe.doors.lineage import apart
 from regard.observe.doors.passage import Crossing, Passage
 from regard.observe.doors.plain import plain
-from regard.observe.doors.scene import SCENE, meet, missed
+from regard.observe.doors.roles import Role, infer_role
+from regard.observe.doors.scene import SCENE, meet, missed, once
 from regard.observe.doors.sdpa import SDPA, of_sdpa
 from regard.observe.doors.states import turned
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
 BY_ITSELF = "this kernel was called by itself, not by F.scaled_dot_product_attention"
-BY_HAND = "attention is written out by hand here, with no kernel to meet"
+BY_HAND = (
+    "attention is written out by hand here, with no kernel to record: call torch.nn.functional.scaled_dot_product_attention "
+    "or regard.attention instead"
+)
 
 
 class Functions(TorchFunctionMode):
@@ -44,28 +48,32 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if not SCENE.live:
             return func(*args, **kwargs)
-        door, name, kernel = known(func)
+        door, name, kernel, role = known(func)
         result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
         frames = SCENE.frames
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
                 made = args[0] if result is None else result
-                frames[-1].note(args, kwargs, made, name)
                 if kernel:
                     missed(name, BY_ITSELF)
-                elif (name in SCORES or (self.followed.scores and name in FOLLOWED)) and self.followed.note(
-                    frames[-1], name, args, kwargs, made
-                ):
-                    missed("softmax and matmul", BY_HAND)
+                elif door is None and (role in STARTS or self.followed.traces):
+                    self.follow(name, role, args, kwargs, made)
+                frames[-1].note(args, kwargs, made, name)
         return result
+
+    def follow(self, name: str, role: Role | None, args: Any, kwargs: Any, made: Any) -> None:
+        """Follow what a function makes of scores and weights; where that is attention, it is missed."""
+        found = self.followed.note(SCENE.frames, name, role, args, kwargs, made)
+        if found is not None:
+            missed(found, BY_HAND)
 
 
 @cache
-def known(func: Any) -> tuple[Callable[..., Any] | None, str, bool]:
-    """The door of a function, if it has one, its name, and whether it is a kernel of attention that has none."""
+def known(func: Any) -> tuple[Callable[..., Any] | None, str, bool, Role | None]:
+    """The door of a function, if it has one, its name, whether it is a kernel of attention that has none, and its role."""
     named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
     name = str(getattr(named, "__name__", ""))
-    return DOORS.get(func), name, func not in DOORS and KERNEL.search(name) is not None
+    return DOORS.get(func), name, func not in DOORS and KERNEL.search(name) is not None, infer_role(name)
 
 
 def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -79,6 +87,7 @@ def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         made_apart = apart(SCENE.frames, given["q"], given["k"])
         given = {name: plain(x) if isinstance(x, Tensor) else x for name, x in given.items()}
         q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = ask(**given)
+        bias = None if bias is None else copy_bias(bias, q, k)
         passage = Passage("regard", q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, apart=made_apart)
         passage.turned = turned(SCENE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
@@ -86,6 +95,11 @@ def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
 
     result: Tensor = meet("regard.attention", run, asked)
     return result
+
+
+def copy_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor | None:
+    """Return a copy of a bias, one for all the layers of a forward that share it."""
+    return once((bias,), q, k, lambda: (EVERYTHING, 0, bias.detach().clone()), "bias")[2]
 
 
 DOORS: dict[Any, Callable[..., Any]] = {

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
-from regard.observe.doors.by_hand import MULTIPLIES, SOFTMAX
+from regard.observe.doors.roles import MULTIPLIES, NORMALISES
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
-STEPS = MULTIPLIES | SOFTMAX | {"sum", "@", "@="}  # of attention written out by hand
+STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of attention written out by hand
 PRODUCTS = "regard.products."
 KINDS = 1024  # classes that are remembered: those made while a program runs must not be held for ever
 GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}

@@ -1,14 +1,23 @@
 """What the tensors of a running module were made from: so that cross attention is told from self, whatever the lengths."""
 
 import weakref
+from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from regard.observe.doors.roles import Role, infer_role
+
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all that goes in
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
-NESTED = JOINS | {"einsum"}  # whose tensors may lie in lists
+NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may lie in lists
+FRESH = {  # whose result has the shape of a tensor, and none of its numbers
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
+}
+PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # entries of a table
+CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds: LEARNED are tokens that a product made of weights
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 
@@ -21,18 +30,31 @@ class Made(NamedTuple):
     projected: bool = False
 
 
+class Maker(NamedTuple):
+    """A function or a child that made tensors, what it was given, and how many entries each of these had."""
+
+    name: str
+    child: bool
+    given: "list[weakref.ref[Tensor]]"
+    sizes: list[int]
+    results: "list[weakref.ref[Tensor]]"
+
+
 class Frame:
     """A module that is running, the watchers it has been announced to, and what was made in it from what.
 
     What was made is put down while the model runs, and looked through when somebody asks.
     """
 
-    __slots__ = ("__weakref__", "args", "kwargs", "made", "module", "noted", "watchers")
+    __slots__ = ("__weakref__", "args", "contents", "kwargs", "made", "makers", "module", "noted", "settled", "watchers")
 
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
-        self.noted: list[tuple[str, bool, list[weakref.ref[Tensor]], list[int], list[weakref.ref[Tensor]]]] = []
+        self.noted: list[Maker] = []
         self.made: dict[int, Made] = {}  # by the id of the weak reference, of which a tensor has one
+        self.settled: list[Maker] = []  # noted in `made`, and not yet in the two below
+        self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
+        self.makers: dict[int, list[Maker]] = {}  # by the same; those that wrote into a tensor are among its makers
 
     @property
     def given(self) -> list[Tensor]:
@@ -41,10 +63,28 @@ class Frame:
 
     def known(self, x: Tensor) -> Made | None:
         """What is known of a tensor."""
-        for noted in self.noted:
-            self.settle(*noted)
-        self.noted.clear()
+        self.settle_all()
         return self.made.get(id(weakref.ref(x)))
+
+    def find_contents(self, x: "weakref.ref[Tensor]") -> int:
+        """Return what a tensor holds: CONSTANT, WEIGHT, LEARNED or TOKEN."""
+        self.read_makers()
+        return self.look_up_contents(x)
+
+    def find_makers(self, x: "weakref.ref[Tensor]") -> list[Maker]:
+        """Return what made a tensor here, or wrote into it; nothing where it was handed over."""
+        self.read_makers()
+        return self.makers.get(id(x), [])
+
+    def read_makers(self) -> None:
+        """Put down what made which tensor, and what the tensor holds."""
+        self.settle_all()
+        for maker in self.settled:
+            holds = self.infer_contents(maker)
+            for y in maker.results:
+                self.contents[id(y)] = y, holds
+                self.makers.setdefault(id(y), []).append(maker)
+        self.settled.clear()
 
     def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
         """That a function or a child made a result from its arguments."""
@@ -55,7 +95,17 @@ class Frame:
                 given.append(weakref.ref(x))
                 sizes.append(x.numel() if owns(x) else 0)  # of one without numbers the question would be part of a trace
         results = (result,) if isinstance(result, Tensor) else [y for y in flat(result) if isinstance(y, Tensor)]
-        self.noted.append((name, child, given, sizes, [*map(weakref.ref, results)]))
+        made = [*map(weakref.ref, results)]
+        if writes(name) or (kwargs and kwargs.get("out") is not None):
+            made += [weakref.ref(y._base) for y in results if y._base is not None]
+        self.noted.append(Maker(name, child, given, sizes, made))
+
+    def settle_all(self) -> None:
+        """Settle what was noted since."""
+        for noted in self.noted:
+            self.settle(*noted)
+        self.settled += self.noted
+        self.noted.clear()
 
     def settle(
         self,
@@ -82,6 +132,29 @@ class Frame:
         self.made[id(x)] = made = Made(x, NOTHING if isinstance(x(), nn.Parameter) else frozenset((next(SERIAL),)))
         return made
 
+    def infer_contents(self, maker: Maker) -> int:
+        """Return what a result holds: what the largest argument does, or the most of all that were joined or multiplied."""
+        name, child, given, sizes, _ = maker
+        if name in FRESH or not (given or child):
+            return CONSTANT
+        holds = [*map(self.look_up_contents, given)]
+        if child or infer_role(name) in (Role.PRODUCT, Role.CONVOLVES):
+            return max([LEARNED if child or max(holds) else CONSTANT, *holds])
+        if name in PICKS and is_stack_of_matrices(given[0]):
+            return WEIGHT
+        if name in PICKS or name in JOINS or writes(name):
+            return max(holds)
+        most = {one for one, size in zip(holds, sizes, strict=True) if size == max(sizes)}
+        return WEIGHT if most >= {WEIGHT, LEARNED} and TOKEN not in most else max(most)
+
+    def look_up_contents(self, x: "weakref.ref[Tensor]") -> int:
+        """Return what a tensor holds; one that was not made here is a weight, or what the module was handed."""
+        if id(x) not in self.contents:
+            tensor = x()
+            weighs = isinstance(tensor, nn.Parameter) or is_buffer(self.module, tensor)
+            self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
+        return self.contents[id(x)][1]
+
     def outside(self, sources: frozenset[int]) -> Tensor | None:
         """The tensor from outside the frame that is the first of some sources."""
         first = frozenset((min(sources),)) if sources else None
@@ -96,6 +169,24 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
     if kwargs:
         found += [x for x in kwargs.values() if isinstance(x, Tensor)]
     return found
+
+
+@cache
+def writes(name: str) -> bool:
+    """Return whether a function of this name writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith(("__iadd", "__imul"))
+
+
+def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
+    """Return whether a tensor is a parameter of many matrices, such as those of experts: one of them is a weight."""
+    table = x()
+    return isinstance(table, nn.Parameter) and table.dim() > 2
+
+
+def is_buffer(module: nn.Module, x: Tensor | None) -> bool:
+    """Return whether a tensor is a buffer of a module or of one of its children."""
+    holders = (module, *module.children())
+    return x is not None and any(x is one for holder in holders for one in holder._buffers.values())
 
 
 def flat(x: Any) -> Any:

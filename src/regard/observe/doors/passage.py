@@ -30,6 +30,7 @@ class Passage:
     weight: Tensor | None = None  # of additive scores; None where they are dot products
     caches: bool = True  # whether more keys than queries may mean that the first of them are from earlier steps
     stepwise: bool = False  # whether calls of the same keys, in one forward or in many, are steps of one decoder
+    room: int = 0  # keys behind these that the kernel was handed and that no query sees
     turned: Tensor | None = None  # the row of the step before that each row continues, where that was seen
 
 

@@ -6,7 +6,7 @@ what it would have answered, so that masks, dispatch and the program's own entri
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -23,16 +23,19 @@ from regard.observe.doors.scene import SCENE, meet, once, read
 from regard.observe.rules import Found, with_position_bias
 
 MODULE = "transformers.modeling_utils"
+GENERATION = "transformers.generation.utils"
 CAPTURING = "transformers.utils.output_capturing"
 MASKED = ("eager", "flex_attention")  # without a mask they hide nothing
 PAGES = "keys and values lie in pages of a cache that the kernel reads itself"
 
 
 def patches() -> list[Patch]:
-    """What stands in for the two ways to look a function up, where transformers has been imported."""
-    interface = getattr(sys.modules.get(MODULE), "AttentionInterface", None)
+    """What stands in for the two ways to look a function up and for generate, where transformers has been imported."""
+    interface, generation = getattr(sys.modules.get(MODULE), "AttentionInterface", None), sys.modules.get(GENERATION)
     if interface is None:
         return []
+    mixin = getattr(generation, "GenerationMixin", None)
+    generating = [] if mixin is None else [(mixin, "generate", watched_generate(vars(mixin)["generate"]))]
     asked, item = interface.get_interface, interface.__getitem__
 
     def get_interface(self: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +44,23 @@ def patches() -> list[Patch]:
     def get_item(self: Any, key: str) -> Callable[..., Any]:
         return wrapped(item(self, key), key)
 
-    return [(interface, "get_interface", get_interface), (interface, "__getitem__", get_item)]
+    return [(interface, "get_interface", get_interface), (interface, "__getitem__", get_item), *generating]
+
+
+def watched_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return generate of transformers, which tells the watchers of its model what it returned."""
+
+    @wraps(generate)
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = generate(self, *args, **kwargs)
+        sequences = getattr(output, "sequences", output)
+        prompts = next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim() > 1), 1)
+        for watcher in SCENE.watchers if isinstance(sequences, Tensor) and sequences.dim() == 2 else ():
+            if id(self) in watcher.names:
+                watcher.returned(self, sequences, prompts)
+        return output
+
+    return told
 
 
 def wrapped(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
@@ -102,11 +121,13 @@ def passage_of(
         q, k, v = (x.expand(b, *x.shape[1:]) for x in (q, k, v))
     causal = given.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal) and q.shape[2] > 1
+    room = 0
     if "flash" in implementation:
         rule, offset, bias = *of_flash(q, k, mask, causal, given), None
     else:
         causal = causal and mask is None and implementation not in MASKED
         if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: a cache with room holds keys that nobody has written
+            room = k.shape[2] - q.shape[2]
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
         rule, offset, bias = of_mask(mask, causal, given.get("position_bias"), q, k)
     scale, sinks = given.get("scaling"), given.get("s_aux")
@@ -117,6 +138,7 @@ def passage_of(
         offset=offset,
         dropout=float(given.get("dropout") or 0.0),
         module=module,
+        room=room,
         apart=apart(SCENE.frames, query, key),
     )
 
@@ -134,7 +156,7 @@ def of_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tensor) 
         mask = mask[(None,) * (4 - mask.dim())][..., : k.shape[2]]
     if bias is not None:
         added = bias
-        return once((mask, added), q, k, lambda: with_position_bias(mask, causal, added, q, k))
+        return once((mask, added), q, k, lambda: with_position_bias(mask, causal, added.clone(), q, k), causal)
     return (Causal() if causal else EVERYTHING, 0, None) if mask is None else read(mask, q, k)
 
 
@@ -146,7 +168,7 @@ def of_flash(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dic
     if window is not None and k.shape[2] > window:
         rule &= Window(window - 1, 0 if causal else window - 1)
     if mask is not None:
-        rule &= Given.sharing(mask[:, None, None, -k.shape[2] :].bool())
+        rule &= Given.sharing(mask[:, None, None, -k.shape[2] :].to(torch.bool, copy=True))
     ends = given.get("cu_seq_lens_k")
     if ends is not None and q.shape[2] == k.shape[2]:
         rule &= Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(k.shape[2], device=ends.device), right=True))

@@ -84,7 +84,7 @@ def multi_head(run: Callable[[], Any], given: dict[str, Any], crosses: bool) -> 
     with torch.no_grad():
         q, k = projected(given)
         both = given["attn_mask"], given["key_padding_mask"]
-        mask, _, bias = once(both, q, k, lambda: masks(*both, q, k))
+        mask, _, bias = once(both, q, k, lambda: masks(*both, q, k), "True hides")
     return Passage("multi head", q, k, None, mask, bias=bias, crosses=crosses, caches=False), Crossing(run)
 
 
@@ -195,7 +195,7 @@ def fast(
             added: Tensor | None = None
             if mask is not None:
                 shape = {0: (1, 1, *mask.shape[-2:]), 1: (mask.shape[0], 1, 1, mask.shape[-1])}.get(mask_type, mask.shape)
-                rule, _, added = once((mask,), q, k, lambda: of_mask(additive(mask, q).reshape(shape), q, k))
+                rule, _, added = once((mask,), q, k, lambda: of_mask(additive(mask, q).reshape(shape), q, k), "True hides")
             elif x.is_nested:
                 lengths = torch.tensor([len(row) for row in x.unbind()])
                 rule = of_mask((torch.arange(k.shape[2]) < lengths.view(-1, 1, 1, 1)).to(q.device), q, k)[0]

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.mechanism.rule import EVERYTHING, Mask
+from regard.mechanism.scores import wide
 from regard.observe.doors.plain import UnreadableError
-from regard.observe.doors.scene import SCENE, Quiet
+from regard.observe.doors.scene import Quiet, remember
 from regard.observe.rules import ROWS, of_table
 
 MOST_SEEN = 2**30  # entries of a table that a mask is written out to
 MOST_ADDED = 2**27  # and of a bias
+MOST_READ = 1000  # values that a mask reads, which are looked at for changes
+EMPTY = CellType()  # of a name that has no value yet
 PLAIN = ("noop_mask", "_identity")  # torch's own functions that hide and change nothing
 Change = Callable[..., Tensor]  # of a score, or whether it is seen, by its batch, head, query and key
 Rule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, softcap
@@ -27,13 +32,41 @@ def rule_of(block_mask: Any, change: Change | None, q: Tensor, k: Tensor) -> Rul
     mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
     if mask is None and change is None:
         return EVERYTHING, 0, None, None
-    cells = [id(cell.cell_contents) for one in (mask, change) for cell in getattr(one, "__closure__", None) or ()]
-    key = "flex", id(mask), id(change), *cells, q.shape, k.shape[2]
-    if key not in SCENE.masks:
-        with Quiet(), torch._C._EnableTorchFunction(), torch.no_grad():
-            SCENE.masks[key] = (mask, change), found(mask, rows, change, q, k)
-    result: Rule = SCENE.masks[key][1]
+    held = captured(mask, change)
+    key = "flex", *map(id, held), q.shape, k.shape[2], q.dtype
+
+    def asked() -> Rule:
+        with Quiet(), torch._C._EnableTorchFunction():
+            return found(mask, rows, change, q, k)
+
+    result: Rule = remember(key, held, asked)
     return result
+
+
+def captured(*functions: Any) -> list[Any]:
+    """Return functions and all that they read: their closures, defaults and globals, those of functions among them too."""
+    waiting, held = list(functions), dict[int, Any]()
+    while waiting and len(held) < MOST_READ:
+        one = waiting.pop()
+        if id(one) in held or isinstance(one, ModuleType | type):
+            continue
+        held[id(one)] = one
+        if isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != EMPTY]
+            waiting += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+            own = not one.__module__.startswith("torch.")
+            waiting += [one.__globals__[name] for name in one.__code__.co_names if own and name in one.__globals__]
+        elif isinstance(one, MethodType):
+            waiting += [one.__func__, one.__self__]
+        elif isinstance(one, partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, tuple | list):
+            waiting += one
+        elif isinstance(one, nn.Module):
+            waiting += [*one._parameters.values(), *one._buffers.values()]
+        elif not isinstance(one, Tensor):
+            waiting += [x for x in getattr(one, "__dict__", {}).values() if isinstance(x, Tensor)]
+    return list(held.values())
 
 
 def found(mask: Change | None, rows: Any, change: Change | None, q: Tensor, k: Tensor) -> Rule:
@@ -82,13 +115,14 @@ def fewest(x: Tensor) -> Tensor:
 def of_change(change: Change, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
     """The softcap and the bias of a change of scores: change(s) = softcap tanh(s / softcap) + bias, with or without the cap."""
     shape = *q.shape[:3], k.shape[2]
+    exact: dict[str, Any] = {"dtype": wide(q.dtype), "device": q.device}  # as flex_attention scores
     if math.prod(shape) > MOST_ADDED:
         raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large to be written out")
-    bias = tried(change, torch.zeros(shape, device=q.device))
+    bias = tried(change, torch.zeros(shape, **exact))
     there = (seen & (bias != -torch.inf)).expand(shape)
-    rise = (tried(change, torch.full(shape, 1e9, device=q.device)) - bias)[there]
+    rise = (tried(change, torch.full(shape, 1e9, **exact)) - bias)[there]
     softcap = float(rise.max()) if len(rise) and float(rise.max()) < 1e8 else None
-    scores = torch.linspace(-40, 40, bias[0].numel(), device=q.device).roll(7).view(shape[1:]).expand(shape)
+    scores = torch.linspace(-40, 40, bias[0].numel(), **exact).roll(7).view(shape[1:]).expand(shape)
     expected = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     apart = (tried(change, scores) - bias - expected)[there].abs()
     if (softcap is not None and softcap <= 0) or not bool((apart < 1e-3).all()):
@@ -103,4 +137,4 @@ def tried(change: Change, scores: Tensor) -> Tensor:
     for axis in (4, 3, 2, 1):
         change = torch.vmap(change, in_dims=(0, *(0 if one == axis else None for one in (1, 2, 3, 4))))
     with TransformGetItemToIndex():
-        return change(scores, *(torch.arange(n, device=scores.device) for n in scores.shape)).float()
+        return change(scores, *(torch.arange(n, device=scores.device) for n in scores.shape)).to(scores.dtype)

@@ -13,6 +13,11 @@ def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", por
     beyond this machine's own address the link holds a token, without which nothing is answered. Port 0 is any that is free.
     Raises ConfigError where the address is taken, or starlette and uvicorn are not installed.
     """
+    from regard.mechanism.arguments import check_count, check_instance  # and torch with it, which this page needs anyway
+
+    check_count("port", port, 0, most=2**16 - 1)
+    check_instance("host", host, str)
+    check_instance("open_browser", open_browser, bool)
     server = live().server(subject, text=text, host=host, port=port)
     server.run(lambda: server.announce(open_browser))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map.pyramid import TILE
+from regard.mechanism.arguments import check_path
 from regard.observe import Recording
 from regard.observe.look import Look
 from regard.show.page.encoding import dumped
@@ -42,7 +43,7 @@ def page(recording: Recording, path: str | Path) -> None:
     ones and scores are there where the heads together have at most a million. Raises ConfigError where nothing was recorded,
     or there is no folder for the file.
     """
-    place = Path(path)
+    place = Path(check_path("path", path))
     if not isinstance(recording, Recording):
         raise ConfigError(
             f"a page is written of a recording, got {type(recording).__name__}: with regard.record(model) makes one."

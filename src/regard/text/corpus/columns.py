@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from regard.errors import DataError
 
 Numbers = NDArray[np.integer]
+LONGEST = 1 << 16  # bytes of a header, by the format
+DTYPES = ("<u2", "<u4", "<i4", "<i8")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class Column:
     count: int
     size: int
     crc32: int  # of the numbers, and then of what stands before them
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or Path(self.name).name != self.name or self.name in ("", ".."):
+            raise ValueError(f"a file of numbers is one of the folder, got {self.name!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name} must have numbers of {', '.join(DTYPES)}; got {self.dtype!r}")
+        if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in (self.count, self.size, self.crc32)):
+            raise ValueError(f"{self.name} must say its count, its size and its checksum; got {self.count!r}, {self.size!r}")
+        if not 0 < self.size - self.count * np.dtype(self.dtype).itemsize <= LONGEST:
+            raise ValueError(f"{self.name} cannot have {self.count:,} numbers of {self.dtype} in {self.size:,} bytes")
 
     def weighed(self, folder: Path) -> None:
         """DataError where the file is not there or not as long as it was written."""

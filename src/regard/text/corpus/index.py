@@ -9,9 +9,10 @@ from typing import Any, Protocol, TypeVar
 
 from regard.errors import DataError
 from regard.text import BytePair, Letters
-from regard.text.byte_pair import FILES
+from regard.text.byte_pair_files import FILES
 from regard.text.corpus.columns import Column
 from regard.text.letters import FILE as LETTERS
+from regard.text.origin import NAME as ORIGIN
 
 Text = BytePair | Letters
 NAME, FORMAT, VERSION = "corpus.json", "regard corpus", 1
@@ -41,8 +42,8 @@ class Index:
 
     @property
     def names(self) -> set[str]:
-        """Every file of the folder."""
-        return {NAME, self.starts.name, *(shard.name for shard in self.shards), *self.text}
+        """Every file that the folder may have."""
+        return {NAME, ORIGIN, self.starts.name, *(shard.name for shard in self.shards), *self.text}
 
     @property
     def checksum(self) -> int:
@@ -80,15 +81,26 @@ def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[di
 
 
 def parsed(said: dict[str, Any]) -> Index:
-    """The index that is said; KeyError and TypeError where it is none."""
-    return Index(
-        said["tokens"],
-        said["documents"],
-        said["vocabulary"],
-        tuple(Column(**shard) for shard in said["shards"]),
-        Column(**said["starts"]),
-        dict(said["text"]),
-    )
+    """The index that is said; KeyError, TypeError and ValueError where it is none."""
+    shards, starts = tuple(Column(**shard) for shard in said["shards"]), Column(**said["starts"])
+    counts = [shard.count for shard in shards]
+    if (
+        not counts
+        or sum(counts) != said["tokens"]
+        or any(one != counts[0] for one in counts[:-1])
+        or not 0 < counts[-1] <= counts[0]
+    ):
+        raise ValueError(f"{said['tokens']!r} tokens are not those of its shards")
+    if starts.count != said["documents"] or not starts.count or starts.dtype != "<i8":
+        raise ValueError(f"{said['documents']!r} documents are not those of {starts.name}")
+    return Index(said["tokens"], said["documents"], said["vocabulary"], shards, starts, names_of(said["text"]))
+
+
+def names_of(text: Any) -> dict[str, int]:
+    """The files of an encoding and their checksums; ValueError for others."""
+    if not isinstance(text, dict) or not text.keys() <= {LETTERS, *FILES[0]} or not text:
+        raise ValueError(f"text must name the files of an encoding; got {text!r}")
+    return text
 
 
 def damaged(path: Path, why: str) -> DataError:

@@ -51,7 +51,7 @@ def prepare(
     folder = Path(folder)
     with renewed(folder, former) as beside:
         text.save(beside)
-        chunks = encoded(gathered(parts(source, field)), text, workers)
+        chunks = encoded(gathered(parts(source, field, text.find_cut)), text, workers)
         index = written(beside, chunks, text, shard, progress, total(source))
         index.write(beside)
     return Corpus(folder, text, index, 0, index.tokens)

@@ -35,7 +35,10 @@ class Corpus:
         index = indices.read(folder)
         for column in (*index.shards, index.starts):
             column.weighed(folder)
-        return cls(folder, indices.text_of(folder, index.text), index, 0, index.tokens)
+        text = indices.text_of(folder, index.text)
+        if text.vocabulary != index.vocabulary:
+            raise indices.damaged(folder / indices.NAME, f"it says {index.vocabulary} tokens, and {text!r} has others")
+        return cls(folder, text, index, 0, index.tokens)
 
     @property
     def tokens(self) -> int:
@@ -111,8 +114,11 @@ class Corpus:
         """The numbers of a column, compared with their checksum the first time."""
         if column.name not in self._held:
             numbers = column.opened(self.folder)
-            if column is self.index.starts and (numbers[0] != 0 or numbers[-1] >= self.index.tokens):
-                raise DataError(f"{self.folder / column.name} is damaged: documents start at 0 and before the last token.")
+            if column is self.index.starts:
+                if numbers[0] != 0 or numbers[-1] >= self.index.tokens or not (numbers[1:] > numbers[:-1]).all():
+                    raise DataError(f"{self.folder / column.name} is damaged: documents start at 0, one after the other.")
+            elif numbers.max() >= self.vocabulary:
+                raise DataError(f"{self.folder / column.name} is damaged: a token is below {self.vocabulary:,}.")
             self._held[column.name] = numbers
         return self._held[column.name]
 

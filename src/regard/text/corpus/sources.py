@@ -10,15 +10,17 @@ import codecs
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair import END
+from regard.text.letters import Letters
 
 Source = str | Path | Iterable[Any]
+Cut = Callable[[str], int]  # of a text without a safe place, how many characters may be encoded apart from what follows
 KINDS = (".txt", ".md", ".jsonl")
 BLOCK = 1 << 20  # bytes read at a time, and characters of a part
 BORDER = re.compile(re.escape(END) + r"(?:\r?\n|\Z)")
@@ -48,18 +50,21 @@ def documents(source: Source, field: str = "text") -> Iterator[str]:
             held = []
 
 
-def parts(source: Source, field: str = "text") -> Iterator[Part]:
-    """The documents of a source in order, the long ones in parts, so that no more than a part of one is in memory."""
+def parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> Iterator[Part]:
+    """The documents of a source in order, the long ones in parts, so that no more than a part of one is in memory.
+
+    Parts end before white space; where there is none for a block, at the place that cut finds.
+    """
     if isinstance(source, str | Path):
         for path in files(Path(source)):
-            yield from of_lines(path, field) if path.suffix == ".jsonl" else of_text(path)
+            yield from of_lines(path, field, cut) if path.suffix == ".jsonl" else of_text(path, cut)
     elif isinstance(source, Mapping):
         raise ConfigError(f"source is several corpora: {', '.join(map(str, source))}. Give one of them: source[name].")
     else:
         for number, item in enumerate(source):
             place = f"document {number}"
             text = item if isinstance(item, str) else taken(item, field, place)
-            yield from whole(text, len(text.encode(errors="replace")), place)
+            yield from whole(text, place, cut)
 
 
 def total(source: Source) -> int | None:
@@ -79,7 +84,7 @@ def files(path: Path) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(path).parts)
 
 
-def of_text(path: Path) -> Iterator[Part]:
+def of_text(path: Path, cut: Cut) -> Iterator[Part]:
     """The documents of a text file, a block of it in memory at a time."""
     held, size, begun = (
         "",
@@ -90,7 +95,7 @@ def of_text(path: Path) -> Iterator[Part]:
         held, size, at = held + block, size + read, 0
         for border in BORDER.finditer(held):
             start = border.start()
-            alone = start == at or held[start - 1] == "\n"
+            alone = held[start - 1] == "\n" if start > at else at or not begun
             if not alone or (border.end() == start + len(END) and not last):
                 continue
             text = held[at:start].removesuffix("\n").removesuffix("\r")
@@ -99,11 +104,10 @@ def of_text(path: Path) -> Iterator[Part]:
                 size = 0
             at, begun = border.end(), False
         held = held[at:]
-        if not last and len(held) > BLOCK:
-            cut = place_to_cut(held, 0, len(held) - MARGIN)
-            if cut <= len(held) - MARGIN:
-                yield Part(held[:cut], False, size, str(path))
-                held, size, begun = held[cut:], 0, True
+        stop = 0 if last else place_in_block(held, len(held) - MARGIN, cut)
+        if stop and (begun or held[:stop].strip()):  # a document of white space alone is none
+            yield Part(held[:stop], False, size, str(path))
+            held, size, begun = held[stop:], 0, True
     if begun or held.strip():
         yield Part(held, True, size, str(path))
 
@@ -130,14 +134,14 @@ def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def of_lines(path: Path, field: str) -> Iterator[Part]:
+def of_lines(path: Path, field: str, cut: Cut) -> Iterator[Part]:
     """The documents of a file of JSON lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield from whole(taken(parsed(line, place), field, place), len(line), place)
+                    yield from whole(taken(parsed(line, place), field, place), place, cut, len(line))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
@@ -163,29 +167,49 @@ def taken(row: Any, field: str, place: str) -> str:
     return str(row[field])
 
 
-def whole(text: str, size: int, place: str) -> Iterator[Part]:
-    """A document that is in memory, in parts where it is long."""
+def whole(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[Part]:
+    """A document that is in memory, in parts where it is long; size is the bytes that were read for it."""
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place} has half of a surrogate pair at {error.start}, which is no character.") from None
     if text.strip():
-        *before, last = portions(text)
+        *before, last = portions(text, BLOCK, cut)
         yield from (Part(one, False, 0, place) for one in before)
-        yield Part(last, True, size, place)
+        yield Part(last, True, length if size is None else size, place)
 
 
-def portions(text: str, limit: int = BLOCK) -> Iterator[str]:
-    """A text in portions of about so many characters, whose tokens are those of the whole, one portion after the other."""
+def portions(text: str, limit: int, cut: Cut) -> Iterator[str]:
+    """A text in portions of about limit characters, twice that at most; their tokens in turn are those of the whole."""
     start = 0
     while len(text) - start > limit:
-        stop = place_to_cut(text, start, start + limit)
+        stop = place_to_cut(text, start, start + limit, cut)
         yield text[start:stop]
         start = stop
     if start < len(text) or not text:
         yield text[start:]
 
 
-def place_to_cut(text: str, start: int, limit: int) -> int:
-    """The last place shortly before the limit where a text can be cut; else the first after it, or the text's end."""
+def place_in_block(text: str, sure: int, cut: Cut) -> int:
+    """Where to cut what was read of a file, among its first characters that are sure; 0 where to read on before."""
+    if len(text) <= BLOCK:
+        return 0
+    near = [found.end() for found in SAFE.finditer(text, max(0, sure - NEAR), sure)]
+    if near:
+        return near[-1]
+    return place_to_cut(text, 0, BLOCK, cut) if sure >= 2 * BLOCK else 0
+
+
+def place_to_cut(text: str, start: int, limit: int, cut: Cut) -> int:
+    """The last place shortly before the limit where a text can be cut; else the first after it, within the same again.
+
+    Else the text's end where it is within that, or the place that cut finds.
+    """
     near = [found.end() for found in SAFE.finditer(text, max(start, limit - NEAR), limit)]
     if near:
         return near[-1]
-    found = SAFE.search(text, max(start, limit - 1))
-    return found.end() if found else len(text)
+    farthest = 2 * limit - start
+    found = SAFE.search(text, max(start, limit - 1), farthest)
+    if found:
+        return found.end()
+    return len(text) if len(text) <= farthest else start + max(cut(text[start:limit]), 1)

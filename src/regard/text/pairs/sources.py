@@ -19,6 +19,7 @@ from regard.errors import DataError
 PARTS = ("train", "valid", "test")
 CALLED = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # files, by their first word
 TABLES = (".tsv", ".txt", ".tab")
+LARGEST = 1 << 30  # bytes that are unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,28 @@ class Given:
 
 def given(path: str | Path, languages: tuple[str, str]) -> Iterator[Given]:
     """The pairs of a source; languages are the endings of aligned files, the source's first."""
+    path, found = Path(path), list_files(path, languages)
+    if path.is_file():
+        yield from of_archive(path) if path.suffix == ".zip" else of_table(read(path).split("\n"), str(path))
+    else:
+        for source, target in zip(found[::2], found[1::2], strict=True):
+            yield from aligned(source, target, part_of(source) if path.is_dir() else None)
+
+
+def list_files(path: str | Path, languages: tuple[str, str]) -> list[Path]:
+    """Return the files that the pairs of a source are read from: a table, an archive, or each source and its translation."""
     path = Path(path)
     if path.is_dir():
-        yield from of_folder(path, languages)
-    elif path.suffix == ".zip" and path.is_file():
-        yield from of_archive(path)
-    elif path.suffix in TABLES and path.is_file():
-        yield from of_table(read(path).split("\n"), str(path))
-    elif beside(path, languages[0]).is_file():
-        yield from aligned(beside(path, languages[0]), beside(path, languages[1]), None)
-    else:
-        first, second = (beside(path, one).name for one in languages)
-        raise DataError(
-            f"{path} is no sentence pairs: a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that ends "
-            f"in {', '.join(TABLES)} or .zip, or a name beside which {first} and {second} lie."
-        )
+        return files_of_folder(path, languages)
+    if path.suffix in (*TABLES, ".zip") and path.is_file():
+        return [path]
+    if beside(path, languages[0]).is_file():
+        return [beside(path, language) for language in languages]
+    first, second = (beside(path, one).name for one in languages)
+    raise DataError(
+        f"{path} is no sentence pairs: a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that ends "
+        f"in {', '.join(TABLES)} or .zip, or a name beside which {first} and {second} lie."
+    )
 
 
 def beside(path: Path, language: str) -> Path:
@@ -54,13 +62,12 @@ def beside(path: Path, language: str) -> Path:
     return path.with_name(f"{path.name}.{language}")
 
 
-def of_folder(folder: Path, languages: tuple[str, str]) -> Iterator[Given]:
-    """The pairs of all aligned files of a folder, each of its part."""
+def files_of_folder(folder: Path, languages: tuple[str, str]) -> list[Path]:
+    """Return all aligned files of a folder that are of a part, each with its translation after it."""
     files = sorted(path for path in folder.glob(f"*.{languages[0]}") if part_of(path) in PARTS)
     if not any(part_of(path) == "train" for path in files):
         raise DataError(f"{folder} has no train.{languages[0]}, whose translation is train.{languages[1]}.")
-    for path in files:
-        yield from aligned(path, path.with_name(f"{path.stem}.{languages[1]}"), part_of(path))
+    return [each for path in files for each in (path, path.with_name(f"{path.stem}.{languages[1]}"))]
 
 
 def part_of(path: Path) -> str | None:
@@ -87,8 +94,12 @@ def of_archive(path: Path) -> Iterator[Given]:
             tables = [name for name in archive.namelist() if Path(name).suffix in TABLES and Path(name).name[0] not in "._"]
             if len(tables) != 1:
                 raise DataError(f"{path} must have one file that ends in {', '.join(TABLES)}; it has {len(tables)}.")
+            if archive.getinfo(tables[0]).file_size > LARGEST:
+                raise DataError(f"{path} has a file of more than {LARGEST:,} bytes: unpack it, and divide it into several.")
             data = archive.read(tables[0])
-    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive raises whatever the readers of its parts do
         raise DataError(f"{path} is no archive that can be read: {error}.") from None
     yield from of_table(text_of(data, path).split("\n"), str(path))
 

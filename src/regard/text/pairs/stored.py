@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from regard.errors import DataError
 from regard.text.byte_pair import BytePair
 from regard.text.corpus.columns import Column, Numbers
-from regard.text.corpus.index import checked, damaged, text_of
+from regard.text.corpus.index import checked, damaged, names_of, text_of
+from regard.text.origin import NAME as ORIGIN
 from regard.text.pairs.sources import PARTS
 
 NAME, FORMAT, VERSION = "pairs.json", "regard pairs", 1
@@ -39,8 +40,8 @@ class Index:
 
     @property
     def names(self) -> set[str]:
-        """Every file of the folder."""
-        return {NAME, *self.text, *(column.name for part in self.parts.values() for column in part.values())}
+        """Every file that the folder may have."""
+        return {NAME, ORIGIN, *self.text, *(column.name for part in self.parts.values() for column in part.values())}
 
     @property
     def checksum(self) -> int:
@@ -133,6 +134,8 @@ def part_of(folder: Path, text: BytePair, index: Index, name: str) -> Part:
         starts = columns[f"{side}-starts"]
         if len(starts) != count + 1 or (np.diff(starts) < 1).any() or starts[0] or starts[-1] != len(columns[side]):
             raise damaged(folder / NAME, f"the {side} sentences of {name} do not follow one another")
+        if columns[side].max(initial=0) >= text.vocabulary:
+            raise damaged(folder / NAME, f"a {side} token of {name} is not below {text.vocabulary:,}")
     return Part(name, text, columns, np.arange(count))
 
 
@@ -147,4 +150,4 @@ def read(folder: Path) -> Index:
 def parsed(said: dict[str, Any]) -> Index:
     """The index that is said; KeyError, TypeError or AttributeError where it is none."""
     parts = {name: {one: Column(**said["parts"][name][one]) for one in COLUMNS} for name in PARTS}
-    return Index(said["vocabulary"], said["rule"], parts, dict(said["text"]))
+    return Index(said["vocabulary"], said["rule"], parts, names_of(said["text"]))

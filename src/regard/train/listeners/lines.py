@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import DataError
+from regard.train.header import is_count
 from regard.train.report import Report
 from regard.train.training import Training
 from regard.writing import whole
@@ -67,8 +68,9 @@ def rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-            row["step"] += 0
-        except (ValueError, TypeError, KeyError):
+            if not is_count(row["step"]):
+                raise ValueError("step is no whole number")
+        except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(lines) - 1:
                 break
             raise DataError(f"{path}: line {number + 1} is not what training writes.") from None

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from regard.printable import escape_controls
 from regard.train.report import Report
 from regard.train.training import Training
 
@@ -42,7 +43,7 @@ class Progress:
         if report.skipped:
             self.say(f"step {report.step}, batch {report.batch}, is skipped: {report.skipped}")
         if report.sample is not None:
-            self.say(harmless(report.sample))
+            self.say(escape_controls(report.sample, "\n"))
 
     def print(self, training: Training, report: Report) -> None:
         """A line of columns, under a line of titles where it is the first."""
@@ -89,8 +90,3 @@ def clock(seconds: float) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return f"{days}d {hour}h" if days else f"{hours}h {minute:02}m" if hours else f"{minutes}:{second:02}"
-
-
-def harmless(text: str) -> str:
-    """A text that steers no terminal."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

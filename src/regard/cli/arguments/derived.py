@@ -1,0 +1,39 @@
+"""The flags that are fields of a Python class, as `python -m docs.flags` writes them into derived.json."""
+
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+@cache
+def read_file() -> dict[str, Any]:
+    """The flags of each command."""
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def read(command: str) -> Any:
+    """Return what the file holds for a command."""
+    return read_file()[command]
+
+
+def add_flag(parser: argparse._ActionsContainer, name: str, kind: str, default: Any, says: str) -> None:
+    """Add a flag of a field; one that is not given is not among the options."""
+    flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
+    shown = f"({', '.join(map(str, default))})" if kind == "floats" else default
+    told = (f"{says} ({shown})" if default not in ("", None) else says).replace("%", "%%")
+    if kind == "bool":
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=says, **known)  # type: ignore[arg-type]
+    elif kind == "floats":
+        parser.add_argument(flag, nargs=2, type=float, metavar="X", help=told, **known)  # type: ignore[arg-type]
+    elif kind == "strings":
+        told = f"{says} ({' '.join(default)})" if default else says
+        parser.add_argument(flag, nargs="+", metavar="NAME", help=told, **known)  # type: ignore[arg-type]
+    else:
+        metavar = {"int": "N", "float": "X"}.get(kind, "WORDS" if name in ("prompt", "observe_text") else "NAME")
+        types = {"int": int, "float": float, "str": str}
+        parser.add_argument(flag, type=types[kind], metavar=metavar, help=told, **known)  # type: ignore[arg-type]

@@ -1,0 +1,41 @@
+"""regard generate: what a model writes after a text, word by word; what else it held likely, and what each word looked at."""
+
+import argparse
+
+from regard.cli.arguments import derived
+from regard.cli.arguments.look import MODEL
+
+EPILOG = """\
+TEXT is a file, or the words themselves, or - for standard input. Where the
+model has no vocabulary beside it, the text is the numbers of its tokens.
+--look averages the attention of the token that each new one was chosen after,
+over all heads of the last layers, a quarter of them."""
+
+TOKENS = 100  # where nothing is said, and the context has room
+FLAGS = {
+    "temperature": "below 1 bolder, above 1 wilder, 0 always the likeliest",
+    "top_k": "only the N likeliest tokens, 0 all",
+    "top_p": "only the likeliest that together have this probability",
+    "min_p": "only tokens at least so many times as likely as the likeliest",
+    "repetition_penalty": "above 1 avoids tokens that came before",
+    "beams": "search the likeliest text with so many beams, instead of drawing",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard generate`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
+    parser.add_argument(
+        "--model", metavar="NAME", default=MODEL, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ... (pocket)"
+    )
+    parser.add_argument("--tokens", metavar="N", type=int, help=f"how many more ({TOKENS}, or what the context has room for)")
+    for name, default in derived.read("generate").items():
+        flag, kind, says = name.replace("_", "-"), type(default), FLAGS[name]
+        parser.add_argument(f"--{flag}", metavar="NX"[kind is float], type=kind, default=default, help=f"{says} ({default:g})")
+    parser.add_argument("--seed", metavar="N", type=int, help="draw the same again")
+    parser.add_argument("--stop", metavar="WORDS", action="append", help="end before these words; may be said more than once")
+    parser.add_argument("--past", choices=("refuse", "slide"), default="refuse", help="beyond the model's context (refuse)")
+    parser.add_argument("--top", metavar="N", type=int, default=0, help="show the N likeliest tokens under each")
+    parser.add_argument("--look", action="store_true", help="show what each new token looked at")

@@ -1,0 +1,11 @@
+"""regard heads: what kind each head of a saved recording is."""
+
+import argparse
+
+from regard.cli.arguments.look import add_table_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What may stand after `regard heads`."""
+    parser.add_argument("recording", metavar="FILE", help="what `regard look --out` or recording.save wrote")
+    add_table_arguments(parser)

@@ -1,0 +1,151 @@
+"""The process in which `regard examine` runs the subject: what it says is written line by line, for the command to print.
+
+The subject may end this process, by sys.exit, os._exit or a crash, or never return: the command reads what was said until then.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from regard.cli import own_words
+from regard.cli.examine_subject import find_object, make_subject
+from regard.cli.progress import watched
+from regard.errors import ConfigError, DataError, RegardError
+from regard.examination import models, stopped
+from regard.examination.examine import end_in_time, examine_step_by_step
+from regard.examination.progress import Line, Progress
+from regard.examination.report import Report
+from regard.examination.time_limit import UNLIMITED
+from regard.mechanism import Mask
+from regard.show.report import document
+from regard.writing import whole
+
+SEED = 123  # of weights and of a sample
+
+
+def main() -> None:
+    """Run an examination; the arguments are Python's path, the file for lines, that for tracebacks, and the options."""
+    _, _, lines, dump, given = sys.argv
+    sys.argv = ["regard"]  # what a file that is run may read
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # elsewhere Ctrl-C is ignored, in the background say
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.stdout, sys.stderr = open_unbroken(1), open_unbroken(2)
+    with open(lines, "a", encoding="utf-8") as stream, open(dump, "w", encoding="utf-8") as frames:
+        if hasattr(faulthandler, "register"):  # POSIX
+            faulthandler.register(signal.SIGUSR1, frames)
+        write_result(argparse.Namespace(**json.loads(given)), stream)
+
+
+def write_result(options: argparse.Namespace, stream: TextIO) -> None:
+    """Examine, and write each step as a line: the last has the text to print and the exit code, or the error to show."""
+
+    def write(line: Line) -> None:
+        stream.write(json.dumps(line) + "\n")
+        stream.flush()
+
+    try:
+        report = examine_target(options, Progress(write))
+        write({"text": present(report, options), "code": 0 if report.ok else 1})
+    except RegardError as error:
+        write({"error": str(error)})
+    except Exception:  # a mistake of regard's own
+        write({"failed": True})
+        traceback.print_exc()
+
+
+def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
+    """Return the report on what the options name."""
+    expects, sample = parse_rule(options.expects), draw_sample(options.sample)
+    torch.manual_seed(SEED)
+    progress.examine_next("code")  # as it is loaded
+    subject = make_subject(options.target, find_object(options.target), options.args)
+    with show_progress(subject, sample):
+        try:
+            return end_in_time(
+                lambda **how: examine_step_by_step(
+                    subject, expects=expects, sample=sample, scale=options.scale, offset=options.offset, **how
+                ),
+                UNLIMITED,
+                progress,
+            )
+        except KeyboardInterrupt as error:  # Ctrl-C ends this process at once, so that it is the subject that raised it
+            return progress.unfinished(stopped.find_raised(error, progress.step))
+
+
+def present(report: Report, options: argparse.Namespace) -> str:
+    """Return a report as it is printed; write its page where one is asked for."""
+    if options.page is not None:
+        write_page(report, Path(options.page))
+    return json.dumps(report.json(), allow_nan=False) if options.json else str(report)
+
+
+def open_unbroken(handle: int) -> TextIO:
+    """Open standard output or error as a stream that takes what is printed where nobody reads it any more, too."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(Unbroken(handle, "w", closefd=False)), errors="backslashreplace", line_buffering=True
+    )
+
+
+class Unbroken(io.FileIO):
+    """A file whose writes succeed where its reader has gone."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write a report as a page; DataError where it cannot."""
+    try:
+        with whole(path) as (beside,):
+            beside.write_text(document(report), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"--page {path}: {error.strerror or error}.") from None
+
+
+def parse_rule(text: str) -> Mask:
+    """Return the rule of --expects."""
+    try:
+        return own_words.rule(text)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--mask", "--expects")) from None
+
+
+def draw_sample(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
+    """Return seeded numbers in the shape of --sample: x, or q, k and v."""
+    if shape is None:
+        return None
+    sizes = [int(size) if size.strip().isdecimal() else 0 for size in shape.split(",")]
+    if len(sizes) not in (2, 3, 4) or min(sizes) < 1:
+        raise ConfigError(f"--sample is the shape of x, T,WIDTH or B,T,WIDTH, or of q, k and v, B,H,T,WIDTH; got {shape!r}.")
+    draw = torch.Generator().manual_seed(SEED)
+    tensors = tuple(torch.randn(sizes, generator=draw) for _ in range(3))
+    return tensors if len(sizes) == 4 else tensors[0]
+
+
+@contextlib.contextmanager
+def show_progress(subject: object, sample: object) -> Iterator[None]:
+    """A context in which a bar counts how often a whole model has run; a layer is done before one would show."""
+    if not isinstance(subject, nn.Module) or not sys.stderr.isatty() or not models.is_model(subject, sample):
+        yield
+        return
+    runs: list[None] = []
+    handle = subject.register_forward_hook(lambda *_: runs.append(None))
+    try:
+        with watched("examining", lambda: len(runs), models.FORWARDS):
+            yield
+    finally:
+        handle.remove()

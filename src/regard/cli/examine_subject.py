@@ -1,0 +1,116 @@
+"""What `regard examine` is told to examine: an object of a file or of a package, and what its class is made with."""
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from regard.errors import ConfigError, DataError, RegardError
+
+NAME, KEYWORD = re.compile(r"(?P<place>.+):(?P<name>[^\W\d][\w.]*)"), re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+
+
+def find_object(target: str) -> Any:
+    """Return the object that a target names."""
+    named = NAME.fullmatch(target)
+    if named is None:
+        raise ConfigError(f"what is examined is FILE.py:NAME or package.module:NAME, got {target!r}.")
+    place, name = named["place"], named["name"]
+    file = place.endswith(".py") or "/" in place or Path(place).is_file()
+    value: Any = load_file(Path(place)) if file else import_named(place)
+    for part in name.split("."):
+        if not hasattr(value, part):
+            known = [one for one, held in vars(value).items() if not one.startswith("_") and callable(held)]
+            raise DataError(f"{place} has no {name}. It has {', '.join(known[:12]) or 'nothing that could be examined'}.")
+        value = getattr(value, part)
+    return value
+
+
+def load_file(path: Path) -> ModuleType:
+    """Run a file as a module, with its folder on the path, as Python runs a program."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} is no Python file: its name must end with .py.")
+    module = importlib.util.module_from_spec(spec)
+    hidden = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module  # what dataclasses and pickle look for
+    try:
+        with explain_errors(f"{path} could not be run"):
+            spec.loader.exec_module(module)
+    finally:
+        if hidden is not None:
+            sys.modules[path.stem] = hidden
+    return module
+
+
+def import_named(name: str) -> ModuleType:
+    """Import a module of an installed package, or of the folder that the command runs in."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    with explain_errors(f"{name} could not be imported"):
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def explain_errors(what: str) -> Iterator[None]:
+    """A context in which whatever somebody's code raises is one line."""
+    try:
+        yield
+    except RegardError:
+        raise
+    except BaseException as error:  # SystemExit, say
+        line = next((str(text).strip() for text in str(error).splitlines() if text.strip()), "it says nothing")
+        raise DataError(f"{what}: {type(error).__name__}: {line}") from None
+
+
+def make_subject(target: str, value: Any, arguments: Sequence[str] | None) -> Any:
+    """Return the layer itself: an object as it is, what a class makes, what a function returns where it is given arguments."""
+    if not isinstance(value, type) and arguments is None:
+        return value
+    if not callable(value) or isinstance(value, nn.Module):
+        raise ConfigError(f"{target} is made already, a {type(value).__name__}: leave --args out.")
+    positional, named = parse_arguments(arguments or ())
+    with explain_errors(f"{target}{show_signature(value)} could not be made with {' '.join(arguments or ()) or 'no --args'}"):
+        return value(*positional, **named)
+
+
+def show_signature(value: Any) -> str:
+    """Return what a class or function takes, as it is written; "" where it does not say."""
+    try:
+        return str(inspect.signature(value)).partition(" ->")[0]
+    except (TypeError, ValueError):
+        return ""
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments by place and by name."""
+    positional, named = [], {}
+    for text in arguments:
+        keyword = KEYWORD.fullmatch(text)
+        if keyword is None:
+            positional.append(parse_literal(text))
+        else:
+            named[keyword[1]] = parse_literal(keyword[2])
+    return positional, named
+
+
+def parse_literal(text: str) -> Any:
+    """Return a value of Python, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

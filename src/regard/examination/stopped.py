@@ -1,0 +1,72 @@
+"""Stopped: why an examination ended before it was done, as a finding: the subject ended it, or the time was over."""
+
+import contextlib
+import re
+import signal
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from regard.examination.report import Finding
+
+OWN = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+STANDARD, INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")
+DUMPED = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes a frame, the innermost first
+RAISE = "Raise a subclass of Exception, ValueError say; what is none ends the program that calls the subject."
+RETURN = "A layer returns or raises: leave out what ends the process (sys.exit, os._exit), and mend what crashes in it."
+FASTER = "Pass a shorter sample, or a longer time limit; or mend what does not come to an end."
+
+
+def find_raised(error: BaseException, step: str) -> Finding:
+    """Return the finding of a subject that raised what is no Exception: SystemExit, say."""
+    said = " ".join(str(error).split())
+    cure = RETURN if isinstance(error, SystemExit) else RAISE
+    told = f"it raised {type(error).__name__}{f': {said}' if said else ''}{locate(error)}{phrase(step)}"
+    return Finding("raises", told, cure, 3.0, "stopped")
+
+
+def find_late(seconds: float, step: str, where: str = "") -> Finding:
+    """Return the finding of an examination whose time was over."""
+    return Finding("unfinished", f"the time limit of {seconds:g} s was reached{where}{phrase(step)}", FASTER, 3.0, "stopped")
+
+
+def find_ended(status: int, step: str) -> Finding:
+    """Return the finding of a subject that ended the process in which it ran, with an exit status or by a signal."""
+    how = f"with exit status {status}"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            how = f"by {signal.Signals(-status).name}"
+    return Finding("unfinished", f"the process in which it ran was ended {how}{phrase(step)}", RETURN, 3.0, "stopped")
+
+
+def phrase(step: str) -> str:
+    """Return the words for what was examined."""
+    return f", in the examination of its {step}" if step else ""
+
+
+def locate(error: BaseException) -> str:
+    """Return the line of the subject's code that an error comes from, as the end of a clause; "" where none of it ran."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return locate_first((one.filename, one.lineno) for one in reversed(frames))
+
+
+def locate_in_dump(dump: str) -> str:
+    """Return the line of the subject's code that the main thread ran when faulthandler wrote this, as the end of a clause."""
+    return locate_first(DUMPED.findall(dump.rpartition("hread 0x")[2]))
+
+
+def locate_first(frames: Iterable[tuple[str, object]]) -> str:
+    """Return the first of the frames, the innermost first, that is neither torch's, regard's nor of Python's own modules."""
+    for name, line in frames:
+        if not name.startswith(OWN) and (name.startswith(INSTALLED) or not name.startswith(STANDARD)):
+            return f" in line {line} of {Path(name).name}"
+    return ""
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether an error was raised by a handler of a signal, which meant the program and not the subject."""
+    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -1,0 +1,38 @@
+"""CRC-32 of tensors and of the header beside them, by which an altered file is told from the one that was written."""
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**22  # bytes that one thread reads at once
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the CRC-32 of each tensor: of the CRC-32s of its blocks of 4 MiB, in order, each in 4 bytes, little-endian."""
+    found: dict[str, int] = {}
+    with ThreadPoolExecutor(max(torch.get_num_threads(), 1)) as threads:
+        for name, x in tensors.items():
+            data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            blocks = threads.map(zlib.crc32, (data[start : start + BLOCK] for start in range(0, len(data), BLOCK)))
+            found[name] = zlib.crc32(b"".join(struct.pack("<I", one) for one in blocks))
+    return found
+
+
+def header_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Return the CRC-32 of the metadata and of every tensor's name, dtype and shape."""
+    shapes = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
+    return str(zlib.crc32(json.dumps([sorted(metadata.items()), shapes]).encode()))
+
+
+def first_altered(tensors: Mapping[str, Tensor], expected: Any) -> str | None:
+    """Return the name of the first tensor whose CRC-32 is not the expected one, None where all are."""
+    came = checksums(tensors)
+    if not isinstance(expected, dict) or expected.keys() != came.keys():
+        raise ValueError("it has other tensors than checksums")
+    return next((name for name in came if came[name] != expected[name]), None)

@@ -1,0 +1,79 @@
+"""Whether the calls of a strand that came from a file are maps: their shapes, their keys and their batch rows go together."""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from torch import Tensor
+
+from regard.observe.header_values import four
+from regard.observe.strand import Piece, Strand
+
+
+class Turns:
+    """The batch rows that live on at the steps of a run, and their checks, each made once for all strands."""
+
+    def __init__(self, turns: dict[int, Tensor]) -> None:
+        self.steps = sorted(turns)
+        self.sizes = [len(turns[step]) for step in self.steps]
+        highest = {id(rows): int(rows.max()) if len(rows) else -1 for rows in turns.values()}
+        self.highest = [highest[id(turns[step])] for step in self.steps]
+        outside = (high >= size for high, size in zip(self.highest[1:], self.sizes, strict=False))
+        self.outside = [0, *accumulate(outside, initial=0)]  # turns up to each that continue rows which were not there
+
+    def check(self, strand: Strand) -> None:
+        """Raises where queries or keys of a step have other batch rows than it, or it continues rows that were not there."""
+        keys, calls = strand.steps, [piece.step for piece in strand.pieces]
+        if self.steps and (keys != sorted(keys) or calls != sorted(calls) or keys[-1] > calls[-1]):
+            raise ValueError(f"{strand.name}: its calls are not in the order of their steps")
+        sizes: dict[int, set[int]] = {}
+        for step, x in (*zip(strand.steps, strand.keys, strict=True), *((one.step, one.q) for one in strand.pieces)):
+            sizes.setdefault(step, set()).add(len(x))
+        start, stop = (bisect_right(self.steps, step) for step in (min(sizes), max(sizes)))
+        size = min(sizes[min(sizes)])
+        if start < stop and (self.highest[start] >= size or self.outside[stop] > self.outside[start + 1]):
+            raise ValueError(f"{strand.name}: a step continues batch rows that are not there")
+        for step in sorted(sizes):
+            turn = bisect_right(self.steps, step)
+            rows = size if turn == start else self.sizes[turn - 1]
+            if sizes[step] != {rows}:
+                raise ValueError(
+                    f"{strand.name}: step {step} has {rows} batch rows, its queries and keys {sorted(sizes[step])}"
+                )
+
+
+def check_keys(strand: Strand) -> None:
+    """Raises where the keys of a strand do not go together."""
+    first, total = strand.keys[0], sum(keys.shape[2] for keys in strand.keys)
+    for keys in strand.keys:
+        if (keys.shape[1], keys.shape[3], keys.dtype) != (first.shape[1], first.shape[3], first.dtype):
+            raise ValueError(f"{strand.name}: keys {tuple(keys.shape)} do not go with keys {tuple(first.shape)}")
+    if strand.total > total or strand.past > total:
+        raise ValueError(f"{strand.name}: {strand.total} keys, {strand.past} of them before its queries; it has {total}")
+    if strand.chosen is not None and len(set(strand.chosen)) != len(strand.chosen):
+        raise ValueError(f"{strand.name}: heads {strand.chosen} are numbered twice")
+
+
+def check(strand: Strand, piece: Piece) -> None:
+    """Raises where a call and its strand's keys are no map."""
+    b, h, q, d = piece.q.shape
+    keys = strand.keys[0]
+    if strand.chosen is not None and len(strand.chosen) != h:
+        raise ValueError(f"{strand.name}: {h} heads are numbered {strand.chosen}")
+    if keys.shape[3] != d or h % keys.shape[1] or keys.dtype != piece.q.dtype:
+        raise ValueError(f"{strand.name}: keys {tuple(keys.shape)} do not fit queries {tuple(piece.q.shape)}")
+    if not 0 <= piece.first < piece.stop <= strand.total:
+        raise ValueError(f"{strand.name}: keys {piece.first} to {piece.stop} of {strand.total}")
+    keys_seen = piece.stop - piece.first
+    piece.mask.check(q, keys_seen, piece.offset)
+    if piece.mask.batch not in (1, b) or piece.mask.heads not in (1, h):
+        raise ValueError(f"{strand.name}: {piece.mask} is for other rows or heads than {(b, h)}")
+    if isinstance(piece.offset, Tensor) and len(piece.offset) not in (1, b):
+        raise ValueError(f"{strand.name}: {len(piece.offset)} offsets for {b} batch rows")
+    if piece.bias is not None and any(
+        m not in (1, n) for m, n in zip(four(piece.bias).shape, (b, h, q, keys_seen), strict=True)
+    ):
+        raise ValueError(f"{strand.name}: a bias {tuple(piece.bias.shape)} does not fit {(b, h, q, keys_seen)}")
+    if piece.sinks is not None and piece.sinks.shape != (h,):
+        raise ValueError(f"{strand.name}: sinks {tuple(piece.sinks.shape)} for {h} heads")
+    if piece.values is not None and four(piece.values).shape[:2] != (b, keys.shape[1]):
+        raise ValueError(f"{strand.name}: values {tuple(piece.values.shape)} do not fit the keys")

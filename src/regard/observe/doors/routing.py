@@ -1,0 +1,107 @@
+"""Where tensors came from, looked up backwards: pairs of tokens, and values that were chosen by their own weights."""
+
+import weakref
+
+from torch import Tensor
+
+from regard.observe.doors.lineage import JOINS, LEARNED, Frame, Maker
+from regard.observe.doors.roles import Role, infer_role, strip
+
+STEPS = 12  # that are looked back for a pair
+MOST = 10_000  # tensors that are looked at
+CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their places
+
+Sized = tuple["weakref.ref[Tensor]", int]  # a tensor that may be no more, and how many entries it had
+
+
+def is_pair(frame: Frame, x: Tensor, over_last: bool) -> bool:
+    """Return whether the entries of a tensor are of pairs of tokens, so that a sum of some of them is a score.
+
+    They are where two tokens were broadcast against each other; or were multiplied or subtracted entry by entry, where
+    the sum is over the last axis.
+    """
+    ref, size = weakref.ref(x), x.numel()
+    for _ in range(STEPS):
+        makers = frame.find_makers(ref)
+        if not makers:
+            return False
+        tokens = find_tokens(frame, makers[-1])
+        if len({id(one) for one, _ in tokens}) > 1:
+            return combines(frame, makers[-1], tokens, size, x.shape[-1] if over_last and x.dim() else 0)
+        if len(tokens) != 1 or infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM):
+            return False
+        ref, size = tokens[0]
+    return False
+
+
+def find_tokens(frame: Frame, maker: Maker) -> list[Sized]:
+    """Return which of the tensors that a function was given hold tokens."""
+    given = zip(maker.given, maker.sizes, strict=False)
+    return [(one, size) for one, size in given if frame.find_contents(one) >= LEARNED]
+
+
+def combines(frame: Frame, maker: Maker, tokens: list[Sized], size: int, last: int) -> bool:
+    """Return whether a function made pairs of tokens, `size` entries with `last` features each."""
+    sizes = [one for _, one in tokens]
+    if maker.name in JOINS:
+        return sum(was_expanded(frame, *one) for one in tokens) > 1
+    if size > max(sizes):
+        return True
+    if infer_role(maker.name) is Role.TIMES:
+        return last > 0 and min(sizes) >= last and not min(sizes) % last
+    return last > 0 and strip(maker.name) == "sub" and min(sizes) == size
+
+
+def was_expanded(frame: Frame, x: "weakref.ref[Tensor]", size: int) -> bool:
+    """Return whether a tensor has more entries than the one that it was made from."""
+    return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
+
+
+def is_routed(frames: list[Frame], weights: Tensor, values: Tensor) -> bool:
+    """Return whether values were chosen or made with the scores of their own weights, as a router's experts are."""
+    return bool(find_scores(frames, weights) & find_ancestors(frames, values))
+
+
+def find_scores(frames: list[Frame], weights: Tensor) -> set[int]:
+    """Return the ids of what weights were made from, back to what a module or a product made, and of what was chosen by it."""
+    waiting, found = [(weakref.ref(weights), weights.numel())], set[int]()
+    for frame in reversed(frames):
+        outside = []
+        seen = set[int]()
+        while waiting and len(found) < MOST:
+            one, size = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            found.add(id(one))
+            makers = frame.find_makers(one)
+            if not makers:
+                outside.append((one, size))
+            for maker in makers:
+                if maker.child or maker.name in CHOOSES:
+                    found |= {id(other) for other in maker.results}
+                if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLVES):
+                    given = zip(maker.given, maker.sizes, strict=False)  # what is larger holds other things too
+                    waiting += [(other, n) for other, n in given if n <= size and id(other) not in seen]
+        waiting = outside
+    return found
+
+
+def find_ancestors(frames: list[Frame], x: Tensor) -> set[int]:
+    """Return the ids of all that a tensor was made from, in the frames that run."""
+    waiting, found = [weakref.ref(x)], set[int]()
+    for frame in reversed(frames):
+        outside = []
+        seen = set[int]()
+        while waiting and len(found) < MOST:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            makers = frame.find_makers(one)
+            found.add(id(one))
+            if not makers:
+                outside.append(one)
+            waiting += [other for maker in makers for other in maker.given if id(other) not in seen]
+        waiting = outside
+    return found

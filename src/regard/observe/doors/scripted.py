@@ -1,0 +1,54 @@
+"""Functions that torch.jit compiled: no function of torch is seen inside, so their code says what they may do."""
+
+import re
+import weakref
+from typing import Any
+
+import torch
+
+from regard.observe.doors.lineage import tensors
+from regard.observe.doors.names import Patch
+from regard.observe.doors.roles import Role, infer_role
+from regard.observe.doors.scene import SCENE, missed
+
+FUNCTION = torch.jit.ScriptFunction
+STEP = re.compile(r"aten::(\w+)")
+SCRIPTED = (
+    "this function, compiled by torch.jit, holds a softmax and a product, which is attention that record cannot read: call "
+    "torch.nn.functional.scaled_dot_product_attention or regard.attention instead"
+)
+READ: "weakref.WeakKeyDictionary[Any, set[Role | None]]" = weakref.WeakKeyDictionary()
+
+
+def patches() -> list[Patch]:
+    """Return what stands in for the call of a compiled function."""
+    call = vars(FUNCTION)["__call__"]
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(self, *args, **kwargs)
+        if SCENE.live and SCENE.frames:
+            with torch._C.DisableTorchFunction():
+                note(self, args, kwargs, result)
+        return result
+
+    return [(FUNCTION, "__call__", called)]
+
+
+def note(function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Follow a compiled function; where it is attention as a whole, it is missed."""
+    roles = find_roles(function)
+    if {Role.SOFTMAX, Role.PRODUCT} <= roles and tensors(args, kwargs):
+        missed(function.name, SCRIPTED)
+    else:
+        first = (Role.PRODUCT, Role.SOFTMAX, Role.LOG_SOFTMAX, Role.BENDS)
+        role = next((one for one in first if one in roles), None)
+        SCENE.mode.follow(function.name, role, args, kwargs, result)
+    SCENE.frames[-1].note(args, kwargs, result, "matmul" if Role.PRODUCT in roles else function.name)
+
+
+def find_roles(function: Any) -> "set[Role | None]":
+    """Return what the steps of a compiled function do; a product with a sum is a product over an axis."""
+    if function not in READ:
+        found = {infer_role(name) for name in STEP.findall(str(function.inlined_graph)) if name != "linear"}
+        READ[function] = found | ({Role.PRODUCT} if found >= {Role.TIMES, Role.SUM} else set())
+    return READ[function]

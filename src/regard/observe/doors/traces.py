@@ -1,0 +1,93 @@
+"""Tensors that are followed through a forward: scores, weights, and values that were multiplied with weights."""
+
+import weakref
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.observe.doors.lineage import owns, writes
+
+
+class Kind(IntEnum):
+    """What a followed tensor is."""
+
+    SCORES = 0
+    WEIGHTS = 1
+    WEIGHTED = 2  # values times weights, not yet summed
+
+
+class Trace(NamedTuple):
+    """What is known of a followed tensor."""
+
+    tensor: "weakref.ref[Tensor]"
+    kind: Kind
+    pairs: bool  # whether the scores are of pairs of tokens
+    roots: int  # a bit for each product and softmax that it came from
+    size: int  # entries of the weights, before they were repeated
+    extent: int = 0  # of the axis of the softmax; 0 where it is not known
+    shared: bool = False  # whether several rows of weights share the values
+    function: str = ""  # that made weights of scores
+
+
+Traced = tuple[Tensor, Trace]
+
+
+class Traces:
+    """What is known of the tensors that are followed, which are not kept alive."""
+
+    def __init__(self) -> None:
+        self.traces: dict[int, Trace] = {}  # by the tensor's id
+        self.count = 0
+
+    def clear(self) -> None:
+        """Nothing is followed."""
+        self.traces.clear()
+        self.count = 0
+
+    def find(self, x: Tensor) -> Trace | None:
+        """Return what is known of a tensor; None where it is not followed."""
+        found = self.traces.get(id(x))
+        return found if found is not None and found.tensor() is x else None
+
+    def find_all(self, tensors: list[Tensor]) -> list[Traced]:
+        """Return those of some tensors that are followed, and what is known of them."""
+        return [(x, trace) for x in tensors if (trace := self.find(x)) is not None] if self.traces else []
+
+    def follow(self, x: Tensor, trace: Trace, name: str = "") -> None:
+        """Follow a tensor, and the one that it is a part of where a function of this name wrote into it."""
+        self.put(x, trace)
+        if name and writes(name) and x._base is not None:
+            self.put(x._base, trace)
+
+    def put(self, x: Tensor, trace: Trace) -> None:
+        """Know this of a tensor until it is no more."""
+        key, traces = id(x), self.traces
+
+        def forget(gone: "weakref.ref[Tensor]") -> None:
+            if key in traces and traces[key].tensor is gone:
+                del traces[key]
+
+        traces[key] = trace._replace(tensor=weakref.ref(x, forget))
+
+    def drop(self, x: Tensor) -> None:
+        """Follow a tensor no longer."""
+        self.traces.pop(id(x), None)
+
+    def start(self, x: Tensor, kind: Kind, pairs: bool, roots: int = 0, **known: Any) -> None:
+        """Follow a tensor that a product or a softmax has just made."""
+        self.count += 1
+        self.follow(x, Trace(weakref.ref(x), kind, pairs, roots | 1 << self.count, x.numel(), **known))
+
+
+def join_roots(traced: list[Traced]) -> int:
+    """Return the roots of several tensors together."""
+    roots = 0
+    for _, trace in traced:
+        roots |= trace.roots
+    return roots
+
+
+def is_followable(x: Any) -> bool:
+    """Return whether a value is a tensor of real numbers of its own."""
+    return isinstance(x, Tensor) and owns(x) and not x.is_nested and x.is_floating_point()

@@ -1,0 +1,171 @@
+"""Runs under way: what tells which of them a forward continues, where several take turns on one model."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.recording import Key, Run
+from regard.observe.strand import Place, Strand
+
+UNNAMED = 32  # runs without a cache of their own that a forward may continue, the latest
+PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))
+IDS = ("decoder_input_ids", "input_ids")
+
+
+@dataclass(eq=False)
+class Running:
+    """A run under way."""
+
+    run: Run = field(default_factory=Run)
+    roots: dict[str, int] = field(default_factory=dict)  # outermost modules, and how often each ran before
+    caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # that its forwards were handed
+    tokens: dict[str, list[tuple[int, Tensor | None]]] = field(default_factory=dict)  # by root: step, (b, t) token ids
+    pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: where its last keys lie
+    last: int = 0  # the number of its last forward
+
+    def has_cache(self, cache: Any) -> bool:
+        """Return whether a cache is one that its forwards were handed."""
+        return cache is not None and any(one() is cache for one in self.caches)
+
+    def may_continue(self) -> bool:
+        """Return whether a forward may continue it: its caches are still there, or none was seen."""
+        return not self.caches or any(one() is not None for one in self.caches)
+
+    def advance(self, root: str, forward: int, cache: Any, tokens: Tensor | None, known: int | None = None) -> None:
+        """Note a forward of a root: its cache and its tokens, which follow the first `known`; None for all there are."""
+        self.last = forward
+        if cache is not None and not self.has_cache(cache):
+            self.caches = [one for one in self.caches if one() is not None] + [weakref.ref(cache)]
+        parts = self.tokens.setdefault(root, [])
+        if known is not None:
+            self.tokens[root] = parts = list(first_tokens(parts, known))
+        parts.append((self.roots[root], tokens))
+
+    def count_tokens(self, root: str) -> int:
+        """Return how many tokens a root has read in it."""
+        return sum(ids.shape[1] for _, ids in self.tokens.get(root, ()) if ids is not None)
+
+    def steps_of(self, name: str, kind: str) -> list[tuple[Key, Strand]]:
+        """Return what a module has of a kind."""
+        return [(key, strand) for key, strand in self.run.strands.items() if key[:2] == (name, kind)]
+
+    def fork(self) -> "Running":
+        """Return a run with the same history, which goes on by itself."""
+        turns = dict(self.run.turns)
+        strands = {
+            key: replace(one, turns=turns, pieces=[*one.pieces], keys=[*one.keys], steps=[*one.steps])
+            for key, one in self.run.strands.items()
+        }
+        tokens = {root: [*parts] for root, parts in self.tokens.items()}
+        return Running(Run(strands, turns=turns), dict(self.roots), tokens=tokens, last=self.last)
+
+    def rows_of(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
+        """Return the batch row whose tokens each of some sequences (n, t) begins with, or None.
+
+        Rows and sequences of one prompt stand together. Of rows that are alike each is taken once if it can be. The list is
+        empty where the tokens are not known.
+        """
+        parts = self.tokens.get(root, [])
+        unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
+        parts = parts[unknown + 1 :]
+        if not parts:
+            return []
+        strand, last = Strand(root, "self", self.run.turns), parts[-1][0]
+        fed = [strand.turned(ids, step, last) for step, ids in parts if ids is not None]
+        if len({len(ids) for ids in fed}) > 1:
+            return []
+        rows, found = torch.cat(fed, 1).cpu(), list[int | None]()
+        if prompts < 1 or len(rows) % prompts or len(sequences) % prompts:
+            return []
+        n, each = min(rows.shape[1], sequences.shape[1]), len(rows) // prompts
+        for number, sequence in enumerate(sequences.cpu()):
+            first = number // (len(sequences) // prompts) * each
+            alike = (rows[first : first + each, :n] == sequence[:n]).all(1).nonzero().flatten() + first
+            found.append(next((row for row in alike.tolist() if row not in found), int(alike[0]) if len(alike) else None))
+        return found
+
+
+def first_tokens(parts: list[tuple[int, Tensor | None]], known: int) -> Iterator[tuple[int, Tensor | None]]:
+    """Yield the first `known` of some tokens."""
+    for step, ids in parts:
+        if known > 0:
+            yield step, None if ids is None else ids[:, :known]
+        known -= 0 if ids is None else ids.shape[1]
+
+
+Found = tuple[Running, Strand, Place]
+
+
+class Runs:
+    """The runs under way, and the one that goes on now."""
+
+    def __init__(self) -> None:
+        self.current = Running()
+        self.others: list[Running] = []  # the latest last
+
+    def __iter__(self) -> Iterator[Running]:
+        """Yield them, the current one first, then the latest."""
+        yield self.current
+        yield from reversed(self.others)
+
+    def switch(self, to: Running) -> None:
+        """Let a run under way, or a new one, go on."""
+        if to is self.current:
+            return
+        waiting = [one for one in (*self.others, self.current) if one is not to and one.run.calls and one.may_continue()]
+        unnamed = [one for one in waiting if not one.caches][-UNNAMED:]
+        self.others = [one for one in waiting if one.caches or one in unnamed]
+        self.current = to
+
+    def by_pointer(self, name: str, kind: str, pointer: int) -> list[Running]:
+        """Return them, those first whose last keys of a module lay at an address."""
+        return sorted(self, key=lambda one: one.pointers.get((name, kind)) != pointer)
+
+    def ran(self, root: str) -> bool:
+        """Return whether a root ran in any of them."""
+        return any(root in one.roots for one in self)
+
+
+def choose(found: list[Found], cache: Any, keys: Callable[[], Tensor]) -> Found | None:
+    """Return the run that a forward continues, of those whose keys end as its cache does: by its cache, else by its keys.
+
+    A cache that another run has must be its copy. A run that would be cut shorter comes after one that is whole, and of two
+    that are the same, the one that waited longest is continued.
+    """
+    own = [one for one in found if one[0].has_cache(cache)]
+    found = own or [one for one in found if not one[2].apart or cache is None or not one[0].caches]
+    if len(found) < 2:
+        return next(iter(found), None)
+    ranks = [(place.apart, place.known < strand.total, bool(one.caches) and cache is not None) for one, strand, place in found]
+    best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
+    same = [one for one in best if len(best) == 1 or are_alike(*one[1:], keys())]
+    return min(same or best, key=lambda one: one[0].last)
+
+
+def are_alike(strand: Strand, place: Place, k: Tensor) -> bool:
+    """Return whether the keys of a strand are those of a cache, all of those that both have."""
+    keys = strand.joined(place.known, strand.pieces[-1].step, place.first)
+    keys = keys if place.rows is None else keys[place.rows]
+    theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
+    return keys.shape == theirs.shape and torch.equal(keys, theirs)
+
+
+def find_cache(args: Any, kwargs: Any) -> Any:
+    """Return the cache among a module's arguments, an object that keeps its identity; None where there is none."""
+    for name, value in (*(("", one) for one in args), *kwargs.items()):
+        speaks = "cache" in type(value).__name__.lower() or "past" in name or "cache" in name
+        if speaks and not isinstance(value, PLAIN) and type(value).__weakrefoffset__:
+            return value
+    return None
+
+
+def find_tokens(args: Any, kwargs: Any) -> Tensor | None:
+    """Return a copy of the token ids (b, t) among a module's arguments; None where there are none."""
+    given = next((kwargs[name] for name in IDS if kwargs.get(name) is not None), args[0] if args else None)
+    if not isinstance(given, Tensor) or given.dim() != 2 or given.is_floating_point():
+        return None
+    return given.detach().clone()

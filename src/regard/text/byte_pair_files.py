@@ -1,0 +1,124 @@
+"""The two files of a byte-pair encoding: the pairs in the order they are joined, and the number of each piece.
+
+A byte is spelled as a letter: itself where it prints, else one from U+0100 on.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from regard.errors import DataError
+
+FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # pairs and numbers: OpenAI's names, and transformers'
+PAIRS, NUMBERS = FILES[0]
+LARGEST = 1 << 27  # bytes of a file; GPT-2's have half a million and a million
+LONGEST = 1 << 12  # bytes of a piece; GPT-2's have 128 at most
+SPECIALS = 1 << 14  # special tokens; they are looked for one after the other
+
+
+@dataclass(frozen=True)
+class Found:
+    """What two files say: the number of each piece, that of each special token, and the pairs in the order they are joined."""
+
+    pieces: dict[bytes, int]
+    special: dict[str, int]
+    pairs: list[tuple[bytes, bytes]]
+
+
+@cache
+def letters() -> dict[int, str]:
+    """The letter that stands for each byte in the files: itself where it prints, else one from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+@cache
+def letter_bytes() -> dict[str, int]:
+    """The way back."""
+    return {letter: byte for byte, letter in letters().items()}
+
+
+def spell(piece: bytes) -> str:
+    """A piece as the files write it."""
+    return "".join(letters()[byte] for byte in piece)
+
+
+def unspell(word: str) -> bytes:
+    """The way back; KeyError for a letter that stands for no byte."""
+    return bytes(letter_bytes()[letter] for letter in word)
+
+
+def numbered(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
+    """Every piece's number: the bytes in the order of the files, then the pairs in theirs."""
+    pieces = [*(bytes([byte]) for byte in letters()), *(left + right for left, right in pairs)]
+    return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def read(pairs: Path, numbers: Path) -> Found:
+    """Pieces, special tokens and pairs from the two files, which must agree."""
+    for path in (pairs, numbers):
+        if not path.is_file():
+            raise DataError(f"{path} is missing: a byte-pair encoding is {PAIRS} and {NUMBERS} in one folder.")
+        if path.stat().st_size > LARGEST:
+            raise DataError(f"{path} has {path.stat().st_size:,} bytes, and a vocabulary {LARGEST:,} at most.")
+    joined, given = read_pairs(pairs), read_numbers(numbers)
+    ranks = {}
+    for piece in numbered(joined):
+        if (number := given.get(spell(piece))) is None:
+            raise DataError(f"{numbers} has no number for {spell(piece)[:40]!r}, which {pairs.name} joins.")
+        ranks[piece] = number
+    check_pairs(pairs, joined, ranks)
+    taken = set(ranks.values())
+    special = {word: number for word, number in given.items() if number not in taken}
+    order = [ranks[left + right] for left, right in joined]
+    if sorted(given.values()) != list(range(len(given))) or len(ranks) + len(special) != len(given) or order != sorted(order):
+        raise DataError(f"{numbers} does not number the pieces of {pairs.name} from 0 on, in the order they are joined.")
+    check_special(numbers, special)
+    return Found(ranks, special, joined)
+
+
+def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
+    """Return the pairs of a file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        joined = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        return [(unspell(left), unspell(right)) for left, right in joined]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is no list of pairs, two words a line: {error}.") from None
+
+
+def read_numbers(path: Path) -> dict[str, int]:
+    """Return the number of each word of a file."""
+    try:
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(given, dict) or not all(isinstance(n, int) and not isinstance(n, bool) for n in given.values()):
+            raise ValueError("it must say a whole number for each word")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON object of words and their numbers: {error}.") from None
+    return given
+
+
+def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[bytes, int]) -> None:
+    """Raise DataError where a piece is too long, or is joined of what is no piece before it."""
+    for left, right in joined:
+        whole = left + right
+        if len(whole) > LONGEST:
+            raise DataError(f"{path} joins a piece of {len(whole):,} bytes, and one has {LONGEST:,} at most.")
+        for half in (left, right):
+            if ranks.get(half, len(ranks)) >= ranks[whole]:
+                raise DataError(f"{path} joins {spell(half)[:40]!r} to another piece, and no line before makes it.")
+
+
+def check_special(path: Path, special: dict[str, int]) -> None:
+    """Raise DataError for special tokens that are none, or too many."""
+    if len(special) > SPECIALS:
+        raise DataError(f"{path} has {len(special):,} words that no pair makes; {SPECIALS:,} special tokens are the most.")
+    for word in special:
+        if not word or len(word) > LONGEST:
+            raise DataError(f"{path} has a special token of {len(word):,} characters: one has from 1 to {LONGEST:,}.")
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise DataError(f"{path} has a special token with half of a surrogate pair: {word[:40]!r}.")

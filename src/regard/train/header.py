@@ -1,0 +1,156 @@
+"""run.json: what a checkpoint says of its run, with a checksum of itself, and of each file beside it.
+
+    {"format": "regard training", "version": 2, "step": 200, ..., "files": {NAME: [bytes, CRC-32]}, "checksum": CRC-32}
+
+The checksum is of all the rest, as JSON with sorted keys. Version 1 had none.
+"""
+
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from regard.errors import DataError
+
+FORMAT, VERSION = "regard training", 2
+NAME, TENSORS = "run.json", ".metadata"
+LARGEST = 1 << 26  # bytes of a run.json; one takes some thousands
+FOLDER = re.compile(r"step-(\d{8,18})")
+
+
+def write_header(folder: Path, says: Mapping[str, Any]) -> None:
+    """Write run.json beside the files of a checkpoint, onto the disk."""
+    files = {path.name: checksum_file(path) for path in folder.iterdir()}
+    said = seal({"format": FORMAT, "version": VERSION, **says, "files": files})
+    with (folder / NAME).open("w", encoding="utf-8") as file:
+        json.dump(said, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Return what run.json says; DataError where it is not what was written."""
+    path = folder / NAME
+    says = read_json(path)
+    if says.get("format") != FORMAT:
+        raise DataError(f"{path} is not what regard writes into a checkpoint.")
+    if not is_count(says.get("version")):
+        raise damage_error(path, f"version must be a whole number; got {says.get('version')!r}")
+    if says["version"] > VERSION:
+        raise DataError(f"{path} is of version {says['version']}, and this regard reads up to {VERSION}: update regard.")
+    if says["version"] > 1 or "checksum" in says:
+        expected, found = says.get("checksum"), checksum(says)
+        if expected != found:
+            raise damage_error(path, f"its checksum is {found}, and {expected!r} was written")
+    check_step(path, says)
+    check_files(path, says)
+    return says
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
+        says = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path.parent} is no checkpoint: it has no {path.name}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise damage_error(path, str(error)) from None
+    if not isinstance(says, dict):
+        raise DataError(f"{path} is not what regard writes into a checkpoint.")
+    return says
+
+
+def check_step(path: Path, says: Mapping[str, Any]) -> None:
+    """Raise DataError where the step is none, or not that of the folder, or the held-out loss is no number."""
+    if not is_count(step := says.get("step")):
+        raise damage_error(path, f"step must be a whole number of at least 0; got {step!r}")
+    loss: Any = says.get("held_out_nats")
+    if path.parent.name != folder_name(says["step"]):
+        raise damage_error(path, f"step is {step}, and the folder is {path.parent.name}")
+    if loss is not None and not is_number(loss):
+        raise damage_error(path, f"held_out_nats must be a number; got {loss!r}")
+
+
+def check_files(path: Path, says: Mapping[str, Any]) -> None:
+    """Raise DataError unless every file of the checkpoint is named, none is elsewhere, and each has its length and checksum."""
+    files = says.get("files")
+    if not isinstance(files, dict) or TENSORS not in files:
+        raise damage_error(path, f"files must name {TENSORS} and the files of tensors; got {files!r}")
+    for name, sums in files.items():
+        if Path(name).name != name or name in ("", "..", NAME):
+            raise damage_error(path, f"files must name files of this folder; got {name!r}")
+        if not isinstance(sums, list) or len(sums) != 2 or not all(map(is_count, sums)):
+            raise damage_error(path, f"files must say the length and the checksum of {name}; got {sums!r}")
+    unnamed = sorted({one.name for one in path.parent.glob("*.distcp")} - files.keys())
+    if unnamed:
+        raise damage_error(path, f"it does not name {unnamed[0]}, which lies beside it")
+
+
+def verify_files(folder: Path, says: Mapping[str, Any], former: Path | None) -> None:
+    """Raise DataError where a file of a checkpoint is missing or is not what was written; former is the one before it."""
+    for name, expected in says["files"].items():
+        path = folder / name
+        came = checksum_file(path) if path.is_file() else None
+        if came != expected:
+            what = "is missing" if came is None else f"is damaged: it has {came[0]:,} bytes of {expected[0]:,}, or others"
+            instead = "the run begins anew" if former is None else f"the run goes on from {former.name}"
+            raise DataError(f"{path} {what}. Without the folder {folder}, {instead}.")
+
+
+def seal(says: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a header says, with its checksum."""
+    return {**says, "checksum": checksum(says)}
+
+
+def checksum(says: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of what a header says beside its checksum."""
+    rest = {name: value for name, value in says.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def checksum_file(path: Path) -> list[int]:
+    """Return the length of a file and its CRC-32."""
+    length = crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            length, crc = length + len(block), zlib.crc32(block, crc)
+    return [length, crc]
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run by their step, the oldest first."""
+    found = ((FOLDER.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return [path for _, path in sorted((int(name[1]), path) for name, path in found if name is not None)]
+
+
+def folder_name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, finite or not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def are_finite(values: Iterable[Any]) -> bool:
+    """Return whether all values are finite numbers."""
+    return all(is_number(value) and math.isfinite(value) for value in values)
+
+
+def damage_error(path: Path, why: str) -> DataError:
+    """Return the error for a run.json that is not what was written."""
+    return DataError(
+        f"{path} is damaged or altered: {why}. Without the folder {path.parent}, the run goes on from the checkpoint before it."
+    )

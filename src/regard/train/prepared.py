@@ -1,0 +1,62 @@
+"""The data of a run that names its sources: prepared once into the run's folder, and again where the sources are others."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regard.errors import ConfigError, DataError
+from regard.text.origin import Origin, read_origin
+from regard.train.config import TrainConfig, refuse_another_run
+from regard.train.header import NAME, checkpoint_folders, damage_error, read_header
+
+T = TypeVar("T")
+
+
+def load_or_prepare(
+    config: TrainConfig,
+    names: tuple[str, ...],
+    origin: Callable[[], Origin],
+    load: Callable[[Path], T],
+    prepare: Callable[[Path], T],
+) -> T:
+    """Return the data in out/corpus, prepared anew where it is not made of what the sources hold, by these settings.
+
+    Raises ConfigError where it is not, and the run has a checkpoint: that was trained on what is there. Where sources are gone,
+    what was made of sources of these names is taken.
+    """
+    folder = Path(config.out) / "corpus"
+    said, trained = read_origin(folder), checkpoint_folders(folder.with_name("checkpoints"))
+    if said is None and trained:  # made by a version that did not say; the checkpoint says which corpus it was trained on
+        return load(folder)
+    try:
+        found = origin()
+    except DataError:
+        if said is not None and said.names == names:
+            return load(folder)
+        raise
+    if found.is_of(folder):
+        return load(folder)
+    if trained:
+        refuse_other_sources(config, trained[-1], names)
+    made = prepare(folder)
+    found.write(folder)
+    return made
+
+
+def refuse_other_sources(config: TrainConfig, checkpoint: Path, names: tuple[str, ...]) -> None:
+    """Raise ConfigError for sources, or settings, that the run with this checkpoint was not trained on."""
+    former = read_config(checkpoint, read_header(checkpoint))
+    refuse_another_run(former, replace(config, model=former.model), Path(config.out))
+    raise ConfigError(
+        f"{', '.join(names)}: what it holds is not what the run in {config.out} was trained on. Name another folder as out, or "
+        "put the former contents back."
+    )
+
+
+def read_config(folder: Path, says: Mapping[str, Any]) -> TrainConfig:
+    """Return the config that a checkpoint's run.json says; DataError where it is none."""
+    try:
+        return TrainConfig.of(says["config"])
+    except (ConfigError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise damage_error(folder / NAME, f"its config is none: {error}") from None

@@ -1,0 +1,149 @@
+"""The layout of a .gguf file, checked before transformers reads it: its reader takes the counts in a file for granted.
+
+The format has no checksum: a number that was altered stays unnoticed, but every count, name and place must fit the file.
+Source: docs/gguf.md of https://github.com/ggml-org/ggml, and ggml-common.h for the blocks.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import RegardError, WeightsError
+from regard.weights.stored import reason_of
+
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY, UINT32 = 8, 9, 4
+AXES, LONGEST_NAME = 4, 1 << 16
+BYTES = {  # of a block of so many numbers, by the type of a tensor
+    1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
+    32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},
+    64: {40: 36},
+    128: {41: 18},
+    256: {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74, 18: 98, 19: 50, 21: 110, 22: 82, 23: 136}
+    | {29: 56, 34: 54, 35: 66},
+}
+BLOCKS = {kind: (numbers, size) for numbers, sizes in BYTES.items() for kind, size in sizes.items()}
+
+
+class Placed(NamedTuple):
+    """A tensor of the file: its type, its axes as the file has them, and where its bytes begin in the part of numbers."""
+
+    name: str
+    kind: int
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        numbers, size = BLOCKS[self.kind]
+        if not self.shape or prod(self.shape) == 0 or self.shape[0] % numbers:
+            raise ValueError(f"{self.name} has the shape {self.shape}, of blocks of {numbers}")
+        return prod(self.shape) // numbers * size
+
+
+class Cursor:
+    """A place in a file, which moves on with all that is read; EOFError where the file ends before."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at = data, 0
+
+    def skip(self, size: int) -> None:
+        """Move on."""
+        self.at += size
+        if self.at > len(self.data):
+            raise EOFError("it ends before its last setting")
+
+    def read_number(self, code: str) -> int:
+        """Return a number, by its code of struct."""
+        start = self.at
+        self.skip(struct.calcsize(f"<{code}"))
+        return int(struct.unpack_from(f"<{code}", self.data, start)[0]) if code not in "fd" else 0
+
+    def read_text(self) -> str:
+        """Return a short text."""
+        length, start = self.read_number("Q"), self.at
+        if length > LONGEST_NAME:
+            raise ValueError(f"a name has {length:,} bytes")
+        self.skip(length)
+        return self.data[start : self.at].decode("utf-8")
+
+
+def read_layout(path: Path) -> list[Placed]:
+    """Return the tensors of a .gguf file; WeightsError where its counts, names and places do not fit the file."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return read_tensors(Cursor(data))
+    except RegardError:
+        raise
+    except Exception as error:
+        raise WeightsError(f"{path} is damaged, or no .gguf file: {reason_of(error)}.") from None
+
+
+def read_tensors(cursor: Cursor) -> list[Placed]:
+    """Return the tensors of a file that fits itself from its first byte to its last."""
+    cursor.skip(4)
+    if cursor.data[:4] != b"GGUF":
+        raise ValueError("it does not begin with GGUF")
+    if (version := cursor.read_number("I")) not in (2, 3):
+        raise ValueError(f"it is of version {version}, and 2 and 3 are known")
+    count, settings = cursor.read_number("Q"), {}
+    for _ in range(cursor.read_number("Q")):
+        name = cursor.read_text()
+        if name in settings:
+            raise ValueError(f"it says {name} twice")
+        settings[name] = read_setting(cursor)
+    tensors = list(read_places(cursor, count))
+    kind, alignment = settings.get("general.alignment", (UINT32, 32))
+    if kind != UINT32 or alignment < 1 or alignment & (alignment - 1):
+        raise ValueError(f"its alignment is {alignment}")
+    layers = next((number for name, (_, number) in settings.items() if name.endswith(".block_count")), 0)
+    if layers > count:
+        raise ValueError(f"it says that it has {layers:,} layers, and has {count:,} tensors")
+    check_places(cursor, tensors, alignment)
+    return tensors
+
+
+def read_setting(cursor: Cursor) -> tuple[int, int]:
+    """Return the type of a setting and, where it is a whole number, what it is."""
+    kind = cursor.read_number("I")
+    if kind in SCALARS:
+        return kind, cursor.read_number(SCALARS[kind])
+    inner, count = (TEXT, 1) if kind == TEXT else (cursor.read_number("I"), cursor.read_number("Q"))
+    if kind not in (TEXT, ARRAY) or inner not in (TEXT, *SCALARS):
+        raise ValueError(f"a setting has the type {kind} of {inner}")
+    if inner == TEXT:
+        for _ in range(count):
+            cursor.skip(cursor.read_number("Q"))
+    else:
+        cursor.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))
+    return kind, 0
+
+
+def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
+    """Return where each tensor lies, each of another name and a known type."""
+    names = set()
+    for _ in range(count):
+        name, axes = cursor.read_text(), cursor.read_number("I")
+        if name in names or axes > AXES:
+            raise ValueError(f"{name} is there twice, or has {axes:,} axes")
+        names.add(name)
+        shape = tuple(cursor.read_number("Q") for _ in range(axes))
+        tensor = Placed(name, cursor.read_number("I"), shape, cursor.read_number("Q"))
+        if tensor.kind not in BLOCKS:
+            raise ValueError(f"{name} has the type {tensor.kind}, which is unknown")
+        yield tensor
+
+
+def check_places(cursor: Cursor, tensors: list[Placed], alignment: int) -> None:
+    """Raise where the tensors do not follow one another, each on a multiple of the alignment, up to the end of the file."""
+    start, end, expected = -(-cursor.at // alignment) * alignment, 0, 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset != expected:
+            raise ValueError(f"{tensor.name} begins at byte {tensor.offset:,}, where {expected:,} is expected")
+        end, expected = expected + tensor.size, expected + -(-tensor.size // alignment) * alignment
+    if len(cursor.data) not in (start + end, start + expected):
+        raise ValueError(f"it has {len(cursor.data):,} bytes, and its last tensor ends at {start + end:,}")

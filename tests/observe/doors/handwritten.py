@@ -1,0 +1,430 @@
+"""Attention as people write it: from q, k, v (t, d) or (b, h, t, d), or from x (b, t, c) with weights of its own."""
+
+import math
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+B, H, T, D = 2, 3, 5, 7
+C = H * D
+ORDER = torch.tensor([3, 0, 4, 1, 2])
+CAUSAL = torch.ones(T, T).tril().bool()
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+def loop_over_queries(q, k, v):
+    return torch.stack([(k @ one).softmax(0) @ v for one in q])
+
+
+def loops_of_the_first_lecture(q, k, v):
+    weights = torch.empty(len(q), len(k))
+    for i, query in enumerate(q):
+        for j, key in enumerate(k):
+            weights[i, j] = torch.dot(query, key)
+    weights = torch.softmax(weights, dim=1)
+    context = torch.zeros(v.shape)
+    for i in range(len(q)):
+        for j, value in enumerate(v):
+            context[i] += weights[i, j] * value
+    return context
+
+
+def one_query_of_the_first_lecture(q, k, v):
+    found = torch.empty(len(k))
+    for i, key in enumerate(k):
+        found[i] = torch.dot(key, q[1])
+    weights = torch.softmax(found, dim=0)
+    context = torch.zeros(v.shape[1])
+    for i, value in enumerate(v):
+        context += weights[i] * value
+    return context
+
+
+def rows_that_are_joined(q, k, v):
+    weights = torch.cat([(one[None] @ k.mT).softmax(-1) for one in q])
+    return sum(weights[:, j, None] * v[j] for j in range(len(v)))
+
+
+def growing_prefixes(q, k, v):
+    return torch.cat([scores(q[i : i + 1], k[: i + 1]).softmax(-1) @ v[: i + 1] for i in range(len(q))])
+
+
+def written_into_a_buffer(q, k, v):
+    out = torch.empty_like(v)
+    for i in range(len(q)):
+        out[i] = (q[i] @ k.mT).softmax(-1) @ v
+    return out
+
+
+def with_a_sparsemax(q, k, v):
+    ordered, _ = scores(q, k).sort(-1, descending=True)
+    total = ordered.cumsum(-1) - 1
+    steps = torch.arange(1, len(k) + 1)
+    support = (ordered * steps > total).sum(-1, keepdim=True)
+    return (scores(q, k) - total.gather(-1, support - 1) / support).clamp(min=0) @ v
+
+
+def with_a_sink(q, k, v):
+    joined = torch.cat([torch.zeros(len(q), 1), scores(q, k)], -1)
+    return joined.softmax(-1)[:, 1:] @ v
+
+
+def into_zeros_by_scatter(q, k, v):
+    found, where = scores(q, k).topk(3)
+    return torch.zeros(len(q), len(k)).scatter(-1, where, found.softmax(-1)) @ v
+
+
+def over_the_chosen_keys(q, k, v):
+    found, where = scores(q, k).topk(3)
+    return (found.softmax(-1).unsqueeze(-1) * v[where]).sum(-2)
+
+
+def into_weights_in_place(q, k, v):
+    s = scores(q, k)
+    s.masked_fill_(~CAUSAL, -torch.inf).sub_(s.max(-1, keepdim=True).values).exp_()
+    s.div_(s.sum(-1, keepdim=True))
+    return torch.mm(s, v)
+
+
+def by_rolls(q, k, v):
+    s = torch.stack([(q * k.roll(n, 0)).sum(-1) for n in range(3)], -1).softmax(-1)
+    return sum(s[:, n, None] * v.roll(n, 0) for n in range(3))
+
+
+def over_neighbours(q, k, v):
+    near = (torch.arange(T)[:, None] + torch.arange(3)) % T
+    weights = (q[:, None] * k[near]).sum(-1).softmax(-1)
+    return (weights[..., None] * v[near]).sum(1)
+
+
+@torch.no_grad()
+def out_of_place(q, k, v):
+    out, weights = torch.empty(len(q), v.shape[1]), torch.empty(len(q), len(k))
+    torch.mm(q, k.mT, out=weights)
+    torch.mm(torch.softmax(weights, -1), v, out=out)
+    return out
+
+
+def scripted(function):
+    """A function as torch.jit compiles it, where torch says that it is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(function)
+
+
+@scripted
+def scripted_softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x * 0.5, -1)
+
+
+@scripted
+def scripted_mask(x: Tensor) -> Tensor:
+    return x - 1e9 * torch.ones_like(x).triu(1)
+
+
+@scripted
+def scripted_product(w: Tensor, v: Tensor) -> Tensor:
+    return torch.matmul(w, v)
+
+
+@scripted
+def scripted_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.matmul(torch.softmax(torch.matmul(q, k.t()), -1), v)
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.softmax(x, -1)
+
+
+class Weigh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w, v):
+        return w @ v
+
+
+def unbatched() -> dict[str, object]:
+    """Of q, k and v (t, d): what a learner writes first."""
+    return {
+        "@": lambda q, k, v: (q @ k.T).softmax(-1) @ v,
+        "softmax over the first axis": lambda q, k, v: (k @ q.T).softmax(0).T @ v,
+        "values on the left": lambda q, k, v: (v.T @ (k @ q.T).softmax(0)).T,
+        "mm": lambda q, k, v: torch.mm(torch.softmax(torch.mm(q, k.t()), 1), v),
+        "addmm": lambda q, k, v: torch.addmm(torch.zeros(T, D), torch.addmm(torch.zeros(T, T), q, k.t()).softmax(-1), v),
+        "mv": lambda q, k, v: torch.mv(v.t(), torch.mv(k, q[0]).softmax(0)),
+        "F.linear": lambda q, k, v: F.linear(F.linear(q, k).softmax(-1), v.T),
+        "einsum": lambda q, k, v: torch.einsum("qk,kd->qd", torch.einsum("qd,kd->qk", q, k).softmax(-1), v),
+        "einsum of the transposed": lambda q, k, v: torch.einsum("ij,ie", torch.einsum("id,jd", k, q).softmax(0), v),
+        "einsum by numbers": lambda q, k, v: torch.einsum((q @ k.T).softmax(-1), [0, 1], v, [1, 2], [0, 2]),
+        "tensordot": lambda q, k, v: torch.tensordot(torch.tensordot(q, k, ([1], [1])).softmax(-1), v, 1),
+        "inner": lambda q, k, v: torch.inner(torch.inner(q, k).softmax(-1), v.T),
+        "multi_dot": lambda q, k, v: torch.linalg.multi_dot([(q @ k.T).softmax(-1), v, torch.eye(D)]),
+        "vecdot": lambda q, k, v: torch.linalg.vecdot(q[:, None], k[None]).softmax(-1) @ v,
+        "sums": lambda q, k, v: ((q[:, None] * k[None]).sum(-1).softmax(-1)[..., None] * v[None]).sum(1),
+        "sums of what was expanded": lambda q, k, v: (
+            (q @ k.T).softmax(-1).unsqueeze(-1).expand(T, T, D) * v.unsqueeze(0).expand(T, T, D)
+        ).sum(1),
+        "mean": lambda q, k, v: ((q @ k.T).softmax(-1)[..., None] * v).mean(1) * T,
+        "sums of the transposed": lambda q, k, v: (v.T[None] * (q @ k.T).softmax(-1)[:, None]).sum(-1),
+        "a product with ones": lambda q, k, v: ((q @ k.T).softmax(-1)[:, None] * v.T) @ torch.ones(T),
+        "cdist": lambda q, k, v: (-torch.cdist(q, k)).softmax(-1) @ v,
+        "squared distances": lambda q, k, v: (-(q[:, None] - k[None]).pow(2).sum(-1)).softmax(-1) @ v,
+        "norm": lambda q, k, v: (-(q[:, None] - k[None]).norm(dim=-1)).softmax(-1) @ v,
+        "cosine": lambda q, k, v: F.cosine_similarity(q[:, None], k[None], dim=-1).softmax(-1) @ v,
+        "normalised": lambda q, k, v: (F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).T * 10).softmax(-1) @ v,
+        "neg": lambda q, k, v: (-(q @ k.T)).neg().softmax(-1) @ v,
+        "softmin": lambda q, k, v: F.softmin(-(q @ k.T), -1) @ v,
+        "pow": lambda q, k, v: ((q @ k.T) ** 2).softmax(-1) @ v,
+        "weights to a power": lambda q, k, v: (q @ k.T).softmax(-1).pow(2) @ v,
+        "relu before": lambda q, k, v: (q @ k.T).relu().softmax(-1) @ v,
+        "relu": lambda q, k, v: F.relu(q @ k.T) / T @ v,
+        "squared relu": lambda q, k, v: (q @ k.T).clamp(min=0).square() @ v,
+        "nn.ReLU": (lambda q, k, v, act: act(q @ k.T) / T @ v, nn.ReLU()),
+        "sigmoid": lambda q, k, v: torch.sigmoid(q @ k.T - math.log(T)) @ v,
+        "sparsemax": with_a_sparsemax,
+        "exponentials": lambda q, k, v: (e := (q @ k.T).exp()) @ v / e.sum(-1, keepdim=True),
+        "logsumexp": lambda q, k, v: ((s := q @ k.T) - s.logsumexp(-1, keepdim=True)).exp() @ v,
+        "logarithms": lambda q, k, v: (q @ k.T).log_softmax(-1).exp() @ v,
+        "gumbel": lambda q, k, v: F.gumbel_softmax(q @ k.T, dim=-1) @ v,
+        "in place": into_weights_in_place,
+        "out=": out_of_place,
+        "roll": lambda q, k, v: (q @ k.T).roll(1, -1).softmax(-1).roll(-1, -1) @ v,
+        "flip": lambda q, k, v: (q @ k.T).flip(-1).softmax(-1).flip(-1) @ v,
+        "gather": lambda q, k, v: (q @ k.T).softmax(-1).gather(-1, ORDER.expand(T, T)) @ v[ORDER],
+        "index_select": lambda q, k, v: (q @ k.T).softmax(-1).index_select(-1, ORDER) @ v.index_select(0, ORDER),
+        "take_along_dim": lambda q, k, v: torch.take_along_dim((q @ k.T).softmax(-1), ORDER[None], 1) @ v[ORDER],
+        "repeat": lambda q, k, v: (q @ k.T).softmax(-1).repeat(1, 2) / 2 @ v.repeat(2, 1),
+        "stack": lambda q, k, v: torch.stack([(q @ k.T).softmax(-1), (k @ q.T).softmax(-1)]) @ v,
+        "unbind and stack": lambda q, k, v: torch.stack([row.softmax(-1) for row in (q @ k.T).unbind()]) @ v,
+        "sort": lambda q, k, v: ((s := (q @ k.T).sort(-1)).values.softmax(-1).unsqueeze(1) @ v[s.indices]).squeeze(1),
+        "top k": over_the_chosen_keys,
+        "top k into zeros": into_zeros_by_scatter,
+        "a sink": with_a_sink,
+        "a causal mask": lambda q, k, v: scores(q, k).masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ v,
+        "a mask of weights": lambda q, k, v: (w := scores(q, k).softmax(-1).tril()) / w.sum(-1, keepdim=True) @ v,
+        "rolls": by_rolls,
+        "neighbours": over_neighbours,
+        "a loop over queries": loop_over_queries,
+        "loops over pairs": loops_of_the_first_lecture,
+        "one query": one_query_of_the_first_lecture,
+        "a loop over keys": rows_that_are_joined,
+        "growing prefixes": growing_prefixes,
+        "into a buffer": written_into_a_buffer,
+        "a scripted softmax": lambda q, k, v: scripted_softmax(q @ k.T) @ v,
+        "a scripted mask": lambda q, k, v: scripted_mask(q @ k.T).softmax(-1) @ v,
+        "a scripted product": lambda q, k, v: scripted_product(scripted_mask(q @ k.T).softmax(-1), v),
+        "scripted as a whole": lambda q, k, v: scripted_attention(q, k, v),
+        "autograd functions": lambda q, k, v: Weigh.apply(Softmax.apply(q @ k.T), v),
+        "aten": lambda q, k, v: torch.ops.aten.mm(torch.ops.aten._softmax(torch.ops.aten.mm(q, k.T), -1, False), v),
+        "with keys and values alike": lambda q, k, v: (k @ k.T).softmax(-1) @ k,
+    }
+
+
+def batched() -> dict[str, object]:
+    """Of q, k and v (b, h, t, d)."""
+    return {
+        "@": lambda q, k, v: scores(q, k).softmax(-1) @ v,
+        "bmm": lambda q, k, v: torch.bmm(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1), v.flatten(0, 1)),
+        "a loop over heads": lambda q, k, v: torch.cat([scores(q[:, h], k[:, h]).softmax(-1) @ v[:, h] for h in range(H)], -1),
+        "a loop over the batch": lambda q, k, v: torch.stack(
+            [scores(*qk).softmax(-1) @ w for *qk, w in zip(q, k, v, strict=True)]
+        ),
+        "talking heads": (
+            lambda q, k, v, mix: mix(scores(q, k).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).softmax(-1) @ v,
+            nn.Linear(H, H),
+        ),
+        "talking weights": (lambda q, k, v, mix: mix(scores(q, k).softmax(-1)) @ v, nn.Conv2d(H, H, 1)),
+        "talking by einsum": (
+            lambda q, k, v, mix: torch.einsum("bhqk,hg->bgqk", scores(q, k).softmax(-1), mix.weight) @ v,
+            nn.Linear(H, H),
+        ),
+        "differential": lambda q, k, v: (scores(q, k).softmax(-1) - 0.5 * scores(k, q).softmax(-1)) @ v,
+        "of the mean over heads": lambda q, k, v: scores(q, k).softmax(-1).mean(1, keepdim=True) @ v,
+        "one query": lambda q, k, v: scores(q[:, :, -1:], k).softmax(-1) @ v,
+        "one query, summed": lambda q, k, v: (scores(q[:, :, -1:], k).softmax(-1).mT * v).sum(2),
+        "local windows": lambda q, k, v: (
+            (q.unsqueeze(-2) @ F.pad(k, (0, 0, 1, 1)).unfold(2, 3, 1)).softmax(-1)
+            @ F.pad(v, (0, 0, 1, 1)).unfold(2, 3, 1).transpose(-1, -2)
+        ),
+        "over channels": lambda q, k, v: ((q.mT @ k).softmax(-1) @ v.mT).mT,
+        "an Nyström form": lambda q, k, v: (
+            scores(q, k[:, :, :2]).softmax(-1)
+            @ scores(q[:, :, :2], k[:, :, :2]).softmax(-1).pinverse()
+            @ (scores(q[:, :, :2], k).softmax(-1) @ v)
+        ),
+    }
+
+
+class Own(nn.Module):
+    """A form within a module, that projects q, k and v: (t, d) of x (t, c), or (b, h, t, d) of x (b, t, c)."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.project = nn.Linear(C, 3 * C)
+        self.form, self.part = form if isinstance(form, tuple) else (form, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            q, k, v = self.project(x)[..., : 3 * D].split(D, -1)
+        else:
+            q, k, v = self.project(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4)
+        return self.form(q, k, v) if self.part is None else self.form(q, k, v, self.part)
+
+
+class Outlook(nn.Module):
+    """VOLO's outlook attention: each place says, without keys, how its window is mixed. https://arxiv.org/abs/2106.13112"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.attn = nn.Linear(C, C, bias=False), nn.Linear(C, 81 * H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        image = x.reshape(b, t, 1, c)
+        v = F.unfold(self.v(image).permute(0, 3, 1, 2), 3, padding=1).reshape(b, H, D, 9, t).permute(0, 1, 4, 3, 2)
+        attn = self.attn(image.flatten(1, 2)).reshape(b, t, H, 9, 9).permute(0, 2, 1, 3, 4) * D**-0.5
+        mixed = (attn.softmax(-1) @ v).permute(0, 1, 4, 3, 2).reshape(b, c * 9, t)
+        return F.fold(mixed, (t, 1), 3, padding=1)
+
+
+class Prompt(nn.Module):
+    """PEFT's AdaptionPrompt: what attends as it did looks at learned tokens too, gated. https://arxiv.org/abs/2303.16199"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C)
+        self.prompt, self.gate = nn.Parameter(torch.randn(1, 4, C)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in (self.q(x), self.k(self.prompt), self.v(self.prompt)))
+        k, v = k.repeat(len(x), 1, 1, 1), v.repeat(len(x), 1, 1, 1)
+        weights = self.gate * F.softmax((q @ k.mT / math.sqrt(D)).float(), dim=-1)
+        return x + (weights @ v).transpose(1, 2).flatten(2)
+
+
+class OnePrompt(Prompt):
+    """The same of the last token alone, as a step of a generation computes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, -1:])
+
+
+class Latents(nn.Module):
+    """Learned queries that read what there is, as in Perceiver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.latents = nn.Linear(C, D), nn.Linear(C, D), nn.Parameter(torch.randn(1, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.q(self.latents) @ self.k(x).mT).softmax(-1) @ x
+
+
+class Slots(nn.Module):
+    """Soft mixtures of experts: a slot is a learned query, and reads all tokens. https://arxiv.org/abs/2308.00951"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(C, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = torch.einsum("btc,cs->bts", x, self.slots)
+        slots = logits.softmax(1).mT @ x
+        return logits.softmax(-1) @ slots
+
+
+class Synthesizer(nn.Module):
+    """Each query says, without keys, where it looks. https://arxiv.org/abs/2005.00743"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.v = nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, T)), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(x).softmax(-1) @ self.v(x)
+
+
+class Graph(nn.Module):
+    """Attention of a graph's nodes, dense: a sum of a score of each node. https://arxiv.org/abs/1710.10903"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(C, 1), nn.Linear(C, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.left(x) + self.right(x).mT).softmax(-1) @ x
+
+
+class Efficient(nn.Module):
+    """Linear attention, whose keys are a softmax over the tokens. https://arxiv.org/abs/1812.01243"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(C, 3 * C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        return q.softmax(-1) @ (k.softmax(1).mT @ v)
+
+
+class ScoredPairs(nn.Module):
+    """A network that scores pairs, without an axis of batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Sequential(nn.Linear(2 * C, D), nn.Tanh(), nn.Linear(D, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[0]
+        pairs = torch.cat([x.unsqueeze(1).expand(-1, T, -1), x.unsqueeze(0).expand(T, -1, -1)], -1)
+        return self.score(pairs).squeeze(-1).softmax(-1) @ x
+
+
+class Additive(nn.Module):
+    """Additive attention, without an axis of batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.weight = nn.Linear(C, D), nn.Linear(C, D), nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[0]
+        return (torch.tanh(self.q(x)[:, None] + self.k(x)[None]) @ self.weight).softmax(-1) @ x
+
+
+class Separate(nn.Module):
+    """Its weights are computed by a module of their own."""
+
+    class Weights(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return scores(q, k).softmax(-1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = self.Weights()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weights(x, x) @ x
+
+
+class KeptKeys(nn.Module):
+    """Keys and values are written into buffers, by parts of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(B, 2 * T, C))
+        self.register_buffer("values", torch.zeros(B, 2 * T, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys[:, :T] = x
+        self.values.narrow(1, 0, T).copy_(x)
+        return (x[:, -1:] @ self.keys[:, :T].mT).softmax(-1) @ self.values[:, :T]
+
+
+MODULES = [Outlook, Prompt, OnePrompt, Latents, Slots, Synthesizer, Graph, Efficient, ScoredPairs, Additive, Separate, KeptKeys]

@@ -1,0 +1,222 @@
+"""Modules with softmaxes, products and sums that are no attention: experts, codebooks, losses, poolings, norms."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+B, T, C, E, K = 2, 5, 12, 3, 7
+
+
+class Experts(nn.Module):
+    """A router, and experts as models write them."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.router = style, nn.Linear(C, E, bias=False)
+        self.up, self.down = nn.Parameter(torch.randn(E, 2 * C, C)), nn.Parameter(torch.randn(E, C, 2 * C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(0, 1)
+        return getattr(self, self.style)(x, self.router(x).softmax(-1))
+
+    def one_by_one(self, x: Tensor, gates: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for n in range(E):
+            out = out + gates[:, n, None] * F.linear(F.silu(F.linear(x, self.up[n])), self.down[n])
+        return out
+
+    def by_indices(self, x: Tensor, gates: Tensor) -> Tensor:
+        values, chosen = gates.topk(2)
+        values = values / values.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for n in chosen.unique():
+            where, place = torch.where(chosen == n)
+            out.index_add_(
+                0, where, F.linear(F.relu(F.linear(x[where], self.up[n])), self.down[n]) * values[where, place, None]
+            )
+        return out
+
+    def batched(self, x: Tensor, gates: Tensor) -> Tensor:
+        values, chosen = gates.topk(2)
+        up, down = self.up[chosen.flatten()], self.down[chosen.flatten()]
+        made = torch.bmm(down, torch.bmm(up, x.repeat_interleave(2, 0).unsqueeze(-1)).relu()).squeeze(-1)
+        return (made * values.flatten().unsqueeze(-1)).view(len(x), 2, C).sum(1)
+
+    def all_at_once(self, x: Tensor, gates: Tensor) -> Tensor:
+        made = torch.einsum("ech,teh->tec", self.down, torch.einsum("ehc,tc->teh", self.up, x).relu())
+        return torch.bmm(gates.unsqueeze(1), made).squeeze(1)
+
+    def repeated(self, x: Tensor, gates: Tensor) -> Tensor:
+        made = torch.bmm(torch.bmm(x.expand(E, -1, -1), self.up.mT).sigmoid(), self.down.mT)
+        return (made * gates.T.unsqueeze(-1)).sum(0)
+
+    def dispatched(self, x: Tensor, gates: Tensor) -> Tensor:
+        """As GShard and Switch write it: which token goes to which place of which expert is a mask."""
+        chosen = F.one_hot(gates.argmax(-1), E)
+        place = F.one_hot((chosen.cumsum(0) * chosen).max(-1).values - 1, len(x))
+        combine = (gates * chosen)[..., None] * place[:, None].to(gates.dtype)
+        given = torch.einsum("tep,tc->epc", combine.bool().to(x.dtype), x)
+        made = torch.bmm(torch.bmm(given, self.up.mT).relu(), self.down.mT)
+        return torch.einsum("tep,epc->tc", combine, made)
+
+
+class Codebook(nn.Module):
+    """Vectors quantised softly, or by a draw."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.score = style, nn.Linear(C, K)
+        self.codes = nn.Parameter(torch.randn(K, C))
+        self.register_buffer("mean_codes", torch.randn(K, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = self.mean_codes if self.style == "buffer" else self.codes
+        if self.style == "gumbel":
+            return torch.einsum("btk,kc->btc", F.gumbel_softmax(self.score(x), hard=True), codes)
+        if self.style == "hard":
+            distances = torch.cdist(x.flatten(0, 1), codes)
+            found = codes[distances.argmin(-1)].view(x.shape)
+            return x + (found - x).detach()
+        return (-torch.cdist(x.flatten(0, 1), codes)).softmax(-1) @ codes
+
+
+class Loss(nn.Module):
+    """Losses of pairs, and of distributions."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.head = style, nn.Linear(C, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = F.normalize(x[:, 0], dim=-1), F.normalize(x[:, 1], dim=-1)
+        if self.style == "contrast":
+            return F.cross_entropy(one @ other.mT / 0.1, torch.arange(B))
+        if self.style == "supervised contrast":
+            alike = (x[:, 0, :1] > 0) == (x[:, 0, :1] > 0).mT
+            mask = alike.float().fill_diagonal_(0)
+            logits = one @ one.mT / 0.1
+            logarithms = logits - (logits.exp() * (1 - torch.eye(B))).sum(1, keepdim=True).log()
+            return -((mask * logarithms).sum(1) / mask.sum(1).clamp(min=1)).mean()
+        if self.style == "sigmoids":
+            return -F.logsigmoid((one @ other.mT) * (2 * torch.eye(B) - 1)).sum()
+        if self.style == "distillation":
+            teacher, student = self.head(x).softmax(-1), self.head(x + 1).log_softmax(-1)
+            return -(teacher * student).sum(-1).mean()
+        if self.style == "entropy":
+            weights = self.head(x).softmax(-1)
+            return -(weights * weights.log()).sum(-1)
+        smooth = torch.full((B, T, K), 0.1 / K).scatter(-1, torch.zeros(B, T, 1, dtype=torch.long), 0.9)
+        return -(smooth * self.head(x).log_softmax(-1)).sum(-1).mean()
+
+
+class Mix(nn.Module):
+    """Softmaxes along axes that are no keys: of branches, components, clusters, places with known coordinates."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.score, self.other = style, nn.Linear(C, K), nn.Linear(C, K * C)
+        self.weight, self.centres = nn.Parameter(torch.randn(K, C, C)), nn.Parameter(torch.randn(K, C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.score(x).softmax(-1)  # (b, t, k)
+        if self.style == "density":
+            return (weights.unsqueeze(-1) * self.other(x).unflatten(-1, (K, C))).sum(-2)
+        if self.style == "softmaxes":
+            return (weights.unsqueeze(-1) * self.other(x).unflatten(-1, (K, C)).softmax(-1)).sum(-2)
+        if self.style == "clusters":
+            assigned = weights.mT @ x - weights.sum(1).unsqueeze(-1) * self.centres
+            return F.normalize(assigned.flatten(1), dim=-1)
+        if self.style == "dynamic kernels":
+            pooled = self.score(x.mean(1)).softmax(-1)
+            return x @ torch.einsum("bk,kio->bio", pooled, self.weight)
+        if self.style == "branches":
+            gates = torch.stack([self.score(x.mean(1)), self.score(x.amax(1))], 1).softmax(1)
+            return (gates.unsqueeze(2) * torch.stack([self.score(x), self.score(-x)], 1)).sum(1)
+        if self.style == "places":
+            heat = self.score(x).mT.softmax(-1)
+            return heat @ torch.linspace(-1, 1, T), (heat * torch.arange(T)).sum(-1)
+        if self.style == "channels":
+            return x * self.other(x)[..., :C].softmax(-1) + x
+        assert self.style == "one pooled row"
+        weights = self.score(x.tanh() * x.sigmoid())[..., :1].softmax(1)
+        return torch.bmm(weights.mT, x).squeeze(1), (weights * x).sum(1)
+
+
+class Algebra(nn.Module):
+    """Products of what was computed, without weights; and weights that were computed."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.style, self.project = style, nn.Linear(C, 3 * C)
+        self.up, self.down = nn.Parameter(torch.randn(2 * C, C)), nn.Parameter(torch.randn(C, 2 * C))
+        self.a, self.b = nn.Parameter(torch.randn(2, C)), nn.Parameter(torch.randn(2 * C, 2))
+        self.gain = nn.Parameter(torch.ones(C))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        if self.style == "whitening":
+            gram = x.mT @ x / T
+            for _ in range(3):
+                gram = 1.5 * gram - 0.5 * gram @ gram @ gram
+            return x @ gram
+        if self.style == "rotations":
+            turn = torch.linalg.qr(q[:, :3, :3]).Q @ torch.linalg.qr(k[:, :3, :3]).Q
+            return turn @ v[:, :3]
+        if self.style == "linear attention":
+            return (q @ k.mT).tril() @ v
+        if self.style == "bilinear pooling":
+            pooled = (q.mT @ v).flatten(1)
+            return F.normalize(pooled.sign() * pooled.abs().sqrt(), dim=-1)
+        if self.style == "a merged adapter":
+            return F.linear(F.relu(F.linear(x, self.up + self.b @ self.a)), self.down + self.a.mT @ self.b.mT)
+        if self.style == "modulated weights":
+            weight = self.up[None] * x.mean(1)[:, None]
+            return F.leaky_relu(x @ weight.mT) @ self.down.mT
+        if self.style == "a norm":
+            y = (x - x.mean(-1, keepdim=True)) / ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True).add(1e-5).sqrt()
+            y = y * (y * q).pow(2).mean(-1, keepdim=True).add(1e-5).pow(-0.5) * self.gain
+            return y.mean(1), y.sum(-1)
+        if self.style == "a gate":
+            return x + torch.sigmoid((q * k).sum(-1, keepdim=True)) * v
+        if self.style == "a machine of factors":
+            return torch.sigmoid((q * k).sum(-1) + (q.sum(1).pow(2) - q.pow(2).sum(1)).sum(-1, keepdim=True))
+        assert self.style == "a pooled tower"
+        mask = (x[..., :1] > 0).float()
+        pooled = torch.tanh((x * mask).sum(1) / mask.sum(1).clamp(min=1))
+        return pooled @ F.normalize(v.mean(1), dim=-1).mT
+
+
+class Rotary(nn.Module):
+    """Positions that are handed over with their frequencies, beside a kernel that is recorded."""
+
+    class Turn(nn.Module):
+        def forward(self, x: Tensor, places: Tensor, frequencies: Tensor) -> Tensor:
+            angles = (places[:, :, None] * frequencies[None, None]).repeat_interleave(2, -1)
+            turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+            return x * angles.cos() + turned * angles.sin()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.turn = nn.Linear(C, 3 * C), self.Turn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        places, frequencies = torch.arange(T).float().expand(B, T), torch.arange(C // 2).neg().exp()
+        q, k, v = self.project(x).chunk(3, -1)
+        q, k = (self.turn(y, places, frequencies) for y in (q, k))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def innocents() -> dict[str, nn.Module]:
+    """Those of which nothing may be told."""
+    styles = {
+        Experts: ["one_by_one", "by_indices", "batched", "all_at_once", "repeated", "dispatched"],
+        Codebook: ["soft", "buffer", "gumbel", "hard"],
+        Loss: ["contrast", "supervised contrast", "sigmoids", "distillation", "entropy", "smoothed labels"],
+        Mix: ["density", "softmaxes", "clusters", "dynamic kernels", "branches", "places", "channels", "one pooled row"],
+        Algebra: [
+            *("whitening", "rotations", "linear attention", "bilinear pooling", "a merged adapter", "modulated weights"),
+            *("a norm", "a gate", "a machine of factors", "a pooled tower"),
+        ],
+    }
+    found = {f"{kind.__name__}: {style}": kind(style) for kind, names in styles.items() for style in names}
+    return found | {"Rotary": Rotary()}

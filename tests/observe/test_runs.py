@@ -1,0 +1,279 @@
+"""Which run a forward continues: generations that take turns on one model, and the rows that generate returned."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, StaticCache
+
+from observe.beheld import EQUAL
+from observe.models import WORDS, bart, gpt2, llama, words
+from regard import AdditiveAttention, load
+from regard.observe import Recording, record
+
+pytestmark = pytest.mark.usefixtures("widened")
+STEPS = 6
+OPTIONS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": STEPS, "return_dict_in_generate": True}
+ENDS = list(range(10, 40))  # of which one soon comes
+
+
+class Turn:
+    """A generation that goes on a token at a time."""
+
+    def __init__(self, model, prompt, cache, seed=0):
+        self.model, self.ids, self.cache = model, prompt, cache
+        self.random = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def step(self):
+        """Read what is not in the cache yet, and go on with a token by chance."""
+        known = self.cache.get_seq_length()
+        self.model(self.ids[:, int(known) :], past_key_values=self.cache)
+        self.ids = torch.cat([self.ids, torch.randint(3, WORDS, (len(self.ids), 1), generator=self.random)], 1)
+
+
+@torch.no_grad()
+def whole(model, ids, **given) -> Recording:
+    """One forward over all of a text."""
+    with record(model) as recording:
+        model(**{"input_ids": ids, **given}, use_cache=False)
+    return recording
+
+
+def assert_run(run, expected, rows=slice(None)):
+    """Fail unless all maps of a run are those of one forward."""
+    for kind in ("self", "cross"):
+        layers = expected.layers(kind)
+        assert run.layers(kind) == layers
+        for layer in range(len(layers)):
+            ours, theirs = run.map(layer, kind=kind).dense()[rows], expected.map(layer, kind=kind).dense()
+            assert ours.shape == theirs.shape
+            assert (ours - theirs).abs().max() < EQUAL
+
+
+def dynamic(model):
+    return DynamicCache(config=model.config)
+
+
+def static(model):
+    return StaticCache(config=model.config, max_cache_len=29)
+
+
+ORDERS = {"in turn": "ABABABABABAB", "now and then": "AABABBBAABAB", "one inside": "AABBBBBBAAAA", "three": "ABCCABCABBCCAACB"}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("cache", [dynamic, static])
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_generations_that_take_turns_are_a_run_each(build, alike, cache, order):
+    model = build().double()
+    prompts = {name: words(2, 7 if alike else 7 + n) for n, name in enumerate("ABC")}
+    turns = {name: Turn(model, prompt, cache(model), n) for n, (name, prompt) in enumerate(prompts.items())}
+    with record(model) as recording:
+        for name in order:
+            turns[name].step()
+    assert len(recording.runs) == len(set(order))
+    for run, name in zip(recording.runs, dict.fromkeys(order), strict=True):
+        assert_run(run, whole(model, turns[name].ids[:, :-1]))
+
+
+class Unnamed(nn.Module):
+    """A model whose cache is nothing that a recording can know again."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, memory, **given):
+        return self.model(ids, past_key_values=memory[0], **given)
+
+
+@pytest.mark.parametrize("prompts", ["other", "of one last word", "the same"])
+def test_without_a_cache_that_can_be_known_their_keys_tell(prompts):
+    model = Unnamed(gpt2().double())
+    a, b = words(1, 7), words(1, 7).flip(1)
+    b = {"other": b, "of one last word": torch.cat([b[:, :-1], a[:, -1:]], 1), "the same": a.clone()}[prompts]
+    caches = dynamic(model.model), dynamic(model.model)
+    texts = [torch.cat([prompt, words(1, 5 + n)], 1) for n, prompt in enumerate((a, b))]
+    with torch.no_grad(), record(model) as recording:
+        for first, last in [(0, 7), *((n, n + 1) for n in range(7, 12))]:
+            for ids, cache in zip(texts, caches, strict=True):
+                model(ids[:, first:last], [cache])
+    assert len(recording.runs) == 2
+    for run, ids in zip(recording.runs, texts, strict=True):
+        expected = whole(model.model, ids[:, :12])
+        for layer in range(3):
+            assert (run.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
+
+
+def test_pairs_that_take_turns_keep_their_own_encoder():
+    model = bart().double()
+    sources, caches = [words(1, 7), words(1, 9)], [None, None]
+    texts = [words(1, 5), words(1, 6)[:, :5]]
+    encoded = []
+    with torch.no_grad(), record(model) as recording:
+        for step in range(5):
+            for n in range(2):
+                if not step:
+                    encoded.append(model.get_encoder()(sources[n]))
+                given = {"decoder_input_ids": texts[n][:, step : step + 1], "past_key_values": caches[n], "use_cache": True}
+                caches[n] = model(encoder_outputs=encoded[n], **given).past_key_values
+    assert len(recording.runs) == 2
+    for run, source, text in zip(recording.runs, sources, texts, strict=True):
+        assert_run(run, whole(model, source, decoder_input_ids=text))
+
+
+def test_copies_of_a_cache_go_on_from_one_prompt_and_lose_nothing():
+    model, prompt, cache = gpt2().double(), words(1, 7), None
+    cache = dynamic(model)
+    with record(model) as recording:
+        first = Turn(model, prompt, cache)
+        first.step()
+        second, third = (Turn(model, first.ids, copy.deepcopy(cache), n) for n in (1, 2))
+        for turn in (first, second, third) * 3:
+            turn.step()
+    assert len(recording.runs) == 3
+    for run, turn in zip(recording.runs, (first, second, third), strict=True):
+        assert_run(run, whole(model, turn.ids[:, :-1]))
+
+
+class Writer(nn.Module):
+    """A step of a decoder that looks at a source."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = AdditiveAttention(5, 5, 11)
+
+    def forward(self, state: Tensor, source: Tensor) -> Tensor:
+        return self.attention(state, source)
+
+
+def test_decoders_of_additive_attention_that_take_turns_are_a_run_each():
+    model, sources, states = Writer().double(), torch.randn(2, 1, 7, 5).double(), torch.randn(6, 2, 1, 1, 5).double()
+    with record(model) as recording:
+        for step in states:
+            for state, source in zip(step, sources, strict=True):
+                model(state, source)
+    assert len(recording.runs) == 2
+    for n, run in enumerate(recording.runs):
+        expected = model.attention.steps(states[:, n, 0].transpose(0, 1), sources[n]).weights
+        assert (run.map(0, kind="cross").dense() - expected.unsqueeze(1)).abs().max() < EQUAL
+
+
+class Perceiver(nn.Module):
+    """Latents that look at a sequence, then at themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(1, 3, 8))
+        self.cross_attn, self.self_attn = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        found, _ = self.cross_attn(self.latents.expand(len(x), -1, -1), x, x, need_weights=False)
+        return self.self_attn(found, found, found, need_weights=False)
+
+
+@torch.no_grad()
+def test_a_forward_on_the_same_input_is_a_run_of_its_own_where_cross_attention_comes_first():
+    model, x = Perceiver().eval(), torch.randn(2, 5, 8)
+    with record(model) as recording:
+        model(x), model(x)
+    assert [[run.map(0, kind=kind).shape for kind in ("cross", "self")] for run in recording.runs] == [
+        [(2, 2, 3, 5), (2, 2, 3, 3)]
+    ] * 2
+
+
+# what generate returned
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_guidance_is_two_runs_and_the_last_is_that_of_the_prompt(rows):
+    model, prompt = gpt2().double(), words(rows, 7)
+    with record(model) as recording:
+        output = model.generate(prompt, guidance_scale=1.7, suppress_tokens=[0, 1, 2], **OPTIONS)
+    assert len(recording.runs) == 2
+    written = output.sequences[:, :-1]
+    assert_run(recording.runs[0], whole(model, written[:, 6:]))
+    assert_run(recording.last, whole(model, written))
+    assert recording.last.rows == list(range(rows))
+    assert recording.runs[0].rows == []
+
+
+BEAMS = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "num_return_sequences": 3},
+    "beams": {"num_beams": 3},
+    "all beams": {"num_beams": 3, "num_return_sequences": 3},
+    "sampled beams": {"num_beams": 4, "do_sample": True, "num_return_sequences": 2},
+}
+
+
+@pytest.mark.parametrize("options", BEAMS.values(), ids=BEAMS)
+@pytest.mark.parametrize("build", [gpt2, bart])
+def test_a_run_says_which_row_each_returned_sequence_is(build, options, tmp_path):
+    torch.manual_seed(3)
+    model, prompt = build().double(), words(2, 7)
+    with record(model) as recording:
+        output = model.generate(prompt, suppress_tokens=[0, 1, 2], **{**OPTIONS, **options}, forced_eos_token_id=None)
+    rows = recording.last.rows
+    assert len(rows) == len(output.sequences)
+    given = {"decoder_input_ids": output.sequences[:, :-1]} if build is bart else {}
+    per = len(output.sequences) // 2
+    read = prompt.repeat_interleave(per, 0) if build is bart else output.sequences[:, :-1]
+    expected = whole(model, read, **given)
+    for layer in range(3):
+        found = recording.map(layer, part=None if build is gpt2 else "decoder").dense()[rows]
+        theirs = expected.map(layer, part=None if build is gpt2 else "decoder").dense()
+        assert (found - theirs).abs().max() < EQUAL
+    recording.save(tmp_path / "written.reg")
+    assert load(tmp_path / "written.reg").last.rows == rows
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_sequence_of_a_beam_that_ended_before_is_missed_and_the_others_are_rows(early):
+    model, prompt = gpt2().double(), words(5, 7)
+    options = {**OPTIONS, "max_new_tokens": 20, "num_beams": 3, "early_stopping": early, "eos_token_id": ENDS}
+    with pytest.warns(UserWarning, match="ended before the last step"), record(model) as recording:
+        output = model.generate(prompt, **options)
+    rows, count = recording.last.rows, recording.map(0).shape[2]
+    assert [row for row in rows if row is not None]
+    assert [one.reason.split()[1] for one in recording.missed] == [str(n) for n, row in enumerate(rows) if row is None]
+    found = recording.map(1).dense()
+    for sequence, row in zip(output.sequences, rows, strict=True):
+        expected = whole(model, sequence[None, :count]).map(1).dense()[0]
+        same = [n for n in range(len(found)) if (found[n, :, : len(expected[0])] - expected).abs().max() < EQUAL]
+        assert (row in same) if row is not None else not same
+
+
+def test_rows_that_end_before_others_are_still_rows():
+    model, prompt = gpt2().double(), words(5, 7)
+    with record(model) as recording:
+        output = model.generate(prompt, **{**OPTIONS, "max_new_tokens": 20, "eos_token_id": ENDS})
+    assert (output.sequences[:, -1] == 0).any()  # padded
+    assert recording.last.rows == list(range(5))
+    assert not recording.missed
+
+
+def test_the_rows_of_two_generations_are_their_own():
+    model = gpt2().double()
+    with record(model) as recording:
+        for prompt in (words(2, 7), words(3, 7)):
+            model.generate(prompt, suppress_tokens=[0, 1, 2], **OPTIONS)
+    assert [run.rows for run in recording.runs] == [[0, 1], [0, 1, 2]]
+
+
+def test_words_that_were_guessed_wrongly_are_no_part_of_a_row():
+    model, prompt = gpt2().double(), words(1, 7).repeat(1, 2)
+    with record(model) as recording:
+        model.generate(prompt, prompt_lookup_num_tokens=3, suppress_tokens=[0, 1, 2], **{**OPTIONS, "max_new_tokens": 14})
+    assert recording.last.rows == [0]
+
+
+def test_a_prompt_of_embeddings_is_no_hindrance():
+    model, prompt = gpt2().double(), words(2, 7)
+    with record(model) as recording:
+        model.generate(inputs_embeds=model.transformer.wte(prompt), suppress_tokens=[0, 1, 2], **OPTIONS)
+    assert recording.last.rows == [0, 1]

@@ -1,0 +1,7 @@
+"""What some tests need and a machine may lack, each as one mark."""
+
+import pytest
+
+from regard.compiled import threads
+
+NEEDS_LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")

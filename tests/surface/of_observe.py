@@ -1,0 +1,122 @@
+"""The calls of `regard.observe`."""
+
+import atexit
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+from regard.observe import Recording
+from surface import wrong
+from surface.call import Call, method
+from surface.of_map import BAD_SLICES, INDEX, SIZE, SLICE, a_map
+from surface.wrong import CHOICE, COUNT, NUMBER, OBJECT, PLACE, SCALARS, constant, without
+
+
+@cache
+def recorded() -> Recording:
+    """Of a layer of two heads on five tokens."""
+    torch.manual_seed(0)
+    layer = regard.MultiHeadAttention(4, 6, 9, 0.0, 2)
+    with regard.record(layer, keep="values") as recording:
+        layer(torch.randn(1, 5, 4))
+    recording.tokens = list("abcab")
+    return recording
+
+
+@cache
+def folder() -> Path:
+    """A folder that is there until the tests end."""
+    kept = tempfile.TemporaryDirectory()
+    atexit.register(kept.cleanup)
+    return Path(kept.name)
+
+
+def table() -> Any:
+    return regard.heads(recorded())
+
+
+LAYER = PLACE | wrong.LISTS
+HEAD = without(LAYER, "none")
+PART = without(CHOICE, "none")
+LAYERS = without(SCALARS | wrong.FRACTIONS, "none", "an empty list") | constant(
+    out_of_range=[7], of_fractions=[0.5], a_number=0
+)
+SOUGHT = {"kind": CHOICE, "part": PART}
+TOKENS = without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, of_numbers=[1, 2, 3, 4, 5], mixed=["a", ["b"]])
+ONE_LAYER = {"layer": LAYER, **SOUGHT}
+FIRST = {"layer": 0}
+CALLS = [
+    method("Recording.map", recorded, lambda: FIRST, **ONE_LAYER, head=HEAD),
+    *(method(f"Recording.{name}", recorded, lambda: FIRST, **ONE_LAYER) for name in ("heads", "values", "words")),
+    method("Recording.layers", recorded, dict, **SOUGHT),
+    Call(
+        "Recording.__getitem__",
+        lambda name: recorded()[name],
+        lambda: {"name": recorded().names[0]},
+        {"name": SCALARS | wrong.FRACTIONS | constant(a_number=0)},
+    ),
+    method("Recording.__iter__", recorded, dict),
+    method("Recording.__contains__", recorded, lambda: {"name": "x"}, name={}),
+    method(
+        "Recording.save",
+        recorded,
+        lambda: {"path": folder() / "saved.regard"},
+        path=without(SCALARS, "a string", "bytes") | wrong.FRACTIONS,
+    ),
+    Call(
+        "Recording.tokens",
+        lambda tokens: setattr(Recording(), "tokens", tokens),
+        lambda: {"tokens": ["a", "b"]},
+        {"tokens": without(TOKENS, "an empty list", "a list of strings", "an int tensor", "a bool tensor", "uint8")},
+    ),
+    Call(
+        "heads",
+        regard.heads,
+        lambda: {"recording": recorded(), "needle": slice(0, 2), "questions": [3, 4]},
+        {
+            "recording": OBJECT,
+            **SOUGHT,
+            "layers": LAYERS,
+            "tokens": TOKENS,
+            "offsets": without(SCALARS, "an empty list", "a list")
+            | constant(negative=[-1], of_fractions=[0.5], a_number=3, huge=[10**30]),
+            "window": COUNT,
+            "classes": without(SCALARS, "an empty list")
+            | constant(a_number=3, of_numbers={"a": 1}, short={"a": torch.ones(2).bool()}),
+            "needle": without(SLICE, "none"),
+            "questions": without(INDEX, "a lone surrogate"),
+            "projections": without(SCALARS, "none") | constant(a_number=3),
+        },
+    ),
+    Call(
+        "rollout",
+        regard.rollout,
+        lambda: {"recording": recorded()},
+        {
+            "recording": OBJECT,
+            "queries": INDEX | wrong.NONE,
+            "layers": LAYERS,
+            **SOUGHT,
+            "residual": NUMBER | constant(one=1.0, negative=-0.5),
+        },
+    ),
+    Call(
+        "compare",
+        regard.compare,
+        lambda: {"a": recorded(), "b": recorded()},
+        {
+            "a": OBJECT | {"a map": a_map},
+            "b": OBJECT | {"a map": a_map},
+            "top": SIZE,
+            "queries": INDEX | wrong.NONE,
+            **SOUGHT,
+        },
+    ),
+    method("Heads.sorted", table, lambda: {"by": "itself"}, by=CHOICE),
+    method("Heads.of", table, lambda: {"kind": "mixed"}, kind=without(CHOICE, "a string", "a long string", "a lone surrogate")),
+    Call("Heads.__getitem__", lambda at: table()[at], lambda: {"at": 0}, {"at": PLACE | wrong.LISTS | BAD_SLICES}),
+]

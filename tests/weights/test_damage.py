@@ -1,0 +1,142 @@
+"""Every reader of weights on damaged files: the same tensors, or an error; without a checksum, one bit changes one number."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from models.translators import made
+from regard.errors import DataError, RegardError
+from regard.models import translator
+from regard.weights import gpt2
+from regard.weights.arrays import read
+from weights import written
+from weights.damage import attempt, damage, differing
+from weights.written import FORMATS
+
+UNCHECKED = ("transformers", "without prefix", "head present", "sharded", "old pickle")  # formats without a checksum
+CASES = 250  # of each format
+ROUNDS = settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+WRITERS = {**FORMATS, "nanoGPT": lambda model, path: written.nanogpt(model, path).parent}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> dict[str, Path]:
+    """A folder of each format, from which the tests of damage copy."""
+    root, model = tmp_path_factory.mktemp("originals"), written.small()
+    return {kind: write(model, root / kind.replace(" ", "-")) for kind, write in WRITERS.items()}
+
+
+@pytest.fixture
+def counts() -> Counter:
+    """What became of the cases, shown by pytest -s."""
+    return Counter()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path, originals, counts, kind):
+    expected = gpt2.load(originals[kind]).tensors
+    files = sorted(path for path in originals[kind].iterdir() if path.suffix != ".json" or path.name.endswith("index.json"))
+
+    @ROUNDS
+    @given(data=st.data())
+    def damaged(data):
+        shutil.rmtree(tmp_path)
+        shutil.copytree(originals[kind], tmp_path)
+        file = tmp_path / data.draw(st.sampled_from(files)).name
+        done, content = damage(data, file.read_bytes())
+        file.write_bytes(content)
+        found = attempt(lambda: gpt2.load(tmp_path).tensors)
+        counts[done, "refused" if found is None else "loaded"] += 1
+        if found is not None and (kind not in UNCHECKED or done == "flip"):
+            assert differing(found, expected) <= (kind in UNCHECKED)
+
+    damaged()
+    print(f"\n{kind}: {dict(sorted(counts.items()))}")
+    assert sum(counts.values()) >= CASES / 2
+    assert any(result == "refused" for _, result in counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["transformers", "TensorFlow", "lectures"])
+def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
+    expected = gpt2.load(originals[kind]).tensors
+    plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    values = st.recursive(plain, lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+
+    @ROUNDS
+    @given(data=st.data())
+    def damaged(data):
+        shutil.rmtree(tmp_path)
+        shutil.copytree(originals[kind], tmp_path)
+        file = next(tmp_path.glob("*config.json"), tmp_path / "hparams.json")
+        if data.draw(st.booleans()):
+            said = json.loads(file.read_text())
+            said[data.draw(st.sampled_from([*said, "activation_function", "n_embd"]))] = data.draw(values)
+            content = json.dumps(said).encode()
+        else:
+            _, content = damage(data, file.read_bytes())
+        file.write_bytes(content)
+        found = attempt(lambda: gpt2.load(tmp_path).tensors)
+        counts["refused" if found is None else "loaded"] += 1
+        assert found is None or differing(found, expected) == 0
+
+    damaged()
+    print(f"\nconfig of {kind}: {dict(counts)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["settings.json", "model.safetensors"])
+def test_a_damaged_translator_is_the_same_or_refused(tmp_path, counts, file):
+    made("additive", dtype=torch.float32).save(tmp_path / "whole")
+    expected = translator.load(tmp_path / "whole").state_dict()
+    content = (tmp_path / "whole" / file).read_bytes()
+
+    @ROUNDS
+    @given(data=st.data())
+    def damaged(data):
+        done, changed = damage(data, content)
+        (tmp_path / "whole" / file).write_bytes(changed)
+        found = attempt(lambda: translator.load(tmp_path / "whole").state_dict(), RegardError)
+        counts[done, "refused" if found is None else "loaded"] += 1
+        if found is not None and done == "flip":
+            assert differing(found, expected) <= (file == "model.safetensors")
+
+    damaged()
+    print(f"\ntranslator's {file}: {dict(sorted(counts.items()))}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npy", "npz", "csv", "safetensors"])
+def test_a_damaged_file_of_numbers_is_read_or_refused(tmp_path, counts, kind):
+    path, numbers = tmp_path / f"t.{kind}", np.array([[0.5, -1.25], [3.0, 4.0], [5.0, 7.5]], np.float32)
+    {
+        "npy": lambda: np.save(path, numbers),
+        "npz": lambda: np.savez_compressed(path, t=numbers),
+        "csv": lambda: np.savetxt(path, numbers, delimiter=","),
+        "safetensors": lambda: save_file({"t": torch.tensor(numbers)}, path),
+    }[kind]()
+    expected, content = read(path), path.read_bytes()
+
+    @ROUNDS
+    @given(data=st.data())
+    def damaged(data):
+        done, changed = damage(data, content, head=80)
+        path.write_bytes(changed)
+        found = attempt(lambda: read(path), DataError)
+        counts[done, "refused" if found is None else "loaded"] += 1
+        if found is not None and kind == "npz":
+            assert differing(found, expected) == 0
+        if found is not None and (kind, done) == ("safetensors", "flip") and found.keys() == expected.keys():
+            assert differing(found, expected) <= 1  # where the name is not another
+
+    damaged()
+    print(f"\n{kind}: {dict(sorted(counts.items()))}")

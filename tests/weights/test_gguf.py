@@ -1,0 +1,121 @@
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.cli.foreign import WRITER, opened
+from regard.errors import RegardError, WeightsError
+from regard.weights.gguf import BLOCKS, read_layout
+from weights import gguf_files
+from weights.damage import attempt, damage, differing
+
+CASES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+needs_gguf = pytest.mark.skipif(
+    not (find_spec("gguf") and find_spec("accelerate")), reason="needs gguf and accelerate, with which transformers reads .gguf"
+)
+
+
+def test_every_tensor_lies_where_its_bytes_are(tmp_path):
+    content, arrays = gguf_files.write(tmp_path / "m.gguf"), gguf_files.tensors()
+    found = read_layout(tmp_path / "m.gguf")
+    start = len(content) - found[-1].offset - -(-found[-1].size // 32) * 32
+    assert [tensor.name for tensor in found] == [*arrays]
+    for tensor in found:
+        array, part = arrays[tensor.name], content[start + tensor.offset :][: tensor.size]
+        assert tensor.shape == array.shape[::-1]
+        assert np.array_equal(np.frombuffer(part, array.dtype), array.ravel())
+
+
+@needs_gguf
+def test_the_sizes_of_blocks_are_those_of_the_package_gguf():
+    from gguf.constants import GGML_QUANT_SIZES
+
+    assert {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}.items() <= BLOCKS.items()
+
+
+def changed(name: str, value: object) -> bytes:
+    return gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is damaged, or no .gguf file"),
+        (b"GGUF", "it ends before its last setting"),
+        (b"JUNK" * 20, "it does not begin with GGUF"),
+        (changed("llama.block_count", 2**31 + 2), "it says that it has 2,147,483,650 layers, and has 20 tensors"),
+        (changed("general.alignment", 48), "its alignment is 48"),
+        (gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS, 64), "is expected"),  # by an alignment it does not say
+        (changed("general.alignment", 32) + bytes(4096), "bytes, and its last tensor ends at"),
+    ],
+)
+def test_a_file_that_does_not_fit_itself_is_refused(tmp_path, content, sentence):
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(WeightsError, match=sentence):
+        read_layout(tmp_path / "m.gguf")
+    with pytest.raises(WeightsError, match=sentence):
+        opened(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.slow
+def test_every_truncation_is_refused(tmp_path):
+    content = gguf_files.write(tmp_path / "m.gguf")
+    for length in (*range(0, 6000, 3), *range(6000, len(content), 501)):
+        (tmp_path / "m.gguf").write_bytes(content[:length])
+        assert attempt(lambda: read_layout(tmp_path / "m.gguf")) is None, length
+
+
+@pytest.mark.slow
+def test_one_bit_changes_at_most_the_name_of_a_tensor_and_other_damage_is_read_or_refused(tmp_path):
+    content = gguf_files.write(tmp_path / "m.gguf")
+    expected, counts = read_layout(tmp_path / "m.gguf"), Counter()
+
+    @settings(CASES, max_examples=2000)
+    @given(data=st.data())
+    def damaged(data):
+        done, other = damage(data, content, head=6000)
+        (tmp_path / "m.gguf").write_bytes(other)
+        found = attempt(lambda: read_layout(tmp_path / "m.gguf"))
+        counts[done, "refused" if found is None else "read"] += 1
+        assert found is None or done in ("flip", "write", "insert")
+        if found is not None and done == "flip":
+            assert [tensor[1:] for tensor in found] == [tensor[1:] for tensor in expected]
+            assert sum(tensor.name != other.name for tensor, other in zip(found, expected, strict=True)) <= 1
+
+    damaged()
+    print(f"\nlayout: {dict(sorted(counts.items()))}")
+
+
+def numbers(path: Path) -> dict[str, Tensor]:
+    """What transformers reads; the head is the embedding once more."""
+    return {name: x for name, x in opened(str(path), WRITER).model.state_dict().items() if name != "lm_head.weight"}
+
+
+@pytest.mark.slow
+@needs_gguf
+def test_a_damaged_model_is_refused_or_differs_in_the_number_that_was_hit(tmp_path):
+    path = tmp_path / "m.gguf"
+    content, counts = gguf_files.write(path), Counter()
+    expected = {name: tensor.clone() for name, tensor in numbers(path).items()}
+    places = content.index(gguf_files.text("token_embd.weight"))  # before it: settings, by which numbers are read
+    assert len(expected) > 18
+    assert torch.equal(expected["model.norm.weight"], torch.from_numpy(gguf_files.tensors()["output_norm.weight"]))
+
+    @settings(CASES, max_examples=60)
+    @given(data=st.data())
+    def damaged(data):
+        done, other = damage(data, content, head=6000)
+        path.write_bytes(other)
+        found = attempt(lambda: numbers(path), RegardError)
+        counts[done, "refused" if found is None else "loaded"] += 1
+        if found is not None and done == "flip" and other[:places] == content[:places]:
+            assert differing(found, expected) <= 1
+
+    damaged()
+    print(f"\nmodel: {dict(sorted(counts.items()))}")
