@@ -1,6 +1,8 @@
 """An examination ends when its time is over, with a report of what was examined until then."""
 
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -83,6 +85,40 @@ def test_a_limit_that_is_reached_as_its_block_ends_is_never_raised_after_it():
         except TimeLimitError:
             limit.stop()
         sum(range(1000))  # where it would be raised
+
+
+TRACED = """
+import sys, time
+from regard.examination.time_limit import TimeLimit, TimeLimitError
+
+limit = TimeLimit({seconds})
+try:
+    with limit.enforce():
+        time.sleep(0.05)
+except TimeLimitError:
+    limit.stop()
+lines = 0
+
+def see(frame, event, argument):
+    global lines
+    lines += event == "line"
+    return see
+
+def work():
+    return sum(n for n in range(1000))
+
+sys.settrace(see)
+work()
+sys.settrace(None)
+print(lines)
+"""
+
+
+@pytest.mark.parametrize("seconds", [60, 0.01])
+def test_a_debugger_runs_after_a_limit_that_was_reached_or_not(seconds):
+    program = [sys.executable, "-c", TRACED.format(seconds=seconds)]
+    ran = subprocess.run(program, capture_output=True, text=True, check=True, timeout=BLOCKED_SECONDS)
+    assert int(ran.stdout) > 1000
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, "3", True])

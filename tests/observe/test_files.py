@@ -1,7 +1,6 @@
 import json
 import os
 import struct
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from regard.observe.doors.passage import Missed
 from regard.observe.packing import Packed, pack_rule
 from regard.observe.store import Store
 from regard.observe.unpacking import Rules
+from traced import count_calls
 
 
 def recorded() -> Recording:
@@ -344,28 +344,12 @@ def test_a_header_written_by_hand_is_refused_for_what_it_says(tmp_path, given, s
         load(crafted(tmp_path / "crafted.reg", given.pop("tensors", FEW) | {"rows": FEW["rows"]}, **given))
 
 
-def count_calls(function) -> int:
-    """How many functions are called, those written in C too, while this one runs."""
-    count = 0
-
-    def see(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(see)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def test_ten_times_as_many_calls_keys_turns_and_rules_take_about_ten_times_the_work(tmp_path):
     def work(count):
         keys, turns = [["k", n] for n in range(count)], {str(n): "rows" for n in range(1, count)}
         pieces = [{"step": n, "stop": 5 * n + 5, "mask": ["Or", ["Causal"], ["Prefix", 3]]} for n in range(count)]
         path = crafted(tmp_path / f"{count}.reg", FEW, pieces, turns, keys)
-        return count_calls(lambda: load(path))
+        return count_calls("from regard.observe import load", f"load({str(path)!r})")
 
     assert work(2_000) < 15 * work(200)
 

@@ -26,6 +26,7 @@ class TimeLimit:
         self.seconds = seconds
         self._end = None if seconds is None else time.monotonic() + seconds
         self._done, self._raising = threading.Event(), threading.Lock()
+        self._has_raised = False
         self._done.set()
 
     @contextlib.contextmanager
@@ -43,24 +44,39 @@ class TimeLimit:
             self.stop()
 
     def stop(self) -> None:
-        """Raise nothing from now on; of the thread that is limited."""
-        while not self._done.is_set():
-            with contextlib.suppress(TimeLimitError), self._raising:  # it may be raised here, where the block has just ended
-                raise_in(threading.get_ident(), None)
-                self._done.set()
+        """End the limit: nothing is raised after this call. Must be called in the thread that is limited.
+
+        An error that was sent and has not been raised yet is not withdrawn, which would leave CPython checking for one at
+        every instruction (a trace function then never returns): it is replaced by another, which is caught here.
+        """
+        is_replaced = False
+        while True:
+            try:
+                with self._raising:
+                    self._done.set()
+                if not self._has_raised:
+                    return
+                is_replaced = True
+                raise_in(threading.get_ident())
+                while True:
+                    pass
+            except TimeLimitError:
+                if is_replaced:
+                    self._has_raised = False
+                    return
 
     def _watch(self, thread: int, wait: float) -> None:
         while not self._done.wait(wait):
             with self._raising:
                 if not self._done.is_set():
-                    raise_in(thread, TimeLimitError)
+                    self._has_raised = True
+                    raise_in(thread)
             wait = AGAIN_SECONDS
 
 
 UNLIMITED = TimeLimit(None)
 
 
-def raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an error in a thread when it next runs Python; None takes back one that has not been raised yet."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
+def raise_in(thread: int) -> None:
+    """Raise TimeLimitError in a thread when it next runs Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitError))

@@ -214,17 +214,26 @@ def test_names_stand_for_something_else_while_anyone_needs_them():
     assert not vars(owner)
 
 
-def test_what_is_left_behind_would_be_found():
+def test_the_mode_is_on_for_the_whole_block_or_for_each_forward_in_a_generator_and_off_after_it():
     model = Model()
     heights = []
     model.block["attn"].register_forward_hook(lambda *_: heights.append(len(stack())))
+
+    def enter():
+        with record(model):
+            yield len(stack())
+            model(X)
+            yield len(stack())
+
     with record(model):
-        assert len(stack()) == 0
+        assert len(stack()) == 1
         model(X)
-        assert heights == [1]
-        assert len(stack()) == 0
+        assert len(stack()) == 1
         assert vars(nn.Module)["__call__"].__module__.startswith("regard")
         assert any(name.endswith("_maybe_set_eval_frame") for name in ours())
+    assert list(enter()) == [0, 0]
+    assert heights == [1, 1]
+    assert stack() == ours() == []
 
 
 IMPORTS = """

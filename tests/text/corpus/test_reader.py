@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +14,7 @@ from regard import ConfigError, DataError
 from regard.text import Letters
 from regard.text.corpus import Corpus, Reader, prepare
 from text.corpus.small import corpus
+from traced import count_lines
 
 ALPHABET = "".join(map(chr, range(0x4E00, 0x4E00 + 400)))  # letters enough that each token of a corpus is another
 
@@ -123,27 +123,12 @@ def test_a_part_that_is_held_out_is_never_read(made):
 
 
 def test_reading_takes_no_loop_over_tokens(tmp_path):
-    made = prepare(["ab" * 50_000] * 2, Letters("ab"), tmp_path / "corpus", shard=2**15)
-    steps = [lines_run(partial(Reader(made, batch=8, context=context).read, 0)) for context in (64, 1024)]
+    prepare(["ab" * 50_000] * 2, Letters("ab"), tmp_path / "corpus", shard=2**15)
+    opened = (
+        "from regard.text.corpus import Corpus, Reader\nreader = Reader(Corpus.load({!r}), batch=8, context={})\nreader.read(0)"
+    )
+    steps = [count_lines(opened.format(str(tmp_path / "corpus"), context), "reader.read(0)") for context in (64, 1024)]
     assert steps[1] < 2 * steps[0]  # of Python, for sixteen times the tokens
-
-
-def lines_run(work):
-    """How many lines of Python a piece of work runs."""
-    count, before = 0, sys.gettrace()
-
-    def trace(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    work()  # whatever is done at a first call
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 @pytest.mark.parametrize(

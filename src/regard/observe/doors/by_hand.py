@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.observe.doors.contraction import find_axes, find_operands, is_shared
 from regard.observe.doors.lineage import LEARNED, Frame, flat, tensors
 from regard.observe.doors.roles import Role, bends, strip
-from regard.observe.doors.routing import is_pair, is_routed
+from regard.observe.doors.routing import is_pair, is_residual, is_routed
 from regard.observe.doors.traces import Kind, Trace, Traced, Traces, is_followable, join_roots
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
@@ -48,7 +48,9 @@ class Followed(Traces):
             if trace.kind is Kind.WEIGHTED:
                 several = sum(one.kind is Kind.WEIGHTED for _, one in traced) > 1
                 return self.add_up(role, name, x, trace, several, others, results)
-            if not (role is Role.TIMES and self.weigh(frames, name, given, x, trace, results[0])):
+            if role is Role.ADD and trace.kind is Kind.SCORES and any(is_residual(frames, v, x) for v in others):
+                self.drop(results[0])  # features, which a layer adds to its input
+            elif not (role is Role.TIMES and self.weigh(frames, name, given, x, trace, results[0])):
                 self.pass_on(role, name, args, x, trace, others, results)
         return None
 

@@ -62,6 +62,11 @@ def is_routed(frames: list[Frame], weights: Tensor, values: Tensor) -> bool:
     return bool(find_scores(frames, weights) & find_ancestors(frames, values))
 
 
+def is_residual(frames: list[Frame], x: Tensor, made: Tensor) -> bool:
+    """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection."""
+    return x.shape == made.shape and id(weakref.ref(x)) in find_ancestors(frames, made)
+
+
 def find_scores(frames: list[Frame], weights: Tensor) -> set[int]:
     """Return the ids of what weights were made from, back to what a module or a product made, and of what was chosen by it."""
     waiting, found = [(weakref.ref(weights), weights.numel())], set[int]()
