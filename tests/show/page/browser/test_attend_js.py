@@ -115,6 +115,8 @@ def test_numbers_are_written_as_in_python(opened, address):
         math.copysign(10 ** (16 * power - 8), sign - 0.5) for power, sign in zip(powers.tolist(), signs.tolist(), strict=True)
     ]
     numbers += [0.0, 0.125, -0.125, 0.375, 2.5, 0.0949, 0.0951, 0.03125, 1e-4, 1e6, 123456.5]  # some lie exactly in the middle
+    halves = torch.tensor([(n * 7919 % 20_000 + 0.5) / 10**places for places in (2, 4) for n in range(200)])  # in float32
+    numbers += [x for ulps in (-3, 0, 3) for x in (halves * (1 + ulps * 2**-23)).tolist()]
     page = opened(address)
     assert asked(page, "drawing/numerals", "numeral", [[number] for number in numbers]) == [
         numeral(number) for number in numbers

@@ -24,18 +24,40 @@ export function count(number) {
   return number.toLocaleString("en").replaceAll(",", "\u202f");
 }
 
+const NOISE = 2 ** -21; // of a result of float32, as in regard.show.numerals: the last bits differ from processor to processor
+
 // A number of a calculation, to four places and no more than it needs.
 export function numeral(value) {
   if (!Number.isFinite(value)) return infinite(value);
-  if (value !== 0 && !(Math.abs(value) >= 1e-4 && Math.abs(value) < 1e6)) return general(value, 4);
-  const text = fixed(value, 4).replace(/\.?0+$/, "");
-  return text === "-0" ? "0" : text;
+  if (value !== 0 && !(increased(value) >= 1e-4 && increased(value) < 1e6)) return general(movedFromHalf(value), 4);
+  const places = [0, 1, 2, 3].find((one) => isExact(value, one)) ?? 4;
+  const text = fixed(movedFromHalf(value, places), places);
+  const short = places ? text.replace(/\.?0+$/, "") : text;
+  return short === "-0" ? "0" : short;
 }
 
 // A number of a sentence: two places, or two digits where it is smaller than that.
 export function rough(value) {
   if (!Number.isFinite(value) || value === 0) return numeral(value);
-  return Math.abs(value) >= 0.095 && Math.abs(value) < 1e6 ? fixed(value, 2) : general(value, 2);
+  return increased(value) >= 0.095 && increased(value) < 1e6 ? fixed(movedFromHalf(value, 2), 2) : general(movedFromHalf(value), 2);
+}
+
+// Return whether a result of float32 is a number of so many places.
+function isExact(value, places) {
+  const rounded = Number(value.toFixed(places));
+  return Math.abs(rounded - value) <= NOISE * Math.max(Math.abs(rounded), Math.abs(value));
+}
+
+// The size of a number, increased by its error.
+function increased(value) {
+  return Math.abs(value) * (1 + NOISE);
+}
+
+// A number moved away from 0 by its error, so that one just below half a unit of its last place is rounded up everywhere.
+function movedFromHalf(value, places) {
+  if (places !== undefined && isExact(value, places)) return value;
+  const most = places === undefined ? Infinity : 10 ** -places / 8;
+  return value + Math.sign(value) * Math.min(Math.abs(value) * NOISE, most);
 }
 
 // The numbers of one table in one format: the places they need, three at most; exponents where three would say nothing.
