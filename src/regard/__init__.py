@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from regard.show.page import serve
     from regard.show.page.onefile import page
 
-WHEN_ASKED = {  # the room of each name, imported when the name is first asked for: torch alone takes a second
+WHEN_ASKED = {  # the module of each name, imported when the name is first used: torch alone takes a second
     "regard.examination": ("Finding", "Report", "examine"),
     "regard.generate": ("quantise",),
     "regard.layers": (
@@ -90,9 +90,9 @@ WHEN_ASKED = {  # the room of each name, imported when the name is first asked f
     "regard.show.page.onefile": ("page",),
 }
 
-ROOMS = ("layers", "map", "mechanism", "train")  # that are used by their own name: regard.train.run
+ROOMS = ("layers", "map", "mechanism", "train")  # modules used by their own name: regard.train.run
 
-Shown.by = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps where a notebook asks
+Shown.by = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps in a notebook
 
 __version__ = "0.1.0"
 
@@ -147,7 +147,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name of a room that is imported when it is first asked for."""
+    """Import a public name from its module when it is first used."""
     for room, names in WHEN_ASKED.items():
         if name in names:
             return getattr(import_module(room), name)

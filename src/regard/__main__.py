@@ -1,4 +1,4 @@
-"""`python -m regard`, and the command `regard`: the command line, which Ctrl-C ends quietly from the first moment."""
+"""The command line, `python -m regard` and the command `regard`; Ctrl-C ends it without a traceback from the start."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 
 from regard.printable import LINES, escape_controls
 
-INTERRUPTED = 128 + signal.SIGINT  # what a shell tells of a command that Ctrl-C ended
+INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell gives a command ended by Ctrl-C
 
 
 @contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """A context in which Ctrl-C ends the process at once."""
+    """Return a context manager in which Ctrl-C ends the process at once."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # where Ctrl-C is ignored, in the background say, it stays so
+    if before is signal.default_int_handler:  # if Ctrl-C is ignored, as in the background, it stays ignored
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         yield
@@ -25,12 +25,12 @@ def ending_at_interrupt() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run a command, once PyTorch and all else it needs is imported: seconds in which there is nothing to put in order."""
+    """Run a command; Ctrl-C during its imports, which take seconds and need no cleanup, ends the process at once."""
     with ending_at_interrupt():
         from regard.cli import main as command
     try:
         return command(importing=ending_at_interrupt())
-    except Exception:  # a mistake of regard's own
+    except Exception:  # a bug in regard
         with suppress(OSError):
             sys.stderr.write(escape_controls(traceback.format_exc(), LINES))
         return 1

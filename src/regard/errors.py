@@ -1,54 +1,54 @@
-"""What can go wrong through what a caller passed in; caught once, at the boundary."""
+"""The errors that a caller can cause; caught once, at the boundary."""
 
 from regard.printable import LINES, escape_controls
 
 LONGEST = 500  # characters of a message
-BEGINNING = 280  # of them before the gap: what was expected and what came; what to do stands at the end
+BEGINNING = 280  # characters before the gap: what was expected and what came; what to do is at the end
 
 
 class RegardError(Exception):
-    """The root of every error regard raises on purpose.
+    """Base class of every error that regard raises on purpose.
 
-    A message has at most 500 characters, its middle left out where it is longer, and no control characters.
+    A message has at most 500 characters, with its middle left out if it is longer, and no control characters.
     """
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*(shorten(part) if isinstance(part, str) else part for part in parts))
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # that of KeyError would put quotes around it
+        return Exception.__str__(self)  # KeyError's would add quotes
 
 
 class ShapeError(RegardError, ValueError):
-    """Tensors whose axes do not agree."""
+    """The axes of tensors do not agree."""
 
 
 class ConfigError(RegardError, ValueError):
-    """A setting outside what is possible."""
+    """A setting is impossible."""
 
 
 class OutOfRangeError(ShapeError, ConfigError, IndexError):
-    """An index, a layer or a head that is not there: also an IndexError."""
+    """An index, a layer or a head does not exist; also an IndexError."""
 
 
 class MissingNameError(ConfigError, KeyError):
-    """A name that is not there: also a KeyError."""
+    """A name does not exist; also a KeyError."""
 
 
 class WeightsError(RegardError):
-    """A file of weights that is incomplete, damaged or of another model."""
+    """A file of weights is incomplete, damaged or of another model."""
 
 
 class DataError(RegardError):
-    """A text, table or recording that cannot be read as what it should be."""
+    """A text, table or recording cannot be read in the expected form."""
 
 
 class TooLargeError(RegardError):
-    """An answer larger than the limit on memory."""
+    """A result is larger than the limit on memory."""
 
 
 def shorten(message: str) -> str:
-    """Return a message as it can be printed, with its middle left out where it has more than 500 characters."""
+    """Return a message in printable form, with its middle left out if it has more than 500 characters."""
     if len(message) <= LONGEST and len(printed := escape_controls(message, LINES)) <= LONGEST:
         return printed
     gap = f" [... {len(message):,} characters in all ...] "

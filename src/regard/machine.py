@@ -1,4 +1,4 @@
-"""What this machine is and what it can do: a description, and two rates that are measured in a fraction of a second each."""
+"""A description of this machine, and its bandwidth and arithmetic rates, measured in a fraction of a second each."""
 
 import math
 import os
@@ -13,10 +13,10 @@ import torch
 
 from regard.compiled import choices, processor
 
-SECONDS = 0.3  # of one measurement
+SECONDS = 0.3  # seconds of one measurement
 READ = 2**27  # bytes, more than most caches hold
 SHOWN = ("sse4.2", "avx", "fma", "avx2", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx_int8", "neon", "sve")
-EXTRAS = {  # of pyproject.toml: the module that an extra brings, and what it is for
+EXTRAS = {  # extras of pyproject.toml: the module of each, and what it is for
     "fast": ("numba", "compiled loops for attention, maps, training and generation"),
     "view": ("uvicorn", "the live page, regard serve"),
     "plot": ("matplotlib", "figures"),
@@ -30,13 +30,13 @@ EXTRAS = {  # of pyproject.toml: the module that an extra brings, and what it is
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as a report needs it. Rates are 0 where they were not measured."""
+    """A machine, as reports describe it. Rates are 0 if they were not measured."""
 
     versions: dict[str, str]  # regard, python, torch, numba where it is installed
     system: str
     processor: str
-    instruction_sets: list[str]  # that kernels may use, of those that make a difference to them
-    is_narrowed: bool  # whether NUMBA_CPU_NAME or NUMBA_CPU_FEATURES took some away
+    instruction_sets: list[str]  # those of SHOWN that kernels may use
+    is_narrowed: bool  # whether NUMBA_CPU_NAME or NUMBA_CPU_FEATURES disabled some
     torch_capability: str
     cores: int
     threads: int
@@ -49,7 +49,7 @@ class Machine:
 
 
 def describe_machine(*, measure: bool = True) -> Machine:
-    """Describe this machine; with `measure`, its rates too, which takes a second."""
+    """Describe this machine; with `measure` also its rates, which takes a second."""
     rates = {}
     if measure:
         rates["bytes_per_second"] = measure_bandwidth()
@@ -72,7 +72,7 @@ def describe_machine(*, measure: bool = True) -> Machine:
 
 
 def read_versions() -> dict[str, str]:
-    """The versions of regard, Python, torch and, where it is installed, numba."""
+    """Return the versions of regard, Python, torch and, if it is installed, numba."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for name in ("regard", "numba"):
         try:
@@ -83,7 +83,7 @@ def read_versions() -> dict[str, str]:
 
 
 def list_accelerators() -> list[str]:
-    """The names of the GPUs that torch can use."""
+    """Return the names of the GPUs that torch can use."""
     found = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return [*found, *(["Apple MPS"] if torch.backends.mps.is_available() else [])]
 
@@ -91,9 +91,9 @@ def list_accelerators() -> list[str]:
 def measure_products(
     dtype: torch.dtype, device: torch.device | str = "cpu", *, side: int = 1024, seconds: float = SECONDS
 ) -> float:
-    """Floating-point operations a second of the fastest product of two square matrices done in these seconds.
+    """Measure floating-point operations per second: of the fastest product of two square matrices within `seconds`.
 
-    side: of the largest matrices; smaller ones are multiplied where those would take longer than these seconds.
+    `side` is that of the largest matrices; smaller ones are multiplied if those would take longer than `seconds`.
     """
     count = min(side, 128)
     while count < side and 8 * time_product(count, dtype, device, 0) < seconds:
@@ -102,19 +102,19 @@ def measure_products(
 
 
 def time_product(side: int, dtype: torch.dtype, device: torch.device | str, seconds: float) -> float:
-    """The seconds of the fastest product of two side x side matrices."""
+    """Return the seconds of the fastest product of two side x side matrices."""
     a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
     return time_fastest(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
 
 
 def measure_bandwidth() -> float:
-    """Bytes a second that all threads read from memory together: the fastest sum of 128 MiB done in 0.3 s."""
+    """Measure bytes per second that all threads read from memory: the fastest sum of 128 MiB within 0.3 s."""
     x = torch.ones(READ // 8, dtype=torch.int64)
     return READ / time_fastest(x.sum, SECONDS)
 
 
 def time_fastest(run: Callable[[], object], seconds: float) -> float:
-    """The seconds of the fastest run, of as many as fit into these seconds; two at least, since the first is slow."""
+    """Return the seconds of the fastest run of as many as fit into `seconds`; at least two, since the first is slow."""
     fastest, begun, count = math.inf, time.perf_counter(), 0
     while count < 2 or time.perf_counter() - begun < seconds:
         start = time.perf_counter()

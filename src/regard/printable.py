@@ -1,4 +1,4 @@
-"""Text that a terminal shows and does not obey: control characters, directions and surrogates are written as escapes."""
+"""Text that is safe to print on a terminal: control characters, directions and surrogates are escaped."""
 
 import re
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from typing import Any, TextIO
 
 # controls, ends of lines and paragraphs, directions, surrogates
 STEERING = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-LINES = "\n\t"  # what text of several lines needs
+LINES = "\n\t"  # allowed in text of several lines
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    """Return the text with each character that steers a terminal, or that no encoding has, written as Python escapes it.
+    """Return the text with control characters, and characters that no encoding has, written as Python escapes.
 
     Those in `keep` stay as they are.
     """
@@ -20,18 +20,18 @@ def escape_controls(text: str, keep: str = "") -> str:
 
 @cache
 def steering(keep: str) -> "re.Pattern[str]":
-    """Compile the pattern of what is escaped."""
+    """Compile the pattern of the characters to escape."""
     return re.compile(f"(?![{re.escape(keep)}])[{STEERING}]" if keep else f"[{STEERING}]")
 
 
 class ReaderGoneError(BrokenPipeError):
-    """Nobody reads any more what is printed, as after `| head`."""
+    """The reader of standard output is gone, as after `| head`."""
 
 
 class EscapingStream:
-    """A text stream that writes control characters as escapes, but for the ends of lines, tabs and those in `keep`.
+    """A text stream that writes control characters as escapes, except newlines, tabs and those in `keep`.
 
-    Raises ReaderGoneError where its reader is gone. `unescaped` is the stream behind it, for what writes colours itself.
+    Raises ReaderGoneError if its reader is gone. `unescaped` is the wrapped stream, for code that writes colors itself.
     """
 
     def __init__(self, stream: TextIO, keep: str = LINES) -> None:

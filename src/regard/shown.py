@@ -1,13 +1,13 @@
-"""Values that a notebook shows as pictures: they ask whoever draws, a room above theirs that the door names."""
+"""Values that a notebook shows as pictures, drawn by a module of a higher layer."""
 
 from importlib import import_module
 from typing import ClassVar
 
 
 class Shown:
-    """A value that shows itself where a notebook's cell ends with it.
+    """Mixin for a value that a notebook displays as HTML.
 
-    `by` is the module that draws, imported when it is first asked; its html(value) gives None where text must do.
+    `by` is the module that draws, imported on first use; its html(value) returns None to fall back to text.
     """
 
     by: ClassVar[str | None] = None
@@ -17,6 +17,6 @@ class Shown:
             return None
         try:
             drawn: str | None = import_module(Shown.by).html(self)
-        except ImportError:  # what draws is an extra that is not installed
+        except ImportError:  # the drawing module needs an extra that is not installed
             return None
         return drawn

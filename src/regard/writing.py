@@ -1,8 +1,8 @@
-"""Files and folders that are whole or not there: written into a hidden folder beside, then renamed onto their places.
+"""Atomic writes of files and folders: written into a hidden folder beside the target, then renamed onto it.
 
-The hidden folder, `.NAME.MACHINE-RANDOM.partial`, belongs to one save. Its process locks it until it ends, however it ends, and
-the next save of the same name on the same machine removes those that no process has locked. Those of other machines stay, and
-those on a file system without locks: nobody can tell there whether their process still runs.
+The hidden folder, `.NAME.MACHINE-RANDOM.partial`, belongs to one save. The saving process holds a lock on it, which ends with
+the process, and the next save of the same name on the same machine removes those that no process has locked. Those of other
+machines stay, and those on a file system without locks, since it is unknown whether their process still runs.
 """
 
 import errno
@@ -22,23 +22,23 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK, NEW, FORMER, SUFFIX = ".lock-of-a-save", "new", "former", ".partial"  # of a hidden folder
+LOCK, NEW, FORMER, SUFFIX = ".lock-of-a-save", "new", "former", ".partial"  # names in a hidden folder, and its suffix
 MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
-RENAMING = threading.Lock()  # two threads that save the same files do not mix them
+RENAMING = threading.Lock()  # so that two threads that save the same files do not mix them
 
 
 @contextmanager
 def whole(*places: Path) -> Iterator[list[Path]]:
-    """Paths for the block to write, in a hidden folder beside: they take their places, in this order, where it raises nothing.
+    """Yield paths in a hidden folder to write to, which are renamed onto the places, in this order, if the block succeeds.
 
-    What was at the places stays until then; where the block raises, or the process is killed, it stays for good. Raises
-    FileExistsError, before anything is written, where a place is a folder, a device or a pipe.
+    What was at the places stays until then, and for good if the block raises or the process is killed. Raises
+    FileExistsError, before anything is written, if a place is a folder, a device or a pipe.
     """
     for place in places:
         if place.exists() and not place.is_file():
             raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
     with ExitStack() as stack:
-        first = {place.parent: place for place in reversed(places)}  # of each folder
+        first = {place.parent: place for place in reversed(places)}  # a place in each folder
         hidden = {folder: stack.enter_context(lock_partial(place)) for folder, place in first.items()}
         beside = [hidden[place.parent] / place.name for place in places]
         modes = [new_file_mode(path) for path in beside]
@@ -54,7 +54,7 @@ def whole(*places: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def whole_folder(place: Path) -> Iterator[Path]:
-    """A folder for the block to fill: it takes its place, and that of a former one, where the block raises nothing."""
+    """Yield a folder to fill, which is renamed onto its place, replacing a former one, if the block succeeds."""
     with lock_partial(place) as hidden:
         (hidden / NEW).mkdir()
         yield hidden / NEW
@@ -82,7 +82,7 @@ def replace_folder(hidden: Path, place: Path) -> None:
 
 
 def restore(hidden: Path, place: Path) -> None:
-    """Rename the last former folder back, where nothing took its place."""
+    """Rename the last former folder back, unless something took its place."""
     for former in sorted(hidden.glob(f"{FORMER}-*"), reverse=True):
         if not place.exists():
             os.replace(former, place)
@@ -90,21 +90,21 @@ def restore(hidden: Path, place: Path) -> None:
 
 @contextmanager
 def lock_partial(place: Path) -> Iterator[Path]:
-    """Make and lock a hidden folder beside a place, remove it at the end, and before it those of processes that are gone."""
+    """Make and lock a hidden folder beside a place, and remove it at the end; first remove leftovers of ended processes."""
     remove_leftovers(place)
     hidden, lock = make_locked(place)
     try:
         yield hidden
     finally:
-        os.close(lock)  # first: a network file system keeps the name of a file that is open
+        os.close(lock)  # before removing: a network file system keeps the name of an open file
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 def make_locked(place: Path) -> tuple[Path, int]:
-    """Make a hidden folder and the lock in it: its path, and the handle that holds the lock."""
+    """Make a hidden folder and a lock in it; return its path and the handle that holds the lock."""
     while True:
         hidden = Path(tempfile.mkdtemp(SUFFIX, prefix_of(place), place.parent))
-        with suppress(FileNotFoundError):  # another save took it for a leftover before it was locked
+        with suppress(FileNotFoundError):  # another save removed it before it was locked
             lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             take_lock(lock, wait=True)
             if (hidden / LOCK).exists():
@@ -113,23 +113,26 @@ def make_locked(place: Path) -> tuple[Path, int]:
 
 
 def remove_leftovers(place: Path) -> None:
-    """Remove the hidden folders of a place whose process is gone; a former folder in one goes back where the place is empty."""
+    """Remove the hidden folders of a place whose process has ended.
+
+    A former folder in one is renamed back if nothing is at its place.
+    """
     name = re.compile(re.escape(prefix_of(place)) + r"[a-z0-9_]{8}" + re.escape(SUFFIX))
     try:
         with os.scandir(place.parent) as entries:
             found = [Path(one) for one in entries if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
-    except OSError:  # what is wrong with the folder, the save itself will meet
+    except OSError:  # the save itself raises it
         return
     for hidden in found:
         with suppress(OSError):
-            hidden.rmdir()  # of a process that ended before it had a lock
+            hidden.rmdir()  # empty: its process ended before it made a lock
             continue
         with suppress(OSError):
             remove_if_free(hidden, place)
 
 
 def remove_if_free(hidden: Path, place: Path) -> None:
-    """Remove a hidden folder where no process holds its lock."""
+    """Remove a hidden folder if no process holds its lock."""
     lock = os.open(hidden / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     try:
         if take_lock(lock, wait=False):
@@ -140,7 +143,7 @@ def remove_if_free(hidden: Path, place: Path) -> None:
 
 
 def take_lock(handle: int, wait: bool) -> bool:
-    """Return whether this process has the lock now; False where another one holds it, or the file system has no locks."""
+    """Return whether this process has the lock now; False if another one holds it, or the file system has no locks."""
     if fcntl is None:
         return False
     try:
@@ -151,12 +154,12 @@ def take_lock(handle: int, wait: bool) -> bool:
 
 
 def prefix_of(place: Path) -> str:
-    """What the names of the hidden folders of a place begin with, on this machine."""
+    """Return the prefix of the names of a place's hidden folders on this machine."""
     return f".{place.name}.{MACHINE}-"
 
 
 def new_file_mode(path: Path) -> int:
-    """Return the mode of a new file there; some writers, safetensors among them, would let nobody but its owner read it."""
+    """Return the mode of a new file there; some writers, safetensors among them, make files only their owner can read."""
     path.touch(exist_ok=False)
     mode = path.stat().st_mode
     path.unlink()

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, which builds, calls and prints; its flags are in arguments/."""
+"""The command line: one module per command, which parses options, calls the library and prints; the flags are in arguments/."""
 
 import argparse
 import os
@@ -16,17 +16,17 @@ from regard.printable import LINES, EscapingStream, ReaderGoneError, escape_cont
 
 
 class Parser(argparse.ArgumentParser):
-    """Print what is wrong with a command in one line."""
+    """An argument parser that prints an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {shorten(message)} (see {self.prog} --help)\n")
 
-    def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own passes over a disk that is full
+    def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own method ignores a full disk
         (file or sys.stderr).write(message)
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for what was closed before Python began (`>&-`), whose place a file that is opened would take."""
+    """Open /dev/null for streams that were closed before Python started (`>&-`), whose handle another file would get."""
     for handle, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
@@ -36,12 +36,12 @@ def open_closed_streams() -> None:
 
 @contextmanager
 def escape_output() -> Iterator[None]:
-    """Write control characters as escapes, whoever prints them, and what the encoding does not have as a ?."""
+    """Print control characters as escapes within the context, also those printed by libraries, and unencodable ones as a ?."""
     former = sys.stdout, sys.stderr
     for stream in former:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, LINES + "\r")  # \r: bars of libraries
+    sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr, LINES + "\r")  # \r: progress bars
     try:
         yield
     finally:
@@ -49,30 +49,30 @@ def escape_output() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None, importing: AbstractContextManager[None] | None = None) -> int:
-    """Run a command. 0: done; 1: what was checked does not hold; 2: the input cannot be used.
+    """Run a command and return its exit code. 0: done; 1: a check failed; 2: the input cannot be used.
 
-    `importing` is a context in which PyTorch and what else the command needs is imported.
+    `importing` is a context in which PyTorch and the other dependencies of the command are imported.
     """
     open_closed_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     with escape_output():
         try:
             code = run_command(given, importing or nullcontext())
-            sys.stdout.flush()  # what cannot be written is met here, and not after the end
+            sys.stdout.flush()  # raises errors of writing here, not at interpreter exit
             return code
         except RegardError as error:
-            return report(given, " ".join(str(error).split()))  # one line, whatever a name holds
+            return report(given, " ".join(str(error).split()))  # one line, whatever a name contains
         except KeyboardInterrupt:
             return 130
-        except ReaderGoneError:  # `head`, say, has what it wanted
+        except ReaderGoneError:  # e.g. `head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except OSError as error:  # no room on the disk, say
+        except OSError as error:  # e.g. a full disk
             return report(given, str(error))
 
 
 def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:
-    """Parse a command and run it; where its help is all that is asked for, or it is none, print that and return the code."""
+    """Parse a command, run it, and return its exit code; without a command, print the help."""
     parser = Parser(prog="regard", description=regard.__doc__)
     parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -99,7 +99,7 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
 
 
 def report(given: Sequence[str], message: str) -> int:
-    """Print what is wrong, where somebody reads it."""
+    """Print an error if stderr can be written, and return the exit code 2."""
     with suppress(OSError):
         print(f"regard {given[0]}: {escape_controls(message)}", file=sys.stderr, flush=True)
     return 2

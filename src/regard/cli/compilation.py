@@ -1,4 +1,4 @@
-"""A line at the terminal while loops are compiled, which takes seconds when a machine does it for the first time."""
+"""A line at the terminal while loops are compiled, which takes seconds the first time on a machine."""
 
 import logging
 import sys
@@ -9,14 +9,14 @@ LOGGER = logging.getLogger("regard.compiled")
 
 
 class Notice(logging.Handler):
-    """Print the first of the messages to stderr."""
+    """A logging handler that prints the first message to stderr."""
 
     def __init__(self, command: str) -> None:
         super().__init__(logging.INFO)
         self.command, self.is_printed = command, False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message, unless one was."""
+        """Print a message, unless one was printed before."""
         if not self.is_printed:
             self.is_printed = True
             print(f"regard {self.command}: {record.getMessage()}", file=sys.stderr, flush=True)
@@ -24,7 +24,7 @@ class Notice(logging.Handler):
 
 @contextmanager
 def print_compilation(command: str) -> Iterator[None]:
-    """A context in which a terminal is told once that loops are compiled; a pipe is told nothing."""
+    """Print once within the context that loops are compiled, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

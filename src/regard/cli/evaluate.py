@@ -1,6 +1,6 @@
 """Run `regard evaluate`.
 
-Exit code 2 where the model, the text or the settings cannot be used.
+Exit code 2 if the model, the text or the settings cannot be used.
 """
 
 import argparse
@@ -25,14 +25,14 @@ from regard.observe.table import aligned
 from regard.show.terminal import literal, open_console, write
 from regard.text.corpus import Corpus, documents
 
-WHOLE = 1024  # tokens of a window where the model does not say what it was made for
-Rows = list[tuple[str, str, str | None]]  # a label, what was measured, and of what a figure was published
-HUGE = 1e7  # from which on a number is written as a power of ten
-SAMPLE = 512  # tokens of a corpus that must be the same text to the model
+WHOLE = 1024  # tokens of a window if the model has no context length
+Rows = list[tuple[str, str, str | None]]  # a label, the value, and the measure of which figures were published
+HUGE = 1e7  # numbers from here on are written as a power of ten
+SAMPLE = 512  # tokens of a corpus that the model must decode to the same text
 
 
 def run(options: argparse.Namespace) -> int:
-    """Opens model and text, scores and prints."""
+    """Load model and text, score and print."""
     path = Path(options.on).expanduser()
     if not path.exists():
         raise DataError(f"{options.on} is no file and no folder.")
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace, wiki: bool) -> tuple[Rows, str, list[str]]:
-    """The perplexities of a text or a corpus, a sentence on them, and what is to be known of them."""
+    """Return the perplexities of a text or a corpus, a sentence about them, and notes on them."""
     tokens: Any
     if path.is_dir():
         tokens = corpus_of(asked, path, options.held_out)
@@ -96,7 +96,7 @@ def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace,
 
 
 def last_words(asked: Opened, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
-    """The same of the last words of passages."""
+    """Return the scores of the last words of passages, a sentence about them, and notes on them."""
     passages = list(documents(path))
     stop = stop_tokens(asked.pieces())
     with counted("passages", len(passages)) as watch:
@@ -113,7 +113,7 @@ def last_words(asked: Opened, path: Path, context: int, batch: int) -> tuple[Row
 
 
 def laid(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The rows as cells, a column of published figures among them where there are any, each with the name of its text."""
+    """Return the rows as cells, with published figures, each with the name of its text, in a column if there are any."""
     (title, _, _), *measured = rows
     cells = [(title, "measured", "published")]
     for label, value, measure in measured:
@@ -124,7 +124,7 @@ def laid(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, s
 
 
 def known_as(path: Path) -> Sequence[str]:
-    """The names under which a text was published, where it is one of those."""
+    """Return the names under which a text was published, none if it was not."""
     if not path.is_file():
         return ()
     with path.open("rb") as file:
@@ -132,7 +132,7 @@ def known_as(path: Path) -> Sequence[str]:
 
 
 def corpus_of(asked: Opened, path: Path, held_out: float | None) -> Corpus:
-    """A corpus whose tokens are the model's."""
+    """Load a corpus; raise ConfigError if its tokens are not the model's."""
     corpus = Corpus.load(path)
     sample = corpus[:SAMPLE].tolist()
     if asked.decode(sample) != corpus.text.decode(sample):
@@ -141,7 +141,7 @@ def corpus_of(asked: Opened, path: Path, held_out: float | None) -> Corpus:
 
 
 def placed(name: str, device: str) -> Opened:
-    """The model of a name, one that foretells the next token, on a device."""
+    """Load a model that predicts the next token, and move it to a device."""
     asked = opened(name, WRITER)
     try:
         asked.model.to(device)
@@ -152,7 +152,7 @@ def placed(name: str, device: str) -> Opened:
 
 @contextmanager
 def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A context with a bar, and what tells it how many are done."""
+    """Show a bar within the context, and yield the function that updates its count."""
     done = [0]
 
     def watch(count: int) -> None:
@@ -163,5 +163,5 @@ def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def decimal(number: float | None, digits: int = 2) -> str:
-    """A number with so many digits after its point, a power of ten where it is huge, nothing where there is none."""
+    """Format a number with `digits` decimals, as a power of ten if it is huge, empty for None."""
     return "" if number is None else f"{number:,.{digits}f}" if number < HUGE else f"{number:.2e}"

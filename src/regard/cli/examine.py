@@ -1,6 +1,6 @@
-"""regard examine: is this attention right? A layer, a function or a whole model of a file or a package, with a report.
+"""regard examine: check whether the attention of a layer, a function or a whole model is correct, and report what is wrong.
 
-Exit code 1 where something was found, or the subject did not let it come to its end.
+Exit code 1 if something was found, or if the subject ended the examination early.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 
 PROCESS = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from regard.cli.examine_process import main; main()"
-DUMP_SECONDS = 5.0  # for a process to write where it is, before it is ended
+DUMP_SECONDS = 5.0  # for a process to write its traceback, before it is ended
 WARNING = "It runs the code of the file or package, as Python and pytest would: examine only what you would run."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what may stand after `regard examine`."""
+    """Add the arguments of `regard examine`."""
     parser.epilog = WARNING
     parser.add_argument(
         "target",
@@ -72,7 +72,7 @@ def parse_seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Examine in a process of its own, and print: 0 where nothing was found, 1 where something was."""
+    """Examine in a separate process, and print. Return 0 if nothing was found, 1 if something was."""
     if sys.stderr.isatty():
         print(f"regard examine: {WARNING}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="regard-examine-") as folder:
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         last: dict[str, Any] = said[-1] if said else {"failed": True}
         if "error" in last:
             raise ConfigError(last["error"])
-        if "failed" in last:  # by a mistake of regard's own, of which the process printed the traceback
+        if "failed" in last:  # a bug in regard, whose traceback the process printed
             return 1
         if "text" not in last:
             last = explain(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | None:
-    """Run the process that examines: its exit status, None where the time limit was reached and it was ended."""
+    """Run the process that examines; return its exit status, None if it was ended at the time limit."""
     given = {name: value for name, value in vars(options).items() if name != "command"}
     warnings = [f"-W{one}" for one in sys.warnoptions]
     told = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
@@ -102,7 +102,7 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
     with ending_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
         try:
             while not lines.stat().st_size and process.poll() is None:
-                time.sleep(0.02)  # PyTorch is imported
+                time.sleep(0.02)  # while PyTorch is imported
             return process.wait(options.time_limit)
         except subprocess.TimeoutExpired:
             dump_traceback(process, dump)
@@ -112,7 +112,7 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
 
 
 def dump_traceback(process: "subprocess.Popen[bytes]", dump: Path) -> None:
-    """Ask a process to write where it is; it does so in the midst of a call into C, too."""
+    """Make a process write its traceback; it does so even during a call into C."""
     if not hasattr(signal, "SIGUSR1"):  # Windows
         return
     process.send_signal(signal.SIGUSR1)
@@ -123,7 +123,7 @@ def dump_traceback(process: "subprocess.Popen[bytes]", dump: Path) -> None:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """A context in which SIGTERM raises SystemExit, so that the process is ended with the command."""
+    """Raise SystemExit on SIGTERM within the context, so that the process is ended with the command."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -135,7 +135,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the process wrote; a line in the midst of which it ended is none."""
+    """Yield what the process wrote; a line that is incomplete because the process ended is dropped."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(line)
@@ -144,7 +144,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def explain(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
-    """Return the text and the code where the process ended before it was done; DataError where it had no subject yet."""
+    """Return text and exit code for a process that ended early; raise DataError if it had not loaded its subject."""
     from regard.cli.examine_process import present
     from regard.examination import stopped
     from regard.examination.progress import Progress
@@ -162,7 +162,7 @@ def explain(options: argparse.Namespace, status: int | None, said: list[dict[str
 
 
 def print_unbroken(text: str) -> None:
-    """Print, and go on where the reader, `head` say, has what it wanted."""
+    """Print a text, and continue if the reader, e.g. `head`, has read enough."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

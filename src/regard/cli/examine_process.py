@@ -1,6 +1,6 @@
-"""The process in which `regard examine` runs the subject: what it says is written line by line, for the command to print.
+"""The process in which `regard examine` runs the subject: its results are written line by line, for the command to print.
 
-The subject may end this process, by sys.exit, os._exit or a crash, or never return: the command reads what was said until then.
+The subject may end this process, by sys.exit, os._exit or a crash, or never return: the command reads the lines written so far.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from regard.mechanism import Mask
 from regard.show.report import document
 from regard.writing import whole
 
-SEED = 123  # of weights and of a sample
+SEED = 123  # of random weights and of a sample
 
 
 def main() -> None:
-    """Run an examination; the arguments are Python's path, the file for lines, that for tracebacks, and the options."""
+    """Run an examination; sys.argv has Python's path, the file for lines, the file for tracebacks, and the options."""
     _, _, lines, dump, given = sys.argv
-    sys.argv = ["regard"]  # what a file that is run may read
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # elsewhere Ctrl-C is ignored, in the background say
+    sys.argv = ["regard"]  # visible to the examined file
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise Ctrl-C is ignored, e.g. in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.stdout, sys.stderr = open_unbroken(1), open_unbroken(2)
     with open(lines, "a", encoding="utf-8") as stream, open(dump, "w", encoding="utf-8") as frames:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def write_result(options: argparse.Namespace, stream: TextIO) -> None:
-    """Examine, and write each step as a line: the last has the text to print and the exit code, or the error to show."""
+    """Examine the target, and write each step as a line: the last has the text to print and the exit code, or the error."""
 
     def write(line: Line) -> None:
         stream.write(json.dumps(line) + "\n")
@@ -59,16 +59,16 @@ def write_result(options: argparse.Namespace, stream: TextIO) -> None:
         write({"text": present(report, options), "code": 0 if report.ok else 1})
     except RegardError as error:
         write({"error": str(error)})
-    except Exception:  # a mistake of regard's own
+    except Exception:  # a bug in regard
         write({"failed": True})
         traceback.print_exc()
 
 
 def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
-    """Return the report on what the options name."""
+    """Return the report on the target of the options."""
     expects, sample = parse_rule(options.expects), draw_sample(options.sample)
     torch.manual_seed(SEED)
-    progress.examine_next("code")  # as it is loaded
+    progress.examine_next("code")  # while the subject is loaded
     subject = make_subject(options.target, find_object(options.target), options.args)
     with show_progress(subject, sample):
         try:
@@ -79,26 +79,26 @@ def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
                 UNLIMITED,
                 progress,
             )
-        except KeyboardInterrupt as error:  # Ctrl-C ends this process at once, so that it is the subject that raised it
+        except KeyboardInterrupt as error:  # raised by the subject: Ctrl-C ends this process at once
             return progress.unfinished(stopped.find_raised(error, progress.step))
 
 
 def present(report: Report, options: argparse.Namespace) -> str:
-    """Return a report as it is printed; write its page where one is asked for."""
+    """Return a report as text or JSON; write its page if one is requested."""
     if options.page is not None:
         write_page(report, Path(options.page))
     return json.dumps(report.json(), allow_nan=False) if options.json else str(report)
 
 
 def open_unbroken(handle: int) -> TextIO:
-    """Open standard output or error as a stream that takes what is printed where nobody reads it any more, too."""
+    """Open standard output or error as a stream that ignores a broken pipe."""
     return io.TextIOWrapper(
         io.BufferedWriter(Unbroken(handle, "w", closefd=False)), errors="backslashreplace", line_buffering=True
     )
 
 
 class Unbroken(io.FileIO):
-    """A file whose writes succeed where its reader has gone."""
+    """A file that ignores a broken pipe."""
 
     def write(self, data: Any) -> int:
         try:
@@ -108,7 +108,7 @@ class Unbroken(io.FileIO):
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write a report as a page; DataError where it cannot."""
+    """Write a report as a page; raise DataError if it cannot be written."""
     try:
         with whole(path) as (beside,):
             beside.write_text(document(report), encoding="utf-8")
@@ -117,7 +117,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def parse_rule(text: str) -> Mask:
-    """Return the rule of --expects."""
+    """Parse the mask rule of --expects."""
     try:
         return own_words.rule(text)
     except ConfigError as error:
@@ -125,7 +125,7 @@ def parse_rule(text: str) -> Mask:
 
 
 def draw_sample(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
-    """Return seeded numbers in the shape of --sample: x, or q, k and v."""
+    """Draw seeded random numbers in the shape of --sample: x, or q, k and v."""
     if shape is None:
         return None
     sizes = [int(size) if size.strip().isdecimal() else 0 for size in shape.split(",")]
@@ -138,7 +138,7 @@ def draw_sample(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
 
 @contextlib.contextmanager
 def show_progress(subject: object, sample: object) -> Iterator[None]:
-    """A context in which a bar counts how often a whole model has run; a layer is done before one would show."""
+    """Show a bar of the number of runs of a whole model; a single layer is done before a bar would appear."""
     if not isinstance(subject, nn.Module) or not sys.stderr.isatty() or not models.is_model(subject, sample):
         yield
         return

@@ -1,4 +1,4 @@
-"""What `regard examine` is told to examine: an object of a file or of a package, and what its class is made with."""
+"""The subject of `regard examine`: an object in a file or a package, and the arguments of its class."""
 
 import ast
 import contextlib
@@ -36,7 +36,7 @@ def find_object(target: str) -> Any:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Run a file as a module, with its folder on the path, as Python runs a program."""
+    """Run a file as a module, with its folder on sys.path, as Python runs a script."""
     if not path.is_file():
         raise DataError(f"there is no file {path}.")
     folder = str(path.resolve().parent)
@@ -47,7 +47,7 @@ def load_file(path: Path) -> ModuleType:
         raise DataError(f"{path} is no Python file: its name must end with .py.")
     module = importlib.util.module_from_spec(spec)
     hidden = sys.modules.get(path.stem)
-    sys.modules[path.stem] = module  # what dataclasses and pickle look for
+    sys.modules[path.stem] = module  # needed by dataclasses and pickle
     try:
         with explain_errors(f"{path} could not be run"):
             spec.loader.exec_module(module)
@@ -58,7 +58,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def import_named(name: str) -> ModuleType:
-    """Import a module of an installed package, or of the folder that the command runs in."""
+    """Import a module of an installed package, or of the current folder."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     with explain_errors(f"{name} could not be imported"):
@@ -67,18 +67,18 @@ def import_named(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def explain_errors(what: str) -> Iterator[None]:
-    """A context in which whatever somebody's code raises is one line."""
+    """Convert any error of the subject's code within the context to a DataError of one line."""
     try:
         yield
     except RegardError:
         raise
-    except BaseException as error:  # SystemExit, say
+    except BaseException as error:  # e.g. SystemExit
         line = next((str(text).strip() for text in str(error).splitlines() if text.strip()), "it says nothing")
         raise DataError(f"{what}: {type(error).__name__}: {line}") from None
 
 
 def make_subject(target: str, value: Any, arguments: Sequence[str] | None) -> Any:
-    """Return the layer itself: an object as it is, what a class makes, what a function returns where it is given arguments."""
+    """Return the subject itself: an object as it is, an instance of a class, or what a function returns for given arguments."""
     if not isinstance(value, type) and arguments is None:
         return value
     if not callable(value) or isinstance(value, nn.Module):
@@ -89,7 +89,7 @@ def make_subject(target: str, value: Any, arguments: Sequence[str] | None) -> An
 
 
 def show_signature(value: Any) -> str:
-    """Return what a class or function takes, as it is written; "" where it does not say."""
+    """Return the signature of a class or function; "" if it has none."""
     try:
         return str(inspect.signature(value)).partition(" ->")[0]
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def show_signature(value: Any) -> str:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments by place and by name."""
+    """Parse --args into positional and keyword arguments."""
     positional, named = [], {}
     for text in arguments:
         keyword = KEYWORD.fullmatch(text)
@@ -109,7 +109,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[list[Any], dict[str, Any]
 
 
 def parse_literal(text: str) -> Any:
-    """Return a value of Python, or the text itself."""
+    """Parse a Python literal; return the text itself if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Somebody else's model, by its folder, its file or its name on the hub, and a text as its tokens."""
+"""Models of other libraries, by folder, file or name on the hub, and texts as their tokens."""
 
 import contextlib
 import io
@@ -21,20 +21,20 @@ from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 STATES, WRITER = "AutoModel", "AutoModelForCausalLM"
-UNREAD = "pooler."  # no attention reads it, and checkpoints of a masked language model lack it
-PATIENCE_SECONDS = 10.0  # for the hub's answer
-CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # of a config
+UNREAD = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
+PATIENCE_SECONDS = 10.0  # for the hub's response
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
 
 
 class Opened(Speaker, Protocol):
-    """What the page asks of a model, and what the other commands do besides."""
+    """A model as required by the page and by the other commands."""
 
     @property
     def layers(self) -> int:
-        """How many layers it has, 0 where it does not say."""
+        """The number of layers, 0 if it is not known."""
 
     def pieces(self) -> list[str]:
-        """The text of every token that there is."""
+        """Return the text of every token in the vocabulary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +47,23 @@ class Foreign:
 
     @property
     def context(self) -> int | None:
-        """How many tokens it was made for, where it says so."""
+        """The number of tokens that the model was trained for, if it is known."""
         config = getattr(self.model, "config", None)
         found = [getattr(config, name, None) for name in CONTEXTS]
         return next((size for size in found if isinstance(size, int) and size > 0), None)
 
     @property
     def stretches(self) -> bool:
-        """Whether it takes more tokens than that: positions that are computed go on, those that were learned end."""
+        """Whether the model accepts more tokens than its context: computed positions can be extended, learned ones cannot."""
         return getattr(self.model.config, "rope_parameters", None) is not None
 
     @property
     def layers(self) -> int:
-        """How many layers it has, 0 where it does not say."""
+        """The number of layers, 0 if it is not known."""
         return int(getattr(self.model.config, "num_hidden_layers", 0) or 0)
 
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
-        """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
+        """Return the first tokens of a text, (1, t), the text of each, and the number of tokens of the whole text."""
         with silence():
             found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
         whole = found.shape[1]
@@ -76,26 +76,26 @@ class Foreign:
         return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
 
     def encode(self, text: str) -> list[int]:
-        """All tokens of a text, without those that the tokenizer puts around it."""
+        """Return all tokens of a text, without the tokenizer's special tokens."""
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def pieces(self) -> list[str]:
-        """The text of every token that there is."""
+        """Return the text of every token in the vocabulary."""
         return list(self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))]))
 
     def run(self, ids: Tensor) -> object:
-        """What the model says."""
+        """Run the model and return its output."""
         return self.model(input_ids=ids)
 
 
 def opened(name: str, kind: str = STATES) -> Opened:
-    """The model of a name: regard's own where the folder has no tokenizer that transformers knows, else by transformers.
+    """Load a model: regard's own if the folder has no tokenizer that transformers supports, else by transformers.
 
-    kind is the class of transformers that it is read by: STATES has no head, WRITER foretells the next token.
+    kind is the class of transformers that loads it: STATES has no head, WRITER predicts the next token.
     """
     path = Path(name).expanduser()
     known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
@@ -105,10 +105,10 @@ def opened(name: str, kind: str = STATES) -> Opened:
 
 
 def foreign(name: str, kind: str) -> Foreign:
-    """The model that a folder, a .gguf file or the hub has under a name, of a text alone; an encoder-decoder's encoder.
+    """Load the text model in a folder, a .gguf file or on the hub by transformers; of an encoder-decoder, the encoder.
 
-    Raises DataError or ConfigError where there is none, where it takes no text, or where transformers is not installed;
-    WeightsError where a .gguf file is damaged.
+    Raises DataError or ConfigError if there is none, if it does not accept text, or if transformers is not installed;
+    WeightsError if a .gguf file is damaged.
     """
     try:
         import transformers
@@ -132,7 +132,7 @@ def foreign(name: str, kind: str) -> Foreign:
             model.eval()
     except ImportError as error:
         raise ConfigError(f"{name} needs more to be read: {first_sentence(error)}") from None
-    except Exception as error:  # a damaged file makes transformers raise anything
+    except Exception as error:  # transformers may raise anything for a damaged file
         raise DataError(
             f"{name} could not be loaded: {first_sentence(error)} A model is a folder with config.json, weights and "
             "a tokenizer, a .gguf file, or a name on the hub, which must have been downloaded where there is no network."
@@ -146,17 +146,17 @@ def foreign(name: str, kind: str) -> Foreign:
 
 
 def only_here(name: str) -> bool:
-    """Whether a model is in the hub's cache and the hub cannot be asked for it; DataError where it is in neither.
+    """Return whether a model must be loaded from the hub's cache because the hub fails; raise DataError if it is in neither.
 
-    Asked once: transformers would try a hub that cannot be reached for a minute.
+    The hub is asked once here, because transformers would retry an unreachable hub for a minute.
     """
     hub: Any = import_module("huggingface_hub")
     try:
         with silence():
             hub.HfApi().model_info(name, timeout=PATIENCE_SECONDS)
         return False
-    except Exception as error:  # what is raised without a network is each version's own
-        with contextlib.suppress(ValueError):  # of what is no name
+    except Exception as error:  # each version raises its own error without a network
+        with contextlib.suppress(ValueError):  # raised for an invalid name
             if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
                 return True
         known = ", ".join((*CARRIED, *RELEASED))
@@ -167,20 +167,20 @@ def only_here(name: str) -> bool:
 
 
 def first_sentence(error: Exception) -> str:
-    """What an error says, up to its first line's end."""
+    """Return the first line of an error's message, with a full stop."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if line.endswith(".") else f"{line}."
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """A context in which transformers draws no bar and warns of nothing."""
+    """Suppress transformers' progress bars and warnings within the context."""
     logging: Any = import_module("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # the bars of other libraries
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of other libraries
             yield
     finally:
         logging.set_verbosity(level)

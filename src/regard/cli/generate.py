@@ -1,6 +1,6 @@
 """Run `regard generate`.
 
-Exit code 2 where the model, the text or the settings cannot be used, 130 after Ctrl-C.
+Exit code 2 if the model, the text or the settings cannot be used, 130 after Ctrl-C.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from regard.text.numbers import Numbers
 
 
 def run(options: argparse.Namespace) -> int:
-    """Loads the model and writes, as the tokens come."""
+    """Load the model and print tokens as they are generated."""
     if options.top < 0:
         raise ConfigError(f"--top must be at least 0, got {options.top}.")
     prompt = read(options.text)
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def stream(pieces: Iterator[str]) -> None:
-    """Writes pieces of text as they come; nothing in them steers the terminal."""
-    open_console()  # a terminal without a character shows a ?
+    """Print pieces of text as they come, with control characters escaped."""
+    open_console()  # characters that the terminal lacks are shown as ?
     try:
         for piece in pieces:
             sys.stdout.write(escape_controls(piece, LINES))
@@ -53,7 +53,7 @@ def stream(pieces: Iterator[str]) -> None:
 
 
 def tell(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], options: argparse.Namespace) -> None:
-    """Writes a line for each new token, and under it what else was likely and what it looked at."""
+    """Print a line for each new token, with likely alternatives and what it looked at below it."""
     console = open_console()
     layers = last_layers(model.config.layers)
     if options.look:
@@ -74,5 +74,5 @@ def tell(model: GPT2, ids: list[int], count: int, settings: dict[str, Any], opti
 
 
 def quoted(word: str) -> str:
-    """A token between quotes, so that its spaces show."""
+    """Quote a token, so that its spaces are visible."""
     return f"'{literal(word)}'"

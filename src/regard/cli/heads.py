@@ -1,6 +1,6 @@
 """Run `regard heads`.
 
-Exit code 2 where the file is no recording.
+Exit code 2 if the file is not a recording.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from regard.show.page.onefile import page
 
 
 def run(options: argparse.Namespace) -> int:
-    """Types the heads and prints."""
+    """Classify the heads and print."""
     recording = load(options.recording)
     kind = attention_of(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tabulate(rows: dict[str, str]) -> Table:
-    """A table of labels and values; a value that is too long goes on below itself."""
+    """Return a table of labels and values, with long values wrapped."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -43,7 +43,7 @@ def tabulate(rows: dict[str, str]) -> Table:
 
 
 def list_sections(machine: Machine) -> dict[str, dict[str, str]]:
-    """The sections of the report: for each its lines, a label and a value."""
+    """Return the sections of the report: the labels and values of each."""
     narrowed = ", narrowed by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES" if machine.is_narrowed else ""
     about = {
         "processor": f"{machine.processor}, {machine.cores} cores",

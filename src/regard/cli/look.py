@@ -1,6 +1,6 @@
 """Run `regard look`.
 
-Exit code 2 where the model, the text or the settings cannot be used.
+Exit code 2 if the model, the text or the settings cannot be used.
 """
 
 import argparse
@@ -29,15 +29,15 @@ from regard.show.page.onefile import page
 from regard.show.swatches import window
 from regard.show.terminal import literal, open_console, palette, write
 
-FILE = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z]\w{1,4}")  # what a file that is missing looks like
+FILE = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z]\w{1,4}")  # pattern of a file name
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the model, types its heads and prints."""
+    """Run the model, classify its heads and print."""
     if options.tokens is not None and options.tokens < 1:
         raise ConfigError(f"--tokens must be at least 1, got {options.tokens}.")
     if options.head is not None:
-        closer.placed(options.head)  # what is no head is refused before the model runs
+        closer.placed(options.head)  # an invalid head is refused before the model runs
     text = read(options.text)
     foreign = opened(options.model)
     recording, line = recorded(foreign, text, options)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(text: str) -> str:
-    """The text of a file, of standard input, or the argument itself."""
+    """Return the text of a file, of standard input, or the argument itself."""
     if text == "-":
         return sys.stdin.read()
     try:
@@ -61,7 +61,7 @@ def read(text: str) -> str:
         folder = path.is_dir() and bool(text.strip())
     except UnicodeDecodeError as error:
         raise DataError(f"{text} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
-    except OSError:  # too long a name, say
+    except OSError:  # e.g. a name that is too long
         return text
     if folder:
         raise DataError(f"{text} is a folder: name a file in it. As words it can be read from standard input: -.")
@@ -71,7 +71,7 @@ def read(text: str) -> str:
 
 
 def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[Recording, str]:
-    """The recording of a model on the first tokens of a text, and a sentence on it."""
+    """Return the recording of a model on the first tokens of a text, and a sentence about it."""
     ids, words, whole = foreign.tokens(text, options.tokens)
     start = time.perf_counter()
     recorder = record(foreign.model, keep=options.keep)
@@ -89,7 +89,7 @@ def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[R
 
 
 def report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
-    """Prints what was asked of a recording: a head, a row, or all of it."""
+    """Print the requested part of a recording: a head, a row, or an overview."""
     console = open_console()
     place = None if options.head is None else closer.placed(options.head)
     kind = attention_of(recording, options.attention)
@@ -106,20 +106,20 @@ def report(recording: Recording, options: argparse.Namespace, line: str = "") ->
 
 
 def of_kinds(recording: Recording, kind: str) -> str:
-    """What is to be said of the kind of attention that is shown: nothing where there is one's own alone."""
+    """Return a note on the kind of attention that is shown; empty if there is only self attention."""
     other = next((one for one in KINDS if one != kind and recording.layers(one)), None)
     what = ["This is cross attention, of one text to another."] if kind == "cross" else []
     return " ".join([*what, *([f"There is {other} attention too: --attention {other}."] if other else [])])
 
 
 def put(console: Console, lines: Iterable[Text]) -> None:
-    """Prints lines that were made for the console's width."""
+    """Print lines that were formatted for the console's width."""
     for line in lines:
         console.print(line, no_wrap=True, overflow="crop")
 
 
 def overview(console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str) -> None:
-    """Prints what kinds of heads there are, the words, the table of the heads and their strongest links."""
+    """Print the kinds of heads, the words, the table of the heads and their strongest links."""
     names = recording.layers(kind)
     wanted, count = Wanted(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
     heads = Heads(tuple(each("typing heads", typed(recording, wanted, kind=kind), count)), wanted.notes(kind))

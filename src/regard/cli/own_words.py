@@ -1,4 +1,4 @@
-"""What `regard walk` makes of the user's own words, files and settings: an example, with notes of what was drawn."""
+"""The example of `regard walk` from the user's own words, files and settings, with notes on what was drawn at random."""
 
 import argparse
 import re
@@ -18,7 +18,7 @@ SEED, MOST_HEADS = 123, 128
 
 
 def own_example(options: argparse.Namespace) -> Example:
-    """Every step of attention on the words, vectors, weights, heads and mask asked for."""
+    """Return every step of attention on the given words, vectors, weights, heads and mask."""
     seed = seed_of(options)
     if options.heads is not None and not 1 <= options.heads <= MOST_HEADS:
         raise ConfigError(f"--heads must be at least 1 and at most {MOST_HEADS}, got {options.heads}.")
@@ -37,7 +37,7 @@ def own_example(options: argparse.Namespace) -> Example:
 
 
 def seed_of(options: argparse.Namespace) -> int:
-    """The seed, where something is to be drawn from it."""
+    """Return the seed; raise ConfigError for a seed that is invalid or not used."""
     if options.seed is None:
         return SEED
     seed: int = options.seed
@@ -49,7 +49,7 @@ def seed_of(options: argparse.Namespace) -> int:
 
 
 def sentence(options: argparse.Namespace, width: int | None, seed: int) -> tuple[Sequence[str], Tensor, list[str]]:
-    """The words, their vectors (t, d), and what is to be said of them."""
+    """Return the words, their vectors (t, d), and notes on them."""
     words = None if options.words is None else options.words.split()
     if words is not None and not words:
         raise ConfigError("--words needs at least one word, as in --words 'the cat sleeps'.")
@@ -62,7 +62,7 @@ def sentence(options: argparse.Namespace, width: int | None, seed: int) -> tuple
 
 
 def from_file(path: str, words: Sequence[str] | None, seed: int) -> tuple[Sequence[str], Tensor, list[str]]:
-    """The words with the vectors of a file: a table with a row for each, or a vector by the word's name."""
+    """Return the words with the vectors of a file: a table with a row for each word, or vectors named after words."""
     tensors = read(path)
     notes = [f"The vectors are those of {path}."]
     if [tensor.dim() for tensor in tensors.values()] == [2]:
@@ -86,19 +86,19 @@ def from_file(path: str, words: Sequence[str] | None, seed: int) -> tuple[Sequen
 
 
 def mask_of(text: str | None, weights: Projections | None) -> tuple[Mask, tuple[str, ...]]:
-    """The rule asked for; causal where none is, and the weights carry the lectures' mask."""
+    """Return the given mask and notes on it; causal if none is given and the weights include the lectures' mask."""
     if text is None and weights is not None and weights.causal:
         return Causal(), ("The file of weights carries a causal mask, so it is used; --mask none leaves it out.",)
     return (EVERYTHING, ()) if text is None else (rule(text), ())
 
 
 def rule(text: str) -> Mask:
-    """A mask from its words: rules joined by & and |, of which & binds closer. Raises ConfigError."""
+    """Parse a mask: rules joined by & and |, of which & binds closer. Raises ConfigError."""
     return joined([joined([one(part, text) for part in side.split("&")], "&") for side in text.split("|")], "|")
 
 
 def joined(masks: Sequence[Mask], sign: str) -> Mask:
-    """Masks joined by one sign."""
+    """Combine masks by one operator."""
     whole, *rest = masks
     for mask in rest:
         whole = whole & mask if sign == "&" else whole | mask
@@ -106,7 +106,7 @@ def joined(masks: Sequence[Mask], sign: str) -> Mask:
 
 
 def one(part: str, text: str) -> Mask:
-    """A single rule."""
+    """Parse a single rule."""
     part = part.strip()
     if part == "causal":
         return Causal()
@@ -121,7 +121,7 @@ def one(part: str, text: str) -> Mask:
 
 
 def weights_of(path: str) -> Projections:
-    """The projections in a file; a WeightsError names the file."""
+    """Read the projections in a file; a WeightsError names the file."""
     try:
         return projections(read(path))
     except WeightsError as error:

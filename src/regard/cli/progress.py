@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes longer than two seconds, written to stderr, and nothing at all for what does not."""
+"""A progress bar on stderr for work that takes longer than two seconds."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @contextmanager
 def watched(label: str, done: Callable[[], int], total: int) -> Iterator[None]:
-    """A context in which a bar follows done() of a total, from the third second on; none where stderr is no terminal."""
+    """Show a bar of done() out of total within the context, after two seconds; none if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -33,7 +33,7 @@ def watched(label: str, done: Callable[[], int], total: int) -> Iterator[None]:
 
 
 def follow(label: str, done: Callable[[], int], total: int, over: threading.Event) -> None:
-    """The bar, until it is over."""
+    """Show the bar until `over` is set."""
     if over.wait(PATIENCE_SECONDS):
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -44,7 +44,7 @@ def follow(label: str, done: Callable[[], int], total: int, over: threading.Even
 
 
 def each(label: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, with a bar of how many have come."""
+    """Yield the items, with a bar of their number."""
     count = 0
     with watched(label, lambda: count, total):
         for item in items:

@@ -1,6 +1,6 @@
 """Run `regard serve`.
 
-Exit code 2 where the recording or the model cannot be used, or the address is taken.
+Exit code 2 if the recording or the model cannot be used, or the address is taken.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from regard.weights.translators import CARRIED, SETTINGS
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until Ctrl-C."""
+    """Serve until Ctrl-C."""
     name = options.model or (None if options.recording else MODEL)
     if options.text is not None and name is None:
         raise ConfigError("--text is what a model reads: say which with --model.")
@@ -35,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def speaker(name: str) -> Any:
-    """The model of a name: a translator where the name or the folder is one's, else as in regard look."""
+    """Load a model: a translator if the name or the folder is one's, else as in `regard look`."""
     path = Path(name).expanduser()
-    folder = path.resolve().parent if path.name == "model" else path  # of a run of regard translate --train
+    folder = path.resolve().parent if path.name == "model" else path  # the folder of a run of regard translate --train
     if (path / SETTINGS).is_file() or (name in CARRIED and not path.exists()):
         return translating(folder.name, translator.load(name))
     return opened(name, WRITER)

@@ -1,6 +1,6 @@
 """Run `regard train`.
 
-Exit code 2 where the config cannot be used, the run diverges or the disk is full; 130 after Ctrl-C, 143 after SIGTERM.
+Exit code 2 if the config cannot be used, the run diverges or the disk is full; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SIZES = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, and says how it goes."""
+    """Train and print the progress, or print a plan."""
     if options.plan is not None:
         say(table_of(configured(options), options))
         return 0
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trained(config: TrainConfig) -> int:
-    """Trains what a config says."""
+    """Train with a config, and return the exit code."""
     signals = Signals()
     with started(config) as engine:
         training = begun(config, engine)
@@ -69,7 +69,7 @@ def trained(config: TrainConfig) -> int:
 
 
 def begun(config: TrainConfig, engine: Engine) -> Training:
-    """The run, with a bar where its text takes long to prepare."""
+    """Create the run, with a bar if preparing its text takes long."""
     read = [0]
 
     def heard(done: int, whole: int | None) -> None:
@@ -81,7 +81,7 @@ def begun(config: TrainConfig, engine: Engine) -> Training:
 
 
 def table_of(config: TrainConfig, options: argparse.Namespace) -> str:
-    """What a run would take, or one of a released model with the same settings."""
+    """Return the table of plans of a run, or of a released model with the same settings."""
     if options.plan in RELEASED:
         config = replace(config, model=RELEASED[options.plan]())
     elif config.start:
@@ -96,7 +96,7 @@ def table_of(config: TrainConfig, options: argparse.Namespace) -> str:
 
 
 def configured(options: argparse.Namespace) -> TrainConfig:
-    """The config of the file and of the flags over it."""
+    """Return the config of the file, overridden by the flags."""
     given = vars(options)
     flags = {one.name: given[one.name] for one in fields(TrainConfig) if one.name in given}
     flags["model"] = {name: given[name] for name in SIZES if name in given}
@@ -106,7 +106,7 @@ def configured(options: argparse.Namespace) -> TrainConfig:
 
 
 def observed(word: str) -> int:
-    """The number of `every=N`."""
+    """Return the number in `every=N`."""
     number = word.removeprefix("every=")
     if not number.isdecimal():
         raise ConfigError(f"--observe is every=N, every=200 say; got {word!r}.")
@@ -114,7 +114,7 @@ def observed(word: str) -> int:
 
 
 def tell(training: Training) -> None:
-    """The config; what is trained, on what, by whom, and from where it goes on."""
+    """Print the config, the model, the data, the processes, and the step that the run is resumed from."""
     config, engine = training.config, training.engine
     say(f"{config}\n")
     if engine.world > 1:
@@ -130,7 +130,7 @@ def tell(training: Training) -> None:
 
 
 def listeners(training: Training, signals: Signals) -> list[Listener]:
-    """Who hears of every step."""
+    """Return the listeners of a run."""
     config, folder, peak = training.config, training.folder, 0.0
     if training.subject.flops:
         measured = measure_products(getattr(torch, config.precision), training.engine.device) if not config.peak_tflops else 0.0
@@ -144,7 +144,7 @@ def listeners(training: Training, signals: Signals) -> list[Listener]:
 
 
 def ended(training: Training, signals: Signals) -> int:
-    """The pictures, where the model is, and the exit code."""
+    """Draw the plots, print where the model is, and return the exit code."""
     if not training.first:
         return code_of(signals)
     say("")
@@ -159,12 +159,12 @@ def ended(training: Training, signals: Signals) -> int:
 
 
 def code_of(signals: Signals) -> int:
-    """What a shell says of a process that a signal ended."""
+    """Return the exit code that a shell reports for a process ended by a signal, 0 without one."""
     return 0 if signals.came is None else 128 + signal.Signals(signals.came)
 
 
 def draw(training: Training) -> None:
-    """The pictures of what was written, where matplotlib is installed."""
+    """Draw the plots of the logs if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         say("pip install matplotlib pillow, and the same command draws the curves")
         return
@@ -179,5 +179,5 @@ def draw(training: Training) -> None:
 
 
 def say(text: str) -> None:
-    """A line, at once."""
+    """Print and flush a line."""
     print(text, flush=True)

@@ -1,6 +1,6 @@
 """Run `regard translate`.
 
-Exit code 2 where the model, the files or the settings cannot be used; with --train those of `regard train`.
+Exit code 2 if the model, the files or the settings cannot be used; with --train those of `regard train`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SIZES = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, evaluates or translates."""
+    """Train, evaluate or translate."""
     said = [name for name in (*FIELDS, *SIZES) if name in vars(options)] + ["config"] * (options.config is not None)
     asked = {"sentences": bool(options.sentences), "--lines": options.lines, "--evaluate": bool(options.evaluate)}
     asked["--train"] = options.train
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         source, reference = options.evaluate
         evaluate(model, source, reference, settings)
         return 0
-    open_console()  # a terminal without a character shows a ?
+    open_console()  # characters that the terminal lacks are shown as ?
     for some in blocks(sys.stdin if options.lines else options.sentences):
         for one in translations(model, some, **settings):
             sys.stdout.write(escape_controls(one) + "\n")
@@ -67,19 +67,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configured(options: argparse.Namespace) -> TrainConfig:
-    """The config of what is said here, the file over it, and the flags over both."""
+    """Return the config of the defaults here, overridden by the file, overridden by the flags."""
     given = vars(options)
     flags = {name: given[name] for name in FIELDS if name in given}
     sizes = {name: given[name] for name in SIZES if name in given}
     file = {} if options.config is None else read_table(options.config)
     model = file.get("model", {})
-    if isinstance(model, Mapping):  # what it must be, else TrainConfig says so
+    if isinstance(model, Mapping):  # anything else is refused by TrainConfig
         model = {**START["model"], **model}
     return TrainConfig.of({**START, **file, "model": model}, **flags, model=sizes)
 
 
 def evaluate(model: translator.Translator, source: str, reference: str, settings: dict[str, Any]) -> None:
-    """Prints the scores of a file of sentences, a line each, against a file of their translations."""
+    """Print the scores of the translations of a file of sentences, one per line, against a file of reference translations."""
     sides = [read(Path(path)).removesuffix("\n").split("\n") for path in (source, reference)]
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(f"{path} {len(side):,}" for path, side in zip((source, reference), sides, strict=True))
@@ -93,7 +93,7 @@ def evaluate(model: translator.Translator, source: str, reference: str, settings
 
 
 def blocks(sentences: Iterable[str]) -> Iterator[list[str]]:
-    """Sentences as they come, some at a time."""
+    """Yield sentences as they come, in blocks."""
     left = iter(sentences)
     while some := list(islice(left, BLOCK)):
         yield some

@@ -1,4 +1,4 @@
-"""What `regard walk --model` makes of a sentence: its translation, and the attention by which each word of that was written."""
+"""The translation of a sentence for `regard walk --model`, and the attention from which each word was generated."""
 
 from itertools import pairwise
 
@@ -12,11 +12,11 @@ from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.show.page.translating import translating
 
-SENTENCE = "A man is riding a horse."  # where none is said
+SENTENCE = "A man is riding a horse."  # the default
 
 
 def translated_example(name: str, sentence: str | None = None) -> Example:
-    """Every step of a trained translator's additive attention; ConfigError where it has none."""
+    """Return every step of a trained translator's additive attention; raise ConfigError if it has none."""
     model = translator.load(name)
     speaker = translating(name, model)
     if not isinstance(model, RecurrentTranslator) or model.attention is None:
@@ -28,7 +28,7 @@ def translated_example(name: str, sentence: str | None = None) -> Example:
     with torch.no_grad():
         state, states = model.begin(model.encode(torch.tensor([source]), [len(source)])), []
         for token in [ending(model), *found.tokens[:-1]]:
-            states.append(state.hidden[0][-1])  # which asks before it has read the token
+            states.append(state.hidden[0][-1])  # the query is the state before the token is read
             _, state = model.read(torch.tensor([token]), state)
         written, read = speaker.pieces(found.tokens), speaker.pieces(source)
         words, sources = ([piece.strip() or piece for piece in side] for side in (written, read))
@@ -38,6 +38,6 @@ def translated_example(name: str, sentence: str | None = None) -> Example:
 
 
 def in_pieces(pieces: list[str]) -> list[str]:
-    """A note where a word is no token by itself."""
+    """Return a note if a word consists of several tokens."""
     parts = next(((one, other) for one, other in pairwise(pieces) if one[-1:].isalpha() and other[:1].isalpha()), None)
     return [f"A word that the vocabulary lacks stands in pieces: {' '.join(parts).strip()}."] if parts else []

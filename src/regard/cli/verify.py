@@ -1,6 +1,6 @@
 """Run `regard verify`.
 
-Exit code 1 where a printed number is not the one computed.
+Exit code 1 if a printed number differs from the computed one.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from regard.lectures.comparison import Verdict
 from regard.lectures.verify import Row, verify
 from regard.show.terminal import open_console, print_unpadded
 
-NARROW, WIDE = 72, 120  # columns of the screen: below the one no table fits, from the other on there is room to spare
+NARROW, WIDE = 72, 120  # columns of the screen: below NARROW no table fits, from WIDE on a wide one does
 STYLES = {Verdict.AGREES: "green", Verdict.WRONG: "bold yellow", Verdict.MISPRINT: "yellow", Verdict.DIFFERS: "bold red"}
-PHRASES = {  # of one row, of several
+PHRASES = {  # for one row, for several
     Verdict.AGREES: ("agrees", "agree"),
     Verdict.WRONG: ("agrees, but is wrong", "agree, but are wrong"),
     Verdict.MISPRINT: ("is a misprint", "are misprints"),
@@ -36,7 +36,7 @@ TWO_LINE_TITLES = ("example\nlectures", "compared", "off by\nallowed", "verdict"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Recomputes and prints. 0: no printed number differs; 1: one does."""
+    """Recompute and print. Return 0 if no printed number differs, 1 if one does."""
     rows = [row for example in dict.fromkeys(options.examples or [None]) for row in verify(example)]
     if options.json:
         print(json.dumps(record(rows), allow_nan=False))
@@ -47,19 +47,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def sound(rows: Sequence[Row]) -> bool:
-    """Whether no row differs."""
+    """Return whether no row differs."""
     return all(row.verdict != Verdict.DIFFERS for row in rows)
 
 
 def screen(rows: Sequence[Row], width: int) -> RenderableType:
-    """The rows, the right weights beside wrong ones, and a sentence on all of it, for a screen of this width."""
+    """Return the rows, the correct weights beside wrong ones, and a summary, for a screen of this width."""
     parts: list[RenderableType] = list(stacked(rows)) if width < NARROW else [tabled(rows, width)]
     parts += [beside(row, width) for row in rows if row.verdict == Verdict.WRONG]
     return Group(*parts, Text(summary(rows)))
 
 
 def tabled(rows: Sequence[Row], width: int) -> Table:
-    """A table with a line for each row; its note stands under what was compared."""
+    """Return a table with a line for each row; its note is below the fields that were compared."""
     wide = width >= WIDE
     table = Table(box=None, padding=(0, 2, 0 if wide else 1, 0), header_style="dim")
     for title in TITLES if wide else TWO_LINE_TITLES:
@@ -78,7 +78,7 @@ def tabled(rows: Sequence[Row], width: int) -> Table:
 
 
 def stacked(rows: Sequence[Row]) -> Iterator[RenderableType]:
-    """A few lines for each row, where the screen is too narrow for a table."""
+    """Yield a few lines for each row, for a screen that is too narrow for a table."""
     for row in rows:
         yield Text.assemble((row.example, "bold"), ": ", (row.verdict, STYLES[row.verdict]))
         off = f"off by {brief(row.difference)}, allowed {brief(row.tolerance)}"
@@ -87,12 +87,12 @@ def stacked(rows: Sequence[Row]) -> Iterator[RenderableType]:
 
 
 def described(row: Row) -> Text:
-    """What was compared, and the note on it."""
+    """Return the fields that were compared, and the note on them."""
     return Text.assemble(fields(row), ("\n" + row.note if row.note else "", "italic"))
 
 
 def beside(row: Row, width: int) -> RenderableType:
-    """The weights that are wrong, and the right ones, where the example has them."""
+    """Return the weights that are wrong, and the correct ones if the example has them."""
     example = figures.figure(row.example)
     words = figures.sentence(example["input"])[0]
     digits = 4 if width >= WIDE else 2
@@ -105,7 +105,7 @@ def beside(row: Row, width: int) -> RenderableType:
 
 
 def matrix(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Table:
-    """Weights with their words; what lies ahead of the query is red where it is above 0."""
+    """Return a table of weights with their words; nonzero weights on later words are red."""
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0), header_style="dim")
     for heading in ("", *words):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -118,7 +118,7 @@ def matrix(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Ta
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The count of the verdicts in a sentence."""
+    """Return a sentence with the counts of the verdicts."""
     counts = Counter(row.verdict for row in rows)
     told = [verdict for verdict in Verdict if counts[verdict] or verdict == Verdict.DIFFERS]
     found = "; ".join(f"{counts[verdict]} {PHRASES[verdict][counts[verdict] != 1]}" for verdict in told)
@@ -128,12 +128,12 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something."""
+    """Format a count with its noun."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def fields(row: Row) -> str:
-    """What was compared, with fields of one table named together."""
+    """List the fields that were compared, grouped by table."""
     tables: dict[str, list[str]] = {}
     for comparison in row.comparisons:
         table, _, field = comparison.field.partition(".")
@@ -142,22 +142,22 @@ def fields(row: Row) -> str:
 
 
 def lectures(row: Row) -> str:
-    """The lectures an example is printed in."""
+    """Return the lectures that print an example."""
     return row.source.replace(",", ", ")
 
 
 def brief(number: float) -> str:
-    """Two digits that count."""
+    """Format a number with two significant digits."""
     return f"{number:.2g}"
 
 
 def record(rows: Sequence[Row]) -> dict[str, Any]:
-    """The rows for a program: what the screen shows, with the numbers on both sides. -inf, inf and nan are strings."""
+    """Return the rows as JSON values: what the screen shows, and the numbers on both sides. -inf, inf and nan are strings."""
     return {"ok": sound(rows), "numbers": sum(row.numbers for row in rows), "rows": [entry(row) for row in rows]}
 
 
 def entry(row: Row) -> dict[str, Any]:
-    """One row for a program."""
+    """Return one row as JSON values."""
     compared = [
         {
             "field": comparison.field,
@@ -172,7 +172,7 @@ def entry(row: Row) -> dict[str, Any]:
 
 
 def plain(numbers: Any) -> Any:
-    """Numbers as JSON has them, to seven digits."""
+    """Round numbers to seven significant digits, as JSON values."""
     if isinstance(numbers, list):
         return [plain(number) for number in numbers]
     return float(f"{numbers:.7g}") if math.isfinite(numbers) else str(numbers)

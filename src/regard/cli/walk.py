@@ -1,6 +1,6 @@
 """Run `regard walk`.
 
-Exit code 2 where the words, files or settings cannot be used.
+Exit code 2 if the words, files or settings cannot be used.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from regard.show.arithmetic import arithmetic
 from regard.show.narration import tell
 from regard.show.terminal import View, calculations, literal, open_console, palette, show, write
 
-LONG, FEW = 100, 6  # numbers of a vector of which nobody reads all, and how many of them are shown
+LONG, FEW = 100, 6  # a vector of more than LONG numbers is shown by FEW of them
 OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the example, the list of them, or their numbers."""
+    """Show the example, the list of examples, or the example's numbers."""
     if options.list:
         listing(open_console())
         return 0
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def chosen_example(options: argparse.Namespace) -> Example:
-    """The lectures' example, or the one made of the user's own words."""
+    """Return the lectures' example, or the one made from the user's own words."""
     own = [name for name in OWN if getattr(options, name) is not None]
     if options.model is not None:
         return of_model(options, own)
@@ -59,7 +59,7 @@ def chosen_example(options: argparse.Namespace) -> Example:
 
 
 def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
-    """The attention of a trained translator, of which the words alone are the user's."""
+    """Return the attention of a trained translator; only the words are the user's."""
     if options.example not in (None, "additive"):
         raise ConfigError(
             f"--model has a translator's additive attention: say --example additive with it, got {options.example}."
@@ -71,7 +71,7 @@ def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
 
 
 def place(text: str, chosen: Example, option: str) -> int:
-    """The index of a word, given as it is written or as its number from 1."""
+    """Return the index of a word, given as it is written or as its number from 1."""
     words = chosen.words
     if not words:
         raise ConfigError(f"the example '{chosen.name}' attends to no sentence, so {option} has no word to find.")
@@ -92,7 +92,7 @@ def place(text: str, chosen: Example, option: str) -> int:
 
 
 def view_of(chosen: Example, start: str | None, rows: int | None, query: int | None) -> View:
-    """What is shown of the sentence: from where it is asked, else so that the query is in it."""
+    """Return the part of the sentence to show: from the given start, else so that it includes the query."""
     if rows is not None and rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}.")
     length = max(len(chosen.words), len(chosen.keys))
@@ -105,20 +105,20 @@ def view_of(chosen: Example, start: str | None, rows: int | None, query: int | N
 
 
 def seen(chosen: Example, view: View) -> Example:
-    """The example told of a query that is shown."""
+    """Return the example with a focus that is shown."""
     part = view.part(len(chosen.words), True)
     return chosen if not chosen.words or chosen.focus in part else dataclasses.replace(chosen, focus=part.stop - 1)
 
 
 def listing(console: Console) -> None:
-    """Every example with its sentence."""
+    """Print every example with its sentence."""
     calculations(console, [Line(name, summary(name)) for name in EXAMPLES])
     console.print()
     write(console, Text("regard walk --example NAME shows one of them."))
 
 
 def screen(console: Console, chosen: Example, scenes: Sequence[Scene], view: View, query: int | None) -> None:
-    """The title, the scenes, and what to try next."""
+    """Print the title, the scenes, and what to try next."""
     write(console, Text(chosen.title, style="bold"))
     if chosen.words:
         both = (chosen.sources, chosen.words) if chosen.sources else (chosen.words,)
@@ -133,13 +133,13 @@ def screen(console: Console, chosen: Example, scenes: Sequence[Scene], view: Vie
 
 
 def sentence(words: Sequence[str], view: View) -> str:
-    """The words that are shown, with dots where there are more."""
+    """Return the words that are shown, with dots where there are more."""
     part = view.part(len(words), True)
     return "... " * (part.start > 0) + " ".join(words[part.start : part.stop]) + " ..." * (part.stop < len(words))
 
 
 def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: View) -> list[str]:
-    """How to read the tables."""
+    """Return notes on how to read the tables."""
     said = []
     part = view.part(len(chosen.words), True)
     if len(part) < len(chosen.words):
@@ -158,7 +158,7 @@ def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: Vi
 
 
 def closing(chosen: Example, query: int | None) -> str:
-    """What to try next."""
+    """Return what to try next."""
     follows = f"regard walk --example {chosen.leads_to}"
     if chosen.steps is None or query is not None:
         return f"Next: {follows} ({summary(chosen.leads_to).partition(':')[0].rstrip('.')})."
@@ -171,7 +171,7 @@ def closing(chosen: Example, query: int | None) -> str:
 
 
 def record(chosen: Example, query: int | None) -> dict[str, Any]:
-    """The example for a program: every step by name, and the scenes as they are told."""
+    """Return the example as JSON values: every step by name, and the scenes."""
     steps = {} if chosen.steps is None else {name: numbers(step) for name, step in chosen.steps.items()}
     right = {} if chosen.right is None else {"right": {name: numbers(step) for name, step in chosen.right.items()}}
     asked = {} if query is None else {"query": query, "arithmetic": [told(scene) for scene in arithmetic(chosen, query)]}
@@ -192,7 +192,7 @@ def record(chosen: Example, query: int | None) -> dict[str, Any]:
 
 
 def told(scene: Scene) -> dict[str, Any]:
-    """A scene for a program."""
+    """Return a scene as JSON values."""
     panels = [
         {"title": one.title, "rows": one.rows, "columns": one.columns, "values": numbers(one.values)} for one in scene.panels
     ]
@@ -201,12 +201,12 @@ def told(scene: Scene) -> dict[str, Any]:
 
 
 def numbers(values: Tensor) -> Any:
-    """A tensor as lists, each number in the fewest digits that give its float32 back, as a string where JSON has none."""
+    """Return a tensor as lists, each number in the fewest digits that restore its float32, as a string if JSON has none."""
     if values.dim():
         return [numbers(part) for part in values] if values.dim() > 1 else [digits(number) for number in values.numpy()]
     return digits(values.numpy()[()])
 
 
 def digits(number: Any) -> float | str:
-    """One number."""
+    """Return one number as a JSON value."""
     return float(str(number)) if np.isfinite(number) else str(number)

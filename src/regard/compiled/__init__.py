@@ -1,1 +1,1 @@
-"""What loops compiled by numba are made of: registers, vectors, a cache on disk, and torch's own threads to run them on."""
+"""The building blocks of loops compiled by numba: registers, vectors, a cache on disk, and torch's own threads."""

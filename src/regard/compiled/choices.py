@@ -1,7 +1,7 @@
-"""Which instructions and whose kernels this processor computes with: one function for each choice, its measurement beside it.
+"""The instructions and kernels to use on this processor: one function per choice, with its measurement.
 
-What is faster is measured by `python -m benchmarks kernels products`; docs/benchmarks.md has a section for each processor that
-it ran on. What was not measured is left to torch where torch has it.
+Speeds are measured by `python -m benchmarks kernels products`; docs/benchmarks.md has a section for each measured
+processor. Where nothing was measured, the choice is torch's own kernel if torch has one.
 """
 
 from functools import cache
@@ -12,23 +12,23 @@ from regard.compiled import processor, threads
 
 
 def float32_lanes() -> int:
-    """The float32 numbers of a register: 16 (AVX-512), 8 (AVX2) or 4 (SSE, NEON)."""
+    """Return how many float32 numbers a register holds: 16 (AVX-512), 8 (AVX2) or 4 (SSE, NEON)."""
     found = processor.read_features()
     return 16 if "avx512f" in found else 8 if "avx2" in found else 4
 
 
 def tile_rows() -> int:
-    """The rows of a tile of sums that is two registers wide: 8 where there are 32 registers, 4 where there are 16."""
+    """Return the rows of a tile of sums two registers wide: 8 if there are 32 registers, 4 if there are 16."""
     return 8 if processor.read_features() & {"avx512f", "neon", "asimd"} else 4
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether an instruction multiplies pairs of bfloat16; without one they are widened to float32 first."""
+    """Return whether an instruction multiplies pairs of bfloat16; without it they are widened to float32."""
     return float32_lanes() == 16 and "avx512bf16" in processor.read_features()
 
 
 def int16_instruction() -> str | None:
-    """LLVM's name of the instruction that multiplies 16 bits and adds two neighbours; None where LLVM finds its own."""
+    """Return LLVM's name of the instruction that multiplies 16-bit numbers and adds neighbors; None if LLVM finds its own."""
     found, lanes = processor.read_features(), float32_lanes()
     if lanes == 16 and "avx512bw" in found:
         return "llvm.x86.avx512.pmaddw.d.512"
@@ -37,10 +37,10 @@ def int16_instruction() -> str | None:
 
 @cache
 def product_library() -> str:
-    """The faster library for a float32 product of more than a few vectors: "oneDNN", or "torch" for torch's own choice.
+    """Return the faster library for float32 products of more than a few vectors: "oneDNN", or "torch" for torch's choice.
 
-    On an AMD EPYC (Zen 4) MKL, torch's choice, reaches half of oneDNN's rate. On Intel MKL is ahead: 262 to 236 GFLOP/s on two
-    threads of a Cascade Lake. Processors without AVX-512 were not measured.
+    On an AMD EPYC (Zen 4), MKL, torch's choice, reaches half of oneDNN's rate. On Intel, MKL is faster: 262 to 236 GFLOP/s on
+    two threads of a Cascade Lake. Processors without AVX-512 were not measured.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     has_product = hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -49,15 +49,15 @@ def product_library() -> str:
 
 
 def compiles_attention() -> bool:
-    """Return whether attention on this processor goes through the compiled loops rather than torch's kernel.
+    """Return whether attention on this processor uses the compiled loops rather than torch's kernel.
 
-    Measured to be faster with registers of 16 and of 8 lanes; with 4 it was not measured.
+    They were measured to be faster with registers of 16 and of 8 lanes; 4 lanes were not measured.
     """
     return threads.usable() and float32_lanes() >= 8
 
 
 def list_choices() -> dict[str, str]:
-    """The kernel of each task on this processor, in words."""
+    """Return a description of the kernel for each task on this processor."""
     usable, bits = threads.usable(), f"{32 * float32_lanes()} bits"
     library = "oneDNN" if product_library() == "oneDNN" else "torch's library"
     halves = "the bfloat16 instruction" if multiplies_bfloat16() else f"float32 of {bits}, widened"

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Numbers in memory, float32 or bfloat16, which numba knows as uint16: the upper half of a float32."""
+"""Numbers in memory, float32 or bfloat16; numba has no bfloat16, so it is stored as uint16, the upper half of a float32."""
 
 import numpy as np
 from llvmlite import ir
@@ -13,24 +13,27 @@ from regard.compiled.vectors import as_float
 WORD, SHORT, FLOAT = ir.IntType(32), ir.IntType(16), ir.FloatType()
 
 
-# said in LLVM's language: numba would widen 32 bits to 64 for any sum of them, and halve what a register holds
+# written in LLVM IR: numba would widen sums of 32 bits to 64, so that a register held half as many
 
 
 @intrinsic
 def rounded(context, x):
-    """The bfloat16 nearest to a float32, of two the even one; a NaN stays one."""
+    """Round a float32 to the nearest bfloat16, ties to even; NaN stays NaN."""
     return types.uint16(types.float32), lambda context, builder, signature, arguments: nearest(builder, *arguments)
 
 
 @intrinsic
 def pair(context, first, second):
-    """Two numbers of bfloat16 side by side, the first in the lower half."""
+    """Pack two bfloat16 numbers into a uint32, the first in the lower half."""
     return types.uint32(types.uint16, types.uint16), lambda context, builder, signature, arguments: beside(builder, *arguments)
 
 
 @intrinsic
 def put_row(context, x, at, factor, out, to, count):
-    """out[to + p] = x[at + p] factor, p below count, rounded where out is bfloat16; contiguous arrays. Nothing is checked."""
+    """Set out[to + p] = x[at + p] factor for p below count, rounded if out is bfloat16.
+
+    The arrays are contiguous. Bounds are not checked.
+    """
     signature = types.void(x, types.intp, types.float32, out, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
@@ -49,7 +52,10 @@ def put_row(context, x, at, factor, out, to, count):
 
 @intrinsic
 def pair_rows(context, x, at, y, other, out, to, count):
-    """out[to + p] = the pair of x[at + p] and y[other + p], p below count; of contiguous arrays. Nothing is checked."""
+    """Set out[to + p] to the pair of x[at + p] and y[other + p] for p below count.
+
+    The arrays are contiguous. Bounds are not checked.
+    """
     signature = types.void(x, types.intp, y, types.intp, out, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
@@ -66,7 +72,7 @@ def pair_rows(context, x, at, y, other, out, to, count):
 
 
 def nearest(builder, x):
-    """The upper halves of the bits of one float32 or many, rounded."""
+    """Round the bits of one or many float32 to their upper halves."""
     word, short = (like(x, kind) for kind in (WORD, SHORT))
     bits, upper = builder.bitcast(x, word), constant(word, 16)
     odd = builder.and_(builder.lshr(bits, upper), constant(word, 1))
@@ -75,14 +81,14 @@ def nearest(builder, x):
 
 
 def beside(builder, first, second):
-    """Two numbers of 16 bits, or many, as one of 32 each."""
+    """Pack 16-bit numbers, one or many of each operand, into as many of 32 bits."""
     word = like(first, WORD)
     low, high = (builder.zext(one, word) for one in (first, second))
     return builder.or_(low, builder.shl(high, constant(word, 16)))
 
 
 def strips(builder, count, out, to, some):
-    """Writes a register's worth of numbers at a time, and the last ones one by one; some(place, lanes) makes them."""
+    """Store some(place, lanes) for each place, a register at a time, and the last numbers one by one."""
     whole = builder.and_(count, SIZE(-LANES))
     for start, stop, lanes in ((SIZE(0), whole, LANES), (whole, count, 1)):
         with cgutils.for_range_slice(builder, start, stop, SIZE(lanes)) as (place, _):
@@ -92,43 +98,43 @@ def strips(builder, count, out, to, some):
 
 
 def load(builder, x, at, place, kind, lanes):
-    """One number, or as many as lanes."""
+    """Load one number, or `lanes` numbers."""
     kind = kind if lanes == 1 else ir.VectorType(kind, lanes)
     return builder.load(builder.bitcast(builder.gep(x, [builder.add(at, place)]), kind.as_pointer()), align=2)
 
 
 def repeated(builder, x, lanes):
-    """A number in each of so many lanes."""
+    """Repeat a number in each of `lanes` lanes."""
     return x if lanes == 1 else everywhere(builder, x)
 
 
 def like(x, kind):
-    """A type of as many numbers as x is."""
+    """Return the type of as many numbers as x has."""
     return ir.VectorType(kind, x.type.count) if isinstance(x.type, ir.VectorType) else kind
 
 
 def constant(kind, n):
-    """A number, as often as a type has it."""
+    """Return a constant of a type, n in each lane."""
     return ir.Constant(kind, [n] * kind.count if isinstance(kind, ir.VectorType) else n)
 
 
 def read(x):
-    """The float32 of a number in memory."""
+    """Convert a number in memory to float32."""
 
 
 def put(out, place, x):
-    """x in memory, rounded where that is bfloat16."""
+    """Store x in out, rounded if out is bfloat16."""
 
 
 @overload(read, inline="always")
 def read_number(x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
     return (lambda x: as_float(np.int32(np.uint32(x) << np.uint32(16)))) if x == uint16 else (lambda x: x)
 
 
 @overload(put, inline="always")
 def put_number(out, place, x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def half(out, place, x):
         out[place] = rounded(x)

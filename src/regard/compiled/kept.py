@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""Compiled functions, kept on disk until a file that they are made of changes: numba alone looks at the one they stand in."""
+"""Compiled functions, cached on disk until a file of regard/compiled, or of the function's own folder, changes.
+
+numba's own cache checks only the file that defines the function.
+"""
 
 import logging
 import zlib
@@ -17,18 +20,18 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.sigutils import normalize_signature
 
 LOGGER = logging.getLogger("regard.compiled")
-VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # whose repr is the same in every process
+VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # types whose repr is the same in every process
 
 
 class Entries(IndexDataCacheFile):
-    """Numba's files of a function, no two of one name: processes that compile at once would each take the next number."""
+    """numba's cache files of a function, with unique names: processes that compile at once would pick the same number."""
 
     def _data_name(self, number):
         return super()._data_name(uuid4().int)
 
 
 class Cache(FunctionCache):
-    """Numba's cache, with keys of our own: numba's hash of a closure differs from process to process."""
+    """numba's cache with keys of our own: numba's hash of a closure differs between processes."""
 
     def __init__(self, function):
         super().__init__(function)
@@ -38,20 +41,20 @@ class Cache(FunctionCache):
         return sig, codegen.magic_tuple(), stamp(Path(__file__).parent), *identify(self._py_func)
 
     def load_overload(self, sig, target_context):
-        """Return the compiled function of a signature; log that it has to be compiled, and return None, if there is none."""
+        """Return the compiled function of a signature; if there is none, log that it has to be compiled and return None."""
         found = super().load_overload(sig, target_context)
         if found is None:
             LOGGER.info("compiling loops for this processor: some seconds, once")
         return found
 
     def save_overload(self, sig, data):
-        """Save a compiled function; on a full disk it stays in memory alone."""
+        """Save a compiled function; on a full disk it stays in memory only."""
         with suppress(OSError):
             super().save_overload(sig, data)
 
 
 class Unsaved(NullCache):
-    """No cache, where no folder can be written: each process compiles for itself."""
+    """No cache, for machines where no folder can be written: each process compiles again."""
 
     def load_overload(self, sig, target_context):
         """Log that a function has to be compiled."""
@@ -71,29 +74,29 @@ class Callback(CFunc):
         return self._wrapper_address
 
     def compile(self):
-        """Compile the callback, in one thread of those that ask at once."""
+        """Compile the callback, once even if several threads call this at the same time."""
         with global_compiler_lock:
             if self._wrapper_address is None:
                 super().compile()
 
 
 def make_cache(function):
-    """Return the cache of a function on disk; one that keeps nothing where no folder can be written."""
+    """Return the cache of a function on disk, or one that saves nothing if no folder can be written."""
     try:
         return Cache(function)
-    except RuntimeError:  # numba's, where it finds no such folder
+    except RuntimeError:  # raised by numba if it finds no such folder
         return Unsaved()
 
 
 def identify(function):
-    """Return what tells a function from others in every process: its name, its folder's contents, and what it closes over."""
+    """Return a function's key, equal in every process: its name, its folder's contents, and what it closes over."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     folder = Path(function.__code__.co_filename).parent
     return function.__module__, function.__qualname__, stamp(folder), *(identify_value(function, one) for one in cells)
 
 
 def identify_value(function, value):
-    """Return the same of one value of a closure; TypeError for a value that is not known to look alike in every process."""
+    """Return the key of one closure value; raise TypeError if its repr may differ between processes."""
     if isinstance(value, Dispatcher):
         return identify(value.py_func)
     if isinstance(value, VALUES):
@@ -106,12 +109,12 @@ def identify_value(function, value):
 
 @cache
 def stamp(folder):
-    """A number that changes with any file of a folder."""
+    """Return a number that changes with any file of a folder."""
     return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
 
 
 def kept(signature=None):
-    """njit, without Python's lock, of a function that others are inlined in; of one signature, or of each that is met."""
+    """Return njit, without the GIL, for functions that inline others; for one signature, or for each on first use."""
 
     def compiled(function):
         dispatcher = njit(nogil=True)(function)
@@ -125,7 +128,7 @@ def kept(signature=None):
 
 
 def callback(signature):
-    """cfunc: a function with an address, which torch's threads can be given."""
+    """Return a decorator that compiles a C callback, which has an address and can run on torch's threads."""
 
     def compiled(function):
         work = Callback(function, normalize_signature(signature), locals={}, options={})

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What a function that torch's threads run is handed, and what it takes from the others: one address, and numbers there."""
+"""Intrinsics for functions that run on torch's threads, each given one address of its arguments and a shared counter."""
 
 from llvmlite import ir
 from numba import types
@@ -10,7 +10,7 @@ from numba.np import arrayobj
 
 @intrinsic
 def take(context, place):
-    """The next run that no thread has taken: the number at this address, which is one more from then on."""
+    """Return the number at this address and increment it atomically: the index of the next piece of work."""
 
     def generate(context, builder, signature, arguments):
         at = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
@@ -21,7 +21,7 @@ def take(context, place):
 
 @intrinsic
 def at(context, address):
-    """What lies at an address."""
+    """Convert an address to a pointer."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -31,7 +31,7 @@ def at(context, address):
 
 @intrinsic
 def meet(context, address):
-    """Waits for the other threads: OpenMP's barrier, at this address."""
+    """Wait for the other threads: call OpenMP's barrier, whose address is given."""
 
     def generate(context, builder, signature, arguments):
         wait = builder.inttoptr(arguments[0], ir.FunctionType(ir.VoidType(), []).as_pointer())
@@ -43,7 +43,7 @@ def meet(context, address):
 
 @intrinsic
 def fetch(context, address):
-    """Asks for the cache line at an address, and does not wait for it."""
+    """Prefetch the cache line at an address."""
 
     def generate(context, builder, signature, arguments):
         ask(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
@@ -53,7 +53,7 @@ def fetch(context, address):
 
 
 def ask(builder, place):
-    """The same in LLVM's language, for the line that a pointer points into."""
+    """Emit LLVM's prefetch of the cache line that a pointer points into."""
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -62,9 +62,9 @@ def ask(builder, place):
 
 @intrinsic
 def view(context, address, shape, dtype):
-    """An array of these numbers at an address, rows of C's order; one without rows where the address is 0.
+    """Return an array of this shape and dtype at an address, in C order; without rows if the address is 0.
 
-    It is numba's carray without a function of its own for each shape, which would have to be compiled first.
+    Equals numba's carray, but needs no function per shape, which would have to be compiled first.
     """
     axes = shape.count if isinstance(shape, types.BaseTuple) else 1
     kind, sizes = types.Array(dtype.dtype, axes, "C"), types.UniTuple(types.intp, axes) if axes > 1 else types.intp

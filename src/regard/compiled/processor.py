@@ -1,8 +1,8 @@
-"""The processor: its name, its instruction sets and its maker. Nothing else in the project reads these.
+"""The processor: its name, its instruction sets and its vendor. Nothing else in the project reads these.
 
-numba's own settings narrow the instruction sets of compiled code: `NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=""` compiles for
-an AVX2 processor, to test its kernels on this one or to share one cache among the machines of a cluster. Both are needed: with
-a name alone numba adds what this machine has.
+numba's settings can narrow the instruction sets of compiled code: `NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=""` compiles for
+an AVX2 processor, to test its kernels on a newer one or to share one cache among the machines of a cluster. Both are needed:
+with a name alone numba adds the features of this machine.
 """
 
 import importlib
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 CPUINFO = Path("/proc/cpuinfo")
-LLVM_NAMES = {"fma3": "fma", "avx512_vpopcntdq": "avx512vpopcntdq"}  # by torch's names
+LLVM_NAMES = {"fma3": "fma", "avx512_vpopcntdq": "avx512vpopcntdq"}  # torch's name: LLVM's name
 SSE = frozenset({"sse", "sse2"})
 AVX2 = SSE | {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VNNI, BFLOAT16 = AVX512 | {"avx512vnni"}, AVX512 | {"avx512vnni", "avx512bf16"}
-PROCESSORS = {  # the instruction sets of LLVM's names for processors; those of any other name are SSE
+PROCESSORS = {  # instruction sets by LLVM's processor names; any other name stands for SSE
     **dict.fromkeys(("x86-64-v3", "core-avx2", "haswell", "broadwell", "skylake", "alderlake", "raptorlake"), AVX2),
     **dict.fromkeys(("znver1", "znver2", "znver3"), AVX2),
     **dict.fromkeys(("x86-64-v4", "skylake-avx512", "skx"), AVX512),
@@ -31,7 +31,7 @@ PROCESSORS = {  # the instruction sets of LLVM's names for processors; those of 
 
 @cache
 def read_features() -> frozenset[str]:
-    """The instruction sets that compiled code may use, by LLVM's names ("avx2", "avx512bf16"): what numba compiles for."""
+    """Return the instruction sets that numba compiles for, by LLVM's names ("avx2", "avx512bf16")."""
     host = read_host_features()
     if not has_numba():
         return host
@@ -42,7 +42,10 @@ def read_features() -> frozenset[str]:
 
 
 def narrow_features(host: frozenset[str], name: str | None, listed: str | None) -> frozenset[str]:
-    """The host's instruction sets that a processor's name and a list ("+avx2,-avx512f", relative to it) leave."""
+    """Return those of the host's instruction sets that a processor's name and a list ("+avx2,-avx512f") allow.
+
+    The list adds to and removes from what the name stands for.
+    """
     chosen = set(host) if name is None else set(PROCESSORS.get(name.lower(), SSE))
     for one in (listed or "").split(","):
         if one.startswith("+"):
@@ -54,12 +57,12 @@ def narrow_features(host: frozenset[str], name: str | None, listed: str | None) 
 
 @cache
 def read_host_features() -> frozenset[str]:
-    """The instruction sets of this machine's processor."""
+    """Return the instruction sets of this machine's processor."""
     return frozenset(rename_feature(name) for name, has in torch.cpu.get_capabilities().items() if has is True)
 
 
 def rename_feature(name: str) -> str:
-    """LLVM's name of an instruction set that torch names "avx512_bf16" or "sse4_1"."""
+    """Return LLVM's name of an instruction set that torch names "avx512_bf16" or "sse4_1"."""
     if name.startswith("sse4_"):
         return name.replace("_", ".")
     return LLVM_NAMES.get(name, name.replace("avx512_", "avx512"))
@@ -67,17 +70,17 @@ def rename_feature(name: str) -> str:
 
 @cache
 def read_name() -> str:
-    """The model name of the processor."""
+    """Return the model name of the processor."""
     return str(read_cpuinfo("model name") or torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or "unknown")
 
 
 def is_intel() -> bool:
-    """Return whether the processor is one of Intel's, for which MKL chooses its fastest code."""
+    """Return whether the processor is made by Intel, for which MKL chooses its fastest code."""
     return (read_cpuinfo("vendor_id") or read_name()).replace("(R)", "").startswith(("GenuineIntel", "Intel"))
 
 
 def read_cpuinfo(field: str) -> str:
-    """A field of the first processor in /proc/cpuinfo; "" where there is no such file or field."""
+    """Return a field of the first processor in /proc/cpuinfo; "" if there is no such file or field."""
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""A matrix product small enough for the processor's registers, of which the compiled passes make theirs.
+"""A matrix product small enough for the processor's registers, from which the compiled loops build larger ones.
 
-Loops in Python, compiled by numba, would leave its sums in memory; said in LLVM's language, each group of them is a register.
+Loops in Python, compiled by numba, would leave the sums in memory; in LLVM IR each group of sums is a register.
 """
 
 import functools
@@ -14,9 +14,9 @@ from numba.extending import intrinsic
 
 from regard.compiled import choices
 
-LANES = choices.float32_lanes()  # float32 in a register
-VECTORS = 2  # registers side by side
-ROWS = choices.tile_rows()  # of sums
+LANES = choices.float32_lanes()  # float32 numbers in a register
+VECTORS = 2  # registers in a row of a tile
+ROWS = choices.tile_rows()  # rows of a tile
 COLUMNS = VECTORS * LANES
 SIZE, VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 PAIRS = ir.VectorType(ir.IntType(32), LANES)  # two numbers of bfloat16 in each lane
@@ -24,7 +24,7 @@ MULTIPLIES_PAIRS = choices.multiplies_bfloat16()
 
 
 class Bfloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite lacks."""
 
     def _to_string(self):
         return "bfloat"
@@ -35,22 +35,22 @@ HALVES = ir.VectorType(Bfloat(), 2 * LANES)
 
 @intrinsic
 def tile(context, a, at, row, step, b, start, depth, out, place, stride):
-    """out = a b, ROWS x COLUMNS numbers of it: of contiguous arrays, from an offset on in each. Nothing is checked.
+    """Set ROWS x COLUMNS numbers of out to a b, of contiguous arrays, from an offset on in each. Bounds are not checked.
 
     a[r, p] is at + r row + p step; b[p, c] is start + p COLUMNS + c; out[r, c] is place + r stride + c; p is below depth.
-    Where a and b are uint32, each of their places holds two numbers of bfloat16, and p goes over pairs.
+    If a and b are uint32, each element holds two bfloat16 numbers, and p counts pairs.
     """
     return product(a, b, out, onto=False)
 
 
 @intrinsic
 def tile_onto(context, a, at, row, step, b, start, depth, out, place, stride):
-    """out += a b, as `tile` has them."""
+    """Add a b to ROWS x COLUMNS numbers of out, with the layout of `tile`."""
     return product(a, b, out, onto=True)
 
 
 def product(a, b, out, onto):
-    """What numba asks of an intrinsic, for a tile that is added to what is there, or put in its place."""
+    """Return an intrinsic's signature and code generator, for a tile that is added to out or replaces it."""
     signature = types.void(a, types.intp, types.intp, types.intp, b, types.intp, types.intp, out, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
@@ -79,12 +79,12 @@ def product(a, b, out, onto):
 
 
 def plus(builder, total, a, b):
-    """total + a b."""
+    """Emit total + a b."""
     return builder.fadd(total, builder.fmul(a, b, flags=["contract"]), flags=["contract"])
 
 
 def plus_pairs(builder, total, a, b):
-    """total + a b + a' b', where each lane of a and b holds a pair of bfloat16: by the processor, or as float32."""
+    """Emit total + a b + a' b', each lane of a and b a pair of bfloat16: by one instruction, or widened to float32."""
     if MULTIPLIES_PAIRS:
         kind = ir.FunctionType(VECTOR, [VECTOR, HALVES, HALVES])
         instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
@@ -97,7 +97,10 @@ def plus_pairs(builder, total, a, b):
 
 @intrinsic
 def highest(context, a, at, count):
-    """The largest of `count` numbers of a contiguous array from an offset on, a multiple of COLUMNS; a NaN is passed by."""
+    """Return the largest of `count` numbers of a contiguous array, from an offset on.
+
+    count is a multiple of COLUMNS. NaN is skipped.
+    """
     signature = types.float32(a, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
@@ -116,23 +119,23 @@ def highest(context, a, at, count):
 
 
 def data(context, builder, kind, x):
-    """Where the numbers of an array lie."""
+    """Return the pointer to an array's numbers."""
     return context.make_array(kind)(context, builder, x).data
 
 
 def larger(builder, a, b):
-    """a where it is more than b, otherwise b."""
+    """Emit the maximum of a and b; b if either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def vector(builder, array, place, number, kind=VECTOR):
-    """Where a register's worth of numbers lies, so many registers after a place."""
+    """Return the pointer to a register's worth of numbers, `number` registers after a place."""
     at = builder.gep(array, [builder.add(place, SIZE(number * LANES))])
     return builder.bitcast(at, kind.as_pointer())
 
 
 def everywhere(builder, number):
-    """A register that holds a number in each lane."""
+    """Return a register that holds a number in each lane."""
     undefined, lane = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined), ir.IntType(32)
     one = builder.insert_element(undefined, number, lane(0))
     return builder.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(lane, LANES), [0] * LANES))

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Rows of bytes times vectors of 16 bits, in whole numbers, where a processor adds up two products at a time.
+"""Products of int8 rows with int16 vectors, in integers, where a processor adds two products at a time.
 
-A vector is a scale times whole numbers, as many as a sum can hold without overflow.
+A vector is a scale times integers, small enough that a sum of products does not overflow.
 """
 
 import numpy as np
@@ -16,18 +16,21 @@ from regard.compiled.registers import LANES, SIZE, data
 from regard.compiled.vectors import REASSOCIATED, ZERO, add
 
 VECTORS = 4
-BLOCK = 32  # vectors that meet a run of rows, one block after the other: they stay in the nearest cache
-ROWS, SHORTS = LANES // VECTORS, 2 * LANES  # rows that meet so many vectors at a time: their sums fill a register
+BLOCK = 32  # vectors multiplied by all rows before the next block: they stay in the L1 cache
+ROWS, SHORTS = LANES // VECTORS, 2 * LANES  # rows per tile, whose sums with VECTORS vectors fill a register; numbers per load
 INT, FLOAT = ir.IntType(32), ir.FloatType()
 BYTE, SHORT, WORD = (ir.VectorType(ir.IntType(bits), count) for bits, count in ((8, SHORTS), (16, SHORTS), (32, LANES)))
 SOME = ir.VectorType(FLOAT, ROWS)
-LOW = np.float32(1e-30)  # of vectors that are taken for zeros: what divides by less may be infinite
+LOW = np.float32(1e-30)  # vectors below this count as zeros: dividing by less may give infinity
 PAIRWISE = int16_instruction()
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def shorten(x, most, out):
-    """The whole numbers of a vector, the largest of them most, and their scale, which is NaN where a number is not finite."""
+    """Quantize a vector to integers of at most `most` in size; return their scale.
+
+    The scale is NaN if a number is not finite.
+    """
     top, lost = ZERO, ZERO
     for c in range(len(x)):
         top = max(top, abs(x[c]))
@@ -40,10 +43,10 @@ def shorten(x, most, out):
 
 @intrinsic
 def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, rows, wanted):
-    """out[one + v, row + r] = factors[one + v] scales[row + r] (the sum of a[row + r, p] b[one + v, p], p below depth).
+    """Set out[one + v, row + r] = factors[one + v] scales[row + r] Σ a[row + r, p] b[one + v, p], p below depth.
 
-    ROWS rows of the bytes a meet VECTORS vectors of the 16 bits b, of which some are wanted; depth is a multiple of SHORTS.
-    All is contiguous, a and b with so many columns, out with so many rows. Nothing is checked.
+    Multiplies ROWS int8 rows of a by VECTORS int16 vectors of b, of which the first `wanted` are stored; depth is a multiple of
+    SHORTS. All arrays are contiguous, a and b with `columns` columns, out with `rows`. Bounds are not checked.
     """
     signature = types.void(a, types.intp, b, types.intp, types.intp, types.intp, factors, scales, out, types.intp, types.intp)
 
@@ -55,7 +58,7 @@ def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, ro
         sums = [cgutils.alloca_once_value(builder, ir.Constant(WORD, [0] * LANES)) for _ in range(LANES)]
         with cgutils.for_range(builder, builder.udiv(depth, SIZE(SHORTS))) as loop:
             p = builder.mul(loop.index, SIZE(SHORTS))
-            for r in range(ROWS):  # the rows after these are fetched meanwhile
+            for r in range(ROWS):  # prefetch the next rows
                 ask(builder, builder.gep(a, [builder.add(builder.mul(builder.add(row, SIZE(ROWS + r)), columns), p)]))
             left = [builder.sext(strip(builder, a, row, r, columns, p, BYTE), SHORT) for r in range(ROWS)]
             right = [strip(builder, b, one, v, columns, p, SHORT) for v in range(VECTORS)]
@@ -78,13 +81,13 @@ def meet_bytes(context, a, row, b, one, columns, depth, factors, scales, out, ro
 
 
 def strip(builder, x, first, number, columns, p, kind):
-    """A register's worth of one of several rows."""
+    """Load a register's worth of the row first + number, from column p on."""
     place = builder.add(builder.mul(builder.add(first, SIZE(number)), columns), p)
     return builder.load(builder.bitcast(builder.gep(x, [place]), kind.as_pointer()), align=1)
 
 
 def pairwise(builder, a, b):
-    """a b + a' b' of two neighbours in each lane."""
+    """Emit a b + a' b' of two neighbors in each lane."""
     if PAIRWISE is not None:
         kind = ir.FunctionType(WORD, [SHORT, SHORT])
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, PAIRWISE), [a, b])
@@ -94,7 +97,7 @@ def pairwise(builder, a, b):
 
 
 def added(builder, several):
-    """The sums of as many registers as one has lanes, in one register: neighbours are added until one number is left."""
+    """Emit the sums of LANES registers, one per lane of one register: neighbors are added until one number is left of each."""
     while len(several) > 1:
         pairs = zip(several[::2], several[1::2], strict=True)
         several = [
@@ -104,21 +107,21 @@ def added(builder, several):
 
 
 def repeated(builder, x):
-    """A number for each of the rows."""
+    """Repeat a number in each of ROWS lanes."""
     undefined = ir.Constant(SOME, ir.Undefined)
     return builder.shuffle_vector(builder.insert_element(undefined, x, INT(0)), undefined, lanes([0] * ROWS))
 
 
 def lanes(places):
-    """Which lanes to take."""
+    """Return the constant that selects these lanes in a shuffle."""
     return ir.Constant(ir.VectorType(INT, len(places)), list(places))
 
 
 @njit
 def multiply_bytes(x, factors, first, last, matrix, scales, bias, out):
-    """out[v, row] = factors[v] scales[row] (the sum of the products of a row of bytes with the 16 bits of x[v]) + bias[row].
+    """Set out[v, row] = factors[v] scales[row] Σ matrix[row] x[v] + bias[row], of int8 rows and int16 vectors.
 
-    x has a multiple of VECTORS vectors; those for which out has no row are any. There may be no bias.
+    x has a multiple of VECTORS vectors; those beyond the rows of out may hold anything. bias may be empty.
     """
     rows, columns = matrix.shape
     several, even = first + (last - first) // ROWS * ROWS, columns // SHORTS * SHORTS
@@ -137,7 +140,7 @@ def multiply_bytes(x, factors, first, last, matrix, scales, bias, out):
 
 @njit
 def meet_rest(a, b, start):
-    """The sum of the products of bytes with 16 bits, from a place on."""
+    """Compute the sum of the products of int8 and int16 numbers, from index start on."""
     total = np.int32(0)
     for p in range(start, len(a)):
         total += np.int32(np.int32(a[p]) * np.int32(b[p]))

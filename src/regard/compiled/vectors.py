@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""What the compiled passes do to the scores of a row, a short stretch at a time: loops that compilers put into vectors.
+"""Elementwise operations on a part of a row of scores: loops that the compiler vectorizes.
 
-The exponential is 2^f by degree 5 on [-1/2, 1/2], relative error below 2e-7, times 2^n through the bits of the exponent;
-the hyperbolic tangent an odd polynomial near 0, and made of the exponential elsewhere. A NaN stays one.
+The exponential is 2^f by a polynomial of degree 5 on [-1/2, 1/2], relative error below 2e-7, times 2^n through the exponent
+bits; the hyperbolic tangent is an odd polynomial near 0, and computed from the exponential elsewhere. NaN stays NaN.
 """
 
 import math
@@ -13,17 +13,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
-REASSOCIATED = {"reassoc", "nsz", "arcp", "contract"}  # sums in any order; infinities and NaN keep their meaning
-LOG2E, LOWEST = np.float32(math.log2(math.e)), np.float32(-87.0)  # exp(-87) is the least float32 that is not denormal
+REASSOCIATED = {"reassoc", "nsz", "arcp", "contract"}  # sums may be reordered; infinities and NaN are kept
+LOG2E, LOWEST = np.float32(math.log2(math.e)), np.float32(-87.0)  # exp(-87) is near the smallest normal float32
 C0, C1, C2, C3, C4, C5 = Chebyshev.interpolate(np.exp2, 5, domain=[-0.5, 0.5]).convert(kind=Polynomial).coef.astype(np.float32)
-NEAR = np.float32(0.5)  # where the tangent's polynomial ends
+NEAR = np.float32(0.5)  # bound of the tangent's polynomial
 T3, T5, T7, T9, T11, T13 = (np.float32(c) for c in (-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075))
 ZERO, HALF, ONE, LEAST = np.float32(0), np.float32(0.5), np.float32(1), np.float32(-np.inf)
 
 
 @intrinsic
 def as_float(context, bits):
-    """The float32 of these 32 bits."""
+    """Reinterpret 32 bits as a float32."""
 
     def generate(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -33,7 +33,7 @@ def as_float(context, bits):
 
 @njit(inline="always", fastmath=REASSOCIATED)
 def exponential(x):
-    """exp(x) of an x from -87 to 0."""
+    """Compute exp(x) for x from -87 to 0."""
     y = x * LOG2E
     n = np.rint(y)
     f = y - n
@@ -41,9 +41,9 @@ def exponential(x):
     return power * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
-@njit(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # which divides without looking for 0
+@njit(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # numpy's error model divides without a check for 0
 def tangent(x):
-    """tanh(x)."""
+    """Compute tanh(x)."""
     z = x * x
     near = x + x * z * (T3 + z * (T5 + z * (T7 + z * (T9 + z * (T11 + z * T13)))))
     size = abs(x)
@@ -54,7 +54,7 @@ def tangent(x):
 
 @njit(fastmath=REASSOCIATED)
 def dot(a, b):
-    """The sum of the products of the numbers of a with those of b."""
+    """Compute the dot product of a and b."""
     total = ZERO
     for c in range(len(a)):
         total += np.float32(a[c]) * b[c]
@@ -63,28 +63,28 @@ def dot(a, b):
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
 def cap(s, softcap):
-    """softcap tanh(s / softcap) in the place of s."""
+    """Replace s by softcap tanh(s / softcap)."""
     for j in range(len(s)):
         s[j] = softcap * tangent(s[j] / softcap)
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def hide(s, visible):
-    """-inf in the place of the scores s that are not visible."""
+    """Set the scores s that are not visible to -inf."""
     for j in range(len(s)):
         s[j] = s[j] if visible[j] else LEAST
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def add(s, bias):
-    """s + bias in the place of s."""
+    """Add bias to s in place."""
     for j in range(len(s)):
         s[j] += bias[j]
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def exponentiate(s, shift):
-    """exp(s - shift) in the place of scores s; the sums of these e, of e (s - shift) and of e times its place in s."""
+    """Replace scores s by e = exp(s - shift); return the sums of e, of e (s - shift), and of e times its index in s."""
     a, b, c = ZERO, ZERO, ZERO
     for j in range(len(s)):
         z = s[j] - shift
@@ -99,7 +99,7 @@ def exponentiate(s, shift):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def fold(s, factor, summed, largest):
-    """s · factor added to one row of numbers and compared with another."""
+    """Add s · factor to `summed`, and raise `largest` to at least s · factor."""
     for j in range(len(s)):
         w = s[j] * factor
         summed[j] += w
@@ -108,7 +108,7 @@ def fold(s, factor, summed, largest):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def fold_four(s, t, u, v, factors, summed, largest):
-    """The same of four rows at once, which reads and writes the two a quarter as often."""
+    """Fold four rows at once, as `fold` does one, reading and writing `summed` and `largest` a quarter as often."""
     f, g, h, i = factors
     for j in range(len(s)):
         w, x, y, z = s[j] * f, t[j] * g, u[j] * h, v[j] * i
@@ -118,13 +118,13 @@ def fold_four(s, t, u, v, factors, summed, largest):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def fold_into(s, factor, summed):
-    """s · factor added to a row of numbers."""
+    """Add s · factor to `summed`."""
     for j in range(len(s)):
         summed[j] += s[j] * factor
 
 
 @njit(nogil=True)
 def merge(seen, other):
-    """seen or other, in the place of seen."""
+    """Set seen to seen or other."""
     for j in range(len(seen)):
         seen[j] |= other[j]

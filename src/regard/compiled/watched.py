@@ -1,13 +1,13 @@
-"""Whether work of ours may take the place of torch's: of plain tensors, while nobody waits for torch's own operations."""
+"""Whether compiled code may replace torch's operations: for plain tensors, while nothing intercepts torch's dispatch."""
 
 import torch
 from torch import Tensor
 
-KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # what loops read in memory, and how numba knows it
+KINDS = {torch.float32: "float32", torch.bfloat16: "uint16"}  # dtypes the loops read, by the names that numba uses
 
 
 def unwatched() -> bool:
-    """Whether nobody waits for torch's own operations: compilers, transforms, modes of dispatch and tracing."""
+    """Return whether no compiler, functorch transform, dispatch mode or tracer intercepts torch's operations."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._functorch.peek_interpreter_stack()
@@ -17,5 +17,5 @@ def unwatched() -> bool:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory, and nothing else."""
+    """Return whether x is an ordinary CPU tensor or parameter, without a pending negation."""
     return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and not x.is_neg()

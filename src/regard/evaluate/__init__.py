@@ -1,4 +1,4 @@
-"""How well a model foretells text: perplexity, LAMBADA, and the figures that were published for GPT-2."""
+"""How well a model predicts text: perplexity, LAMBADA, and the figures that were published for GPT-2."""
 
 from regard.evaluate.lambada import Lambada, lambada, stop_tokens
 from regard.evaluate.perplexity import Perplexity, perplexity

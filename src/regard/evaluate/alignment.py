@@ -1,4 +1,4 @@
-"""Which words of a source a translator looks at for each word that it writes: soft alignments, in words.
+"""Soft alignments in words: the attention of each word that a translator writes to the words of the source.
 
 Source: Bahdanau et al. 2014, section 5.2.1 and figure 3.
 """
@@ -15,7 +15,7 @@ from regard.generate.translation import END, Translator, ending
 from regard.observe import record
 from regard.text import BytePair
 
-WORD = re.compile(r"\w(?:\S*\w)?|[^\w\s]+")  # what white space divides, the signs at its ends apart: l'homme, t-shirt, don't
+WORD = re.compile(r"\w(?:\S*\w)?|[^\w\s]+")  # runs without white space, less the signs at their ends: l'homme, t-shirt, don't
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +29,11 @@ class Alignment:
 
 @torch.no_grad()
 def align(model: Translator, source: str, target: str) -> Alignment:
-    """What each word of a target looks at while it is written, in every layer of cross attention on the mean of its heads.
+    """Compute the attention of each word of a target to the source words, in every cross-attention layer, averaged over heads.
 
-    The target is read as in training, so it may be anyone's; row i is of the query that foretells word i. Pieces of a word
-    are one row, their mean, and one column, their sum. Raises DataError where the model has no attention or a side no word.
+    The target is read as in training, so it need not be the model's own; row i is of the query that predicts word i. Pieces
+    of a word share a row, their mean, and a column, their sum. Raises DataError if the model has no attention or a side has no
+    word.
     """
     end, text = ending(model), model.text
     asked, written = (text.encode(" ".join(side.split())) for side in (source, target))
@@ -49,22 +50,22 @@ def align(model: Translator, source: str, target: str) -> Alignment:
 
 
 def grouped(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
-    """The number of the word that each token is a piece of, and the words."""
+    """Return the index of the word that each token is a piece of, and the words."""
     whole = text.decode(tokens)
     ends = [len(whole[: found.end()].encode()) for found in WORD.finditer(whole)] or [len(whole.encode())]
     belongs, stop = [], 0
     for token in tokens:
         stop += len(text.bytes([token]))
         belongs.append(next((n for n, end in enumerate(ends) if stop <= end), len(ends) - 1))
-    found = list(dict.fromkeys(belongs))  # a piece over two words is the later one's, which may leave the first without any
+    found = list(dict.fromkeys(belongs))  # a piece of two words counts for the later one, which may leave the first without any
     words = [text.decode([token for token, n in zip(tokens, belongs, strict=True) if n == one]).strip() for one in found]
     return [found.index(n) for n in belongs], words
 
 
 def merged(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-    """Weights (..., q, k) of tokens as weights of words: a word's rows averaged, its columns summed; rows still sum to 1.
+    """Merge weights (..., q, k) of tokens to weights of words: average a word's rows, sum its columns; rows still sum to 1.
 
-    rows and columns have the number of the word of each token, from 0 on without a gap.
+    rows and columns hold the index of the word of each token, from 0 on without a gap.
     """
     asking, answering = (torch.nn.functional.one_hot(torch.tensor(one)).to(weights) for one in (rows, columns))
     return (asking / asking.sum(0)).mT @ weights @ answering

@@ -1,7 +1,7 @@
-"""LAMBADA: the last word of a passage, foretold from the rest of it.
+"""LAMBADA: the last word of a passage, predicted from the rest of it.
 
-The passages were chosen so that people find the word when they read all of them, and not from the last sentence alone.
-Source: Paperno et al. 2016. OpenAI's file has them as they stood in the books, capitals and quotes and all.
+The passages were chosen so that people guess the word if they read all of the passage, but not from the last sentence alone.
+Source: Paperno et al. 2016. OpenAI's file has them as they are in the books, including capitals and quotes.
 """
 
 import math
@@ -17,7 +17,7 @@ from regard.evaluate.logits import Model, asked, check_callable, logits_of, loss
 from regard.evaluate.perplexity import raised
 from regard.mechanism.arguments import check_count, check_instance, describe
 
-# words that a sentence seldom ends with: English function words, a list of our own, since the paper's was not published
+# words that a sentence seldom ends with: English function words; our own list, since the paper's was not published
 FUNCTION_WORDS = """
     a an the this that these those each every either neither some any no such same other own both all few most more many much
     i me my mine myself you your yours yourself yourselves he him his himself she her hers herself it its itself we us our ours
@@ -33,22 +33,22 @@ STOP = frozenset(FUNCTION_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class Lambada:
-    """How many last words were foretold, and how surprising they were."""
+    """How many last words were predicted, and how surprising they were."""
 
     passages: int
-    right: int  # whose last word is the likeliest, token by token
-    right_filtered: int | None  # the same where no stop word may begin it; None where that was not asked
+    right: int  # passages whose last word is the likeliest, token by token
+    right_filtered: int | None  # `right` if no stop word may begin the last word; None if that was not requested
     nats: float  # -log of all last words' probabilities together
-    tokens: int  # that they are made of
+    tokens: int  # of all last words
 
     @property
     def accuracy(self) -> float:
-        """The share of words that are the likeliest."""
+        """The share of last words that are the likeliest."""
         return self.right / self.passages
 
     @property
     def accuracy_filtered(self) -> float | None:
-        """The share where stop words are left out, which is how the paper counts."""
+        """The share if stop words are excluded, as the paper counts; None if that was not requested."""
         return None if self.right_filtered is None else self.right_filtered / self.passages
 
     @property
@@ -64,7 +64,7 @@ class Lambada:
 
 @dataclass(frozen=True)
 class Passage:
-    """The tokens of a passage, and how many at its end are its last word's."""
+    """The tokens of a passage, and the number of tokens of its last word."""
 
     tokens: list[int]
     word: int
@@ -80,21 +80,21 @@ def lambada(
     batch: int = 8,
     watch: Callable[[int], None] | None = None,
 ) -> Lambada:
-    """The last word of each passage, scored from all that stands before it.
+    """Score the last word of each passage, given everything before it.
 
     The last word is what follows the last blank, with that blank, in the tokens it has at the end of its passage. It is
-    right where each of its tokens is the likeliest after all before it, which is what writing greedily would give. Perplexity
-    is over the last words alone.
+    right if each of its tokens is the likeliest after all tokens before it, as in greedy generation. Perplexity is over the
+    last words alone.
 
-    The accuracy that the GPT-2 paper reports (45.99 % of the smallest) leaves stop words out: the model is taken not to know
-    that a last word is wanted, and what it holds likeliest among other words is compared (section 3.3; 52.66 % becomes
-    63.24 % for the largest). Here, given the tokens of stop words (`stop_tokens`), none of them may be a last word's first
-    token; later ones are free. A last word that begins with one of them is therefore wrong in this count. Which words OpenAI
-    left out, whether their perplexity is by word or by token, and what it does with words of several tokens was not
-    published: expect figures near theirs, not theirs.
+    The accuracy that the GPT-2 paper reports (45.99 % for the smallest) excludes stop words: the model is assumed not to know
+    that a last word is wanted, and the likeliest of the other words is compared (section 3.3; 52.66 % becomes 63.24 % for the
+    largest). Here, given the tokens of stop words (`stop_tokens`), none of them may be a last word's first token; later tokens
+    are not restricted. A last word that begins with one of them is therefore wrong in this count. Which words OpenAI excluded,
+    whether their perplexity is by word or by token, and how it treats words of several tokens was not published: expect
+    figures close to theirs, not the same.
 
-    A passage longer than the context keeps its end. Batches are padded behind the passages, where causal models do not look.
-    Raises DataError for a passage of one word.
+    Of a passage longer than the context the end is used. Batches are padded behind the passages, where causal models do not
+    attend. Raises DataError for a passage of one word.
     """
     check_count("batch", batch)
     check_count("context", context, 2)
@@ -126,7 +126,7 @@ def lambada(
 
 
 def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, bool]:
-    """Whether a word's tokens are each the likeliest; and whether they are where its first may not be one of some."""
+    """Return whether a word's tokens are each the likeliest, and whether they are if its first may not be a stop token."""
     found = logits.argmax(-1) == word
     first = logits[0].clone()
     if stop and max(stop) >= len(first):
@@ -136,7 +136,7 @@ def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, b
 
 
 def divided(passages: Iterable[str], encode: Callable[[str], list[int]], context: int) -> Iterator[Passage]:
-    """Each passage as tokens, those of its last word told from the others."""
+    """Yield each passage as tokens, with the number of tokens of its last word."""
     for number, text in enumerate(passages):
         before, blank, word = check_instance("a passage", text, str).rstrip().rpartition(" ")
         if not before.strip() or not word:
@@ -150,13 +150,13 @@ def divided(passages: Iterable[str], encode: Callable[[str], list[int]], context
 
 
 def gathered(passages: Iterator[Passage], batch: int) -> Iterator[Sequence[Passage]]:
-    """So many passages at a time."""
+    """Yield `batch` passages at a time."""
     while some := list(islice(passages, batch)):
         yield some
 
 
 def padded(passages: Sequence[Passage]) -> Tensor:
-    """Their tokens (b, t), zeros behind those that are shorter."""
+    """Return the tokens of passages (b, t), shorter ones padded with zeros at the end."""
     rows = torch.zeros(len(passages), max(len(one.tokens) for one in passages), dtype=torch.int64)
     for row, passage in zip(rows, passages, strict=True):
         row[: len(passage.tokens)] = torch.tensor(passage.tokens)
@@ -164,5 +164,5 @@ def padded(passages: Sequence[Passage]) -> Tensor:
 
 
 def stop_tokens(pieces: Iterable[str], words: Collection[str] = STOP) -> list[int]:
-    """The tokens that are a stop word by themselves, from the text of every token in the order of their numbers."""
+    """List the tokens that are a stop word by themselves, given the text of every token in the order of their numbers."""
     return [number for number, piece in enumerate(pieces) if piece.strip().lower() in words]

@@ -1,4 +1,4 @@
-"""What any model says comes next: its logits, and from them the loss of given tokens, a block at a time."""
+"""The logits of any model, and the loss of given tokens, computed a block at a time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +12,18 @@ from regard.generate.sampling import wide
 from regard.mechanism.arguments import describe
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
-BLOCK = 1 << 24  # logits that are widened and summed at a time
+BLOCK = 1 << 24  # logits converted to float32 and summed at a time
 
 
 def check_callable(name: str, value: Any) -> None:
-    """Raise ConfigError where something cannot be called."""
+    """Raise ConfigError if a value is not callable."""
     if not callable(value):
         raise ConfigError(f"{name} must be a module or a function, got {describe(value)}.")
 
 
 @contextmanager
 def asked(model: Model) -> Iterator[torch.device]:
-    """A context in which a model is asked and not trained, and the device it lies on; its mode is left as it was."""
+    """Put a model in evaluation mode without gradients and yield its device; restore the mode afterwards."""
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     before = [part.training for part in parts]
@@ -38,7 +38,7 @@ def asked(model: Model) -> Iterator[torch.device]:
 
 
 def logits_of(model: Model, tokens: Tensor) -> Tensor:
-    """The logits (b, t, n) of tokens (b, t)."""
+    """Return the logits (b, t, n) of tokens (b, t)."""
     said = model(tokens)
     logits = getattr(said, "logits", said)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
@@ -50,7 +50,7 @@ def logits_of(model: Model, tokens: Tensor) -> Tensor:
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(logits) at the targets, in nats, float64: logits (r, n), targets (r,), the loss (r,)."""
+    """Compute -log softmax(logits) at the targets, in nats, float64: logits (r, n), targets (r,), the loss (r,)."""
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
         raise DataError(f"a token is out of range: the model has tokens 0 to {logits.shape[-1] - 1}.")
     rows = max(1, BLOCK // max(logits.shape[-1], 1))

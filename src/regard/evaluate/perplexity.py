@@ -1,4 +1,4 @@
-"""Perplexity: how many equally likely tokens, words or bytes a model hesitates between, on average, at each of a text."""
+"""Perplexity: the number of equally likely tokens, words or bytes that a model is choosing between, on average."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,17 +13,17 @@ from regard.errors import ConfigError, DataError
 from regard.evaluate.logits import Model, asked, check_callable, logits_of, losses
 from regard.mechanism.arguments import check_count, describe
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes of tokens
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes that tokens may have
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """The loss of a text and what it is counted in. What is by word or by byte is None where these were not counted."""
+    """The loss of a text and the number of its tokens, words and bytes; values by word or byte are None if not counted."""
 
     nats: float  # -log of the text's probability: the sum over the tokens that were scored
-    tokens: int  # how many were: all but the first, which nothing precedes
-    context: int  # the most tokens that one was foretold from
-    stride: int  # by how many tokens the windows were moved
+    tokens: int  # that were scored: all but the first, which nothing precedes
+    context: int  # the most tokens that one was predicted from
+    stride: int  # tokens from one window to the next
     words: int | None = None
     bytes: int | None = None
 
@@ -64,13 +64,13 @@ def perplexity(
     bytes: int | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """exp(-mean log p(token | those before it)): every token scored once, but the first, which nothing precedes.
+    """Compute exp(-mean log p(token | those before it)): every token is scored once, but the first, which nothing precedes.
 
-    model gives logits (b, t, n) of tokens (b, t), or an object with .logits. tokens is one row: a tensor (t,), a list, or a
-    Corpus. A window has `context` tokens and foretells what follows each; the next one begins `stride` later, and of it only
-    tokens that were not scored before count. So all but the first window's are foretold from at least context - stride + 1
-    tokens; with the stride of the context, the default, each is read once and least is known. words and bytes are how many
-    the text has. batch windows are read at once. watch is told how many tokens have been scored.
+    model returns logits (b, t, n) of tokens (b, t), or an object with .logits. tokens is one row: a tensor (t,), a list, or a
+    Corpus. A window has `context` tokens and predicts what follows each; the next one begins `stride` later, and only its
+    tokens that were not scored before count. So after the first window all are predicted from at least context - stride + 1
+    tokens; with stride = context, the default, each token is read once and the contexts are shortest. words and bytes are how
+    many the text has. `batch` windows are read at once. `watch` is called with the number of tokens scored so far.
     Raises ConfigError for a stride that leaves tokens out, DataError for fewer than two tokens.
     """
     stride = context if stride is None else stride
@@ -88,7 +88,7 @@ def perplexity(
             rows = torch.stack([torch.as_tensor(tokens[at : at + width + 1], dtype=torch.int64) for at in starts]).to(device)
             logits = logits_of(model, rows[:, :-1])
             for row, (at, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
-                new = scored - at  # of this window's tokens, the first that was not scored before
+                new = scored - at  # first token of this window that was not scored before
                 nats += float(losses(logits[row, new:], right[new:]).sum())
                 scored = at + width
             if watch is not None:
@@ -97,9 +97,9 @@ def perplexity(
 
 
 def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
-    """Where windows of one width start, so many at a time, and their width: how many tokens are read in each."""
-    last = max(count - 1 - context, 0)  # where a whole window ends with the text
-    whole = -(-last // stride)  # windows that end before it
+    """Yield the starts of `batch` windows of one width, and that width: the number of tokens read in each."""
+    last = max(count - 1 - context, 0)  # start of a whole window that ends with the text
+    whole = -(-last // stride)  # whole windows before the last one
     width = min(context, count - 1)
     for first in range(0, whole, batch):
         yield [n * stride for n in range(first, min(first + batch, whole))], width
@@ -107,7 +107,7 @@ def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple
 
 
 def check(context: int, stride: int, batch: int) -> None:
-    """ConfigError for what would leave tokens out or score none."""
+    """Raise ConfigError if tokens would be left out or none be scored."""
     for name, value in (("context", context), ("stride", stride), ("batch", batch)):
         check_count(name, value)
     if stride > context:
@@ -115,7 +115,7 @@ def check(context: int, stride: int, batch: int) -> None:
 
 
 def check_row(tokens: Any) -> Any:
-    """One row of tokens as it is, or DataError."""
+    """Return one row of tokens as it is, or raise DataError."""
     if isinstance(tokens, Tensor):
         is_row = tokens.dim() == 1 and tokens.dtype in WHOLE and tokens.layout is torch.strided
     elif isinstance(tokens, list | tuple):
@@ -130,5 +130,5 @@ def check_row(tokens: Any) -> Any:
 
 
 def raised(nats: float) -> float:
-    """exp, infinite where it is beyond what a number holds."""
+    """Compute exp(nats), infinite beyond the range of a float."""
     return math.exp(nats) if nats < 709 else math.inf

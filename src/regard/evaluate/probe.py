@@ -1,4 +1,4 @@
-"""A linear probe: how much of a word can be read from a vector by softmax(W x + b), and nothing cleverer.
+"""A linear probe: how much of a word can be read from a vector by softmax(W x + b).
 
 Source: Alain and Bengio 2016, Understanding intermediate layers using linear classifier probes.
 """
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 
-RIDGE = 1e-4  # times the squares of the weights, beside the mean loss: keeps them finite where classes can be told apart
-STEPS = 200  # of L-BFGS, at most
-SURE = 1.959964  # deviations of a normal distribution that hold 95 % of it
+RIDGE = 1e-4  # weight of the squared weights in the loss: keeps them finite if the classes are separable
+STEPS = 200  # most steps of L-BFGS
+SURE = 1.959964  # 95 % of a normal distribution is within this many deviations
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What was learned: weights (n, c) and bias (n,) over vectors less their mean, by their deviation, (c,) each."""
+    """A learned probe: weights (n, c) and bias (n,) on standardized vectors, with their mean and deviation, (c,) each."""
 
     weight: Tensor
     bias: Tensor
@@ -27,14 +27,14 @@ class Probe:
     deviation: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The likeliest class of each vector (b, c)."""
+        """Return the likeliest class of each vector (b, c)."""
         return F.linear((x - self.mean) / self.deviation, self.weight, self.bias).argmax(-1)
 
 
 def learn(x: Tensor, classes: Tensor) -> Probe:
-    """The probe of the least mean loss -log softmax(W x + b) on vectors (b, c) and their classes (b,), numbers from 0 on.
+    """Fit the probe of the least mean loss -log softmax(W x + b) on vectors (b, c) and their classes (b,), numbers from 0 on.
 
-    The loss has one lowest point, and the same vectors give the same probe. Raises ShapeError where the two do not fit.
+    The loss has a single minimum, so the same vectors give the same probe. Raises ShapeError if the two do not fit.
     """
     if x.dim() != 2 or classes.shape != x.shape[:1] or not len(x):
         raise ShapeError(
@@ -57,7 +57,7 @@ def learn(x: Tensor, classes: Tensor) -> Probe:
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Between which shares the true one lies with 95 %, where `hits` of `count` were right. Source: Wilson 1927."""
+    """Compute the 95 % confidence interval of a share, where `hits` of `count` were right. Source: Wilson 1927."""
     square, share = SURE**2 / count, hits / count
     middle, half = share + square / 2, SURE * math.sqrt(share * (1 - share) / count + square / (4 * count))
     return max((middle - half) / (1 + square), 0.0), min((middle + half) / (1 + square), 1.0)

@@ -1,13 +1,13 @@
-"""The figures that OpenAI published for the GPT-2 it released, to stand beside what was measured.
+"""The figures that OpenAI published for the GPT-2 it released, for comparison with measured ones.
 
 Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners, table 3: zero-shot results. Perplexities are
-by word of the original text; LAMBADA's accuracy leaves stop words out.
+by word of the original text; LAMBADA's accuracy excludes stop words.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MODELS = {"gpt2": "117M", "gpt2-medium": "345M", "gpt2-large": "762M", "gpt2-xl": "1542M"}  # by the paper's names
+MODELS = {"gpt2": "117M", "gpt2-medium": "345M", "gpt2-large": "762M", "gpt2-xl": "1542M"}  # to the paper's names
 FIGURES = {  # in the order of the models
     ("LAMBADA", "perplexity"): (35.13, 15.60, 10.87, 8.63),
     ("LAMBADA", "accuracy, %"): (45.99, 55.48, 60.12, 63.24),
@@ -15,7 +15,7 @@ FIGURES = {  # in the order of the models
     ("PTB", "perplexity"): (65.85, 47.33, 40.31, 35.76),
     ("WikiText-103", "perplexity"): (37.50, 26.37, 22.05, 17.48),
 }
-FILES = {  # the texts that were evaluated, by their sha256; both WikiTexts have the same articles for the test
+FILES = {  # the evaluated texts by their sha256; both WikiTexts have the same test articles
     "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226": ("LAMBADA",),  # OpenAI's lambada_test.jsonl
     "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08": ("WikiText-2", "WikiText-103"),  # wiki.test.raw
 }
@@ -23,7 +23,7 @@ FILES = {  # the texts that were evaluated, by their sha256; both WikiTexts have
 
 @dataclass(frozen=True)
 class Published:
-    """A published figure: of which model, on which text, of what, and how much."""
+    """A published figure: the model, the text, the measure, and the value."""
 
     model: str
     on: str
@@ -32,7 +32,7 @@ class Published:
 
 
 def published(model: str | None = None, on: str | None = None) -> list[Published]:
-    """The figures of a model ("gpt2", ...) on a text ("LAMBADA", ...), or of all; none for a model that is not among them."""
+    """List the figures of a model ("gpt2", ...) on a text ("LAMBADA", ...), or of all; empty for a model without figures."""
     return [
         Published(name, text, measure, figure)
         for (text, measure), figures in FIGURES.items()
@@ -42,9 +42,9 @@ def published(model: str | None = None, on: str | None = None) -> list[Published
 
 
 def table(measured: Mapping[tuple[str, str, str], float] | None = None) -> list[list[str]]:
-    """Rows of cells: a text, a measure, and for each model what was published and what was measured, empty where nothing was.
+    """Return rows of cells: a text, a measure, and for each model the published and the measured figure, or an empty cell.
 
-    measured is by model, text and measure: ("gpt2", "LAMBADA", "perplexity"), say.
+    measured is by model, text and measure, such as ("gpt2", "LAMBADA", "perplexity").
     """
     measured = measured or {}
     rows = [["text", "measure", *(f"{model} {kind}" for model in MODELS for kind in ("published", "measured"))]]

@@ -1,15 +1,18 @@
-"""How many words and bytes a corpus has, from its tokens."""
+"""The numbers of words and bytes of a corpus, counted from its tokens."""
 
 import codecs
 
 from regard.text.byte_pair import END
 from regard.text.corpus import Corpus
 
-BLOCK = 1 << 16  # tokens that are turned back into text at a time
+BLOCK = 1 << 16  # tokens decoded at a time
 
 
 def sizes(corpus: Corpus) -> tuple[int, int]:
-    """The words, between white space, and the bytes of a corpus's text; the ends of documents are no text, and end words."""
+    """Count the words, between white space, and the bytes of a corpus's text.
+
+    The ends of documents are no text, and end words.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     end = corpus.text.bytes([corpus.text.special[END]]) if END in corpus.text.special else None
     words, count, inside = 0, 0, False  # inside: whether the text so far ends within a word

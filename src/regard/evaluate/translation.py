@@ -1,4 +1,4 @@
-"""How near translations are to those of people: BLEU and chrF by sacrebleu, with the signature that says how they were counted.
+"""Translation quality against references: BLEU and chrF by sacrebleu, with the signature that states how they were counted.
 
 Source: Papineni et al. 2002; Popović 2015; Post 2018, A call for clarity in reporting BLEU scores.
 """
@@ -12,17 +12,17 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 from regard.generate.translation import Translator, ending, translate
 
-BLOCK = 512  # sentences that are translated before the first of them is given
+BLOCK = 512  # sentences translated before the first of them is yielded
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score from 0 to 100, and sacrebleu's words for how it was counted."""
+    """A score from 0 to 100, with sacrebleu's signature of how it was counted."""
 
     name: str
     score: float
     signature: str
-    interval: float | None = None  # where sentences were drawn again: 95 % of the draws lie within so much of the score
+    interval: float | None = None  # with bootstrap: 95 % of the draws are within this distance
 
     def __str__(self) -> str:
         within = "" if self.interval is None else f" ± {self.interval:.1f}"
@@ -30,21 +30,21 @@ class Score:
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> Score:
-    """BLEU: how many runs of one to four words stand in the reference too, of a text as a whole; shorter texts lose.
+    """Compute BLEU: how many runs of one to four words are in the reference too, over the whole text; shorter texts lose.
 
-    Where `draws` is not 0, so many times as many sentences are drawn at random, which says how much of it is chance; where some
-    of the draws have no word right, nothing is said of it.
+    If `draws` is not 0, this many bootstrap samples of as many sentences are drawn to estimate the interval; there is none if
+    some of the samples have no word right.
     """
     return scored("BLEU", "BLEU", translations, references, draws)
 
 
 def chrf(translations: Sequence[str], references: Sequence[str], draws: int = 0) -> Score:
-    """chrF: the mean of precision and recall of runs of one to six letters, recall counted twice."""
+    """Compute chrF: the mean of precision and recall of runs of one to six letters, recall counted twice."""
     return scored("chrF", "CHRF", translations, references, draws)
 
 
 def scored(name: str, metric: str, translations: Sequence[str], references: Sequence[str], draws: int) -> Score:
-    """A score by sacrebleu's metric of this name."""
+    """Compute a score by sacrebleu's metric of this name."""
     if len(translations) != len(references) or not translations:
         raise DataError(
             f"there are {len(translations):,} translations and {len(references):,} references: one of each for a sentence."
@@ -59,12 +59,12 @@ def scored(name: str, metric: str, translations: Sequence[str], references: Sequ
     except TypeError:
         if not draws:
             raise
-        return scored(name, metric, translations, references, 0)  # sacrebleu takes no mean where draws have no word right
+        return scored(name, metric, translations, references, 0)  # sacrebleu cannot average if some draws have no word right
     signature = str(counter.get_signature())
     if not draws:
         return Score(name, float(found.score), signature)
     said = json.loads(found.format(signature=signature, is_json=True))
-    return Score(name, float(found.score), signature, float(said.get("confidence_var", 0.0)))  # none where all draws score 0
+    return Score(name, float(found.score), signature, float(said.get("confidence_var", 0.0)))  # absent if all draws score 0
 
 
 def translations(
@@ -75,9 +75,9 @@ def translations(
     length_penalty: float = 1.0,
     watch: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
-    """The translation of each sentence, in order; of one without a word, nothing. watch is told how many are done.
+    """Yield the translation of each sentence, in order; an empty one for a sentence without a word.
 
-    White space counts as one space, as where the model learned.
+    White space counts as one space, as in training. `watch` is called with the number of sentences done.
     """
     end = ending(model)
     for start in range(0, len(sentences), BLOCK):

@@ -1,11 +1,11 @@
-"""WikiText as its articles were written: the spaces and marks that its makers put around words taken out again."""
+"""WikiText as its articles were written: without the spaces and marks that its makers put around words."""
 
 import re
 
-MARKED = re.compile(r" @([-,.])@ ")  # 1 @,@ 000, first @-@ class
+MARKED = re.compile(r" @([-,.])@ ")  # such as 1 @,@ 000, first @-@ class
 BEFORE = re.compile(r" (?=[,.;:!?)\]%°]|n't\b|'(?:s|d|m|t|ll|re|ve)\b)")  # no space before these
-AFTER = re.compile(r"(?<=[(\[$£€]) ")  # and none after these
-OWNERS = re.compile(r"(?<=s) '(?= \w)")  # the players ' own
+AFTER = re.compile(r"(?<=[(\[$£€]) ")  # no space after these
+OWNERS = re.compile(r"(?<=s) '(?= \w)")  # such as the players ' own
 QUOTED = re.compile(r'(?<!\S)" ([^"\n]*?) "(?!\w)')
 SINGLE = re.compile(r"(?<!\S)' ([^'\n]*?) '(?!\w)")
 HEADING = re.compile(r"^ ((?:= )+)(.*?)((?: =)+) *$", re.MULTILINE)
@@ -13,11 +13,11 @@ EDGES = re.compile(r"^ +| +$", re.MULTILINE)
 
 
 def detokenised(text: str) -> str:
-    """The text with ` @-@ ` as `-`, `( 1990 )` as `(1990)`, ` = Title = ` as `= Title =`, and so on.
+    """Return the text with ` @-@ ` as `-`, `( 1990 )` as `(1990)`, ` = Title = ` as `= Title =`, and so on.
 
-    Nothing but spaces and the marks @,@ @.@ and @-@ is changed, and lines stay lines. GPT-2's figures for WikiText are of
+    Nothing but spaces and the marks @,@ @.@ and @-@ is changed, and line breaks are kept. GPT-2's figures for WikiText are of
     texts treated like this ("invertible de-tokenizers", section 3.1 of its paper), by rules that were not published; the words
-    that a perplexity by word is counted in are those of the text before: see `words`.
+    in a perplexity by word are those of the text before: see `words`.
     """
     text = MARKED.sub(r"\1", text)
     text = HEADING.sub(lambda found: found[1].replace(" ", "") + " " + found[2] + " " + found[3].replace(" ", ""), text)
@@ -27,5 +27,5 @@ def detokenised(text: str) -> str:
 
 
 def words(text: str) -> int:
-    """The words of WikiText: what stands between white space, and each line's end, which its makers count as <eos>."""
+    """Count the words of WikiText: the runs between white space, and each line's end, which its makers count as <eos>."""
     return len(text.split()) + text.count("\n")

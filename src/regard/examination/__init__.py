@@ -1,4 +1,4 @@
-"""Is this attention right? Properties checked on anyone's layer, with a report."""
+"""Check whether an attention layer is right, by properties that are measured on it, and report the result."""
 
 from regard.examination.examine import examine
 from regard.examination.report import Checked, Finding, Report, Unknown

@@ -1,4 +1,4 @@
-"""What a subject returns: which of it is the context, and which the weights."""
+"""Find the context and the attention weights in what a subject returns."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,23 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 
-ROWS = 1e-2  # how far a row of weights may be from one, in half precision too
+ROWS = 1e-2  # tolerance of a row's sum of weights, in half precision too
 CONTEXTS = ("hidden_states", "last_hidden_state", "context", "attn_output", "attention_output", "output", "out")
 
 
 class Answer(NamedTuple):
-    """What a subject gives: the context as it is, and its weights, (b, q, k) or (b, h, q, k), where it returns them."""
+    """What a subject returns: the context unchanged, and its weights, (b, q, k) or (b, h, q, k), or None."""
 
     context: Tensor
     weights: Tensor | None = None
 
 
 def answered(returned: object, queries: int, place: Sequence[int] = (), keys: int | None = None) -> Answer:
-    """The context and the weights in what a subject returned: a tensor, or a record or tuple that holds one.
+    """Return the context and the weights in what a subject returned: a tensor, or a record or tuple that holds one.
 
-    The context is the first of shape (*place, c), and no table of weights if there is another; the weights are of shape
-    (b, q, k) or (b, h, q, k), and the first whose rows add to one if there are several.
+    The context is the first tensor of shape (*place, c), fields named in CONTEXTS before others, and not a table of weights if
+    another one fits. The weights have shape (b, q, k) or (b, h, q, k); of several, the first whose rows add to one. Raises
+    ConfigError if there is no tensor.
     """
     named = fields_of(returned) or {}
     first = [named[name] for name in CONTEXTS if name in named]
@@ -39,7 +40,7 @@ def answered(returned: object, queries: int, place: Sequence[int] = (), keys: in
 
 
 def parts_of(returned: object) -> list[object]:
-    """What a record or a tuple holds, or the thing itself."""
+    """Return the values of a record, mapping, tuple or list as a list, or a list of the object itself."""
     named = fields_of(returned)
     if named is not None:
         return list(named.values())
@@ -47,7 +48,7 @@ def parts_of(returned: object) -> list[object]:
 
 
 def fields_of(returned: object) -> dict[str, object] | None:
-    """The named parts of a record; None of what has none."""
+    """Return the named fields of a mapping, dataclass or named tuple; None for anything else."""
     if isinstance(returned, Mapping):
         return {str(name): one for name, one in returned.items()}
     if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
@@ -58,14 +59,14 @@ def fields_of(returned: object) -> dict[str, object] | None:
 
 
 def is_table(one: Tensor, context: Tensor, square: tuple[int, int]) -> bool:
-    """Whether a tensor has the shape of weights beside a context, (b, q, k) or (b, h, q, k); without b beside (t, c)."""
+    """Return whether a tensor has the shape of weights for a context: (b, q, k) or (b, h, q, k), without b for (t, c)."""
     axes = (2, 3) if context.dim() == 2 else (3, 4)
     batched = context.dim() == 2 or (one.dim() > 0 and len(one) == len(context))
     return one.is_floating_point() and one.dim() in axes and one.shape[-2:] == square and batched
 
 
 def weighing(one: Tensor, square: tuple[int, int]) -> bool:
-    """Whether a tensor's rows, as long as there are keys, add to one, with nothing below 0."""
+    """Return whether a tensor's last two axes are `square`, its rows add to one and no entry is negative."""
     if one.shape[-2:] != square:
         return False
     table = one.detach().float()
@@ -73,6 +74,6 @@ def weighing(one: Tensor, square: tuple[int, int]) -> bool:
 
 
 def stacked(answers: list[Answer]) -> Answer:
-    """The answers to several sequences as that to a batch."""
+    """Stack the answers for several sequences into the answer for a batch."""
     weights = [one.weights for one in answers if one.weights is not None]
     return Answer(torch.stack([one.context for one in answers]), torch.stack(weights) if weights else None)

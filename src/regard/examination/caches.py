@@ -1,4 +1,4 @@
-"""Caches: the forms in which a module takes what it has seen, and what it gives when a sequence comes in parts."""
+"""Decode with a module's cache, in each form in which modules take one, and compare with the full forward."""
 
 import inspect
 import itertools
@@ -18,19 +18,19 @@ from regard.examination.tokens import COPIED
 from regard.generate.cache import Cache
 
 NAMES = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
-COUNTS = ("start_pos", "offset", "past_length")  # the places of new tokens, given as the number of those before
+COUNTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones
 WHERE = (*COUNTS, "input_pos", "position_ids", "positions", "cache_position")
 TOKENS = 6
-SLACK = 1e3  # times rounding: other shapes are added up in another order
+SLACK = 1e3  # times rounding: other shapes are summed in another order
 LEAST = 2e-6  # of the largest output: layers may compute in float32 inside
-COARSE = 1e-2  # of the largest output, beyond which nothing would show
+COARSE = 1e-2  # of the largest output, above which no error could be detected
 WHAT = "decoding with its cache is the full forward"
 CURE = (
     "Give the new keys and values the place after the cached ones, cat((past, new), dim=-2), and each query the position it "
     "has among all tokens: is_causal=True counts from the first key, so it hides the cache. Or refuse several tokens at a time."
 )
 
-Read = Callable[[Any, Tensor], Tensor]  # what a module returned for a part of its inputs, to outputs (b, t, n)
+Read = Callable[[Any, Tensor], Tensor]  # (returned value, part of the inputs) -> outputs (b, t, n)
 
 
 class Asked(NamedTuple):
@@ -43,20 +43,20 @@ class Asked(NamedTuple):
 
     @property
     def takes(self) -> set[str]:
-        """The names of what it takes."""
+        """The parameter names of the module's forward."""
         return set(inspect.signature(self.module.forward).parameters)
 
 
-Step = Callable[[Tensor, dict[str, Any]], Tensor]  # a part of the inputs, and more that is given, to its outputs
+Step = Callable[[Tensor, dict[str, Any]], Tensor]  # (part of the inputs, more keyword arguments) -> outputs
 Form = Callable[[Asked], Step]
 
 
 def compared(
     module: nn.Module, x: Tensor, read: Read, full: Tensor, named: Callable[[int], str]
 ) -> Iterator[Finding | Checked | Unknown]:
-    """What decoding differs by from the full forward, of a module that takes a cache.
+    """Yield how decoding with a cache differs from the full forward; nothing for a module without a cache argument.
 
-    `full` is what the subject gives for x, and `named` says a token by its number.
+    `full` is the subject's output for x; `named` formats a token's number.
     """
     name = next((name for name in NAMES if name in inspect.signature(module.forward).parameters), None)
     t = min(x.shape[1], TOKENS)
@@ -80,17 +80,17 @@ def compared(
 
 
 def decoded(asked: Asked, whole: Tensor, named: Callable[[int], str]) -> Finding | Checked | None:
-    """Whether decoding in any form gives the outputs of the full forward; None where no form is taken."""
+    """Check whether decoding with some form of cache gives the full forward's outputs `whole`; None if no form is accepted."""
     t, wrong = asked.x.shape[1], None
     noise = close(asked) * float(whole.abs().max())
-    several = asked.x.dim() > 2 and t > 3  # of models some keep states beside attention, that take one token at a time
+    several = asked.x.dim() > 2 and t > 3  # not for ids: some models keep states that take one token at a time
     for form, placed in itertools.product(FORMS, (False, True)):
         made = tried(asked, form, (1,) * t, placed)
         if made is None:
             continue
         told = differs(made, whole, noise, "token by token", named)
         if told is None and several:
-            made = tried(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing is no fault
+            made = tried(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
             told = None if made is None else differs(made, whole, noise, "several tokens at a time", named)
         if told is None:
             return Checked(WHAT, f"a difference of {noise:.0e} would have shown")
@@ -99,7 +99,10 @@ def decoded(asked: Asked, whole: Tensor, named: Callable[[int], str]) -> Finding
 
 
 def same(asked: Asked, full: Tensor) -> bool:
-    """Whether the module gives what the subject gave: no argument of a partial or another function makes it otherwise."""
+    """Return whether the module alone gives the subject's output `full`.
+
+    They differ if the arguments of a partial, or another function around the module, change the output.
+    """
     made = tried(asked, plainly, (asked.x.shape[1],))
     if made is None or made.shape != full.shape:
         return False
@@ -107,13 +110,13 @@ def same(asked: Asked, full: Tensor) -> bool:
 
 
 def close(asked: Asked) -> float:
-    """The difference, of the largest output, that may be rounding."""
+    """Return the difference, relative to the largest output, that may be rounding."""
     dtype = next((one.dtype for one in asked.module.parameters() if one.is_floating_point()), torch.float32)
     return max(SLACK * reach.rounding(dtype), LEAST)
 
 
 def differs(made: Tensor, whole: Tensor, noise: float, how: str, named: Callable[[int], str]) -> str | None:
-    """The first output that is another, in words; None where there is none."""
+    """Describe the first output that differs by more than `noise`; None if there is none."""
     change = (made - whole).double().abs().amax((0, 2))
     wrong = ~(change <= noise)
     if not wrong.any():
@@ -123,7 +126,7 @@ def differs(made: Tensor, whole: Tensor, noise: float, how: str, named: Callable
 
 
 def wide(asked: Asked) -> Asked | None:
-    """The same in float64; None of a large module, or one that cannot be copied."""
+    """Return the same request in float64; None if the module is large or cannot be copied."""
     if sum(one.numel() for one in asked.module.parameters()) > COPIED:
         return None
     module = doubled(asked.module)
@@ -135,7 +138,11 @@ def wide(asked: Asked) -> Asked | None:
 
 
 def tried(asked: Asked, form: Form, steps: Sequence[int], placed: bool = False) -> Tensor | None:
-    """The outputs of x in steps of so many tokens, side by side; None where the module does not take them in this form."""
+    """Return the outputs of x, concatenated over steps of these numbers of tokens; None if the module rejects this form.
+
+    With `placed`, each argument of the module that is in WHERE gets the positions of the new tokens; None if it has no such
+    argument.
+    """
     where = [name for name in WHERE if name in asked.takes]
     if placed and not where:
         return None
@@ -148,7 +155,7 @@ def tried(asked: Asked, form: Form, steps: Sequence[int], placed: bool = False) 
                 outputs.append(step(part.clone(), given))
                 before += part.shape[1]
         made = torch.cat(outputs, 1)
-    except Exception:  # another form of cache than this
+    except Exception:  # the module takes another form of cache
         return None
     finally:
         kept.put_back()
@@ -156,18 +163,21 @@ def tried(asked: Asked, form: Form, steps: Sequence[int], placed: bool = False) 
 
 
 def at(name: str, before: int, part: Tensor) -> Any:
-    """The places of the next tokens, as an argument of this name has them."""
+    """Return the positions of the next tokens as an argument of this name expects them."""
     places = torch.arange(before, before + part.shape[1], device=part.device)
     return before if name in COUNTS else places[None] if name.startswith("position") else places
 
 
 def plainly(asked: Asked) -> Step:
-    """No cache: the full forward."""
+    """Make the step without a cache: the full forward."""
     return lambda part, given: asked.read(asked.module(part), part)
 
 
 def of_regard(asked: Asked) -> Step:
-    """A cache of regard's: a model takes it whole, a layer its `past`, which puts the keys and values before the new ones."""
+    """Make the step with a regard Cache.
+
+    A model takes the whole cache. A layer takes `past`, a function that puts the cached keys and values before the new ones.
+    """
     cache, layer = Cache(sum(1 for _ in asked.module.modules()), TOKENS), asked.x.dim() > 2
     calls = 0
 
@@ -189,7 +199,7 @@ def of_regard(asked: Asked) -> Step:
 
 
 def handed_back(asked: Asked) -> Step:
-    """A cache that the module returns and takes again."""
+    """Make the step with a cache that the module returns and takes again."""
     past = None
 
     def step(part: Tensor, given: dict[str, Any]) -> Tensor:
@@ -202,7 +212,10 @@ def handed_back(asked: Asked) -> Step:
 
 
 def of_hugging_face(asked: Asked) -> Step:
-    """A layer of Hugging Face's with their Cache, one token at a time: a mask for several is its model's to make."""
+    """Make the step of a Hugging Face layer with a DynamicCache, one token at a time.
+
+    Several tokens would need a mask, which the layer's model makes.
+    """
     cache = sys.modules["transformers"].DynamicCache()
     layer = next((part.layer_idx for part in asked.module.modules() if isinstance(getattr(part, "layer_idx", None), int)), 0)
     before = 0
@@ -224,12 +237,15 @@ FORMS: tuple[Form, ...] = (of_regard, handed_back, of_hugging_face)
 
 
 def asking(asked: Asked) -> dict[str, bool]:
-    """What asks a module for its cache."""
+    """Return the arguments that make a module return its cache."""
     return {"use_cache": True} if "use_cache" in asked.takes else {}
 
 
 def returned_cache(returned: Any, name: str) -> Any:
-    """The cache among what a module returned: what is named so, or the first that is no tensor and holds some."""
+    """Return the cache in a module's output: the entry `name`, or the first non-tensor part that may hold tensors.
+
+    Raises TypeError if there is none.
+    """
     if isinstance(returned, Mapping) and returned.get(name) is not None:
         return returned[name]
     found = [one for one in parts_of(returned)[1:] if not isinstance(one, Tensor) and holding(one)]
@@ -239,7 +255,7 @@ def returned_cache(returned: Any, name: str) -> Any:
 
 
 def holding(one: Any) -> bool:
-    """Whether something holds a tensor: a container, or an object."""
+    """Return whether a value may hold a tensor: a container with one in it, or an object with attributes."""
     if isinstance(one, (list, tuple, dict)):
         return any(isinstance(each, Tensor) or holding(each) for each in (one.values() if isinstance(one, dict) else one))
     return hasattr(one, "__dict__")

@@ -1,4 +1,4 @@
-"""Ways of calling a subject, by what it is and by what its signature asks for: x -> y, or (q, k, v) -> context."""
+"""Ways of calling a subject, chosen by its type and its signature: x -> y, or (q, k, v) -> context."""
 
 import functools
 import inspect
@@ -15,13 +15,13 @@ from regard.mechanism.rule import Offset
 
 Form = Literal["x", "qkv"]
 Call = Callable[..., Answer]
-PLAIN = "x (b, t, c)"  # how most are called, in words
+PLAIN = "x (b, t, c)"  # the usual way
 WORDS = (("q", "quer"), ("k", "key"), ("v", "val"))
 LETTER = re.compile(r"(?:^|_)(?:x|in|inputs?)?([qkv])s?(?:_|\d|$)")
 
 
 class Way(NamedTuple):
-    """A way of calling: of a module or function it makes a call."""
+    """A way of calling; `make` turns a module or function into a call."""
 
     form: Form
     rank: int
@@ -30,7 +30,11 @@ class Way(NamedTuple):
 
 
 def handed(plain: Any, expects: Mask, offset: Offset) -> list[Way]:
-    """How torch's own are called, which take a mask: with what the expectation hides, or with what a partial gives them."""
+    """Return the ways of calling torch's own modules, which take a mask; empty for anything else.
+
+    The mask is what `expects` hides, or what a partial passes. Raises ConfigError for an nn.MultiheadAttention whose keys or
+    values have a width of their own.
+    """
     inner = plain if isinstance(plain, nn.Module) else None
     held = plain.func if isinstance(plain, functools.partial) else plain
     if isinstance(held, nn.MultiheadAttention) and type(held).forward is nn.MultiheadAttention.forward:
@@ -49,7 +53,7 @@ def handed(plain: Any, expects: Mask, offset: Offset) -> list[Way]:
 
 
 def signed(plain: Any, module: nn.Module | None, name: str) -> list[Way]:
-    """How something may be called, by what its signature asks for."""
+    """Return the ways in which a module or function may be called, by its signature. Raises ConfigError if there is none."""
     needed = required(plain)
     order = None if needed is None or len(needed) != 3 else roles(needed)
     of_x = [Way("x", 3, PLAIN, of_one), Way("x", 2, "x (t, c)", one_by_one(of_one))]
@@ -76,7 +80,7 @@ def signed(plain: Any, module: nn.Module | None, name: str) -> list[Way]:
 
 
 def roles(names: Sequence[str]) -> str | None:
-    """Which of q, k and v each name says, as "kqv"; None where names do not say all three."""
+    """Return the order of q, k and v in argument names, such as "kqv"; None if the names do not give all three."""
     found = ""
     for name in names:
         letter = LETTER.search(name.lower())
@@ -85,16 +89,16 @@ def roles(names: Sequence[str]) -> str | None:
     return found if sorted(found) == ["k", "q", "v"] else None
 
 
-# from a module or function to a call
+# Makers: each turns a module or function into a call.
 
 
 def of_one(f: Callable[..., Any]) -> Call:
-    """f(x)."""
+    """Make the call f(x)."""
     return lambda x: answered(f(x), x.shape[-2], x.shape[:-1])
 
 
 def thrice(f: Callable[..., Any], first: bool = True) -> Call:
-    """f(x, x, x): an attention of query, key and value, each token to the others; x with its tokens before its sequences."""
+    """Make the call f(x, x, x), x as query, key and value; if `first` is False, f takes and returns (t, b, c)."""
     if first:
         return lambda x: answered(f(x, x, x), x.shape[-2], x.shape[:-1])
 
@@ -107,7 +111,7 @@ def thrice(f: Callable[..., Any], first: bool = True) -> Call:
 
 
 def by_name(make: Callable[[Any], Call], order: str | None) -> Callable[[Any], Call]:
-    """A way of q, k and v, in the order in which the arguments' names have them: "kqv", say."""
+    """Return a maker of calls of q, k and v that passes them in `order`, such as "kqv"."""
     if order is None or order == "qkv":
         return make
 
@@ -118,7 +122,7 @@ def by_name(make: Callable[[Any], Call], order: str | None) -> Callable[[Any], C
 
 
 def one_by_one(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
-    """The sequences of a batch one after the other, for what takes (t, c)."""
+    """Return a maker of calls that pass the sequences of a batch one after the other, for what takes (t, c)."""
 
     def made(f: Any) -> Call:
         one = make(f)
@@ -128,12 +132,12 @@ def one_by_one(make: Callable[[Any], Call]) -> Callable[[Any], Call]:
 
 
 def of_each(f: Callable[..., Any]) -> Call:
-    """f(q, k, v), each (b, h, t, d)."""
+    """Make the call f(q, k, v), each (b, h, t, d)."""
     return lambda q, k, v: answered(f(q, k, v), q.shape[-2], q.shape[:-1], k.shape[-2])
 
 
 def headless(f: Callable[..., Any]) -> Call:
-    """f(q, k, v), each (b, t, d): of one head."""
+    """Make the call f(q, k, v), each (b, t, d): one head."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Answer:
         context, weights = of_each(f)(q[:, 0], k[:, 0], v[:, 0])
@@ -143,7 +147,7 @@ def headless(f: Callable[..., Any]) -> Call:
 
 
 def bare(f: Callable[..., Any]) -> Call:
-    """f(q, k, v), each (t, d): of one head and one sequence."""
+    """Make the call f(q, k, v), each (t, d): one head and one sequence."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Answer:
         context, weights = stacked([of_each(f)(*each) for each in zip(q[:, 0], k[:, 0], v[:, 0], strict=True)])
@@ -153,12 +157,12 @@ def bare(f: Callable[..., Any]) -> Call:
 
 
 def with_mask(make: Callable[..., Call], expects: Mask, offset: Offset) -> Callable[[Any], Call]:
-    """A way whose subject is handed the expectation as its mask: it takes one and holds none."""
+    """Return a maker of calls that pass the expectation as the mask, for modules that take a mask and hold none."""
     return lambda module: make(module, expects, offset)
 
 
 def multihead(module: nn.MultiheadAttention, expects: Mask, offset: Offset) -> Call:
-    """The call of nn.MultiheadAttention, by its own batch_first."""
+    """Make the call of an nn.MultiheadAttention, by its own batch_first."""
 
     def call(x: Tensor) -> Answer:
         mask = hidden(expects, x, module.num_heads, offset)
@@ -170,7 +174,7 @@ def multihead(module: nn.MultiheadAttention, expects: Mask, offset: Offset) -> C
 
 
 def encoder(module: nn.TransformerEncoderLayer | nn.TransformerEncoder, expects: Mask, offset: Offset) -> Call:
-    """The call of torch's own encoder layer, or of several, by its attention's batch_first."""
+    """Make the call of torch's encoder layer or encoder, by its attention's batch_first."""
     first: Any = module.layers[0] if isinstance(module, nn.TransformerEncoder) else module
     attention = first.self_attn
 
@@ -183,7 +187,7 @@ def encoder(module: nn.TransformerEncoderLayer | nn.TransformerEncoder, expects:
 
 
 def hidden(expects: Mask, x: Tensor, heads: int, offset: Offset) -> Tensor | None:
-    """An expectation as torch's modules take it: True = hidden, (t, t) or (b · heads, t, t)."""
+    """Return an expectation as torch's modules take it: True = hidden, (t, t) or (b · heads, t, t); None if all is seen."""
     if expects == EVERYTHING:
         return None
     b, t, _ = x.shape
@@ -192,7 +196,7 @@ def hidden(expects: Mask, x: Tensor, heads: int, offset: Offset) -> Tensor | Non
 
 
 def required(plain: Any) -> list[str] | None:
-    """The arguments that must be given, those by name as `mask=`; None where there is no telling, as of functions in C."""
+    """Return the names of required arguments, keyword-only ones as `mask=`; None if unknown, as for C functions and *args."""
     try:
         signature = inspect.signature(signed_as(plain))
     except (TypeError, ValueError):
@@ -206,12 +210,12 @@ def required(plain: Any) -> list[str] | None:
 
 
 def signed_as(plain: Any) -> Any:
-    """What has the signature: a module's is that of its forward, in a partial too."""
+    """Return the object that has the signature: of a module its forward, in a partial too."""
     if isinstance(plain, functools.partial) and isinstance(plain.func, nn.Module):
         return functools.partial(plain.func.forward, *plain.args, **plain.keywords)
     return plain.forward if isinstance(plain, nn.Module) else plain
 
 
 def told(inputs: str, name: str, expects: Mask) -> str:
-    """How a subject that takes a mask is called."""
+    """Describe how a subject that takes a mask is called."""
     return inputs if expects == EVERYTHING else f"{inputs}, {name} = what {expects} hides"

@@ -1,4 +1,4 @@
-"""Case: a subject, what is expected of it, inputs for it, and what was measured of it: what every probe is given."""
+"""A subject, its expectation, its inputs and its measurements: the argument of every probe."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from regard.mechanism.rule import Offset
 
 
 class Case:
-    """One subject under examination; what is measured of it is measured once."""
+    """One subject under examination; each measurement is made once."""
 
     def __init__(
         self,
@@ -34,37 +34,40 @@ class Case:
     ) -> None:
         self.subject, self.expects, self.shapes = subject, expects, shapes
         self.scale, self.offset, self._identify = scale, offset, identify
-        self.narrow = ""  # why there is no `double`
-        self._widths: dict[tuple[int, ...], int] = {}  # of contexts, by those of inputs
+        self.narrow = ""  # the reason if `double` is None
+        self._widths: dict[tuple[int, ...], int] = {}  # widths of contexts, by the widths of inputs
 
     def inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
-        """(x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal times size, the same for the same seed.
+        """Return (x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal numbers times size, the same for the same seed.
 
-        A subject that carries its own padding or documents always meets the sample's b and t, whatever is asked: `free` is
-        False of it.
+        A subject that carries its own padding or documents always gets the sample's b and t, whatever is passed: its `free` is
+        False.
         """
         return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
 
     def ask(self, *inputs: Tensor) -> Answer:
-        """What the subject gives, as it is, without gradient; raises AskedError where the subject raises."""
+        """Return the subject's answer unchanged, without gradient. Raises AskedError if the subject raises."""
         with torch.no_grad():
             return self._called(inputs)
 
     def context(self, *inputs: Tensor) -> Tensor:
-        """The context (b, t, c), with gradient; heads side by side. Raises AskedError where the subject raises."""
+        """Return the context (b, t, c), heads side by side, with gradient. Raises AskedError if the subject raises."""
         return joined(self._called(inputs).context, self.subject.form)
 
     def repeated(self, *inputs: Tensor, seed: int = 0) -> Tensor:
-        """The context (b, t, c), without gradient; where something is drawn, the same again. Raises AskedError as `context`."""
+        """Return the context (b, t, c), without gradient, with fixed random numbers. Raises AskedError as `context` does."""
         seeded(seed, self.subject.device)
         with torch.no_grad():
             return self.context(*inputs)
 
     def _called(self, inputs: tuple[Tensor, ...]) -> Answer:
-        """What the subject gives: a context of the inputs' shape, and as wide as it was for others of their width."""
+        """Call the subject and check its context: of the inputs' shape, and as wide as before for inputs of the same width.
+
+        Raises AskedError if the subject raises, and ChangedError if the shape differs.
+        """
         try:
             answer = self.subject.call(*inputs)
-        except Exception as error:  # somebody's layer may raise anything
+        except Exception as error:  # a user's layer may raise anything
             raise AskedError(described(inputs), error) from error
         shape, width = answer.context.shape, tuple(x.shape[-1] for x in inputs)
         expected = *inputs[0].shape[:-1], self._widths.setdefault(width, shape[-1])
@@ -73,33 +76,33 @@ class Case:
         return answer
 
     def expected(self, *inputs: Tensor) -> Tensor:
-        """Who may see whom for these inputs: bool (b, q, k); any head that may see is enough."""
+        """Return who may see whom for these inputs: bool (b, q, k), True if any head may see."""
         q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
         table = self.expects.table(q, k, self.offset)
         table = table[(None,) * (4 - table.dim())]
         return table.any(1).expand(len(inputs[0]), q, k)
 
     def at(self, t: int) -> "Case":
-        """The same with another usual number of tokens."""
+        """Return the case with another usual number of tokens."""
         shapes = replace(self.shapes, tokens=t)
         return Case(self.subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
     def within(self, subject: Subject, shapes: Shapes) -> "Case":
-        """A part of the subject, of which the same is expected."""
+        """Return the case of a part of the subject, with the same expectation."""
         return Case(subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
     @property
     def free(self) -> bool:
-        """Whether other lengths and batches than the usual may be tried."""
+        """Whether lengths and batches other than the usual may be tried."""
         return not self.shapes.bound
 
     def usual(self, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
-        """Inputs of the usual length and batch."""
+        """Return inputs of the usual length and batch."""
         return self.inputs(None, self.shapes.batch, seed, size)
 
     @cached_property
     def reach(self) -> Reach:
-        """Who sees whom, as it was measured: by gradients in float64 where it has them, and by changing tokens."""
+        """Who sees whom, as measured: by gradients, in float64 where that runs, and by changing tokens."""
         best = self.double or self
         queries, keys = self.shapes.tokens - self.shapes.gap, self.shapes.tokens
         slopes = None
@@ -114,7 +117,7 @@ class Case:
         return Reach(strength, reach.threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own)
 
     def _seeing_itself(self) -> tuple[int, int]:
-        """A sequence and a query of it that may see its own token and others: the last one."""
+        """Return a sequence and a query of it, the last one that may see its own token and others."""
         expected = self.expected(*self.usual())
         several = expected.diagonal(dim1=1, dim2=2) & (expected.sum(-1) > 1)
         b, i = (several.nonzero() if several.any() else torch.tensor([[0, expected.shape[1] - 1]]))[-1].tolist()
@@ -122,7 +125,7 @@ class Case:
 
     @cached_property
     def double(self) -> "Case | None":
-        """The same in float64: a copy of a module, a function itself; None where that does not run."""
+        """The case in float64, of a copy of a module or of a function itself; None if that does not run."""
         if self.subject.dtype == torch.float64:
             return self
         call = widened(self.subject)
@@ -147,27 +150,27 @@ class Case:
 
     @cached_property
     def identified(self) -> Any:
-        """What the subject computes, by its own parameters; None where nothing matches."""
+        """What the subject computes, by its own parameters; None if nothing matches."""
         return None if self._identify is None else self._identify(self)
 
 
 def sloped(case: Case, rows: list[int]) -> Tensor | None:
-    """The strengths by gradients; None where the subject lets none through."""
+    """Return the strengths measured by gradients; None if the subject has no gradient."""
     try:
         if not case.context(*(x.requires_grad_() for x in case.usual())).requires_grad:
             return None
         return reach.by_gradient(case.context, case.usual, rows)
-    except AskedError:  # a kernel that has no gradient, or a layer that refuses to be asked for one
+    except AskedError:  # a kernel without a gradient, or a layer that refuses inputs that require one
         return None
 
 
 def joined(context: Tensor, form: str) -> Tensor:
-    """A context as (b, t, c): of a function's (b, h, t, e), the heads side by side."""
+    """Return a context as (b, t, c): the heads of a function's (b, h, t, e) are placed side by side."""
     return context.transpose(1, 2).flatten(2) if form == "qkv" and context.dim() == 4 else context
 
 
 def widened(subject: Subject) -> Call | None:
-    """The call of a float64 copy of a subject; None where it cannot be copied."""
+    """Return the call of a float64 copy of a subject; None if the subject cannot be copied."""
     if subject.module is None:
         return subject.call
     module = copied(subject)
@@ -175,13 +178,13 @@ def widened(subject: Subject) -> Call | None:
 
 
 def copied(subject: Subject) -> nn.Module | None:
-    """A float64 copy of a subject's module; None where there is none, or it cannot be asked in its place."""
+    """Return a float64 copy of a subject's module; None if there is none, or the copy cannot be called in its place."""
     return None if subject.module is None or subject.again is None else doubled(subject.module)
 
 
 def doubled(module: nn.Module) -> nn.Module | None:
-    """A float64 copy of a module; None where it cannot be copied."""
+    """Return a float64 copy of a module; None if it cannot be copied."""
     try:
         return copy.deepcopy(module).double()
-    except Exception:  # of the many things that a module may hold, some cannot be copied
+    except Exception:  # some objects that a module holds cannot be copied
         return None

@@ -1,4 +1,4 @@
-"""Doors: the first module of a model at which something goes wrong that its own input does not bring along."""
+"""Localize an error: find the first module of a model that goes wrong although its own input does not."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,10 @@ Outcome = tuple[str, list[Tensor], list[Tensor]]
 
 
 def moving(model: Model, changed: Tensor, b: int, i: int) -> str:
-    """The first and innermost module whose output of token i moves with these ids where nothing that it is given moves."""
+    """Return the first, innermost module whose output for token i of sequence b changes with these ids while its inputs do not.
+
+    "" if there is none.
+    """
     before, after = outcomes(model, model.ids, b, i), outcomes(model, changed, b, i)
     for (name, came, gave), (_, came_then, gave_then) in zip(before, after, strict=False):
         if same(came, came_then) and not same(gave, gave_then):
@@ -23,13 +26,13 @@ def moving(model: Model, changed: Tensor, b: int, i: int) -> str:
 
 
 def breaking(model: Model) -> str:
-    """The first and innermost module that gives what is not finite where all that it is given is."""
+    """Return the first, innermost module that returns non-finite numbers for finite inputs; "" if there is none."""
     every = outcomes(model, model.ids, 0, None)
     return next((name for name, came, gave in every if finite(came) and not finite(gave)), "")
 
 
 def weighing(model: Model, name: str) -> bool:
-    """Whether a module holds matrices, and its last output moves with tokens before it: as attention, and no norm, does."""
+    """Return whether a module holds matrices and its last output depends on earlier tokens, as in attention, not in a norm."""
     part = model.module.get_submodule(name)
     if not any(weight.dim() == 2 for weight in part.parameters()):
         return False
@@ -38,7 +41,7 @@ def weighing(model: Model, name: str) -> bool:
     def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         first = next((one for one in given if isinstance(one, Tensor) and one.dim() == 3 and one.is_floating_point()), None)
         if first is not None and not found:
-            found.append(False)  # what is called here calls this hook again
+            found.append(False)  # set first: the call below runs this hook again
             other = first.clone()
             other[:, :-1] = other[:, :-1].roll(1, -1) + 1
             again = part(*(other if one is first else one for one in given))
@@ -47,7 +50,7 @@ def weighing(model: Model, name: str) -> bool:
     handle = part.register_forward_hook(hook)
     try:
         model.run()
-    except AskedError:  # it takes no other input
+    except AskedError:  # the module rejects other inputs
         return False
     finally:
         handle.remove()
@@ -55,13 +58,13 @@ def weighing(model: Model, name: str) -> bool:
 
 
 def last(output: Any) -> list[Tensor]:
-    """The last token of each sequence in what a module gave."""
+    """Return the last token of each sequence in a module's outputs."""
     parts = output if isinstance(output, (tuple, list)) else [output]
     return [one[:, -1] for one in parts if isinstance(one, Tensor) and one.dim() == 3]
 
 
 def outcomes(model: Model, ids: Tensor, b: int, i: int | None) -> list[Outcome]:
-    """What each module was given and gave for token i of a sequence, or for all tokens, in the order in which they end."""
+    """Return the inputs and outputs of each module for token i of sequence b, or for all its tokens, in order of completion."""
     found: list[Outcome] = []
 
     def keep(name: str, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -74,7 +77,7 @@ def outcomes(model: Model, ids: Tensor, b: int, i: int | None) -> list[Outcome]:
 
 
 def placed(values: Sequence[Any], shape: torch.Size, b: int, i: int | None) -> list[Tensor]:
-    """Token i, or all of them, of every tensor (b, t, ...) or (b t, ...) among values; of one sequence."""
+    """Return token i, or all tokens, of sequence b in every tensor (b, t, ...) or (b t, ...) among values."""
     flat = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
     kept = [one for one in flat if isinstance(one, Tensor) and one.dim() >= 2]
     apart = [one.unflatten(0, shape) if len(one) == shape.numel() != shape[0] else one for one in kept]
@@ -83,7 +86,7 @@ def placed(values: Sequence[Any], shape: torch.Size, b: int, i: int | None) -> l
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether tensors are equal, beside rounding."""
+    """Return whether two lists of tensors are equal up to rounding."""
     return len(one) == len(other) and all(
         a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
         for a, b in zip(one, other, strict=True)
@@ -91,5 +94,5 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def finite(values: list[Tensor]) -> bool:
-    """Whether all numbers are."""
+    """Return whether all numbers in the tensors are finite."""
     return all(bool(one.isfinite().all()) for one in values)

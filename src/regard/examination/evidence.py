@@ -1,4 +1,4 @@
-"""Evidence: the sentences that say, in numbers, which output depends on which token."""
+"""Sentences that state, in numbers, which output depends on which token."""
 
 import torch
 
@@ -11,24 +11,24 @@ ALONE = (
     "the attention alone, without a residual, norm, rotary or activation beside it, its projections named W_query, q_proj, "
     "to_q or qkv; or its weights returned beside the context; or a function (q, k, v) -> context"
 )
-FAINT = 0.1  # of what moves an output most
+FAINT = 0.1  # of the largest dependence of an output
 SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
 
 
 def words(case: Case) -> tuple[str, ...]:
-    """A word for each token: the lectures' sentence where it has as many, else their numbers."""
+    """Return a word for each token: the lectures' sentence if it has as many words, else the token numbers."""
     t = case.shapes.tokens
     return SENTENCE if t == len(SENTENCE) else tuple(str(j) for j in range(t))
 
 
 def token(case: Case, j: int) -> str:
-    """A token by its number, and its word where it has one."""
+    """Format a token as its number, followed by its word if it has one."""
     found = words(case)[j]
     return f'{j} "{found}"' if found != str(j) else found
 
 
 def moved(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> float:
-    """How far output i of sequence b moves where token j, of that sequence or of another, is replaced."""
+    """Compute how far output i of sequence b moves when token j of that sequence, or of sequence `source`, is replaced."""
     inputs, other = case.usual(3), case.usual(103)
     source = b if source is None else source
     seeded(0, case.subject.device)
@@ -40,12 +40,15 @@ def moved(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> 
 
 
 def rows(case: Case, context: torch.Tensor, b: int) -> torch.Tensor:
-    """The outputs of one sequence, (q, c)."""
+    """Return the outputs of one sequence, (q, c), in float64."""
     return (context[b].transpose(0, 1).flatten(1) if context.dim() == 4 else context[b]).double()
 
 
 def seen(case: Case, i: int, j: int, b: int = 0) -> str:
-    """`row 0 "Your" puts 0.22 on token 3 "with"; changing token 3 moves output 0 by 0.41`."""
+    """Describe how output i depends on token j in numbers.
+
+    For example `row 0 "Your" puts 0.22 on token 3 "with"; changing token 3 moves output 0 by 0.41`.
+    """
     weight = weighed(case, i, j, b)
     puts = f"row {token(case, place(case, i))} puts {weight:.2g} on token {token(case, j)}; " if weight else ""
     who = f"token {j}" if puts else f"token {token(case, j)}"
@@ -56,34 +59,34 @@ def seen(case: Case, i: int, j: int, b: int = 0) -> str:
 
 
 def place(case: Case, i: int) -> int:
-    """The number of the token that query i is, where the first queries' tokens are keys alone."""
+    """Return the token number of query i; the first tokens may be keys only."""
     return i + case.shapes.gap
 
 
 def weighed(case: Case, i: int, j: int, b: int) -> float | None:
-    """The weight of a query on a key, the largest of any head, where the subject returns weights."""
+    """Return the weight of a query on a key, the largest of any head; None if the subject returns no weights."""
     weights = reading.returned(case, case.usual(3))
     return None if weights is None else float(weights[b, :, i, j].max())
 
 
 def pairs(table: torch.Tensor) -> list[tuple[int, int]]:
-    """The places of a table (q, k) that are true, row by row."""
+    """Return the indices of the true entries of a table (q, k), row by row."""
     return [(int(i), int(j)) for i, j in table.nonzero().tolist()]
 
 
 def listed(numbers: list[int]) -> str:
-    """`0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
+    """Format numbers as `0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
     shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def idle(case: Case) -> bool:
-    """Whether no output depends on any token, so that there is nothing to be seen or hidden."""
+    """Return whether no output depends on any token, so that nothing can be seen or hidden."""
     return not case.reach.strength.nan_to_num().any()
 
 
 def sensitivity(case: Case) -> str:
-    """The smallest dependence that would have shown."""
+    """Describe the smallest dependence that would have been detected."""
     if case.reach.how == "gradients":
         return f"a dependence of {case.reach.threshold:.0e} of what moves an output most would have shown"
     return f"measured by changing tokens: a change of {reach.rounding(case.subject.dtype):.0e} of an output would have shown"

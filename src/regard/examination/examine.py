@@ -1,4 +1,4 @@
-"""examine: is this attention right? Found by what a subject does, never by reading its code."""
+"""Check whether attention is right, by what a subject computes and never by its code."""
 
 import functools
 import math
@@ -37,24 +37,24 @@ def examine(
     offset: int = 0,
     time_limit_seconds: float | None = None,
 ) -> Report:
-    """Whether attention is right: a report that is true where nothing is wrong, and says what is wrong where something is.
+    """Check whether attention is right: return a report that is true if nothing is wrong and states what is wrong otherwise.
 
     `subject` is a module x -> y or x -> (y, weights), nn.MultiheadAttention itself, or a function (q, k, v) -> context;
-    `expects` is who may see whom. `sample` is x (b, t, d_in) or (t, d_in) where the width cannot be found, or (q, k, v); fewer
-    tokens may be tried, never more. A subject that carries its own padding or documents needs the sample of that batch, and an
-    expectation that says the same. `scale` is what the scores are multiplied by where it is not 1 / √d; `offset` the position
-    of the first query among the keys. Mode, weights, gradients and random state are left as found.
+    `expects` is who may see whom. `sample` is x (b, t, d_in) or (t, d_in) if the width cannot be found, or (q, k, v); fewer
+    tokens may be tried, never more. A subject that carries its own padding or documents needs a sample of that batch, and an
+    expectation that states the same rule. `scale` is the factor on the scores if it is not 1 / √d; `offset` is the position of
+    the first query among the keys. Mode, weights, gradients and random state are restored.
 
-    After `time_limit_seconds` the report is of what was examined until then, with a finding that says so; a call into C that
-    does not return is not interrupted. A subject that raises SystemExit, or what else is no Exception, is a finding too;
-    KeyboardInterrupt is raised. Raises ConfigError where a subject cannot be called.
+    After `time_limit_seconds` the report covers what was examined until then, with a finding that says so; a call into C that
+    does not return is not interrupted. A subject that raises SystemExit, or anything else that is not an Exception, is a
+    finding too; KeyboardInterrupt is raised. Raises ConfigError if a subject cannot be called.
     """
     asked = functools.partial(examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset)
     return end_in_time(asked, TimeLimit(time_limit_seconds), Progress())
 
 
 def end_in_time(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
-    """Return the report of an examination, or that of what was said until it was stopped."""
+    """Return the report of an examination, or the report of its results so far if the time limit or the subject ends it."""
     try:
         return asked(limit=limit, progress=progress)
     except TimeLimitError as error:
@@ -62,7 +62,7 @@ def end_in_time(asked: Callable[..., Report], limit: TimeLimit, progress: Progre
         return progress.unfinished(stopped.find_late(limit.seconds or 0, progress.step, stopped.locate(error)))
     except (Exception, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, say
+    except BaseException as error:  # such as SystemExit
         if stopped.is_from_signal_handler(error):
             raise
         return progress.unfinished(stopped.find_raised(error, progress.step))
@@ -78,7 +78,7 @@ def examine_step_by_step(
     limit: TimeLimit = UNLIMITED,
     progress: Progress,
 ) -> Report:
-    """Return the report of examine, and tell `progress` what is said as it is found."""
+    """Return the report of an examination, and add each result to `progress` as it is found."""
     progress.begin(name_of(uncompiled(subject)), str(expects))
     progress.examine_next("inputs")
     offset = checked_position(offset)
@@ -95,7 +95,7 @@ def examine_step_by_step(
             if not error.sure:
                 raise ConfigError(unguessed(subject, error.errors)) from None
             return Report(ways[0].name, str(expects), (refused(error.errors),))
-        writes.changed.clear()  # by calls that were tried
+        writes.changed.clear()  # by trial calls
         settled, said = state.settled(chosen, shapes)
         progress.add(said)
         case = Case(settled, expects, shapes, stated(chosen, scale), offset, match.identify)
@@ -104,7 +104,7 @@ def examine_step_by_step(
 
 
 def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
-    """A sample as a tuple of tensors."""
+    """Return a sample as a tuple of detached tensors; None without a sample. Raises ConfigError for a sample without tokens."""
     if sample is None:
         return None
     given = (sample,) if isinstance(sample, Tensor) else tuple(check_sequence("sample", sample))
@@ -119,15 +119,18 @@ def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
 
 
 def stated(subject: Subject, scale: float | None) -> float | None:
-    """The scale that the caller states, or else that the subject does, as SimpleSelfAttention does."""
+    """Return the scale that the caller states, or else the one of the subject's class, as in SimpleSelfAttention.
+
+    Raises ConfigError for a scale that is 0 or not finite.
+    """
     if scale is not None and (not math.isfinite(check_number("scale", scale)) or scale == 0):
         raise ConfigError(f"scale is what the scores are multiplied by, a finite number that is not 0; got {scale!r}.")
-    own = getattr(type(subject.module), "scale", None)  # of the class: one of the instance's may be the mistake
+    own = getattr(type(subject.module), "scale", None)  # of the class: an instance attribute may be the mistake
     return float(own) if scale is None and isinstance(own, (int, float)) else scale
 
 
 def unguessed(subject: object, errors: Sequence[str]) -> str:
-    """What to do where no input was taken."""
+    """Describe what to pass when no input was accepted."""
     name = name_of(uncompiled(subject))
     sample = "sample=, an x (b, t, d_in) or (q, k, v) that it takes."
     if inputs.NO_CONTEXT in errors[0]:

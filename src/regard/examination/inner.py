@@ -1,4 +1,4 @@
-"""Inner: the attention inside a layer that does more, called as the layer calls it."""
+"""Find the attention inside a layer that does more, and call it as the layer does."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from regard.examination.case import Case
 from regard.examination.subjects import Subject
 from regard.examination.watched import watched
 
-TRIED = 3  # parts that are read, the outermost first
+TRIED = 3  # parts to identify, the outermost first
 
 
 class Given(NamedTuple):
-    """What a part of a module was given, by place and by name, and what it returned."""
+    """The positional and named inputs of a part of a module, and its output."""
 
     name: str
     part: nn.Module
@@ -29,13 +29,13 @@ class Given(NamedTuple):
 
     @property
     def x(self) -> Tensor:
-        """The first of what it was given."""
+        """The first input."""
         first: Tensor = [*self.inputs, *self.named.values()][0]
         return first
 
 
 def attentions(case: Case) -> Iterator[Case]:
-    """Each part of a module in which tokens meet, as a case of its own; the outermost first."""
+    """Yield a case for each part of a module in which tokens interact; the outermost first."""
     (x,) = case.usual()
     for given in sorted(calls(case, x), key=lambda one: one.name.count(".")):
         if alone(given, x) and meets(given):
@@ -43,20 +43,23 @@ def attentions(case: Case) -> Iterator[Case]:
 
 
 def named(case: Case) -> tuple[Case | None, str]:
-    """The first part whose formula is known, and the name of a part in which tokens meet; "" where there is none."""
+    """Return the first part whose formula is identified, and the name of the last part tried in which tokens interact.
+
+    None and "" where there is none; at most TRIED parts are read.
+    """
     first = ""
     try:
         for part in itertools.islice(attentions(case), TRIED):
-            first = part.subject.name  # the innermost so far: what can be asked alone
+            first = part.subject.name  # the innermost so far, which can be examined alone
             if part.identified is not None:
                 return part, first
-    except Exception:  # a part that cannot be called as it was
+    except Exception:  # a part that cannot be called again with its inputs
         return None, first
     return None, first
 
 
 def calls(case: Case, x: Tensor) -> list[Given]:
-    """What each part was given that ran once."""
+    """Return the inputs and output of each part that ran exactly once."""
     assert case.subject.module is not None
     found: list[Given] = []
     with watched(case.subject.module, lambda *told: found.append(Given(*told))):
@@ -65,22 +68,22 @@ def calls(case: Case, x: Tensor) -> list[Given]:
 
 
 def alone(given: Given, x: Tensor) -> bool:
-    """Whether a part is given one sequence, (b, t, c), once or as query, key and value alike, and returns one as long."""
+    """Return whether a part takes one sequence, (b, t, c), once or as query, key and value alike, and returns one as long."""
     values = [*given.inputs, *given.named.values()]
     if not values or not isinstance(values[0], Tensor) or not sequence(values[0], x):
         return False
     output = given.output[0] if isinstance(given.output, tuple) and given.output else given.output
     alike = [one for one in values if isinstance(one, Tensor) and one.shape == values[0].shape]
-    return sequence(output, x) and all(one is values[0] for one in alike)  # what has another width is a mask, or positions
+    return sequence(output, x) and all(one is values[0] for one in alike)  # a tensor of another shape is a mask, or positions
 
 
 def sequence(value: Any, x: Tensor) -> bool:
-    """Whether a value is a sequence of vectors as long as x."""
+    """Return whether a value is a sequence of vectors as long as x."""
     return isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == x.shape[:2] and value.is_floating_point()
 
 
 def meets(given: Given) -> bool:
-    """Whether an output of a part moves with another token."""
+    """Return whether an output of a part moves with another token."""
     x, call = given.x, again(given, given.part)
     with torch.no_grad():
         y = call(x).context
@@ -95,7 +98,7 @@ def meets(given: Given) -> bool:
 
 
 def again(given: Given, part: nn.Module) -> Call:
-    """The call of a part, or of a copy of it, with all else that it was given."""
+    """Make the call of a part, or of a copy of it, with all its other inputs as recorded."""
 
     def call(x: Tensor) -> Answer:
         def fit(value: Any) -> Any:
@@ -111,7 +114,7 @@ def again(given: Given, part: nn.Module) -> Call:
 
 
 def of(case: Case, given: Given) -> Case:
-    """A part as a case, of the same expectation: its batch and length are those of the layer's."""
+    """Return the case of a part, with the same expectation and bound to the layer's batch and length."""
     subject = Subject(
         given.name,
         given.part,

@@ -1,4 +1,4 @@
-"""Inputs that a subject takes: widths found from the parameters of its module, or by trying; seeded and small."""
+"""Find inputs that a subject takes: widths from the parameters of its module, or by trial; small and seeded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from regard.examination.kept import keep
 from regard.examination.subjects import Subject
 from regard.mechanism import Mask
 
-HEADS, WIDTH = 3, 8  # of a function, which takes any
+HEADS, WIDTH = 3, 8  # of a function, which takes any sizes
 NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
 LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
-NO_CONTEXT = "which is no context"  # what is said of a subject that runs, and gives something else
-UNPACKED = "values to unpack"  # what is raised where a sample has another number of axes than is meant: pictures, say
-GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that are about how a subject is called
-LONGEST = 2048  # tokens that are tried
-OTHERS = (4, 3, 2, 8, 16, 32, 64, 128)  # lengths that are tried last: short ones, and those that blocks divide
+NO_CONTEXT = "which is no context"  # the message for a subject that runs and returns something else
+UNPACKED = "values to unpack"  # the error of a shape unpacked with another number of axes, as for images
+GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that depend on how a subject is called
+LONGEST = 2048  # tokens to try
+OTHERS = (4, 3, 2, 8, 16, 32, 64, 128)  # lengths to try last: short ones, and multiples of block sizes
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What inputs look like: x (b, t, width); or q (b, heads, t - gap, width), k (b, groups, t, width), v as k of `value`."""
+    """The shapes of inputs: x (b, t, width); or q (b, heads, t - gap, width), k (b, groups, t, width), v as k of `value`."""
 
     form: Form
     width: int
@@ -34,15 +34,15 @@ class Shapes:
     heads: int = HEADS
     groups: int = HEADS
     value: int = WIDTH
-    gap: int = 0  # keys that stand before the first query
-    bound: bool = False  # to this number of tokens and of sequences
-    most: int | None = None  # tokens that may be tried, None where there is no limit
+    gap: int = 0  # keys before the first query
+    bound: bool = False  # to these numbers of tokens and sequences
+    most: int | None = None  # the largest number of tokens to try, None without limit
     spread: float = 1.0
 
     def make(
         self, t: int | None, b: int, seed: int, size: float, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        """Seeded normal numbers times size; the same ones in every dtype."""
+        """Draw seeded normal numbers times size, the same in every dtype. Raises ShapeError for more than `most` tokens."""
         t = self.tokens if t is None or self.bound else t
         b = self.batch if self.bound else b
         if self.most is not None and t > self.most:
@@ -60,7 +60,7 @@ class Shapes:
 
 
 class RefusedError(Exception):
-    """No way of calling a subject gave a context; `errors` are what it raised, the first the likeliest."""
+    """Raised if no way of calling a subject gives a context; `errors` lists what each way raised, the likeliest first."""
 
     def __init__(self, errors: Sequence[str], sure: bool) -> None:
         super().__init__(*errors)
@@ -68,11 +68,11 @@ class RefusedError(Exception):
 
 
 def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | None, offset: int) -> tuple[Subject, Shapes]:
-    """The first way of calling that works, and the shapes that it takes; raises RefusedError where none does."""
+    """Return the first way of calling that works, and the shapes that it takes. Raises RefusedError if none works."""
     tried = list(of_sample(ways, sample, expects) if sample is not None else of_parameters(ways, expects, offset))
     kept = None if ways[0].module is None else keep(ways[0].module)
     errors: list[str] = []
-    axes = 0  # that a function's tensors had when it ran, and gave no context: with fewer it would be asked something else
+    axes = 0  # of a function's tensors when it ran without giving a context: fewer axes would mean another operation
     for subject, shapes in tried:
         if subject.form == "qkv" and subject.rank < axes:
             continue
@@ -90,20 +90,20 @@ def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | No
 
 
 def sure(way: Subject, error: str, sampled: bool) -> bool:
-    """Whether an error is the subject's own, and not that of inputs that were guessed."""
+    """Return whether an error comes from the subject itself, not from guessed inputs."""
     if sampled:
         return not error.startswith("ConfigError")
     return surely(way.module) and way.note == PLAIN and UNPACKED not in error and not error.startswith(GUESSED)
 
 
 def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
-    """What stands against these inputs; None where the subject gives a context of their length."""
+    """Describe why a subject rejects these inputs; None if it returns a context of their length."""
     try:
         with torch.no_grad():
-            context = subject.call(*(x.clone() for x in inputs)).context  # it may write to them
+            context = subject.call(*(x.clone() for x in inputs)).context  # the subject may write to its inputs
     except RegardError as error:
         return f"{type(error).__name__}: {error}"
-    except Exception as error:  # somebody's layer may raise anything
+    except Exception as error:  # a user's layer may raise anything
         return f"{type(error).__name__} on {described(inputs)}: {first_line(error)}"
     first = inputs[0]
     expected = (*first.shape[:-1],) if subject.form == "qkv" else first.shape[:2]
@@ -114,7 +114,10 @@ def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
 
 
 def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) -> Iterator[tuple[Subject, Shapes]]:
-    """The ways that take a sample as it is; its dtype and device where the subject has none of its own."""
+    """Yield the ways that take a sample as it is, with its dtype and device if the subject has none of its own.
+
+    Raises ConfigError if no way takes as many tensors.
+    """
     form: Form = "x" if len(sample) == 1 else "qkv"
     ranked = [way for way in ways if way.form == form]
     if len(sample) not in (1, 3) or not ranked:
@@ -138,14 +141,14 @@ def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) 
 
 
 def on_four_axes(sample: Sequence[Tensor], form: str) -> tuple[Tensor, ...]:
-    """A sample as a subject is called: x (b, t, c), or q, k, v (b, h, t, d)."""
+    """Return a sample with the axes of a call: x (b, t, c), or q, k, v (b, h, t, d)."""
     if form == "x":
         return tuple(x if x.dim() == 3 else x.unsqueeze(0) for x in sample)
     return tuple(x if x.dim() == 4 else x.unsqueeze(1) if x.dim() == 3 else x[None, None] for x in sample)
 
 
 def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterator[tuple[Subject, Shapes]]:
-    """Every width that the parameters speak of, with every length that they and the expectation do."""
+    """Yield every way with every width that the parameters suggest, and every length that they or the expectation suggest."""
     module, fixed = ways[0].module, rules.bound(expects)
     lengths = rules.lengths(expects)
     for width in widths(module):
@@ -153,14 +156,14 @@ def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterat
         for t in ours if fixed else [*ours, *(n for n in OTHERS if n not in ours)]:
             for way in ways:
                 if way.form == "qkv" and (t <= offset or (t == HEADS and t not in ours)):
-                    continue  # as many tokens as heads: (b, t, h, d) would pass for (b, h, t, d)
+                    continue  # with as many tokens as heads, (b, t, h, d) looks like (b, h, t, d)
                 heads = HEADS if way.rank == 4 else 1
                 gap = max(offset, 0) if way.form == "qkv" else 0
                 yield way, Shapes(way.form, width, t, rules.batch(expects), heads, heads, width, gap, fixed)
 
 
 def widths(module: nn.Module | None) -> list[int]:
-    """The widths that an input may have, the likeliest first."""
+    """Return the widths that an input may have, the likeliest first."""
     if module is None or not any(True for _ in module.parameters()):
         return [WIDTH]
     found = [*named(module), *layered(module)]
@@ -169,12 +172,12 @@ def widths(module: nn.Module | None) -> list[int]:
 
 
 def named(module: nn.Module) -> list[int]:
-    """The widths that a module names among its attributes."""
+    """Return the widths among a module's attributes with a name in NAMES."""
     return [size for name in NAMES if (size := number(module, name)) > 0]
 
 
 def number(module: nn.Module, name: str) -> int:
-    """A whole number among a module's attributes; 0 where there is none, or where somebody's property raises."""
+    """Return an integer attribute of a module; 0 if there is none, or if a property raises."""
     try:
         value = getattr(module, name, None)
     except Exception:  # a property may raise anything
@@ -183,7 +186,7 @@ def number(module: nn.Module, name: str) -> int:
 
 
 def layered(module: nn.Module) -> Iterator[int]:
-    """The widths that the layers in a module take, in the order in which it holds them."""
+    """Yield the input widths of a module's layers, in the order in which the module holds them."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             yield part.in_features
@@ -197,14 +200,14 @@ def layered(module: nn.Module) -> Iterator[int]:
 
 
 def surely(module: nn.Module | None) -> bool:
-    """Whether the width is plain from the module, so that an error is its own: it begins with what takes vectors."""
+    """Return whether the width is certain, so that an error is the module's own: its first layer takes vectors."""
     parts = module.modules() if module is not None else ()
     first = next((part for part in parts if any(one.dim() > 1 for one in part.parameters(recurse=False))), None)
     return first is not None and next(layered(first), None) is not None and not isinstance(first, nn.Embedding)
 
 
 def lengths_of(module: nn.Module | None, width: int) -> list[int]:
-    """The lengths that a module may be made for: by name, by the sides of its masks, by its learned positions."""
+    """Return the lengths that a module may be made for: by attribute names, sizes of its masks, and learned positions."""
     if module is None:
         return []
     named = [number(part, name) for part in module.modules() for name in LENGTHS]
@@ -215,10 +218,10 @@ def lengths_of(module: nn.Module | None, width: int) -> list[int]:
 
 
 def described(inputs: Sequence[Tensor]) -> str:
-    """The shapes of inputs, as an error names them."""
+    """Format the shapes of inputs for an error message."""
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("x" if len(inputs) == 1 else "qkv", inputs, strict=True))
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or ["it says nothing"])[0]

@@ -1,4 +1,4 @@
-"""Kept: what a module keeps from call to call beside its weights, to be put back between calls."""
+"""Save what a module keeps from call to call besides its weights, and restore it between calls."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from regard.examination.untouched import Value, alike, contained, put_back, refill, within
 
-OWN = frozenset(vars(nn.Module()))  # what torch itself keeps in a module
-DEEP = 3  # containers in containers
+OWN = frozenset(vars(nn.Module()))  # the attributes of every nn.Module
+DEEP = 3  # levels of nested containers
 
 
 class Kept(NamedTuple):
@@ -18,7 +18,7 @@ class Kept(NamedTuple):
     values: list[Value]
 
     def put_back(self, numbers: bool = True) -> None:
-        """Makes them what they were, of tensors their numbers too; hooks, modes and weights stay as they are."""
+        """Restore attributes, containers and, with `numbers`, tensor values; hooks, modes and weights stay as they are."""
         for _, part, before in self.attributes:
             for name in vars(part).keys() - OWN - before.keys():
                 del vars(part)[name]
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
             put_back(value)
 
     def changed(self) -> list[str]:
-        """The names of what is another now."""
+        """Return the names of the attributes and buffers that have changed."""
         numbers = {id(value.tensor): value.numbers for value in self.values}
         contents = {id(one): before for one, before in self.containers}
 
@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 
 
 def keep(module: nn.Module) -> Kept:
-    """What a module keeps now."""
+    """Save what a module keeps now."""
     attributes = [
         (path, part, {name: value for name, value in vars(part).items() if name not in OWN})
         for path, part in module.named_modules()

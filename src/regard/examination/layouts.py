@@ -1,4 +1,4 @@
-"""Layouts: whether what is found is only that a subject has its axes in another order, or fewer of them."""
+"""Check whether findings are only due to a subject's axes being in another order, or fewer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,15 +16,15 @@ from regard.examination.verdict import report_on
 
 HEADS_SECOND = "examine(lambda q, k, v: {}(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))"
 HEADLESS = "It is right where it takes (b, t, d): if that is meant, examine({}, sample=(q, k, v)) of three axes each."
-COUNTED = ("wrong axis", "wrong scale")  # what an axis counted from the front is found as
+COUNTED = ("wrong axis", "wrong scale")  # the findings that an axis counted from the front leads to
 TOKENS_FIRST = "If it is meant to take (t, b, c): examine(lambda x: layer(x.transpose(0, 1)).transpose(0, 1))."
 
 
 def told(case: Case, report: Report, ways: Sequence[Subject] | None) -> Report:
-    """The report; where a finding is only the order of axes, or their number, with a cure that says so.
+    """Return the report, with a cure that says so if a finding is only due to the order of axes or their number.
 
-    Raises ConfigError of a function that is right where it takes (b, t, h, d): which is meant is for the caller to say. `ways`
-    are those that may be tried, None where a sample says how many axes are meant.
+    Raises ConfigError for a function that is right for (b, t, h, d), since only the caller can say which order is meant. `ways`
+    are the ways that may be tried, or None if a sample fixes the number of axes.
     """
     subject = case.subject
     name = "f" if "<" in subject.name else subject.name
@@ -43,18 +43,18 @@ def told(case: Case, report: Report, ways: Sequence[Subject] | None) -> Report:
 
 
 def right(case: Case) -> bool:
-    """Whether nothing is found of a subject, and who sees whom is as expected."""
+    """Return whether a subject has no findings, and who sees whom is as expected."""
     return apart(case) and report_on(case).ok
 
 
 def cured(report: Report, kind: str, more: str) -> Report:
-    """A report whose findings of a kind say one thing more of what to do."""
+    """Return a report in which the cure of each finding of a kind ends with `more`."""
     found = (replace(one, cure=f"{one.cure} {more}") if one.kind == kind else one for one in report.findings)
     return replace(report, findings=tuple(found))
 
 
 def headless(case: Case, ways: Sequence[Subject]) -> Iterator[Case]:
-    """A function of q, k and v with three axes, where it takes them."""
+    """Yield the cases of a function of q, k and v with three axes, if it takes them."""
     shapes = replace(case.shapes, heads=1, groups=1)
     for way in ways:
         given = shapes.make(None, shapes.batch, 0, 1.0, way.dtype, way.device)
@@ -63,7 +63,7 @@ def headless(case: Case, ways: Sequence[Subject]) -> Iterator[Case]:
 
 
 def turned(case: Case, axis: int) -> Case:
-    """A subject with two axes exchanged, this one and the next, in all that it is given and in its context."""
+    """Return the case of a subject with `axis` and the next axis exchanged in all its inputs and its context."""
 
     def other(call: Call) -> Call:
         def made(*given: Tensor) -> Answer:
@@ -82,7 +82,7 @@ def turned(case: Case, axis: int) -> Case:
 
 
 def apart(case: Case) -> bool:
-    """Whether sequences of a batch do not meet, and tokens as expected do."""
+    """Return whether the sequences of a batch are independent, and tokens see each other as expected."""
     try:
         reach = case.reach
         expected = case.expected(*case.usual())

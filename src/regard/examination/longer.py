@@ -1,4 +1,4 @@
-"""Longer inputs: over several blocks of a kernel, and a part of one, outputs are what the formula of few tokens says."""
+"""Check that outputs of longer inputs, over several whole and partial kernel blocks, follow the formula of few tokens."""
 
 import itertools
 from dataclasses import replace
@@ -15,10 +15,10 @@ from regard.examination.identify.variants import blind, context
 from regard.examination.report import Finding, Unknown
 from regard.examination.subjects import AskedError
 
-LENGTHS = (40, 100, 128, 200, 257)  # tokens: blocks of 16, 32, 64 and 128, whole ones and a part of one
-ONE, WIDE = (200,), 2048  # the length that has most of this, alone where a layer is wider: there each costs seconds
-WHOLE = (32, 64, 256)  # for what takes whole blocks alone, or fewer tokens
-NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, beyond which two lengths do not agree
+LENGTHS = (40, 100, 128, 200, 257)  # tokens: whole and partial blocks of 16, 32, 64 and 128
+ONE, WIDE = (200,), 2048  # the only length tried for layers wider than WIDE, where each takes seconds
+WHOLE = (32, 64, 256)  # for subjects that take only whole blocks, or fewer tokens
+NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, above which two lengths disagree
 BLOCKS = (
     "Block by block: where a block's maximum is above the one so far, multiply the sum and the output so far by "
     "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is made anew for more."
@@ -27,12 +27,12 @@ LAST = "Go over every block of keys, the last and shorter one too: range(0, t, b
 
 
 def for_width(width: int) -> tuple[int, ...]:
-    """The lengths that are tried of a subject this wide."""
+    """Return the lengths to try for a subject of this width."""
     return ONE if width > WIDE else LENGTHS
 
 
 def compared(case: Case, lengths: list[int]) -> Finding | Unknown | str:
-    """What differs from the formula, or else between lengths; where nothing does, how closely that was looked at."""
+    """Return what differs from the formula, or else between lengths; if nothing does, a phrase that states the tolerance."""
     best, match = case, case.identified
     try:
         if torch.finfo(kind(case)).bits < 32:
@@ -40,17 +40,17 @@ def compared(case: Case, lengths: list[int]) -> Finding | Unknown | str:
         if match is None:
             return by_itself(best, lengths)
         return "" if match.variant.deviations else exactly(best, match, lengths)
-    except AskedError:  # other numbers than those that it took at this length
+    except AskedError:  # it rejects these numbers, though it took others of this length
         return ""
 
 
 def kind(case: Case) -> torch.dtype:
-    """The dtype of what the subject gives, which within torch.autocast is not that of its weights."""
+    """Return the dtype of the subject's output, which within torch.autocast is not that of its weights."""
     return case.ask(*case.usual()).context.dtype
 
 
 def exactly(case: Case, match: Match, lengths: list[int]) -> Finding | str:
-    """By the formula; what may be rounding is held against it in float64: how it rounds is another question."""
+    """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
     said = by_formula(case, match, lengths, CLOSE.get(kind(case), LOOSE))
     double = case.double
     if isinstance(said, str) or double in (None, case) or isinstance(by_formula(case, match, lengths, NEAR_HALF), Finding):
@@ -60,9 +60,12 @@ def exactly(case: Case, match: Match, lengths: list[int]) -> Finding | str:
 
 
 def by_formula(case: Case, match: Match, lengths: list[int], close: float) -> Finding | str:
-    """The shortest length at which outputs are not the formula's."""
+    """Return a finding for the shortest length at which outputs differ from the formula by more than `close`.
+
+    If none differs, a phrase that states the tolerance; "" if the layout does not fit.
+    """
     base = case.inputs(max(lengths), 1, 5, fitting(case))
-    products: dict[str, Tensor] = {}  # of the longest inputs, whose first tokens are the shorter ones
+    products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
     finding = None
     for t in sorted(lengths, reverse=True):
         inputs = first(base, t)
@@ -79,7 +82,7 @@ def by_formula(case: Case, match: Match, lengths: list[int], close: float) -> Fi
 
 
 def differences(trial: Trial, match: Match) -> Tensor:
-    """How far each output is from the formula, of the largest, (q,)."""
+    """Compute how far each output is from the formula, relative to the largest, (q,)."""
     weight, bias = trial.mixed
     meant = context(match.variant, trial.given) @ weight + bias
     rows = (trial.target.finite & ~blind(match.variant, trial.given))[0]
@@ -89,12 +92,15 @@ def differences(trial: Trial, match: Match) -> Tensor:
 
 
 def by_itself(case: Case, lengths: list[int]) -> Finding | Unknown | str:
-    """Where the first outputs of more tokens are not those of fewer, as they are where nobody sees what comes later."""
+    """Compare the first outputs of longer inputs with those of shorter ones, which agree if no query sees later tokens.
+
+    Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
+    """
     near = NEAR if torch.finfo(kind(case)).bits >= 32 else NEAR_HALF
     base = case.inputs(max(lengths), 1, 5)
     few = first(base, min(lengths))
     if not torch.equal(outputs(case, few, 0), outputs(case, few, 1)):
-        return ""  # something is drawn, and of another length it is other numbers
+        return ""  # the subject is random, and draws other numbers at another length
     uneven = of_one_token(case, max(lengths), near)
     if uneven is not None:
         return uneven
@@ -106,7 +112,7 @@ def by_itself(case: Case, lengths: list[int]) -> Finding | Unknown | str:
             continue
         told = f"{float(apart.max()):.2g} of the largest from that of {t} tokens of which these are the first"
         finding = explained(case, first(base, n), apart > near, told)
-        if finding.kind != "wrong mask":  # the longer may be the wrong one, or both right, with positions that stretch
+        if finding.kind != "wrong mask":  # the longer output may be the wrong one, or both are right, with positions that scale
             finding = explained(case, first(base, t), torch.nn.functional.pad(apart > near, (0, t - n)), told)
         if finding.kind == "wrong mask":
             return finding
@@ -115,40 +121,40 @@ def by_itself(case: Case, lengths: list[int]) -> Finding | Unknown | str:
 
 
 def of_one_token(case: Case, t: int, near: float) -> Finding | None:
-    """Where all values are the same and weights add to one, so are all outputs, wherever anybody looks."""
+    """Check that outputs are equal if all values are, as they are for any weights that add to one; None if they are."""
     base = case.inputs(t, 1, 5)
     alike = (*base[:-1], base[-1][..., :1, :].expand_as(base[-1]).clone())
     few, many = (spread(outputs(case, first(alike, n))) for n in (case.shapes.tokens, t))
     least, most = float(few.max()), float(many.max())
-    if least > near / 10 or most < max(10 * near, 100 * least):  # where few differ already, places enter, or a sink
+    if least > near / 10 or most < max(10 * near, 100 * least):  # few outputs differ already: positions enter, or a sink
         return None
     told = f"of {t} tokens that are all alike outputs differ by {most:.2g} of the largest, of {len(few)} they do not"
     return Finding("not normalised", f"{told}: rows of weights do not add to one", BLOCKS, 0.8, "norm")
 
 
 def spread(y: Tensor) -> Tensor:
-    """How far each output is from the first, of the largest, (t,)."""
+    """Compute how far each output is from the first, relative to the largest, (t,)."""
     return (y - y[0]).abs().amax(-1).nan_to_num() / y.nan_to_num().abs().max().clamp_min(1e-300)
 
 
 def steady(case: Case, n: int, t: int) -> bool:
-    """Whether the first n of t tokens see what n tokens alone do."""
+    """Return whether the first n of t tokens may see what n tokens alone may see."""
     many, few = (rules.written(case.expects, 1, size, size, case.offset)[0] for size in (t, n))
     return torch.equal(many[:n, :n], few) and not bool(many[:n, n:].any())
 
 
 def first(inputs: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
-    """The first t tokens."""
+    """Return the first t tokens of each input, copied."""
     return tuple(x[..., :t, :].clone() for x in inputs)
 
 
 def outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Tensor:
-    """The context of one sequence, (t, c); where something is drawn, the same again."""
+    """Return the context of one sequence, (t, c), with random numbers fixed by `seed`."""
     return case.repeated(*inputs, seed=seed)[0].double().cpu()
 
 
 def explained(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:
-    """Which key the last wrong output does not see; or that rows do not add to one; or that outputs are others."""
+    """Return the finding: a key that the last wrong output does not see, rows that do not add to one, or different outputs."""
     t, i, last = inputs[0].shape[-2], int(wrong.int().argmax()), int(wrong.nonzero()[-1])
     missed = unseen(case, inputs, last)
     if missed:
@@ -167,12 +173,12 @@ def explained(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -
 
 
 def unseen(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:
-    """The tokens that a query may see and on which its output does not depend at all."""
+    """Return the tokens that query i may see but on which its output does not depend at all; empty without a gradient."""
     inputs = tuple(x.clone().requires_grad_() for x in inputs)
     try:
         y = case.context(*inputs)
         strength = reach.per_token(reach.gradients(y[0, i] @ reach.drawn(y, 0), inputs))[0]
-    except AskedError:  # a kernel that has no gradient
+    except AskedError:  # a kernel without a gradient
         return []
     missed = case.expected(*inputs)[0, i].cpu() & (strength == 0)
     return [int(j) for j in missed.nonzero().flatten()] if strength.any() else []

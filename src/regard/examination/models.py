@@ -1,4 +1,4 @@
-"""A whole model, token ids in: each layer's attention as it was recorded, and what moves what from end to end."""
+"""Examine a whole model of token ids: each layer's recorded attention, and which token moves which output."""
 
 import itertools
 import warnings
@@ -23,8 +23,8 @@ from regard.mechanism import Mask
 from regard.mechanism.rule import Offset
 from regard.observe import record
 
-TRIED = 16  # tokens that are changed, one after the other
-FORWARDS = TOKENS + 26  # about as many as an examination takes, for a bar
+TRIED = 16  # tokens to change, one at a time
+FORWARDS = TOKENS + 26  # about as many as an examination takes, for a progress bar
 HIDE = "Hide what the rule hides in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
 NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
 SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
@@ -40,7 +40,7 @@ BOTH = "the decoder's ids alone: examine(lambda ids: model(sources, ids), sample
 
 
 def is_model(subject: object, sample: Any = None) -> bool:
-    """Whether a subject is a whole model: what takes token ids, as its sample is or as it is tried."""
+    """Return whether a subject is a whole model, which takes token ids: those of the sample, or ids found by trial."""
     with evaluating(subject):
         return model_of(subject, sample) is not None
 
@@ -54,11 +54,11 @@ def examine_model(
     progress: Progress | None = None,
     limit: TimeLimit = UNLIMITED,
 ) -> Report | None:
-    """Who sees whom in each layer and from end to end, of a model in evaluation; None where a subject takes no token ids.
+    """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no token ids.
 
-    What is found in a layer's recorded attention is laid at that layer's door; what moves beside attention, at the door of
-    the first module that moves where what it was given does not. The scale of a layer is a question to the layer alone.
-    Raises ConfigError where a sample is none of ids.
+    A finding in a layer's recorded attention names that layer; one outside of attention names the first module whose output
+    moves although its inputs do not. The scale of a layer is examined only with the layer alone. Raises ConfigError for a
+    sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
     """
     progress = progress or Progress()
     with evaluating(subject), watching(subject) as writes, limit.enforce():
@@ -79,7 +79,7 @@ def examine_model(
 
 
 def said_of(model: Model, allowed: Tensor) -> Iterator[Finding | Checked | Unknown | Sight]:
-    """What is found of a model; where it raises, that the rest cannot be told."""
+    """Yield the results for a model; if it raises, the last is what cannot be determined."""
     try:
         yield from Examined(model, allowed).said()
     except AskedError as error:
@@ -87,7 +87,7 @@ def said_of(model: Model, allowed: Tensor) -> Iterator[Finding | Checked | Unkno
 
 
 def asked(model: Model, error: AskedError) -> Finding | Unknown:
-    """What a model raised: the finding where it is on its own ids, else what cannot be told of it."""
+    """Return the result for a model that raised: a finding if it raises for its own ids, else what cannot be determined."""
     try:
         model.run()
     except AskedError as own:
@@ -98,7 +98,7 @@ def asked(model: Model, error: AskedError) -> Finding | Unknown:
 
 
 def called(model: Model) -> str:
-    """How a model was called."""
+    """Describe how a model was called."""
     t, least = model.ids.shape[1], f", the first of {model.asked:,}" if model.asked > model.ids.shape[1] else ""
     changed = f"; {TRIED} of the tokens were changed from end to end" if t > TRIED else ""
     size = sum(one.numel() for one in model.module.parameters())
@@ -106,7 +106,7 @@ def called(model: Model) -> str:
 
 
 def first(expects: Mask, t: int, offset: Offset) -> Tensor:
-    """Who may see whom in the first sequence, (t, t): in any head."""
+    """Return who may see whom in the first sequence, bool (t, t), in any head."""
     table = expects.table(t, t, offset)
     return table[(None,) * (4 - table.dim())][0].any(0).expand(t, t)
 
@@ -120,7 +120,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Seeing:
-    """The layers whose attention was recorded, what was not, and whether a decoder reads another sequence as well."""
+    """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence."""
 
     layers: list[Seen] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
@@ -129,12 +129,12 @@ class Seeing:
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """How far outputs move with tokens of the first sequence, (q, n), which tokens these are, and how far others' do."""
+    """How far outputs move with tokens of the first sequence, (q, n), which tokens, and how far other sequences' move."""
 
     within: Tensor
     tokens: list[int]
     across: float = 0.0
-    where: tuple[int, int, int] = (0, 0, 0)  # of that: the token, the sequence, its output
+    where: tuple[int, int, int] = (0, 0, 0)  # of `across`: the token, the sequence, its output
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class Examined:
     allowed: Tensor
 
     def said(self) -> Iterator[Finding | Checked | Unknown | Sight]:
-        """What is found of layers, of the whole and of its cache, and the picture of the whole."""
+        """Yield the results for the layers, the whole model and its cache, and the picture of the whole model."""
         outputs = self.model.run()
         if outputs is not None and not outputs.isfinite().all():
             yield self.broken(outputs)
@@ -162,14 +162,14 @@ class Examined:
         for one in itertools.chain(self.of_layers(seeing, moved), self.from_end_to_end(seeing, moved, outputs)):
             right &= not isinstance(one, Finding)
             yield one
-        if right and outputs is not None:  # of a leak a cache would show nothing
+        if right and outputs is not None:  # with a leak, decoding with a cache differs anyway
             yield from self.of_cache(outputs)
         if seeing.layers:
             told = "the scale, the heads and the roles in each layer"
             yield Unknown(told, f"a layer alone, with what it takes: examine(model.{indexed(seeing.layers[0].name)})")
 
     def broken(self, outputs: Tensor) -> Finding:
-        """The finding of outputs that are no numbers: by weights that are none, or at the door of a module."""
+        """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
         row = int((~outputs.isfinite().all(-1)).any(0).int().argmax())
         told = f"output {row} of the model is not finite"
         weights = [name for name, one in self.model.module.named_parameters() if not one.isfinite().all()]
@@ -181,7 +181,7 @@ class Examined:
         return Finding("blind row", told, BLIND, cause="blind")
 
     def drawn(self, change: Tensor) -> Finding:
-        """The finding of outputs that differ from call to call."""
+        """Return the finding of outputs that differ from call to call."""
         b, i, _ = (int(n) for n in torch.unravel_index(change.argmax(), change.shape))
         where = doors.moving(self.model, self.model.ids, b, i)
         told = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
@@ -189,13 +189,13 @@ class Examined:
         return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
 
     def of_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
-        """What decoding differs by, of a causal model that takes a cache."""
+        """Yield how decoding differs from the full forward, for a causal model that takes a cache."""
         model = self.model
         if model.call is model.module and torch.equal(self.allowed, ~later(*self.allowed.shape)):
             yield from caches.compared(model.module, model.ids, read, outputs, str)
 
     def seen(self) -> Seeing:
-        """The recorded attention of each layer, of the decoder where there is one."""
+        """Record the attention of each layer, of the decoder if there is one."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with record(self.model.module) as recording:
@@ -219,7 +219,7 @@ class Examined:
         return Seeing(seen, missed, any(one.kind == "cross" for one in recording.calls))
 
     def moved(self, outputs: Tensor) -> Moved:
-        """How far each output of the first sequence moves with its tokens, and any of the others' at most."""
+        """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
         t = len(self.allowed)
         tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
         within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
@@ -234,7 +234,7 @@ class Examined:
         return Moved(within, tokens, across, where)
 
     def turned(self) -> bool:
-        """Whether it is sequences that do not meet along its second axis: a model of ids (t, b)."""
+        """Return whether sequences are independent along the second axis: a model of ids (t, b)."""
         ids = self.model.ids.clone()
         ids[:, 0] = torch.where(ids[:, 0] > 0, ids[:, 0] - 1, 1)
         try:
@@ -246,14 +246,14 @@ class Examined:
         return bool((after - before)[:, 1:].abs().max() <= self.model.noise(before))
 
     def changed(self, j: int) -> Tensor:
-        """The ids with token j of the first sequence replaced by another of them."""
+        """Return the ids with token j of the first sequence replaced by another id."""
         ids = self.model.ids.clone()
         others = ids[ids != ids[0, j]]
         ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
         return ids
 
     def of_layers(self, seeing: Seeing, moved: Moved | None) -> Iterator[Finding | Checked | Unknown]:
-        """Layers that see more than they may, or less without a window."""
+        """Yield findings for layers that see more than they may, or less without a window."""
         layers = seeing.layers
         more = [one for one in layers if self.extra(one).any()]
         less = [one for one in layers if one not in more and not near(one.weights > 0, self.allowed)]
@@ -272,11 +272,11 @@ class Examined:
             yield Unknown(f"who sees whom in every layer ({missing(seeing.missed)})", alone(seeing.missed))
 
     def extra(self, seen: Seen) -> Tensor:
-        """What a layer sees and may not, bool (q, k)."""
+        """Return what a layer sees but may not, bool (q, k)."""
         return (seen.weights > 0) & ~self.allowed
 
     def leaking(self, more: list[Seen], moved: Moved | None) -> Finding:
-        """The finding of layers that see more: the first of them, its first row, and the key of the largest weight there."""
+        """Return the finding of layers that see too much: the first layer, its first such row, and the key of most weight."""
         extra = self.extra(more[0])
         i = int(extra.any(-1).int().argmax())
         j = int((more[0].weights[i] * extra[i]).argmax())
@@ -293,14 +293,14 @@ class Examined:
     def from_end_to_end(
         self, seeing: Seeing, moved: Moved | None, outputs: Tensor | None
     ) -> Iterator[Finding | Checked | Unknown | Sight]:
-        """What moves in the whole, where outputs came."""
+        """Yield what moves in the whole model, if it gave outputs."""
         if outputs is None or moved is None:
             yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
         else:
             yield from self.of_whole(seeing, moved, outputs)
 
     def of_whole(self, seeing: Seeing, moved: Moved, outputs: Tensor) -> Iterator[Finding | Checked | Unknown | Sight]:
-        """What moves from end to end and may not."""
+        """Yield the outputs that move with a token and may not, and the picture of the whole model."""
         least = self.model.noise(outputs)
         meets = closure(self.allowed, max(len(seeing.layers), 1) if seeing.layers and not seeing.missed else len(self.allowed))
         found = (moved.within > least).cpu()
@@ -328,7 +328,7 @@ class Examined:
 
 
 def read(returned: Any, ids: Tensor) -> Tensor:
-    """The outputs (b, t, n); TypeError where there are none for each token."""
+    """Return the outputs (b, t, n). Raises TypeError if there are none for each token."""
     found = outputs(returned, ids)
     if found is None:
         raise TypeError("it gives no outputs for each token")
@@ -336,7 +336,7 @@ def read(returned: Any, ids: Tensor) -> Tensor:
 
 
 def sight(meets: Tensor, found: Tensor, moved: Moved, least: float) -> Sight:
-    """The picture of the tokens that were changed."""
+    """Return the picture of the tokens that were changed."""
     strength = moved.within[moved.tokens]
     words = tuple(str(j) for j in moved.tokens)
     if words == tuple(str(n) for n in range(len(evidence.SENTENCE))):
@@ -346,7 +346,7 @@ def sight(meets: Tensor, found: Tensor, moved: Moved, least: float) -> Sight:
 
 
 def near(seen: Tensor, allowed: Tensor) -> bool:
-    """Whether each query sees all that it may, or of that what is near: a window, or its chunk of so many tokens."""
+    """Return whether each query sees all that it may, or the near part of it: a window, or its chunk of a fixed size."""
     if torch.equal(seen, allowed):
         return True
     place = torch.arange(len(seen))
@@ -354,13 +354,13 @@ def near(seen: Tensor, allowed: Tensor) -> bool:
     if not seen.diagonal().all():
         return False
     if torch.equal(seen, allowed & (back <= int(back[seen].max())) & (back >= int(back[seen].min()))):
-        return bool((seen & (back < 0)).any()) or not (allowed & (back < 0)).any()  # a causal layer is no window
+        return bool((seen & (back < 0)).any()) or not (allowed & (back < 0)).any()  # a causal layer is not a window
     chunks = (place // size for size in range(2, len(seen)))
     return any(torch.equal(seen, allowed & (chunk[:, None] == chunk)) for chunk in chunks)
 
 
 def closure(allowed: Tensor, layers: int) -> Tensor:
-    """Who may meet whom through several layers, each of which passes on a token's own vector too."""
+    """Return who may see whom through several layers, each of which also passes on a token's own vector."""
     step = allowed | torch.eye(len(allowed), dtype=torch.bool)
     meets = step
     for _ in range(min(layers, len(allowed)) - 1):
@@ -372,23 +372,23 @@ def closure(allowed: Tensor, layers: int) -> Tensor:
 
 
 def cure_of(model: Model, where: str) -> str:
-    """What to do with a module that lets tokens through: hide them where it weighs tokens by weights of its own."""
+    """Return the cure for a module that leaks tokens: a mask if it weighs tokens by its own weights, else separate tokens."""
     return ATTEND if where and doors.weighing(model, where) else MIX
 
 
 def at(where: str) -> str:
-    """`; the first module that moves there is blocks.2.up`."""
+    """Format the module where an error begins: `; the first module that moves there is blocks.2.up`."""
     return f"; the first module that moves there is {where}" if where else ""
 
 
 def beside(layers: Sequence[Seen]) -> str:
-    """`; so in 3 more layers`."""
+    """Format the number of further layers: `; so in 3 more layers`."""
     more = len({one.name for one in layers}) - 1
     return f"; so in {more} more layer{'s' * (more > 1)}" if more else ""
 
 
 def missing(missed: Sequence[tuple[str, str]]) -> str:
-    """What was not recorded and why: `blocks.0 and 2 more: it is written out by hand`."""
+    """Describe what was not recorded and why: `blocks.0 and 2 more: it is written out by hand`."""
     reasons: dict[str, list[str]] = {}
     for name, reason in missed:
         reasons.setdefault(reason, []).append(name)
@@ -397,6 +397,6 @@ def missing(missed: Sequence[tuple[str, str]]) -> str:
 
 
 def alone(missed: Sequence[tuple[str, str]]) -> str:
-    """How to ask what was not recorded."""
+    """Describe how to examine what was not recorded."""
     name = next((name for name, _ in missed if name), "layer")
     return f"the layers one by one: examine(model.{indexed(name)})"

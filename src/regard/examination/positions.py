@@ -1,4 +1,4 @@
-"""Positions: the numbers a module holds of where tokens stand, told by their names, and copies of it with other ones."""
+"""Find the position tensors of a module by their names, and set other numbers in copies of it."""
 
 import re
 
@@ -10,11 +10,11 @@ NAMED = re.compile(
     r"|alibi\w*|slopes|freqs_cis|rel(?:ative)?(?:_(?:pos|bias|attention_bias)\w*)?|(?:cos|sin)_cache\w*)(?:\.weight)?$"
 )
 BY_DISTANCE = re.compile(r"(?:^|[._])(?:rope|rotary|alibi|slopes|inv_freq|freqs_cis)")
-ELSEWHERE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.modules.conv._ConvNd)  # whose weights are no positions, whatever its name
+ELSEWHERE = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.modules.conv._ConvNd)  # their weights are never positions
 
 
 def held(module: nn.Module | None) -> dict[str, Tensor]:
-    """The tensors of several numbers whose names say that they are positions: parameters, buffers and attributes."""
+    """Return the tensors with more than one number whose names mean positions: parameters, buffers and attributes."""
     found: dict[str, Tensor] = {}
     for path, part in module.named_modules() if module is not None else ():
         if not isinstance(part, ELSEWHERE):
@@ -24,17 +24,17 @@ def held(module: nn.Module | None) -> dict[str, Tensor]:
 
 
 def several(one: Tensor) -> bool:
-    """Whether a tensor holds numbers, and more than one of them: no indices, no truths, no factor."""
+    """Return whether a tensor holds more than one real or complex number: no indices, no booleans, no single factor."""
     return (one.is_floating_point() or one.is_complex()) and one.numel() > 1
 
 
 def by_distance(names: dict[str, Tensor]) -> bool:
-    """Whether all of them are of a sort that enters by distance alone: rotary, or ALiBi."""
+    """Return whether all names are of a kind that enters by distance alone: rotary, or ALiBi."""
     return bool(names) and all(BY_DISTANCE.search(one.lower()) for one in names)
 
 
 def drawn(module: nn.Module) -> nn.Module:
-    """A module whose positions, and whatever else is 0 throughout and may hide them, are normal numbers."""
+    """Fill a module's positions, and any all-zero parameter that may hide them, with normal numbers in place."""
     dice = torch.Generator().manual_seed(5)
     hiding = [one for one in module.parameters() if one.numel() and not one.any()]
     with torch.no_grad():
@@ -44,7 +44,7 @@ def drawn(module: nn.Module) -> nn.Module:
 
 
 def stilled(module: nn.Module) -> nn.Module:
-    """A module whose positions turn nothing and add nothing."""
+    """Set a module's positions in place so that they rotate nothing and add nothing."""
     with torch.no_grad():
         for name, one in held(module).items():
             one.fill_(1.0 if one.is_complex() or "cos" in name.lower() else 0.0)
@@ -52,7 +52,7 @@ def stilled(module: nn.Module) -> nn.Module:
 
 
 def entering(module: nn.Module, output: Tensor) -> list[str]:
-    """The names of the positions that an output was computed of by a way that has a gradient, be their slope 0."""
+    """Return the names of the positions that an output depends on by a differentiable path, even with a gradient of 0."""
     tensors = {name: one for name, one in held(module).items() if one.requires_grad}
     if not tensors or not output.requires_grad:
         return []
@@ -61,7 +61,7 @@ def entering(module: nn.Module, output: Tensor) -> list[str]:
 
 
 def asked_for(module: nn.Module) -> nn.Module:
-    """A module whose positions ask for a gradient."""
+    """Make a module's positions require a gradient."""
     for one in held(module).values():
         if one.is_leaf:
             one.requires_grad_()

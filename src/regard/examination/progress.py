@@ -1,4 +1,4 @@
-"""Progress: what an examination has said so far, of which a report is made where it ends before it is done."""
+"""Collect the results of an examination as they are found, to report them if it ends early."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -12,9 +12,9 @@ KINDS: dict[str, Callable[..., Said]] = {"finding": Finding, "checked": Checked,
 
 
 class Progress:
-    """The subject, what is expected of it, what is examined now and what has been said; each change is a line for `listen`.
+    """The subject, its expectation, the current step and the results so far; each change is passed to `listen` as a line.
 
-    The lines, read in their order by another Progress, make it equal to this one.
+    Another Progress that reads the lines in order becomes equal to this one.
     """
 
     def __init__(self, listen: Callable[[Line], object] | None = None) -> None:
@@ -23,20 +23,20 @@ class Progress:
         self._listen = listen
 
     def begin(self, subject: str, expects: str) -> None:
-        """State whose examination it is, and what is expected of it."""
+        """Set the subject and its expectation."""
         self.read({"subject": subject, "expects": expects})
 
     def examine_next(self, step: str) -> None:
-        """State what is examined from now on."""
+        """Set the current step."""
         self.read({"step": step})
 
     def add(self, said: Iterable[Said]) -> None:
-        """Add what was said."""
+        """Add results."""
         for one in said:
             self.read({type(one).__name__.lower(): asdict(one)})
 
     def read(self, line: Line) -> None:
-        """Apply a line, and hand it on."""
+        """Apply a line, and pass it to `listen`."""
         for name, value in line.items():
             if name in KINDS:
                 self.said.append(KINDS[name](**value))
@@ -46,7 +46,7 @@ class Progress:
             self._listen(line)
 
     def unfinished(self, why: Finding) -> Report:
-        """Return the report of what was said so far, the reason why there is no more first."""
+        """Return the report of the results so far, with `why` it ended early as the first finding."""
         findings = tuple(one for one in self.said if isinstance(one, Finding))
         checked = tuple(one for one in self.said if isinstance(one, Checked))
         unknown = tuple(dict.fromkeys(one for one in self.said if isinstance(one, Unknown)))

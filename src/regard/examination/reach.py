@@ -1,4 +1,4 @@
-"""Who sees whom, measured: how strongly each output depends on each token, by gradients and by changing tokens."""
+"""Measure who sees whom: how strongly each output depends on each token, by gradients and by changing tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from torch import Tensor
 from regard.examination.subjects import AskedError
 from regard.examination.untouched import seeded
 
-Context = Callable[..., Tensor]  # inputs to (b, t, c)
+Context = Callable[..., Tensor]  # inputs -> (b, t, c)
 Inputs = tuple[Tensor, ...]
 
-SIZES = (1 / 64, 1 / 8, 1.0, 4.0)  # of inputs: with small ones every key that is seen has weight
+SIZES = (1 / 64, 1 / 8, 1.0, 4.0)  # of inputs: with small ones every visible key has weight
 PARALLEL, FAINT = 0.99, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """strength (b, q, b, k): how much an output depends on a token, of the largest in its row; NaN where it was not measured.
+    """How much each output depends on each token: strength (b, q, b, k), relative to its row's largest; NaN if not measured.
 
-    `own` is whether attention itself passes on each token's own value, None where that cannot be told from a residual.
+    `own` is whether attention itself passes on each token's own value; None if that cannot be distinguished from a residual.
     """
 
     strength: Tensor
@@ -30,17 +30,17 @@ class Reach:
 
     @property
     def found(self) -> Tensor:
-        """Who sees whom in one sequence: bool (b, q, k)."""
+        """Who sees whom within each sequence: bool (b, q, k)."""
         return self.within > self.threshold
 
     @property
     def within(self) -> Tensor:
-        """The strengths inside each sequence, (b, q, k)."""
+        """The strengths within each sequence, (b, q, k)."""
         return torch.stack([self.strength[b, :, b] for b in range(len(self.strength))])
 
     @property
     def across(self) -> Tensor:
-        """The largest strength of each sequence's tokens on each other one's outputs, (b, b); 0 on the diagonal."""
+        """The largest strength of each sequence's tokens on the outputs of each other sequence, (b, b); 0 on the diagonal."""
         largest = self.strength.nan_to_num().amax((1, 3))
         return largest.fill_diagonal_(0)
 
@@ -51,7 +51,10 @@ class Reach:
 
 
 def by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor:
-    """(b, q, b, k): the norm of each output's gradient on each token, of the largest in its row, over sizes and seeds."""
+    """Compute the norm of each output's gradient on each token, (b, q, b, k), relative to the largest in its row.
+
+    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN.
+    """
     found: list[Tensor] = []
     for seed, size in enumerate(SIZES):
         inputs = tuple(x.requires_grad_() for x in make(seed, size))
@@ -67,18 +70,21 @@ def by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Se
 
 
 def gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-    """The gradient of a number on the tokens: on x, or on keys and values; zeros where it does not depend on them."""
+    """Compute the gradient of a number on the tokens: on x, or on keys and values; zeros where it does not depend on them.
+
+    Raises AskedError if the backward pass raises.
+    """
     tokens = inputs if len(inputs) == 1 else inputs[1:]
     if not value.requires_grad:
         return tuple(torch.zeros_like(x) for x in tokens)
     try:
         return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
-    except Exception as error:  # a kernel that has no gradient, or somebody's own backward
+    except Exception as error:  # a kernel without a gradient, or a user's own backward
         raise AskedError("the way back", error) from error
 
 
 def per_token(slopes: Sequence[Tensor]) -> Tensor:
-    """(b, k): the size of gradients of each token, over widths and heads."""
+    """Compute the norm of each token's gradient, (b, k), over widths and heads."""
     total = torch.zeros(())
     for slope in slopes:
         squares = slope.detach().double().square().sum(-1)  # (b, k) or (b, g, k)
@@ -87,7 +93,10 @@ def per_token(slopes: Sequence[Tensor]) -> Tensor:
 
 
 def by_change(context: Context, make: Callable[[int, float], Inputs], columns: Sequence[int]) -> Tensor:
-    """(b, q, b, k): how far each output moves where a token is replaced, of the farthest in its row; 0 for what is rounding."""
+    """Compute how far each output moves if a token is replaced, (b, q, b, k), relative to the farthest in its row.
+
+    Moves that may be rounding are 0.
+    """
     found = []
     for seed, size in ((11, 1 / 8), (12, 1.0)):
         inputs, other = make(seed, size), make(seed + 100, size)
@@ -97,7 +106,7 @@ def by_change(context: Context, make: Callable[[int, float], Inputs], columns: S
             moved = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
             for b in range(len(inputs[0])):
                 for j in columns:
-                    seeded(seed, y.device)  # where something is drawn, the same again
+                    seeded(seed, y.device)  # the same random numbers as before
                     change = (context(*replaced(inputs, other, b, j)).double() - y).abs().amax(-1)  # (b, q)
                     change = torch.where(y.isfinite().all(-1), change.nan_to_num(nan=torch.inf), torch.nan)
                     moved[:, :, b, j] = torch.where(
@@ -108,7 +117,7 @@ def by_change(context: Context, make: Callable[[int, float], Inputs], columns: S
 
 
 def replaced(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
-    """Inputs with one token's x, or key and value, from elsewhere."""
+    """Return inputs with token j of sequence b, its x or its key and value, taken from `other`."""
     changed = []
     for n, (x, instead) in enumerate(zip(inputs, other, strict=True)):
         if len(inputs) == 1 or n:
@@ -119,24 +128,24 @@ def replaced(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """The change, of an output's largest number, below which it may be rounding."""
+    """Return the change, relative to an output's largest number, below which it may be rounding."""
     return torch.finfo(dtype).eps * (4 if torch.finfo(dtype).bits == 16 else 16)
 
 
 def threshold(dtype: torch.dtype) -> float:
-    """The strength, of the largest in its row, below which a gradient may be rounding."""
+    """Return the strength, relative to the largest in its row, below which a gradient may be rounding."""
     return {torch.float64: 1e-11, torch.float32: 1e-5}.get(dtype, 0.0)
 
 
 def relative(strength: Tensor) -> Tensor:
-    """Each row by its largest number; a row of zeros stays, and a row that is not finite was not measured."""
+    """Divide each row by its largest number; a row of zeros stays, an infinite entry becomes 1, and NaN means not measured."""
     top = strength.flatten(2).amax(-1).clamp_min(torch.finfo(torch.float64).tiny)[..., None, None]
     infinite = strength == torch.inf
     return torch.where(infinite, 1.0, strength / top.masked_fill(top == torch.inf, 1.0))
 
 
 def largest(found: Sequence[Tensor]) -> Tensor:
-    """The largest of several measurements, of those that are numbers."""
+    """Return the largest of several measurements, ignoring NaN."""
     total = found[0]
     for one in found[1:]:
         total = torch.fmax(total, one)
@@ -144,10 +153,11 @@ def largest(found: Sequence[Tensor]) -> Tensor:
 
 
 def passes_own(context: Context, make: Callable[[int, float], Inputs], b: int, row: int) -> bool | None:
-    """Whether attention passes on a token's own value: its gradient then points where those of the other tokens do.
+    """Return whether attention passes on a token's own value: its gradient is then parallel to those of other tokens.
 
-    With small inputs the weights hardly move, and each token's gradient is its weight times what all tokens go through; a
-    residual adds something else to the own one, and only the query is left of it where attention leaves it out.
+    With small inputs the weights hardly move, and each token's gradient is its weight times a map that all tokens share; a
+    residual adds something else to the own one, and only the query is left of it if attention leaves it out. None if neither is
+    clear.
     """
     inputs = tuple(x.requires_grad_() for x in make(21, SIZES[0] / 16))
     y = context(*inputs)
@@ -162,6 +172,6 @@ def passes_own(context: Context, make: Callable[[int, float], Inputs], b: int, r
 
 
 def drawn(y: Tensor, seed: int) -> Tensor:
-    """A direction of outputs, (c,)."""
+    """Return a random direction of outputs, (c,)."""
     draw = torch.Generator().manual_seed(1000 + seed)
     return torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)

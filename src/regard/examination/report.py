@@ -1,4 +1,4 @@
-"""Report: what an examination found, what it checked and how closely, and what it cannot tell."""
+"""The report of an examination: what it found, what it checked and how closely, and what it cannot determine."""
 
 import math
 import textwrap
@@ -10,17 +10,17 @@ from torch import Tensor
 from regard.printable import escape_controls
 from regard.shown import Shown
 
-WIDTH = 80  # columns of the screen
-MARGIN = 23  # columns for a kind
-BRIEF = 230  # characters that pytest shows of a value whose truth it asserts
-SIDE = 16  # tokens, above which the picture is left out of the text
+WIDTH = 80  # columns of the table
+MARGIN = 23  # columns for the kind of a finding
+BRIEF = 230  # characters that pytest shows of an asserted value
+SIDE = 16  # tokens; the text has no picture of more
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually mends it.
+    """A mistake: its kind, the smallest evidence, and a sentence with the line of code that usually fixes it.
 
-    Findings of one `cause` are one mistake seen from several sides; of those the strongest come first.
+    Findings of one `cause` are one mistake seen from several sides; the strongest of them come first.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found right, and the smallest mistake that would have shown."""
+    """A property that was found right, and the smallest mistake that would have been detected."""
 
     what: str
     sensitivity: str
@@ -40,7 +40,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Unknown:
-    """What the subject does not show, and what to pass to be told."""
+    """A property that the subject does not show, and what to pass to determine it."""
 
     what: str
     needs: str
@@ -48,7 +48,7 @@ class Unknown:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Who sees whom, bool (q, k), as it is expected and found; `strength`, of the largest in its row, NaN: not measured."""
+    """Who sees whom, bool (q, k), expected and found; `strength` is relative to the largest in its row, NaN if not measured."""
 
     expected: Tensor
     found: Tensor
@@ -67,11 +67,11 @@ class Sight:
 
     @property
     def tells(self) -> bool:
-        """Whether the picture shows anything but what was expected."""
+        """Whether the picture shows anything other than what was expected."""
         return bool(self.difference.any()) or not bool(self.measured.all())
 
     def draw(self) -> str:
-        """Expected, found and difference side by side, a line for each query.
+        """Draw expected, found and difference side by side, a line for each query.
 
         ■ sees, · does not, + may not but does, - may but does not, ? was not measured.
         """
@@ -89,7 +89,7 @@ class Sight:
 
 @dataclass(frozen=True, eq=False)
 class Report(Shown):
-    """What an examination came to; true where nothing was found."""
+    """The result of an examination; true if nothing was found."""
 
     subject: str
     expects: str
@@ -108,13 +108,13 @@ class Report(Shown):
         return self.ok
 
     def __repr__(self) -> str:
-        """One line, short enough that a failed assertion shows it whole."""
+        """Return one line, short enough that a failed assertion shows it in full."""
         told = "; ".join(f"{one.kind}: {one.evidence}" for one in self.findings)
         line = escape_controls(f"{self.verdict}. {told}" if told else f"{self.verdict}.")
         return line if len(line) <= BRIEF else line[: BRIEF - 1] + "…"
 
     def __str__(self) -> str:
-        """The report as a table of at most 80 columns, control characters in names written as escapes."""
+        """Return the report as a table of at most 80 columns, with control characters in names as escapes."""
         parts = [[self.verdict + f" (expects {self.expects})"]]
         parts += [[*entry(one.kind, one.evidence), *entry("", one.cure)] for one in self.findings]
         if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.tells:
@@ -126,12 +126,12 @@ class Report(Shown):
 
     @property
     def verdict(self) -> str:
-        """The first line: whose report it is, and how many findings there are."""
+        """The first line: the name of the subject and the number of findings."""
         count = len(self.findings)
         return f"{self.subject}: {'no finding' if not count else '1 finding' if count == 1 else f'{count} findings'}"
 
     def json(self) -> dict[str, Any]:
-        """All of it, as json.dumps takes it."""
+        """Return the whole report as json.dumps takes it."""
         said = {name: [asdict(one) for one in getattr(self, name)] for name in ("findings", "checked", "unknown")}
         return {
             "subject": self.subject,
@@ -144,7 +144,7 @@ class Report(Shown):
 
 
 def rows(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
-    """The lines of what was checked, or cannot be told: what shares its last words stands together, under one title."""
+    """Format what was checked or cannot be determined; items that end with the same words are joined under one title."""
     together: dict[str, list[str]] = {}
     for one in said:
         together.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
@@ -154,18 +154,18 @@ def rows(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[st
 
 
 def entry(title: str, text: str) -> list[str]:
-    """A title in the margin and the text beside it, in as many lines as it takes."""
+    """Format a title in the margin and text beside it, in as many lines as needed."""
     lines = textwrap.wrap(text, WIDTH - MARGIN, break_on_hyphens=False) or [""]
     return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(lines)]
 
 
 def marks(row: Tensor, sign: str) -> str:
-    """A row of the picture."""
+    """Format a row of the picture."""
     return "".join(f"{sign if at > 0 else '-' if at < 0 else '·'} " for at in row.tolist())
 
 
 def sight_json(sight: Sight) -> dict[str, Any]:
-    """The tables of who sees whom as lists; a strength that was not measured is none."""
+    """Return the tables of a picture as lists; strengths that were not measured are None."""
     strength = [[None if math.isnan(number) else number for number in row] for row in sight.strength.tolist()]
     return {
         "words": list(sight.words),

@@ -1,4 +1,4 @@
-"""State: what a module keeps from call to call, so that each call is asked alike."""
+"""Detect the state that a module keeps from call to call, and reset it so that all calls are alike."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +16,14 @@ from regard.examination.subjects import Subject
 from regard.examination.untouched import seeded
 
 Said = list[Finding | Checked]
-CLOSE = 1e3  # times rounding: two calls of parts add in another order
+CLOSE = 1e3  # times rounding: calls of parts sum in another order
 FORGET = "Keep nothing in the module that changes what its next call gives; or begin anew with each sequence."
 PARTS = "two calls of parts of a sequence give what one of all does; it began anew for all else"
 CACHE = "what it keeps from call to call is a cache"
 
 
 def settled(subject: Subject, shapes: Shapes) -> tuple[Subject, Said]:
-    """A subject that is put back before each call where it remembers; what was found of that."""
+    """Return a subject that is reset before each call if it keeps state, and the results about that state."""
     inputs = shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
     kept = None if subject.module is None else keep(subject.module)
     try:
@@ -38,7 +38,7 @@ def settled(subject: Subject, shapes: Shapes) -> tuple[Subject, Said]:
         kept.put_back()
         told = f"it keeps state from call to call ({', '.join(names[:3])})"
         said: Said = [remembered(subject, inputs, first, again, told)]
-    except Exception:  # the probes say what it raises
+    except Exception:  # the probes report what it raises
         return subject, []
     finally:
         if kept is not None:
@@ -47,14 +47,14 @@ def settled(subject: Subject, shapes: Shapes) -> tuple[Subject, Said]:
 
 
 def asked(subject: Subject, inputs: tuple[Tensor, ...]) -> Tensor:
-    """The context, with the same random numbers each time."""
+    """Return the context of a call with fixed random numbers."""
     seeded(1, subject.device)
     with torch.no_grad():
         return subject.call(*inputs).context
 
 
 def apart(one: Tensor, other: Tensor, times: float = 1.0) -> float:
-    """How far two contexts are apart, beyond rounding; infinite where they have other shapes."""
+    """Return how far two contexts differ beyond rounding; infinite if their shapes differ."""
     if one.shape != other.shape:
         return torch.inf
     change = float((one - other).abs().nan_to_num().max())
@@ -62,12 +62,12 @@ def apart(one: Tensor, other: Tensor, times: float = 1.0) -> float:
 
 
 def remembered(subject: Subject, inputs: tuple[Tensor, ...], whole: Tensor, second: Tensor, told: str) -> Finding | Checked:
-    """Whether state is a cache: then the parts of a sequence, one after the other, give what the whole does."""
+    """Check whether state is a cache: the parts of a sequence, one after the other, then give what the whole sequence gives."""
     n = inputs[0].shape[-2] // 2
     if subject.form == "x" and n:
         try:
             parts = [asked(subject, (x,)) for x in (inputs[0][:, :n], inputs[0][:, n:])]
-        except Exception:  # what does not take the rest of a sequence is no cache
+        except Exception:  # a cache would take the rest of a sequence
             parts = [whole]
         if apart(whole, torch.cat(parts, 1), CLOSE) == 0:
             return Checked(CACHE, f"{told}: {PARTS}")
@@ -76,7 +76,7 @@ def remembered(subject: Subject, inputs: tuple[Tensor, ...], whole: Tensor, seco
 
 
 def forgetful(subject: Subject, module: nn.Module | None) -> Subject:
-    """A subject that is before each call as it is now; so is each copy of its module."""
+    """Return a subject that is reset to its present state before each call; so is each copy of its module."""
     assert module is not None
 
     def of(part: nn.Module) -> Callable[[Call], Call]:
@@ -88,7 +88,7 @@ def forgetful(subject: Subject, module: nn.Module | None) -> Subject:
                 try:
                     return call(*inputs)
                 finally:
-                    kept.put_back(numbers=not torch.is_grad_enabled())  # a way back may need the numbers that it left
+                    kept.put_back(numbers=not torch.is_grad_enabled())  # a backward pass may need them
 
             return fresh
 
@@ -100,7 +100,7 @@ def forgetful(subject: Subject, module: nn.Module | None) -> Subject:
 
 
 def wrapped(subject: Subject, wrap: Callable[[Call], Call]) -> Subject:
-    """A subject each of whose calls is wrapped."""
+    """Return a subject with each of its calls wrapped."""
     again, compiled = subject.again, subject.compiled
     return replace(
         subject,
@@ -111,7 +111,7 @@ def wrapped(subject: Subject, wrap: Callable[[Call], Call]) -> Subject:
 
 
 def added(report: Report, said: Said) -> Report:
-    """A report with what was found of state, first."""
+    """Return a report with the results about state first."""
     findings = tuple(one for one in said if isinstance(one, Finding))
     checked = tuple(one for one in said if isinstance(one, Checked))
     return replace(report, findings=findings + report.findings, checked=report.checked + checked)

@@ -1,4 +1,4 @@
-"""Stopped: why an examination ended before it was done, as a finding: the subject ended it, or the time was over."""
+"""Findings that state why an examination ended early: the subject ended it, or the time was over."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ FASTER = "Pass a shorter sample, or a longer time limit; or mend what does not c
 
 
 def find_raised(error: BaseException, step: str) -> Finding:
-    """Return the finding of a subject that raised what is no Exception: SystemExit, say."""
+    """Return the finding of a subject that raised something other than an Exception, such as SystemExit."""
     said = " ".join(str(error).split())
     cure = RETURN if isinstance(error, SystemExit) else RAISE
     told = f"it raised {type(error).__name__}{f': {said}' if said else ''}{locate(error)}{phrase(step)}"
@@ -29,7 +29,7 @@ def find_raised(error: BaseException, step: str) -> Finding:
 
 
 def find_late(seconds: float, step: str, where: str = "") -> Finding:
-    """Return the finding of an examination whose time was over."""
+    """Return the finding of an examination that reached its time limit."""
     return Finding("unfinished", f"the time limit of {seconds:g} s was reached{where}{phrase(step)}", FASTER, 3.0, "stopped")
 
 
@@ -43,23 +43,23 @@ def find_ended(status: int, step: str) -> Finding:
 
 
 def phrase(step: str) -> str:
-    """Return the words for what was examined."""
+    """Return the words for the step that was examined."""
     return f", in the examination of its {step}" if step else ""
 
 
 def locate(error: BaseException) -> str:
-    """Return the line of the subject's code that an error comes from, as the end of a clause; "" where none of it ran."""
+    """Return the line of the subject's code that an error comes from, as the end of a clause; "" if none of it ran."""
     frames = traceback.extract_tb(error.__traceback__)
     return locate_first((one.filename, one.lineno) for one in reversed(frames))
 
 
 def locate_in_dump(dump: str) -> str:
-    """Return the line of the subject's code that the main thread ran when faulthandler wrote this, as the end of a clause."""
+    """Return the line of the subject's code in a dump of faulthandler, in the main thread, as the end of a clause."""
     return locate_first(DUMPED.findall(dump.rpartition("hread 0x")[2]))
 
 
 def locate_first(frames: Iterable[tuple[str, object]]) -> str:
-    """Return the first of the frames, the innermost first, that is neither torch's, regard's nor of Python's own modules."""
+    """Return the first frame, innermost first, outside of torch, regard and Python's own modules, as the end of a clause."""
     for name, line in frames:
         if not name.startswith(OWN) and (name.startswith(INSTALLED) or not name.startswith(STANDARD)):
             return f" in line {line} of {Path(name).name}"
@@ -67,6 +67,6 @@ def locate_first(frames: Iterable[tuple[str, object]]) -> str:
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether an error was raised by a handler of a signal, which meant the program and not the subject."""
+    """Return whether an error was raised by a signal handler, and so is not the subject's."""
     handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -1,4 +1,4 @@
-"""What can be examined: a module or a function, and each way in which it may be meant to be called."""
+"""The subject of an examination: a module or a function, and each way in which it may be meant to be called."""
 
 import functools
 import re
@@ -17,10 +17,10 @@ from regard.mechanism.rule import Offset
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """Something that can be asked: call(x), x (b, t, c), or call(q, k, v), each (b, h, t, d), gives its answer.
+    """A module or function to examine: call(x), x (b, t, c), or call(q, k, v), each (b, h, t, d), returns its answer.
 
-    `module` holds its weights and its mode, None where there is none. `again` makes the call of a copy of that module, None
-    where the module cannot be exchanged. `rank` is that of x, or of q, k and v, as the subject itself takes them.
+    `module` holds its weights and its mode, None if there is none. `again` makes the call of a copy of that module, None if the
+    module cannot be replaced. `rank` is that of x, or of q, k and v, as the subject itself takes them.
     """
 
     name: str
@@ -31,26 +31,26 @@ class Subject:
     call: Call
     again: Callable[[nn.Module], Call] | None = None
     rank: int = 3
-    note: str = ""  # how it is called, in words
-    compiled: Call | None = None  # the call of what torch.compile made of it; `call` is that of the original
+    note: str = ""  # how the subject is called, in words
+    compiled: Call | None = None  # the call of the torch.compile version; `call` is that of the original
 
     @property
     def batched(self) -> bool:
-        """Whether it takes several sequences at once."""
+        """Whether the subject takes several sequences at once."""
         return self.rank > 2
 
 
 class AskedError(Exception):
-    """A subject raised when it was asked: what it was given, and what it raised."""
+    """Raised if a subject raises; states its inputs and its error."""
 
     def __init__(self, given: str, error: Exception) -> None:
         line = (str(error).strip().splitlines() or ["it says nothing"])[0]
         super().__init__(f"{type(error).__name__} on {given}: {line}")
-        self.did = f"raised {self}"  # in a sentence about the subject
+        self.did = f"raised {self}"  # the end of a sentence about the subject
 
 
 class ChangedError(AskedError):
-    """A subject gave another shape than it gave before for such inputs."""
+    """Raised if a subject returns another shape than it returned before for such inputs."""
 
     def __init__(self, given: str, shape: tuple[int, ...], before: tuple[int, ...]) -> None:
         Exception.__init__(self, f"{shape} on {given}, where {before} is what it gave before")
@@ -58,7 +58,10 @@ class ChangedError(AskedError):
 
 
 def subjects(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[Subject]:
-    """A subject for each way in which it may be meant to be called, the likeliest first; ConfigError where there is none."""
+    """Yield a subject for each way in which it may be meant to be called, the likeliest first.
+
+    Raises ConfigError if there is none.
+    """
     if isinstance(asked, type):
         raise ConfigError(
             f"examine takes a layer or a function, got the class {asked.__name__}. Make one: {asked.__name__}(...)."
@@ -75,13 +78,16 @@ def subjects(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[Subje
 
 
 def uncompiled(asked: Any) -> Any:
-    """What torch.compile was given, or the subject itself."""
+    """Return the original of what torch.compile returned, or the subject itself."""
     original = getattr(asked, "_orig_mod", None) or getattr(asked, "_torchdynamo_orig_callable", None)
     return asked if original is None else original
 
 
 def holder(plain: Any) -> nn.Module | None:
-    """The module that a callable is or calls, in a partial, behind a bound method, in a closure; None where there is none."""
+    """Return the module that a callable is or calls: in a partial, a bound method, a closure or a global; None if it has none.
+
+    Several modules are returned as an nn.ModuleList.
+    """
     if isinstance(plain, nn.Module):
         return plain
     if isinstance(plain, functools.partial):
@@ -98,7 +104,7 @@ def holder(plain: Any) -> nn.Module | None:
 
 
 def filled(cell: Any) -> bool:
-    """Whether a closure's variable has a value yet."""
+    """Return whether a closure's variable has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -107,29 +113,29 @@ def filled(cell: Any) -> bool:
 
 
 def exchangeable(plain: Any, module: nn.Module | None) -> bool:
-    """Whether another module can stand in its place."""
+    """Return whether another module can replace the subject's module."""
     return module is not None and (plain is module or (isinstance(plain, functools.partial) and plain.func is module))
 
 
 def again_with(plain: Any, make: Callable[[Any], Call], module: nn.Module) -> Call:
-    """The call of another module, with what a partial holds."""
+    """Make the call of another module, with the arguments that a partial holds."""
     return make(functools.partial(module, *plain.args, **plain.keywords) if isinstance(plain, functools.partial) else module)
 
 
 def kind_of(module: nn.Module | None) -> tuple[torch.dtype, torch.device]:
-    """The dtype and device of a module's first floating parameter or buffer; torch's default where there is none."""
+    """Return the dtype and device of a module's first floating parameter or buffer, else torch's default dtype and the CPU."""
     held = [*module.parameters(), *module.buffers()] if module is not None else []
     first = next((one for one in held if one.is_floating_point()), None)
     return (torch.get_default_dtype(), torch.device("cpu")) if first is None else (first.dtype, first.device)
 
 
 def name_of(plain: Any) -> str:
-    """A name for the report."""
+    """Return the name of a subject for the report."""
     if isinstance(plain, functools.partial):
         return name_of(plain.func)
     return type(plain).__name__ if isinstance(plain, nn.Module) else getattr(plain, "__qualname__", type(plain).__name__)
 
 
 def indexed(path: str) -> str:
-    """A module's path as it is written: blocks[0].attention."""
+    """Format a module's path as code: blocks[0].attention."""
     return re.sub(r"\.(\d+)", r"[\1]", path)

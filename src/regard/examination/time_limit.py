@@ -1,4 +1,4 @@
-"""A limit on time: an exception in the thread of an examination, once the time is over."""
+"""A time limit: raises an exception in the thread of an examination once the time is over."""
 
 import contextlib
 import ctypes
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_number
 
-AGAIN_SECONDS = 1.0  # until it is raised again, where the subject has caught it
+AGAIN_SECONDS = 1.0  # until the error is raised again, if the subject caught it
 
 
 class TimeLimitError(BaseException):
-    """The time is over: no Exception, since code that catches whatever a subject raises must not catch it."""
+    """Raised when the time is over; not an Exception, so that code that catches what a subject raises does not catch it."""
 
 
 class TimeLimit:
-    """Seconds from now; None: no limit. Raises ConfigError for what is no positive number of seconds."""
+    """A limit of some seconds from now, None for no limit. Raises ConfigError unless seconds is None or a positive number."""
 
     def __init__(self, seconds: float | None) -> None:
         if seconds is not None and not 0 < check_number("a time limit", seconds, " of seconds, or None") < math.inf:

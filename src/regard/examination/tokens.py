@@ -1,4 +1,4 @@
-"""Tokens: a model that takes token ids, the ids that it is tried with, and its outputs."""
+"""Models that take token ids: the ids to try, and the outputs of a model."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,43 +18,46 @@ from regard.examination.writes import Writes
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
 MORE = "Pass sample=, ids (b, t) that it takes; or where it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
-MOST = 256  # tokens of a sample that are looked at
-COPIED = 2**25  # numbers of a model that are copied, to be put back if they change
+MOST = 256  # tokens of a sample to examine
+COPIED = 2**25  # numbers of a model to copy, to restore them if they change
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is called with ids (b, t), the module in it, and the ids; `asked` is how many tokens the sample had."""
+    """A callable of ids (b, t), the module in it, and the ids; `asked` is how many tokens the sample had."""
 
     name: str
     call: Callable[[Tensor], Any]
     module: nn.Module
     ids: Tensor
     asked: int
-    writes: Writes | None = None  # what notes that it changes its ids
+    writes: Writes | None = None  # detects changes of the ids
 
     def run(self, ids: Tensor | None = None) -> Tensor | None:
-        """The outputs (b, t, n), None where it gives none for each token; raises AskedError."""
+        """Return the outputs (b, t, n), None if there is none for each token. Raises AskedError if the model raises."""
         ids = self.ids if ids is None else ids
         with torch.no_grad():
             try:
                 returned = self.call(ids.clone()) if self.writes is None else self.writes.watch(self.call, "ids")(ids)
-            except Exception as error:  # whatever somebody's model raises
+            except Exception as error:  # a user's model may raise anything
                 raise AskedError(f"token ids {tuple(ids.shape)}", error) from error
         return outputs(returned, ids)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """That of its first floating weight."""
+        """The dtype of the module's first floating parameter, float32 if there is none."""
         return next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
 
     def noise(self, outputs: Tensor) -> float:
-        """The change of an output that may be rounding."""
+        """Return the change of an output that may be rounding."""
         return reach.rounding(self.dtype) * float(outputs.abs().max())
 
 
 def model_of(subject: object, sample: Any = None, most: int = MOST) -> Model | None:
-    """A subject as a model of token ids: what takes those of the sample, or those that are tried; None where it is none."""
+    """Return a subject as a model of token ids, those of the sample or ids found by trial; None if it is not one.
+
+    Raises ConfigError for a sample of ids that is not (b, t) or (t,).
+    """
     plain: Any = uncompiled(subject)
     module = holder(plain) if callable(plain) and not isinstance(plain, type) else None
     if module is None or (sample is None and module is not plain):
@@ -71,9 +74,9 @@ def model_of(subject: object, sample: Any = None, most: int = MOST) -> Model | N
 
 
 def fitting(module: nn.Module) -> Tensor | None:
-    """Ids (b, t) that a module takes, below the size of one of its embeddings; None where it takes none.
+    """Return ids (b, t) that a module takes, below the size of one of its embeddings; None if it takes none.
 
-    Raises ConfigError where a module looks ids up and then raises whatever they are.
+    Raises ConfigError if a module looks ids up and then raises for all that are tried.
     """
     sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
@@ -86,8 +89,8 @@ def fitting(module: nn.Module) -> Tensor | None:
             with looked_up(module, ids) as found:
                 try:
                     with torch.no_grad():
-                        fits = outputs(module(ids.clone()), ids) is not None  # it may write to them
-                except Exception as error:  # whatever somebody's model raises on what it does not take
+                        fits = outputs(module(ids.clone()), ids) is not None  # the module may write to its ids
+                except Exception as error:  # a user's model may raise anything for ids that it does not take
                     wrong = wrong or (str(AskedError(f"token ids {tuple(ids.shape)}", error)) if found else "")
                     continue
             if fits:
@@ -100,7 +103,7 @@ def fitting(module: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def looked_up(module: nn.Module, ids: Tensor) -> Iterator[list[bool]]:
-    """A context that lists the embeddings in which just these ids are looked up."""
+    """Collect a True for each time an embedding of the module looks up exactly these ids in the block."""
     found: list[bool] = []
 
     def hook(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
@@ -116,7 +119,7 @@ def looked_up(module: nn.Module, ids: Tensor) -> Iterator[list[bool]]:
 
 
 def outputs(returned: Any, ids: Tensor) -> Tensor | None:
-    """The first floating (b, t, n) in what a model returned: a tensor, a tuple, a mapping or a dataclass."""
+    """Return the first floating (b, t, n) in what a model returned: a tensor, a tuple, a mapping or a dataclass; else None."""
     if isinstance(returned, Tensor):
         fits = returned.dim() == 3 and returned.shape[:2] == ids.shape and returned.is_floating_point()
         return (returned.double() if returned.dtype == torch.float64 else returned.float()).cpu() if fits else None
@@ -126,7 +129,7 @@ def outputs(returned: Any, ids: Tensor) -> Tensor | None:
 
 @contextlib.contextmanager
 def evaluating(subject: object) -> Iterator[None]:
-    """A context in which a model is in evaluation mode; after it, it is as it was: of large ones the weights are not copied."""
+    """Put a model into evaluation mode in the block and restore it afterwards; weights of large models are not copied."""
     plain = uncompiled(subject)
     with untouched(holder(plain) if callable(plain) and not isinstance(plain, type) else None, COPIED):
         yield

@@ -1,4 +1,4 @@
-"""A context that leaves no trace: modes, weights, buffers, gradients, attributes and random states are put back."""
+"""Save and restore the state of modules: modes, weights, buffers, gradients, attributes, and random states."""
 
 import contextlib
 import copy
@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from regard.errors import ConfigError
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
-DEEP = 4  # containers in containers
+DEEP = 4  # levels of nested containers
 
 
 class Value(NamedTuple):
-    """A tensor as it was found: its numbers, None where they were not copied, and what belongs to its gradient."""
+    """A saved tensor: its numbers, None if they were not copied, and its gradient attributes."""
 
     tensor: Tensor
     numbers: Tensor | None
@@ -29,13 +29,13 @@ class Value(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a module holds: its containers and those in them, each with a copy, and its tensors."""
+    """What a module holds: its containers, nested ones too, each with a copy, and its tensors."""
 
     containers: list[tuple[Any, Any]]
     values: list[Value]
 
     def put_back(self) -> None:
-        """Makes it all as it was; what one tensor refuses never stops the rest."""
+        """Restore everything; a tensor that cannot be restored does not stop the rest."""
         for one, before in self.containers:
             refill(one, before)
         for value in self.values:
@@ -45,9 +45,9 @@ class State(NamedTuple):
 
 @contextlib.contextmanager
 def untouched(module: nn.Module | None, most: int | None = None) -> Iterator[None]:
-    """The block sees the module in evaluation mode and hears no warnings; after it everything is as it was found.
+    """Run the block with the module in evaluation mode and without warnings, and restore everything afterwards.
 
-    `most` is how many numbers of its tensors are copied at most, the smallest tensors first; None where all are.
+    `most` is how many numbers of its tensors are copied at most, the smallest tensors first; None copies all.
     """
     parts = list(module.modules()) if module is not None else []
     refuse(parts)
@@ -57,7 +57,7 @@ def untouched(module: nn.Module | None, most: int | None = None) -> Iterator[Non
         state = state_of(parts, most)
         try:
             for part in parts:
-                part.training = False  # module.eval() may be somebody's own
+                part.training = False  # not module.eval(), which may be overridden
             yield
         finally:
             state.put_back()
@@ -66,7 +66,7 @@ def untouched(module: nn.Module | None, most: int | None = None) -> Iterator[Non
 
 
 def refuse(parts: list[nn.Module]) -> None:
-    """Raises ConfigError of modules that cannot be kept, or that have no numbers yet."""
+    """Raise ConfigError for modules that cannot be saved, or whose weights do not exist yet."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
         raise ConfigError("examine takes no module of torch.jit.script or trace. Examine the module that it was made of.")
     tensors = [one for part in parts for one in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
@@ -77,7 +77,7 @@ def refuse(parts: list[nn.Module]) -> None:
 
 
 def state_of(parts: list[nn.Module], most: int | None) -> State:
-    """What modules hold now; `most` as untouched has it."""
+    """Save what modules hold now; `most` as in `untouched`."""
     found: dict[int, tuple[Any, Any]] = {}
     for part in parts:
         contained(vars(part), found, DEEP)
@@ -91,7 +91,7 @@ def state_of(parts: list[nn.Module], most: int | None) -> State:
 
 
 def contained(value: Any, found: dict[int, tuple[Any, Any]], deep: int) -> None:
-    """Adds a container and those in it, each with a copy of what is in it."""
+    """Add a container and the containers in it to `found`, each with a shallow copy, down to `deep` levels."""
     if type(value) not in CONTAINERS or id(value) in found or not deep:
         return
     found[id(value)] = (value, copy.copy(value))
@@ -100,23 +100,23 @@ def contained(value: Any, found: dict[int, tuple[Any, Any]], deep: int) -> None:
 
 
 def within(container: Any) -> list[Any]:
-    """What a container holds."""
+    """Return the values in a container."""
     return list(container.values()) if isinstance(container, dict) else list(container)
 
 
 def refill(container: Any, before: Any) -> None:
-    """A container holds again what it held."""
+    """Restore the contents of a container."""
     container.clear()
     container.extend(before) if isinstance(container, (list, deque)) else container.update(before)
 
 
 def put_back(value: Value) -> None:
-    """A tensor's numbers, only where they changed, and what belongs to its gradient."""
+    """Restore a tensor's numbers, only if they changed, and its gradient attributes."""
     x, numbers = value.tensor, value.numbers
     if numbers is not None and not alike(x, numbers):
         rewrite(x, numbers)
     if not x.is_leaf and not value.needs_grad:
-        x.detach_()  # a buffer that was written to with gradients
+        x.detach_()  # a buffer that was written to with gradients enabled
     if x.is_leaf:
         if x.requires_grad != value.needs_grad:
             x.requires_grad_(value.needs_grad)
@@ -124,7 +124,7 @@ def put_back(value: Value) -> None:
 
 
 def alike(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape, dtype and bytes; False where that cannot be told."""
+    """Return whether two tensors have the same shape, dtype and bytes; False if they cannot be compared."""
     if not same_kind(x, other):
         return False
     try:
@@ -135,7 +135,7 @@ def alike(x: Tensor, other: Tensor) -> bool:
 
 
 def rewrite(x: Tensor, numbers: Tensor) -> None:
-    """Writes a tensor's numbers where they stand; where they cannot be written there, the tensor is given others."""
+    """Write a tensor's numbers in place; if that fails, give the tensor new storage."""
     with torch.no_grad():
         try:
             if same_kind(x, numbers) and x.layout is torch.strided:
@@ -147,12 +147,12 @@ def rewrite(x: Tensor, numbers: Tensor) -> None:
 
 
 def same_kind(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape, device and layout."""
+    """Return whether two tensors have the same dtype, shape, device and layout."""
     return (x.dtype, x.shape, x.device, x.layout) == (other.dtype, other.shape, other.device, other.layout)
 
 
 def seeded(seed: int, device: torch.device) -> None:
-    """Sets the generators of the CPU and of a device; torch.manual_seed would set those of all devices, used or not."""
+    """Seed the generators of the CPU and of one device; torch.manual_seed would seed those of all devices, used or not."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -161,7 +161,7 @@ def seeded(seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def random_states() -> Iterator[None]:
-    """Whatever is drawn in the block, torch's generators, Python's and numpy's stand after it where they stood."""
+    """Restore torch's, Python's and NumPy's random states after the block."""
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None

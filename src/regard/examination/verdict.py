@@ -1,4 +1,4 @@
-"""The verdict: all probes of a case, their findings in order, at most three for one cause."""
+"""Run all probes on a case and order their findings, at most three for one cause."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,9 +12,9 @@ from regard.examination.report import Checked, Finding, Report, Sight, Unknown
 from regard.examination.subjects import AskedError, indexed
 
 EACH = 3  # findings of one cause
-NAMED = 2.0  # the strength of what identification names
+NAMED = 2.0  # the strength of findings by the identified formula
 READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
-MIXING = ("split", "merge", "share", "axis", "norm")  # what lets tokens through that the mask hides
+MIXING = ("split", "merge", "share", "axis", "norm")  # fields whose deviations pass on tokens that the mask hides
 OR_MIXED = (
     "Where the mask is right: heads joined without a transpose, or a softmax over another axis, let tokens through as well."
 )
@@ -22,7 +22,7 @@ FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batc
 
 
 def report_on(case: Case, progress: Progress | None = None) -> Report:
-    """What every probe says of a case; of how scores become weights, what they say of the attention in it."""
+    """Run every probe on a case; those of how scores become weights run on the attention inside it if that was found."""
     progress = progress or Progress()
     inside, name = inner.named(case) if read_inside(case) else (None, "")
     said: list[Finding | Checked | Unknown] = []
@@ -38,13 +38,13 @@ def report_on(case: Case, progress: Progress | None = None) -> Report:
 
 
 def read_inside(case: Case) -> bool:
-    """Whether a module does more than attention, so that its formula is to be read in a part of it."""
+    """Return whether a module does more than attention, so that its formula has to be read in a part of it."""
     module = case.subject.module
     return case.subject.form == "x" and module is not None and case.subject.rank == 3 and case.identified is None
 
 
 def told(case: Case, inside: Case | None, name: str, look: Look) -> list[Finding | Checked | Unknown]:
-    """What a probe says of a case, or of the attention inside it."""
+    """Run a probe on a case, or on the attention inside it."""
     if inside is None:
         return list(heard(case, name, look))
     if name in READ:
@@ -57,21 +57,21 @@ def told(case: Case, inside: Case | None, name: str, look: Look) -> list[Finding
 
 
 def within(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:
-    """What is said of a part, by its name."""
+    """Prefix a result of a part with the name of the part."""
     if isinstance(one, Finding):
         return replace(one, evidence=f"{name}: {one.evidence}")
     return replace(one, what=f"in {name} {one.what}")
 
 
 def pointed(one: Unknown, name: str) -> Unknown:
-    """What cannot be told, with the part of the module that could be asked alone."""
+    """Add the part of the module that can be examined alone to what cannot be determined."""
     return (
         replace(one, needs=f"examine(layer.{indexed(name)}); or {one.needs}") if name and one.needs == evidence.ALONE else one
     )
 
 
 def heard(case: Case, name: str, look: Look) -> Iterator[Finding | Checked | Unknown]:
-    """What a probe says; where the subject raises in the midst of it, that the rest cannot be told."""
+    """Yield the results of a probe; if the subject raises, the last is that the rest cannot be determined."""
     try:
         yield from look(case)
     except AskedError as error:
@@ -81,7 +81,7 @@ def heard(case: Case, name: str, look: Look) -> Iterator[Finding | Checked | Unk
 
 
 def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The strongest first, one of a kind for each cause and at most three of a cause."""
+    """Sort findings, the strongest first, and keep one of a kind for each cause and at most three of a cause."""
     kept: list[Finding] = []
     counts: Counter[str] = Counter()
     for one in sorted(findings, key=lambda one: -one.strength):
@@ -93,7 +93,7 @@ def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def follow(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
-    """The findings, where who sees whom is wrong only because of what stands first: such a mask needs no mending."""
+    """Return the findings, with another cure for a wrong mask that only follows from the first finding or may do so."""
     match = case.identified if findings else None
     if match is None and case.subject.form == "x":
         return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
@@ -105,7 +105,7 @@ def follow(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
 
 
 def notes(case: Case, inside: Case | None) -> tuple[str, ...]:
-    """How the subject was called."""
+    """Describe how the subject was called."""
     shapes, dtype = case.shapes, str(case.subject.dtype).removeprefix("torch.")
     if case.subject.form == "x":
         size = f"x ({shapes.batch}, {shapes.tokens}, {shapes.width}) {dtype}"
@@ -116,10 +116,10 @@ def notes(case: Case, inside: Case | None) -> tuple[str, ...]:
 
 
 def sight(case: Case) -> Sight | None:
-    """Who sees whom, expected and found: of the first sequence, or of the first in which they differ."""
+    """Return the picture of who sees whom in the first sequence that differs, else the first; None if nothing was measured."""
     try:
         expected, found = case.expected(*case.usual()), case.reach.found
-    except AskedError:  # nothing could be measured, and that was said
+    except AskedError:  # nothing could be measured; the probes report why
         return None
     wrong = ((expected != found) & case.reach.measured.unsqueeze(-1)).any(-1).any(-1)
     b = int(wrong.int().argmax())

@@ -1,4 +1,4 @@
-"""Watched: what each part of a module is given, and gives, while it runs."""
+"""Forward hooks that report the inputs and output of each part of a module."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ See = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 @contextlib.contextmanager
 def watched(module: nn.Module, see: See) -> Iterator[None]:
-    """A context in which see(name, part, inputs, named, output) is told of each part that has run, in the order they end."""
+    """Call see(name, part, inputs, named, output) for each part that runs in the block, in order of completion."""
 
     def telling(name: str) -> Callable[..., None]:
         return lambda part, inputs, named, output: see(name, part, inputs, named, output)

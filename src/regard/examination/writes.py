@@ -1,4 +1,4 @@
-"""Writes: what a subject changes in place of the tensors that it is given or that it holds, which are put back."""
+"""Detect what a subject changes in place, in the tensors that it is given or that it holds, and restore them."""
 
 import contextlib
 import functools
@@ -11,12 +11,12 @@ from regard.examination.report import Finding
 from regard.examination.subjects import uncompiled
 from regard.examination.untouched import alike, rewrite
 
-MOST = 2**25  # numbers of a tensor that is copied
+MOST = 2**25  # the most numbers of a tensor to copy
 CURE = "x = x + y where x += y stands, x.mul(s) for x.mul_(s); or clone what is changed. Its caller may need it later."
 
 
 class Held(NamedTuple):
-    """A tensor that a function holds, and its numbers as they were found."""
+    """A tensor that a function holds, and a copy of its numbers."""
 
     name: str
     tensor: Tensor
@@ -24,15 +24,15 @@ class Held(NamedTuple):
 
 
 class Writes:
-    """The names of what a subject changed in its calls, and the tensors that it holds beside its module."""
+    """The names of what a subject changed in its calls, and the tensors that it holds besides its module."""
 
     def __init__(self, plain: Any) -> None:
         tensors = {id(one): (name, one) for name, one in find_held(plain) if one.numel() <= MOST}
         self._held = [Held(name, one, one.detach().clone()) for name, one in tensors.values()]
-        self.changed: dict[str, None] = {}  # in the order in which they were changed first
+        self.changed: dict[str, None] = {}  # in the order of their first change
 
     def watch(self, call: Callable[..., Any], names: str = "") -> Callable[..., Any]:
-        """Return a call that is given copies of its inputs, and notes which of them, or of what is held, it changes."""
+        """Return a call that passes copies of its inputs, and notes which of them, or of the held tensors, it changes."""
 
         def watched(*inputs: Tensor) -> Any:
             self.put_back()
@@ -46,13 +46,13 @@ class Writes:
         return watched
 
     def put_back(self) -> None:
-        """Make what is held as it was found."""
+        """Restore the held tensors."""
         for one in self._held:
             if not alike(one.tensor, one.numbers):
                 rewrite(one.tensor, one.numbers)
 
     def find(self) -> Iterator[Finding]:
-        """Yield the finding of what was changed."""
+        """Yield the finding of what was changed, if anything was."""
         if self.changed:
             told = f"it changes tensors of its caller in place: {', '.join(self.changed)}"
             yield Finding("changed input", told, CURE, 1.1, "writes")
@@ -60,7 +60,7 @@ class Writes:
 
 @contextlib.contextmanager
 def watching(subject: Any) -> Iterator[Writes]:
-    """A context after which the tensors that a subject holds are as they were found."""
+    """Create the Writes of a subject for the block, and restore the tensors that the subject holds afterwards."""
     writes = Writes(uncompiled(subject))
     try:
         yield writes
@@ -81,7 +81,7 @@ def find_held(plain: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def find_named(function: Any) -> list[tuple[str, Any]]:
-    """Return what a function of Python can reach by name."""
+    """Return the names and values that a Python function can access."""
     code = getattr(function, "__code__", None)
     if code is None:
         return []
@@ -89,7 +89,7 @@ def find_named(function: Any) -> list[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             found.append((name, cell.cell_contents))
-        except ValueError:  # it has no value yet
+        except ValueError:  # the variable has no value yet
             continue
     defaults = function.__defaults__ or ()
     found += zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)

@@ -1,4 +1,4 @@
-"""What comes next: tokens from anything that gives logits, read through a cache, chosen, and turned into text as they come."""
+"""Generation: tokens from any model that gives logits, read through a cache, chosen, and decoded to text as they come."""
 
 from regard.generate.cache import Cache
 from regard.generate.decode import Chosen, choices, complete, generate

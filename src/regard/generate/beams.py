@@ -1,7 +1,7 @@
-"""Beam search: of all continuations the one of the greatest score that a few kept at a time lead to.
+"""Beam search: the continuation of the greatest score found while keeping a few at a time.
 
-It takes a step function, and so serves any model that goes on from what it has read, a translation as well as GPT-2.
-Where a search ends early is as in transformers, by its default rule.
+It takes a step function, and so works with any model that continues from a state, a translator as well as GPT-2.
+Early stopping follows the default rule of transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_number, describe
 
-Step = Callable[[Tensor, list[int]], Tensor]  # parents (r,) among the rows of last time, and each one's token, to (r, n)
-MOST = 2**16  # beams
-STEEPEST = 32.0  # a length penalty: to the power of it every length stays within a float
-SPARE = 4  # candidates looked at for each beam, since some of them may end
+Step = Callable[[Tensor, list[int]], Tensor]  # parents (r,) among the previous rows, and their tokens, to (r, n)
+MOST = 2**16  # most beams
+STEEPEST = 32.0  # largest length penalty: every length to this power fits a float
+SPARE = 4  # candidates considered for each beam, since some of them may end
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Found:
 
 @dataclass
 class Row:
-    """The search of one sequence: what goes on, with the sums of its log-probabilities, and what has ended."""
+    """The search of one sequence: the running sequences with the sums of their log-probabilities, and the finished ones."""
 
     running: list[tuple[float, list[int]]] = field(default_factory=lambda: [(0.0, [])])
     finished: list[Found] = field(default_factory=list)
@@ -44,11 +44,11 @@ def search(
     ended: Callable[[Sequence[int]], bool],
     length_penalty: float = 1.0,
 ) -> list[list[Found]]:
-    """The best sequences of each row, at most `beams`, best first.
+    """Return the best sequences of each row, at most `beams`, best first.
 
-    first are the log-probabilities (b, n) of a first token; `step` reads one token each for rows that continue rows of the
-    last time, (b,) at first and (b beams,) from then on, and gives those of the next; `longest` is the most tokens of a
-    sequence, of all or of each row, where it ends as well; `ended` says whether a sequence has.
+    first are the log-probabilities (b, n) of a first token. `step` reads one token for each of the rows that continue previous
+    rows, (b,) at first and (b beams,) from then on, and returns the log-probabilities of the next. `longest` is the most tokens
+    of a sequence, which ends there as well, for all rows or for each. `ended` returns whether a sequence has ended.
     """
     rows = [Row() for _ in first]
     limits = [longest] * len(rows) if isinstance(longest, int) else longest
@@ -74,7 +74,7 @@ def advanced(
     ended: Callable[[Sequence[int]], bool],
     length_penalty: float,
 ) -> list[int]:
-    """Moves a row on by one token, given scores (beams, n): which of its sequences each that goes on continues."""
+    """Advance a row by one token, given scores (beams, n); return the parent of each running sequence."""
     sums = scores.double() + torch.tensor([[score] for score, _ in row.running], device=scores.device, dtype=torch.float64)
     best = sums.flatten().topk(min(SPARE * beams, sums.numel()))
     n = scores.shape[-1]
@@ -90,7 +90,7 @@ def advanced(
             running.append((score, sequence))
             kept.append(parent)
     row.finished = sorted(row.finished, key=lambda one: -one.score)[:beams]
-    while len(running) < beams:  # all others have ended, or the vocabulary is small: rows that nothing comes of
+    while len(running) < beams:  # all others have ended, or the vocabulary is small: pad with rows of probability 0
         running.append((float("-inf"), [*row.running[0][1], 0]))
         kept.append(0)
     row.running = running
@@ -100,6 +100,6 @@ def advanced(
 
 
 def check_penalty(value: float) -> None:
-    """Raise ConfigError where a length penalty is no number from -32 to 32."""
+    """Raise ConfigError if a length penalty is not a number from -32 to 32."""
     if not abs(check_number("length_penalty", value)) <= STEEPEST:
         raise ConfigError(f"length_penalty must be from {-STEEPEST:g} to {STEEPEST:g}, got {describe(value)}.")

@@ -1,7 +1,7 @@
 """Cache: the keys and values of the tokens a model has read, so that each is computed once.
 
-Every sequence has a row, and the key of its token number n stands in slot n of that row. A query at position p sees the
-slots up to p: the rule hides what is not written yet, and what was cropped away, so that nothing is ever cleared.
+Every sequence has a row, and the key of its token number n is in slot n of that row. A query at position p sees the slots up
+to p: the mask hides slots that are not written yet or were cropped, so nothing is ever cleared.
 """
 
 from collections.abc import Callable
@@ -17,30 +17,30 @@ from regard.mechanism.rule import Offset
 class Cache:
     """Keys and values of up to `room` tokens a row, (b, h, room, d) a layer, allocated once and written in place.
 
-    A model asks three things of it: `extend`, where the next tokens stand; `layer`, the past of an attention layer, which
-    takes the new keys and values and gives all of them and the offset of the new queries; and `asked`, the vectors whose
-    logits are wanted. The number, the width and the dtype of heads are those of the first keys that come.
+    A model calls three methods: `extend`, for the positions of the next tokens; `layer`, for the past of an attention layer,
+    which takes new keys and values and returns all of them and the offset of the new queries; and `asked`, for the vectors
+    whose logits are wanted. The number, the width and the dtype of heads are those of the first keys given.
     """
 
     def __init__(self, layers: int, room: int) -> None:
         if layers < 1 or room < 1:
             raise ConfigError(f"a cache needs a layer and room for a token, got layers={layers}, room={room}.")
         self.room = room
-        self.lengths: Offset = 0  # tokens read: one number where all rows have as many, which is faster, else (b,)
-        self.wanted: int | Tensor | None = None  # logits of the last so many tokens, of one in each row, or of all
-        self._start: Offset = 0  # of the tokens under way
-        self._stop = 0  # of the longest row
+        self.lengths: Offset = 0  # tokens read: one number if all rows have as many, which is faster, else (b,)
+        self.wanted: int | Tensor | None = None  # logits wanted: of the last n tokens, of one in each row (b,), or of all
+        self._start: Offset = 0  # position of the first token of the current call
+        self._stop = 0  # end of the longest row in the current call
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
     def extend(self, tokens: Tensor) -> Tensor:
-        """The positions of the next tokens, (t,) or (b, t), which are counted as read from here on."""
+        """Return the positions of the next tokens, (t,) or (b, t), and count them as read."""
         t = tokens.shape[-1]
         start, steps = self.advance(t), torch.arange(t, device=tokens.device)
         return steps + (start.unsqueeze(-1) if isinstance(start, Tensor) else start)
 
     def advance(self, t: int) -> Offset:
-        """Counts t more tokens of each row as read: the position of the first of them."""
+        """Count t more tokens of each row as read; return the position of the first of them."""
         stop = self.longest + t
         if stop > self.room:
             raise ConfigError(f"the cache has room for {self.room} tokens: {self.longest} are read, and {t} more were given.")
@@ -49,27 +49,27 @@ class Cache:
         return self._start
 
     def layer(self, number: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
-        """The past of a layer: new keys and values to all of them, and the position of the first new query."""
+        """Return the past of a layer: a function from new keys and values to all of them and the first new query's position."""
         return partial(self._put, number)
 
     def asked(self, x: Tensor) -> Tensor:
-        """The vectors, of (b, t, c), whose logits are wanted: a prompt needs those of its last token only."""
+        """Return the vectors, of (b, t, c), whose logits are wanted: for a prompt those of its last token only."""
         if isinstance(self.wanted, Tensor):
             return x[torch.arange(len(x), device=x.device), self.wanted].unsqueeze(1)
         return x if self.wanted is None else x[..., x.shape[-2] - self.wanted :, :]
 
     @property
     def longest(self) -> int:
-        """How many tokens the longest row has."""
+        """The number of tokens of the longest row."""
         return int(self.lengths.max()) if isinstance(self.lengths, Tensor) else self.lengths
 
     @property
     def kept(self) -> list[tuple[Tensor | None, Tensor | None]]:
-        """The keys and values of each layer, (b, h, room, d), none before the first; what is not read yet is not cleared."""
+        """The keys and values of each layer, (b, h, room, d), None before the first write; unused slots are not cleared."""
         return list(zip(self._keys, self._values, strict=True))
 
     def crop(self, lengths: Offset) -> None:
-        """Forgets all but the first tokens, so many of each row, or of all."""
+        """Drop all but the first `lengths` tokens of each row, or of all."""
         if isinstance(lengths, Tensor) and bool((lengths == lengths[0]).all()):
             lengths = int(lengths[0])
         longer = torch.as_tensor(lengths) > torch.as_tensor(self.lengths)
@@ -78,7 +78,7 @@ class Cache:
         self.lengths = lengths
 
     def fork(self, rows: int | Tensor, room: int | None = None) -> "Cache":
-        """A cache of these rows of this one, or of one row so many times, with nothing computed again."""
+        """Copy these rows, or row 0 this many times, into a new cache, without computing anything again."""
         other = Cache(len(self._keys), self.room if room is None else room)
         if self.longest > other.room:
             raise ConfigError(f"{self.longest} tokens are read, and the fork has room for {other.room}.")
@@ -89,7 +89,7 @@ class Cache:
         return other
 
     def reorder(self, rows: Tensor) -> None:
-        """Puts other rows in the place of these, as many: beams that survived."""
+        """Replace the rows by others, the same number: beams that survived."""
         used = self.longest
         self.lengths = picked(self.lengths, rows)
         for x in (*self._keys, *self._values):
@@ -109,7 +109,7 @@ class Cache:
         if isinstance(start, Tensor):
             slots = start.unsqueeze(-1) + torch.arange(k.shape[2], device=k.device)  # (b, t)
             rows = torch.arange(len(k), device=k.device).unsqueeze(-1)
-            keys[rows, :, slots] = k.transpose(1, 2)  # two indices apart put their axes first: (b, t, h, d)
+            keys[rows, :, slots] = k.transpose(1, 2)  # separated indices put their axes first: (b, t, h, d)
             values[rows, :, slots] = v.transpose(1, 2)
         else:
             keys[..., start:stop, :], values[..., start:stop, :] = k, v
@@ -118,7 +118,7 @@ class Cache:
         return keys[..., :stop, :], values[..., :stop, :], start
 
     def _kept(self, of: list[Tensor | None], number: int, x: Tensor) -> Tensor:
-        """Where keys or values of a layer are kept."""
+        """Return the buffer of a layer's keys or values, allocated if needed."""
         kept = of[number]
         if kept is None:
             kept = of[number] = x.new_empty(*x.shape[:-2], self.room, x.shape[-1])
@@ -128,5 +128,5 @@ class Cache:
 
 
 def picked(lengths: Offset, rows: Tensor) -> Offset:
-    """The lengths of these rows."""
+    """Return the lengths of these rows."""
     return lengths[rows.to(lengths.device)] if isinstance(lengths, Tensor) else lengths

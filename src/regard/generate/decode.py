@@ -1,4 +1,4 @@
-"""Decoding: a prompt, and what a model says comes next, a token at a time."""
+"""Decoding: the continuation of a prompt, a token at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from regard.mechanism.arguments import check_instance, describe
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """One token for each sequence, (b,), and the model's logits (b, n) it was chosen from, before any setting."""
+    """One token for each sequence, (b,), and the model's logits (b, n) it was chosen from, before any setting is applied."""
 
     tokens: Tensor
     logits: Tensor
-    over: Tensor  # (b,): whether the sequence had ended before, and so the token is not the model's
+    over: Tensor  # (b,): whether the sequence had ended before, so that the token is padding
 
     @property
     def log_probabilities(self) -> Tensor:
-        """How likely the model itself held each token, (b,), in nats; 0 for a sequence that has ended."""
+        """The model's own log-probability of each token, (b,), in nats; 0 for a sequence that has ended."""
         found = wide(self.logits).log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
         return found.masked_fill(self.over, 0)
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
-        """The n likeliest tokens and their log-probabilities, both (b, n), the likeliest first."""
+        """Return the n likeliest tokens and their log-probabilities, both (b, n), the likeliest first."""
         values, tokens = wide(self.logits).log_softmax(-1).topk(min(n, self.logits.shape[-1]))
         return tokens, values
 
 
 def generate(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
-    """The next tokens, (b,) at a time, of prompts (t,), (b, t) or a list of lists of unequal length.
+    """Generate the next tokens, (b,) at a time, for prompts (t,), (b, t) or a list of lists of unequal length.
 
-    settings are the fields of Settings. A sequence that met its end yields the end of text from then on, and when all have,
-    generation ends. What a prompt of a batch becomes is what it would become alone. Raises ConfigError at once, before
-    anything is computed, where prompt and new tokens are more than the context holds, unless past="slide".
+    settings are the fields of Settings. A sequence that has ended yields the end-of-text token from then on; generation stops
+    once all have ended. The result for a prompt does not depend on the others of its batch. Raises ConfigError at once, before
+    anything is computed, if prompt and new tokens exceed the context, unless past="slide".
     """
     asked = Settings(**settings)
     if asked.beams > 1:
@@ -50,7 +50,10 @@ def generate(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, 
 
 
 def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Chosen]:
-    """The same with the logits that each token was chosen from: its log-probability, and the likeliest others."""
+    """Generate the next tokens as `generate` does, each with the logits it was chosen from.
+
+    The logits give the token's log-probability and the likeliest others. Raises ConfigError for a beam search.
+    """
     asked = Settings(**settings)
     if asked.beams > 1:
         raise ConfigError("a beam search chooses sequences, not tokens: leave out beams, or use generate.")
@@ -65,10 +68,10 @@ def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, *
 
 
 def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
-    """What a model writes after a prompt, a piece at a time: whole characters, up to the end of text or a stop string.
+    """Generate the text that follows a prompt, a piece at a time: whole characters, up to the end of text or a stop string.
 
-    The stop string is not part of it. An empty prompt begins with the end of text, as texts did in training. Among the
-    settings, `text` is what turns words to numbers and back.
+    The stop string is not included. An empty prompt starts from the end-of-text token, as texts did in training. The setting
+    `text` is the tokenizer.
     """
     asked = Settings(**settings)
     ids, text = encoded(check_instance("the prompt", prompt, str), asked)
@@ -76,7 +79,7 @@ def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) ->
 
 
 def encoded(prompt: str, asked: Settings) -> tuple[list[int], Text]:
-    """The tokens of a prompt, and what made them."""
+    """Return the tokens of a prompt and the tokenizer; raise DataError if there is none, or nothing to begin with."""
     if asked.text is None:
         raise DataError("this model has no text: set model.text, a regard.text.BytePair, first.")
     ids = asked.text.encode(prompt)
@@ -88,7 +91,7 @@ def encoded(prompt: str, asked: Settings) -> tuple[list[int], Text]:
 
 
 def pieces(tokens: Iterator[Tensor], text: Text, asked: Settings) -> Iterator[str]:
-    """The text of tokens (1,), a piece at a time."""
+    """Yield the text of tokens (1,), a piece at a time."""
     found = Pieces(asked.strings)
     for token in map(int, tokens):
         if token in asked.ends:
@@ -104,7 +107,7 @@ def pieces(tokens: Iterator[Tensor], text: Text, asked: Settings) -> Iterator[st
 
 
 def prepared(model: Model, tokens: Tensor | Sequence[Any], most: int, asked: Settings) -> tuple[Reader, Rows]:
-    """A reader, and what it is to read of each sequence first."""
+    """Return a reader, and the first tokens it is to read for each sequence."""
     if not isinstance(most, int) or most < 0:
         raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe(most)}.")
     after = asked.after
@@ -118,7 +121,7 @@ def prepared(model: Model, tokens: Tensor | Sequence[Any], most: int, asked: Set
 
 
 def plain(reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice) -> Iterator[Chosen]:
-    """A token for every sequence, one after the other."""
+    """Yield a token for every sequence, one step after the other."""
     new = rows
     found: Rows = [[] for _ in rows]
     over = [False] * len(rows)
@@ -138,7 +141,7 @@ def plain(reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice) ->
 def speculated(
     reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice, guesser: speculate.Guesser
 ) -> Iterator[Chosen]:
-    """The same for one sequence, several tokens read at a time."""
+    """Yield the tokens of one sequence by speculative decoding."""
     found, over = [], torch.tensor([False], device=reader.device)
     for token, logits in speculate.speculate(reader, rows[0], most, guesser, asked.guesses, asked, dice):
         found.append(token)
@@ -148,7 +151,7 @@ def speculated(
 
 
 def beamed(reader: Reader, rows: Rows, most: int, asked: Settings) -> Iterator[Tensor]:
-    """The tokens of the best sequences that beam search finds."""
+    """Yield the tokens of the best sequences that beam search finds."""
     if not most:
         return
 

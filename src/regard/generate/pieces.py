@@ -1,23 +1,23 @@
-"""Pieces: bytes that come a token at a time, as text that may be shown: whole characters, and nothing of a stop string."""
+"""Pieces: bytes that come a token at a time, as text that can be shown: whole characters, and nothing of a stop string."""
 
 import codecs
 from collections.abc import Sequence
 
 
 class Pieces:
-    """Holds back half a character, and whatever may yet turn out to begin a stop string.
+    """An incremental decoder that holds back incomplete characters and whatever may be the beginning of a stop string.
 
-    Of several stop strings the one that is complete first counts, wherever the borders of tokens fall.
+    Of several stop strings the one that is complete first counts, wherever the boundaries of tokens are.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.stops = stops
-        self.over = False  # a stop string has come
+        self.over = False  # whether a stop string was found
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
     def add(self, data: bytes, last: bool = False) -> str:
-        """The text that is certain after more bytes; after the last, all of it, half a character as U+FFFD."""
+        """Return the text that is certain after more bytes; after the last, all of it, an incomplete character as U+FFFD."""
         if self.over:
             return ""
         held = self._held + self._decoder.decode(data, last)
@@ -31,7 +31,7 @@ class Pieces:
 
 
 def begun(text: str, stops: Sequence[str]) -> int:
-    """How many of the last characters of a text may be the beginning of a stop string."""
+    """Return how many of the last characters of a text may be the beginning of a stop string."""
     longest = max(map(len, stops), default=1) - 1
     sizes = range(min(longest, len(text)), 0, -1)
     return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in stops)), 0)

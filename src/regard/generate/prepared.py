@@ -1,4 +1,4 @@
-"""A model made smaller for generating: its matrices in bytes, read from memory in a quarter of the time."""
+"""Quantization for generation: matrices in bytes, read from memory in a quarter of the time."""
 
 import copy
 from typing import Any, Protocol, TypeVar, cast
@@ -11,7 +11,7 @@ from regard.products import Quantised
 
 
 class Tied(Protocol):
-    """A model whose head may be its token embedding once more."""
+    """A model whose head may be its token embedding."""
 
     tokens: nn.Module
     head: nn.Module | None
@@ -21,22 +21,22 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Rows(nn.Module):
-    """The rows of a matrix in bytes, as an embedding."""
+    """A matrix in bytes as an embedding."""
 
     def __init__(self, matrix: Quantised) -> None:
         super().__init__()
         self.matrix = matrix
 
     def forward(self, index: Tensor) -> Tensor:
-        """The vectors of these numbers."""
+        """Return the vectors of these tokens."""
         return self.matrix.rows(index)
 
 
 def quantise(model: M, to: str = "int8") -> M:
-    """A copy of a model in evaluation mode, each of whose linear layers and the token embedding is in bytes, a scale a row.
+    """Copy a model in evaluation mode, with its linear layers and token embedding quantized to bytes with a scale a row.
 
-    It is called, generates and is recorded as the model is; the other weights are the model's own. What it says differs by
-    what rounding the weights does, and it does not learn. Raises ConfigError for what has no such layers.
+    The copy is called, generates and is recorded like the model; the other weights are shared with it. Its outputs differ by
+    the rounding of the weights, and it cannot be trained. Raises ConfigError for a model without linear layers.
     """
     check_instance("model", model, nn.Module)
     check_choice("to", to, ("int8",))

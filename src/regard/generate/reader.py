@@ -1,4 +1,4 @@
-"""Reader: a model that reads sequences a few tokens at a time, and says what may come next in each."""
+"""Reader: a model that reads sequences a few tokens at a time, and gives the logits of what may come next in each."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,45 +16,45 @@ Rows = list[list[int]]  # a list of tokens for each sequence; their lengths diff
 
 
 class Sizes(Protocol):
-    """What a model says of itself."""
+    """The sizes of a model."""
 
     @property
     def layers(self) -> int:
-        """How many layers keep keys and values."""
+        """The number of layers that store keys and values."""
 
     @property
     def context(self) -> int:
-        """The most tokens it can read."""
+        """The most tokens that the model reads."""
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens in the vocabulary."""
 
 
 class Model(Protocol):
-    """Anything that gives logits: GPT2, a prepared form of it, or one's own.
+    """Any model that gives logits: GPT2, a quantized one, or one's own.
 
-    Where its class has a method `reading`, what that gives is called in its place: the same function, made for few tokens.
+    If its class has a method `reading`, the result of that is called instead: the same function, made for few tokens.
     """
 
     @property
     def config(self) -> Sizes:
-        """Its sizes."""
+        """The sizes of the model."""
 
     def __call__(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """The logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked picks."""
+        """Return the logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked selects."""
 
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """The beginning of many sequences, read once: `generate(rows, n, after=opening)` continues it with each row."""
+    """A common beginning of many sequences, read once: `generate(rows, n, after=opening)` continues it with each row."""
 
     tokens: tuple[int, ...]
     cache: Cache
 
     @classmethod
     def read(cls, model: Model, tokens: Tensor | Sequence[int]) -> "Opening":
-        """Reads the tokens (t,) of one sequence."""
+        """Read the tokens (t,) of one sequence."""
         rows = rows_of(tokens, model.config.vocabulary)
         if len(rows) != 1:
             raise ShapeError(f"an opening is one sequence (t,), got {len(rows)}.")
@@ -65,10 +65,10 @@ class Opening:
 
 
 class Reader:
-    """A model and the tokens of each sequence it has read, at most `room` of them with their keys and values kept.
+    """A model and the tokens of each sequence it has read, at most `room` of them with keys and values in a cache.
 
-    Beyond the model's context it slides: the last tokens of each sequence, as many as the context holds, are read afresh
-    as if they were all there is, for every new token. `refuse_beyond` is for who does not want that.
+    Beyond the model's context the window slides: for every new token, the last tokens of each sequence, as many as the context
+    holds, are read again as if they were the whole text. Call `refuse_beyond` first to raise an error instead.
     """
 
     def __init__(self, model: Model, room: int, after: Opening | None = None, count: int = 1) -> None:
@@ -79,14 +79,14 @@ class Reader:
         self.rows: Rows = [[] for _ in range(count)]
         self.cache = Cache(model.config.layers, self.room)
         if after is not None and len(after.tokens) > 1:
-            # its last token is read again with each row, and so a row may be empty
+            # the last token is read again with each row, so that a row may be empty
             self.rows = [list(after.tokens[:-1]) for _ in range(count)]
             self.cache = after.cache.fork(count, self.room)
             self.cache.crop(len(after.tokens) - 1)
 
     @torch.no_grad()
     def read(self, new: Sequence[Sequence[int]], last: int = 1) -> Tensor:
-        """Reads more tokens of each sequence: the logits after the last of each, (b, n); after the last few, (b, last, n)."""
+        """Read more tokens of each sequence; return the logits after the last of each, (b, n), or the `last`, (b, last, n)."""
         for row, more in zip(self.rows, new, strict=True):
             row.extend(more)
         if max(map(len, self.rows)) > self.room:
@@ -98,7 +98,7 @@ class Reader:
         if even:
             self.cache.wanted = last
             logits = self.model(tokens, self.cache)
-        else:  # the next token of a row stands where its own tokens end
+        else:  # the next token of a row goes where its own tokens end
             before, ends = self.cache.lengths, torch.tensor(lengths, device=self.device)
             self.cache.wanted = ends - 1
             logits = self.model(tokens, self.cache)
@@ -106,12 +106,12 @@ class Reader:
         return logits[:, -1] if last == 1 else logits
 
     def back(self, length: int) -> None:
-        """Forgets all but the first tokens of every sequence."""
+        """Drop all but the first `length` tokens of every sequence."""
         self.rows = [row[:length] for row in self.rows]
         self.cache.crop(min(length, self.cache.longest))
 
     def reorder(self, parents: Tensor) -> None:
-        """Puts other sequences in the place of these, each the copy of one by its index."""
+        """Replace the sequences by copies of others, by index."""
         index = parents.tolist()
         if index == list(range(len(self.rows))):
             return
@@ -123,7 +123,7 @@ class Reader:
 
 
 def rows_of(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False) -> Rows:
-    """Tokens (t,), (b, t) or a list of lists of unequal length as a list for each sequence."""
+    """Return tokens (t,), (b, t) or a list of lists of unequal length as a list for each sequence."""
     if isinstance(tokens, Tensor):
         if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ShapeError(f"tokens are whole numbers (t,) or (b, t), got {tokens.dtype} {tuple(tokens.shape)}.")
@@ -140,7 +140,7 @@ def rows_of(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False
 
 
 def refuse_beyond(model: Model, longest: int, more: int) -> None:
-    """Raises ConfigError where a prompt and what follows are more than the model reads; the last new token is not read."""
+    """Raise ConfigError if a prompt and what follows exceed the model's context; the last new token is not read."""
     context = model.config.context
     total = longest + max(more - 1, 0)
     if total > context:
@@ -153,6 +153,6 @@ def refuse_beyond(model: Model, longest: int, more: int) -> None:
 
 
 def device_of(model: Model) -> torch.device:
-    """Where a model's numbers are."""
+    """Return the device of a model's parameters and buffers, or the CPU if it has none."""
     tensors = itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
     return next((x.device for x in tensors), torch.device("cpu"))

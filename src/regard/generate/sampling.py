@@ -1,4 +1,4 @@
-"""Logits to a token: which tokens remain and how likely each is, and the dice that choose among them."""
+"""From logits to a token: which tokens remain, how likely each is, and the random generators that choose among them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,25 +9,23 @@ from torch import Tensor
 from regard.errors import ConfigError, DataError
 from regard.mechanism.arguments import check_number, check_sequence, check_whole, describe
 
-STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: seeds of rows, and of the next seed's rows, far apart
+STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: keeps the seeds of rows, and of the next seed's rows, far apart
 SEEDS = 2**63
-LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # that torch takes
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # that torch accepts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn; what it is by default leaves the model's own probabilities as they are.
+    """How a token is drawn; the defaults leave the model's own probabilities as they are.
 
-    In this order: the repetition penalty, the temperature, top_k, top_p, min_p, each on what the one before left.
+    Applied in this order: the repetition penalty, the temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0  # divides the logits; 0 takes the likeliest token
     top_k: int | None = 0  # only the k likeliest; 0 and None are all (Fan et al. 2018)
     top_p: float = 1.0  # only the likeliest that together have probability p (Holtzman et al. 2020)
     min_p: float = 0.0  # only those at least p times as likely as the likeliest (Nguyen et al. 2024)
-    repetition_penalty: float = (
-        1.0  # divides logits above 0 of tokens that came before, multiplies those below (Keskar et al. 2019)
-    )
+    repetition_penalty: float = 1.0  # divides logits above 0 of earlier tokens, multiplies those below (Keskar et al. 2019)
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -43,9 +41,9 @@ class Sampling:
             raise ConfigError(f"repetition_penalty must be above 0, and 1 is none; got {self.repetition_penalty!r}.")
 
     def scores(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
-        """Logits (b, n) whose softmax is the distribution to draw from, -inf where a token is left out.
+        """Compute logits (b, n) whose softmax is the distribution to draw from, -inf for excluded tokens.
 
-        histories are the tokens of each row so far, which the repetition penalty asks for.
+        histories are the tokens of each row so far, for the repetition penalty.
         """
         scores = self.penalised(wide(logits), histories)
         if self.temperature == 0:
@@ -63,7 +61,7 @@ class Sampling:
         return scores
 
     def penalised(self, scores: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
-        """Scores (b, n) after the repetition penalty."""
+        """Apply the repetition penalty to scores (b, n)."""
         if self.repetition_penalty == 1:
             return scores
         scores = scores.clone()
@@ -74,20 +72,20 @@ class Sampling:
         return scores
 
     def probabilities(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
-        """The distribution (b, n) to draw from."""
+        """Compute the distribution (b, n) to draw from."""
         return self.scores(logits, histories).softmax(-1)
 
     def choose(self, logits: Tensor, histories: Sequence[Sequence[int]], dice: "Dice") -> Tensor:
-        """A token for each row, (b,)."""
+        """Choose a token for each row, (b,)."""
         if self.temperature == 0:
             return likeliest(self.penalised(wide(logits), histories))
         return draw(self.probabilities(logits, histories), dice.throw())
 
 
 class Dice:
-    """A generator of random numbers for each row, so that what a row draws does not depend on the rows beside it.
+    """A random generator for each row, so that the draws of a row do not depend on the other rows.
 
-    Of a number as the seed the rows' own are made; a list has one for each row. torch's global generator is left alone.
+    The seeds of the rows are derived from a number; a list has one seed for each row. torch's global generator is not used.
     """
 
     def __init__(self, seed: int | Sequence[int] | None, rows: int) -> None:
@@ -100,27 +98,27 @@ class Dice:
         self._generators = [torch.Generator().manual_seed(one % SEEDS) for one in seeds]
 
     def throw(self) -> Tensor:
-        """A number from 0 to below 1 for each row, (b,)."""
+        """Draw a number from 0 to below 1 for each row, (b,)."""
         return torch.cat([torch.rand(1, dtype=torch.float64, generator=one) for one in self._generators])
 
 
 def likeliest(scores: Tensor) -> Tensor:
-    """The first of the greatest scores (b, n) of each row, (b,)."""
-    on_cpu = scores.device.type == "cpu"  # where numpy finds them ten times as fast
+    """Return the first of the greatest scores (b, n) of each row, (b,)."""
+    on_cpu = scores.device.type == "cpu"  # numpy's argmax is ten times as fast there
     places = torch.from_numpy(scores.detach().numpy().argmax(-1)) if on_cpu else scores.argmax(-1)
-    checked(scores.gather(-1, places.unsqueeze(-1)))  # a NaN is the greatest for both
+    checked(scores.gather(-1, places.unsqueeze(-1)))  # both treat NaN as the greatest
     return places
 
 
 def draw(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The token of each row, (b,), at which the sum of its probabilities (b, n) passes u (b,)."""
+    """Return the token of each row, (b,), at which the cumulative sum of its probabilities (b, n) passes u (b,)."""
     sums = probabilities.double().cumsum(-1)
     total = checked(sums[:, -1:])
     return torch.searchsorted(sums, u.to(sums.device).unsqueeze(-1) * total, right=True).squeeze(-1)
 
 
 def nucleus(scores: Tensor, p: float) -> Tensor:
-    """The likeliest tokens that together have probability p, at least one; -inf for the others."""
+    """Keep the likeliest tokens that together have probability p, at least one; set the others to -inf."""
     ordered, places = scores.sort(-1)
     unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - p
     unlikely[..., -1] = False
@@ -128,19 +126,19 @@ def nucleus(scores: Tensor, p: float) -> Tensor:
 
 
 def checked(x: Tensor) -> Tensor:
-    """The numbers, or DataError where one is none: a NaN among logits is the greatest of them, and of every sum."""
+    """Return the numbers, or raise DataError for a NaN, which would be the greatest logit and spread to every sum."""
     if bool(x.isnan().any()):
         raise DataError("a logit is not a number (NaN): the model's weights may be damaged.")
     return x
 
 
 def wide(logits: Tensor) -> Tensor:
-    """Half precision raised to float32."""
+    """Convert half precision to float32."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def check_seed(seed: object) -> None:
-    """Raise ConfigError where a seed is no whole number that torch takes, nor a list of them."""
+    """Raise ConfigError if a seed is neither an integer that torch accepts nor a list of them."""
     for one in [seed] if isinstance(seed, int) else check_sequence("seed", seed):
         if not LEAST_SEED <= check_whole("a seed", one) <= MOST_SEED:
             raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe(one)}.")

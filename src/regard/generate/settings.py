@@ -1,4 +1,4 @@
-"""Settings: everything that may be said of how to go on, checked once; and where a sequence ends."""
+"""Settings: all options of generation, checked once; and the test of whether a sequence has ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ Stop = int | str | Sequence[int | str]
 
 
 class Text(Protocol):
-    """Words to numbers and back, as regard.text.BytePair does it."""
+    """A tokenizer, such as regard.text.BytePair."""
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text."""
+        """Return the tokens of a text."""
 
     def bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes that numbers stand for."""
+        """Return the bytes of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Sampling):
-    """How to go on from a prompt: how a token is drawn, and what is below."""
+    """How to continue a prompt: the fields of Sampling and those below."""
 
-    beams: int = 1  # more than 1: the likeliest sequence that a beam search of so many finds, nothing drawn
-    length_penalty: float = 1.0  # of beams: a sequence's score is its log-probability / length ** length_penalty
-    seed: int | Sequence[int] | None = None  # the same again from the same; a list has one for each sequence
-    stop: Stop | None = None  # tokens and strings at which a sequence ends, beside the end of text
+    beams: int = 1  # above 1: beam search with this many beams, nothing is drawn
+    length_penalty: float = 1.0  # for beams: a sequence's score is its log-probability / length ** length_penalty
+    seed: int | Sequence[int] | None = None  # makes draws reproducible; a list has one for each sequence
+    stop: Stop | None = None  # tokens and strings at which a sequence ends, besides the end of text
     past: str = "refuse"  # beyond the context: an error, or "slide", see Reader
     after: Opening | None = None  # what every sequence begins with, read once
-    draft: Model | Lookup | None = None  # guesses what comes, for the model to check several tokens at once
-    guesses: int = 4  # of the draft, at a time
+    draft: Model | Lookup | None = None  # proposes tokens, of which the model checks several at once
+    guesses: int = 4  # tokens that the draft proposes at a time
     end: int | None = None  # the end-of-text token
-    text: Text | None = None  # words to numbers and back, for strings to stop at
+    text: Text | None = None  # the tokenizer, needed for strings to stop at
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,17 +58,17 @@ class Settings(Sampling):
 
     @property
     def drawn(self) -> bool:
-        """Whether something was said of how to draw a token."""
+        """Whether top_k, top_p, min_p or a temperature other than 0 and 1 is set."""
         return self.temperature not in (0, 1) or (self.top_k or 0, self.top_p, self.min_p) != (0, 1, 0)
 
     @cached_property
     def stops(self) -> list[int | str]:
-        """All that a sequence stops at."""
+        """All tokens and strings that a sequence stops at."""
         return [] if self.stop is None else [self.stop] if isinstance(self.stop, int | str) else list(self.stop)
 
     @cached_property
     def strings(self) -> list[str]:
-        """The strings among them."""
+        """The strings among `stops`."""
         return [one for one in self.stops if isinstance(one, str)]
 
     @cached_property
@@ -77,7 +77,7 @@ class Settings(Sampling):
         return frozenset(one for one in (self.end, *self.stops) if isinstance(one, int))
 
     def ended(self, tokens: Sequence[int]) -> bool:
-        """Whether new tokens, those of the prompt left out, end with the last of them."""
+        """Return whether the last of the new tokens, given without the prompt, ends a sequence."""
         if tokens[-1] in self.ends:
             return True
         if not self.strings or self.text is None:
@@ -87,5 +87,5 @@ class Settings(Sampling):
         return any(one in tail for one in stops)
 
     def padding(self, tokens: Sequence[int]) -> int:
-        """What a sequence that has ended goes on with."""
+        """Return the token that a sequence yields after its end."""
         return tokens[-1] if self.end is None else self.end

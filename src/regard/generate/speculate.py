@@ -1,8 +1,8 @@
 """Speculative decoding: a draft guesses a few tokens, and the model checks them all at once.
 
-A guess x, drawn from the draft's distribution q, is kept with probability min(1, p(x) / q(x)), where p is the model's; where
-it is not, the token is drawn from max(p - q, 0), and what was guessed after it is forgotten. What comes out has exactly
-the distribution p, whatever the draft. Source: Leviathan et al. 2023; Chen et al. 2023.
+A guess x, drawn from the draft's distribution q, is kept with probability min(1, p(x) / q(x)), where p is the model's;
+otherwise the token is drawn from max(p - q, 0), and the guesses after it are dropped. The result has exactly the
+distribution p, whatever the draft. Source: Leviathan et al. 2023; Chen et al. 2023.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ from regard.generate.sampling import Dice, Sampling, draw
 
 @dataclass(frozen=True)
 class Lookup:
-    """A draft without a model: what followed the last few tokens where they stood before, `longest` of them or fewer.
+    """A draft without a model: the tokens that followed an earlier occurrence of the last `longest` tokens or fewer.
 
-    It costs nothing, and guesses well where a text repeats itself: names, code, a question quoted in its answer.
+    It costs nothing, and guesses well if a text repeats itself: names, code, a question quoted in its answer.
     """
 
     longest: int = 3
@@ -31,7 +31,7 @@ class Lookup:
             raise ConfigError(f"Lookup(longest) must be a whole number of at least 1, got {self.longest!r}.")
 
     def find(self, tokens: Sequence[int], count: int) -> list[int]:
-        """At most so many tokens, those after the latest earlier place of the longest run of last tokens; [] for none."""
+        """Return at most `count` tokens: those after the latest earlier place of the longest run of last tokens, or []."""
         for size in range(min(self.longest, len(tokens) - 1), 0, -1):
             run = list(tokens[-size:])
             for start in range(len(tokens) - size - 1, -1, -1):
@@ -40,14 +40,14 @@ class Lookup:
         return []
 
 
-Guess = tuple[int, Tensor | None]  # a token, and the distribution (n,) it was drawn from; None where it was certain
+Guess = tuple[int, Tensor | None]  # a token, and the distribution (n,) it was drawn from; None if it is certain
 
 
 class Guesser(Protocol):
     """What guesses the next tokens."""
 
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
-        """At most so many tokens."""
+        """Guess up to `count` tokens."""
 
 
 class Looking:
@@ -57,18 +57,18 @@ class Looking:
         self.lookup = lookup
 
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
-        """What followed before."""
+        """Return what followed an earlier occurrence."""
         return [(token, None) for token in self.lookup.find(tokens, count)]
 
 
 class Drafting:
-    """Guesses by a model, small beside the one that checks, drawn in the same manner."""
+    """Guesses by a smaller model, drawn by the same sampling settings as those of the model that checks."""
 
     def __init__(self, model: Model, room: int, sampling: Sampling, dice: Dice) -> None:
         self.reader, self.sampling, self.dice = Reader(model, room), sampling, dice
 
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
-        """What the draft would write."""
+        """Generate up to `count` tokens with the draft model."""
         known = self.reader.rows[0]
         same = next((n for n, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), min(len(known), len(tokens)))
         self.reader.back(min(same, len(tokens) - 1))
@@ -83,7 +83,7 @@ class Drafting:
 
 
 def guesser(draft: Model | Lookup, model: Model, room: int, sampling: Sampling, dice: Dice) -> Guesser:
-    """The guesser of a draft, which must speak of the same tokens as the model."""
+    """Return the guesser of a draft; raise ConfigError if its vocabulary is not the model's."""
     if isinstance(draft, Lookup):
         return Looking(draft)
     if draft.config.vocabulary != model.config.vocabulary:
@@ -96,7 +96,7 @@ def guesser(draft: Model | Lookup, model: Model, room: int, sampling: Sampling, 
 def speculate(
     reader: Reader, prompt: list[int], most: int, guesser: Guesser, guesses: int, sampling: Sampling, dice: Dice
 ) -> Iterator[tuple[int, Tensor]]:
-    """Tokens of one sequence and the model's logits (n,) before each, at most so many."""
+    """Yield up to `most` tokens of one sequence, each with the model's logits (n,) before it."""
     new = prompt
     while most > 0:
         tokens = [*reader.rows[0], *new]
@@ -110,7 +110,7 @@ def speculate(
             most -= 1
             tokens.append(token)
             if not kept:
-                reader.back(len(tokens) - 1)  # the last one is not read yet
+                reader.back(len(tokens) - 1)  # the last token is not read yet
             yield token, logits[place]
             if not kept:
                 new = [token]
@@ -118,12 +118,12 @@ def speculate(
 
 
 def checked(p: Tensor, guess: Guess | None, dice: Dice) -> tuple[int, bool]:
-    """The guess, and that it was kept; or the token that takes its place, or that is drawn where there is no guess."""
+    """Return the guess and True if it is accepted; else a token drawn in its place, or without a guess, and False."""
     if guess is not None:
         token, q = guess
         q = torch.zeros_like(p).index_fill(0, torch.tensor(token, device=p.device), 1) if q is None else q.to(p)
         if float(dice.throw()) * float(q[token]) < float(p[token]):
             return token, True
         rest = (p - q).clamp(min=0)
-        p = rest if bool(rest.sum() > 0) else p  # rounding alone can leave nothing
+        p = rest if bool(rest.sum() > 0) else p  # rounding errors can leave nothing
     return int(draw(p.unsqueeze(0), dice.throw())), False

@@ -1,4 +1,4 @@
-"""translate: a sentence in one language to the likeliest in another, by anything that reads the one and writes the other."""
+"""translate: a sentence in one language to the likeliest in another, by any translator model."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,41 +13,41 @@ from regard.generate.reader import device_of, rows_of
 from regard.generate.sampling import checked, wide
 from regard.mechanism.arguments import check_count
 
-END = "⟨end⟩"  # how the token that ends a sentence is shown
-TIMES, MORE = 2, 10  # a translation has at most so many times the tokens of its source, and so many more
+END = "⟨end⟩"  # the end-of-sentence token as displayed
+TIMES, MORE = 2, 10  # a translation has at most TIMES the tokens of its source plus MORE
 
 
 class State(Protocol):
-    """How far a translator has come with each sentence of a batch."""
+    """The decoder's state for each sentence of a batch."""
 
     def rows(self, index: Tensor) -> "State":
-        """The state of these rows, one of which may be there several times."""
+        """Return the state of these rows, which may repeat."""
 
 
 class Translator(Protocol):
-    """A model that reads sentences of one language, and says what may come next in the other.
+    """A model that reads sentences of one language, and gives the logits of the next token in another.
 
-    A source is [w1 ... wn, end]; a target is read as [end, w1 ... wn] and foretold as [w1 ... wn, end].
+    A source is [w1 ... wn, end]; a target is read as [end, w1 ... wn] and predicted as [w1 ... wn, end].
     """
 
     text: Any  # a regard.text.BytePair, or None
-    sizes: dict[str, Any]  # the arguments that make it again
+    sizes: dict[str, Any]  # the arguments of its constructor
 
     @property
     def context(self) -> int | None:
-        """The most tokens it reads, of source or target; None where there is no bound."""
+        """The most tokens of a source or target; None if there is no bound."""
 
     def __call__(self, sources: Tensor, lengths: Any, targets: Tensor) -> Tensor:
-        """The logits (b, t, n) of what comes after each target token."""
+        """Return the logits (b, t, n) of what comes after each target token."""
 
     def encode(self, sources: Tensor, lengths: Any) -> Any:
-        """What it makes of sources (b, s), of which the first lengths (b,) are no padding."""
+        """Encode sources (b, s), of which the first lengths (b,) are no padding."""
 
     def begin(self, memory: Any) -> Any:
-        """The state before a target token is read."""
+        """Return the state before the first target token."""
 
     def read(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The logits (b, n) of what comes after tokens (b,), and the state."""
+        """Return the logits (b, n) of what comes after tokens (b,), and the new state."""
 
 
 @torch.no_grad()
@@ -61,12 +61,12 @@ def translate(
     end: int | None = None,
     batch: int = 64,
 ) -> list[Found]:
-    """The translation of each source, its end among its tokens, and its score: log-probability / length ** length_penalty.
+    """Translate each source; return the tokens, the end among them, and the score: log-probability / length ** length_penalty.
 
-    sources are as the model was trained to read them, their end included; sentences of similar lengths go together, `batch`
-    of them at a time, and none depends on the others. beams=1 takes the likeliest token each time; else a search keeps so
-    many sentences. `longest` is the most tokens of a translation, twice those of its source and 10 more by default. `end` is
-    the token that ends a sentence, model.text's own by default.
+    sources are as the model was trained to read them, their end included; sentences of similar lengths are batched, `batch` at
+    a time, and the results do not depend on each other. beams=1 takes the likeliest token each time; more is a beam search.
+    `longest` is the most tokens of a translation, twice those of its source and 10 more by default. `end` is the token that
+    ends a sentence, model.text's own by default.
     """
     end = ending(model) if end is None else end
     check_count("beams", beams, most=search.MOST)
@@ -88,7 +88,7 @@ def translate(
 def found_in(
     model: Translator, rows: list[list[int]], limits: list[int], beams: int, length_penalty: float, end: int
 ) -> list[Found]:
-    """The translations of one batch."""
+    """Return the translations of one batch."""
     device = device_of(model)  # type: ignore[arg-type]  # any module has one
     lengths = [len(row) for row in rows]
     sources = torch.tensor([[*row, *[0] * (max(lengths) - len(row))] for row in rows], device=device)
@@ -102,7 +102,7 @@ def found_in(
 
 
 def greedy(first: Tensor, reader: "Reader", limits: list[int], length_penalty: float, end: int) -> list[Found]:
-    """The likeliest token each time, until each row has met its end or its limit."""
+    """Take the likeliest token each time, until each row has reached its end or its limit."""
     tokens: list[list[int]] = [[] for _ in limits]
     sums = [0.0] * len(limits)
     scores = first
@@ -118,34 +118,37 @@ def greedy(first: Tensor, reader: "Reader", limits: list[int], length_penalty: f
 
 
 def over(tokens: list[int], limit: int, end: int) -> bool:
-    """Whether a translation is at its end."""
+    """Return whether a translation is complete."""
     return len(tokens) == limit or tokens[-1:] == [end]
 
 
 class Reader:
-    """A translator and its state, which moves on with every token that is read."""
+    """A translator and its state, which advances with every token that is read."""
 
     def __init__(self, model: Translator, state: State, device: torch.device) -> None:
         self.model, self.state, self.device = model, state, device
 
     def read(self, tokens: list[int]) -> Tensor:
-        """Reads a token of each row: the log-probabilities (b, n) of the next."""
+        """Read a token of each row; return the log-probabilities (b, n) of the next."""
         logits, self.state = self.model.read(torch.tensor(tokens, device=self.device), self.state)
         return checked(wide(logits)).log_softmax(-1)
 
     def step(self, parents: Tensor, tokens: list[int]) -> Tensor:
-        """The same after rows have taken the place of these: beams that survived."""
+        """Replace the rows by copies of their parents, beams that survived, then read a token of each as `read` does."""
         self.state = self.state.rows(parents.to(self.device))
         return self.read(tokens)
 
 
 def ending(model: Translator) -> int:
-    """The token that ends a sentence."""
+    """Return the token that ends a sentence."""
     if model.text is None:
         raise DataError("this translator has no text: set model.text, a regard.text.BytePair, or say end=, its last token.")
     return int(model.text.end)
 
 
 def bounded(model: Translator, longest: int) -> int:
-    """At most what the model can read; the last token of a translation is not read, the one it begins with is."""
+    """Return `longest`, or the model's context if that is less.
+
+    The last token of a translation is not read, but the one it begins with is, so both bounds count the same tokens.
+    """
     return longest if model.context is None else min(longest, model.context)

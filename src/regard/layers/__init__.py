@@ -1,4 +1,4 @@
-"""The lectures' modules, each one idea more than the last."""
+"""The attention layers of the lectures, each with one idea more than the last."""
 
 from regard.layers.additive import AdditiveAttention
 from regard.layers.causal import CausalAttention

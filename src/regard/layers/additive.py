@@ -1,4 +1,4 @@
-"""Additive attention: a small network scores each pair of query and key. Where attention came from."""
+"""Additive attention: a small network scores each pair of query and key. The first form of attention."""
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from regard.mechanism.additive import additive_attention, attend_additive
 class AdditiveAttention(nn.Module):
     """softmax(weightᵀ tanh(W_query q + W_key k)) v.
 
-    Shapes: queries (q, query_width) or (b, q, query_width); keys (..., k, key_width); values (..., k, e), the keys
-    themselves where not given; the context (..., q, e). Without keys the queries attend to one another.
+    Shapes: queries (q, query_width) or (b, q, query_width); keys (..., k, key_width); values (..., k, e), by default the keys;
+    the context (..., q, e). Without keys the queries attend to one another.
     Source: Bahdanau et al. 2014, section 3.1 and appendix A.1.2.
     """
 
@@ -27,29 +27,29 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor | None = None, values: Tensor | None = None, mask: Mask = EVERYTHING
     ) -> Tensor:
-        """The context of each query."""
+        """Compute the context of each query."""
         keys, values = given(queries, keys, values)
         return self.over(queries, self.project(keys), values, mask)
 
     def project(self, keys: Tensor) -> Tensor:
-        """W_key k, for `over`: of queries that come one after the other the keys are the same."""
+        """Compute W_key k for `over`; queries that come one after the other share it."""
         checks.fits(keys, self.W_key.in_features, name="keys", like=self.W_key)
         k: Tensor = self.W_key(keys)
-        return k.to(self.W_key.weight.dtype)  # what torch.autocast has rounded: gradients of many queries are summed in it
+        return k.to(self.W_key.weight.dtype)  # undo torch.autocast: the gradients of many queries are summed in this dtype
 
     def over(self, queries: Tensor, projected: Tensor, values: Tensor, mask: Mask = EVERYTHING) -> Tensor:
-        """The context of each query, of keys that `project` has projected."""
+        """Compute the context of each query, from keys that `project` has projected."""
         return additive_attention(*self.laid_out(queries, projected, values), self.weight, mask).squeeze(-3)
 
     def steps(
         self, queries: Tensor, keys: Tensor | None = None, values: Tensor | None = None, mask: Mask = EVERYTHING
     ) -> Steps:
-        """Every step of forward; the scores are the network's, and are not divided by anything."""
+        """Compute every step of forward; the scores are not scaled."""
         keys, values = given(queries, keys, values)
         return without_heads(attend_additive(*self.laid_out(queries, self.project(keys), values), self.weight, mask))
 
     def laid_out(self, queries: Tensor, projected: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected queries and keys, and values, in one dtype and as one head."""
+        """Return projected queries and keys, and values, in one dtype and as one head."""
         checks.fits(queries, self.W_query.in_features, name="queries", like=self.W_query)
         checks.fits(projected, self.W_query.out_features, name="projected keys")
         checks.fits(values, name="values")
@@ -59,7 +59,7 @@ class AdditiveAttention(nn.Module):
 
 
 def given(queries: Tensor, keys: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The keys, which are the queries where none are given, and the values, which are the keys where none are given."""
+    """Return keys and values: keys default to the queries, values to the keys."""
     keys = queries if keys is None else keys
     values = keys if values is None else values
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):

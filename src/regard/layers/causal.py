@@ -1,4 +1,4 @@
-"""Causal attention: a token sees those before it and itself; dropout of the weights; the mask by either recipe."""
+"""Causal attention: a token sees itself and the tokens before it, with dropout of the weights; and two ways to mask."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from regard.mechanism.request import probability
 
 
 class CausalAttention(nn.Module):
-    """softmax(causal(q kᵀ / √d)) v, its weights dropped in training.
+    """softmax(causal(q kᵀ / √d)) v, with dropout of the weights in training.
 
     Shapes: x (t, d_in) or (b, t, d_in), t at most context_length; the context (t, d_out) or (b, t, d_out).
     """
@@ -26,35 +26,38 @@ class CausalAttention(nn.Module):
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The context of each token."""
+        """Compute the context of each token."""
         return context_of(*self.project(x), mask=Causal(), dropout=dropped(self.dropout))
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of forward."""
+        """Compute every step of forward."""
         return steps_of(*self.project(x), mask=Causal(), dropout=dropped(self.dropout))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries, keys and values of each token."""
+        """Compute the queries, keys and values of each token."""
         checks.fits(x, self.d_in, self.context_length, like=self.W_query)
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
 
 def hidden_before_softmax(scores: Tensor) -> Tensor:
-    """softmax(scores, -inf above the diagonal): the weights (..., t, t) of causal attention in one step."""
+    """Compute the causal weights (..., t, t) in one step: softmax(scores, -inf above the diagonal)."""
     return softmax.stable(scores.masked_fill(~past(scores), -torch.inf))
 
 
 def renormalised_after_softmax(scores: Tensor) -> Tensor:
-    """The same weights by the first recipe: softmax over all, zeros above the diagonal, each row divided by its sum."""
+    """Compute the causal weights (..., t, t) in three steps.
+
+    The steps are softmax over all keys, zeros above the diagonal, and each row divided by its sum.
+    """
     weights = softmax.stable(scores) * past(scores)
     return softmax.by_sum(weights)
 
 
 def past(scores: Tensor) -> Tensor:
-    """The causal table of scores (..., q, k)."""
+    """Return the causal table of scores (..., q, k)."""
     return Causal().table(*scores.shape[-2:]).to(scores.device)
 
 
 def dropped(dropout: nn.Dropout) -> float:
-    """The probability in force: zero outside training."""
+    """Return the dropout probability in force: 0 outside training."""
     return dropout.p if dropout.training else 0.0

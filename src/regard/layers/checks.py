@@ -1,4 +1,4 @@
-"""What every layer asks of its settings and of its input."""
+"""Checks of the settings and the input of every layer."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import FLOATS, check_count, check_floating, check_instance
 from regard.mechanism.request import autocasts
 
-WIDEST = 2**31  # of a layer, in numbers
+WIDEST = 2**31  # largest size of a layer
 
 
 def positive(**sizes: int) -> None:
-    """Raises ConfigError where a size is not a whole number above 0."""
+    """Raise ConfigError unless every size is an integer from 1 to WIDEST."""
     for name, size in sizes.items():
         check_count(name, size, most=WIDEST)
 
 
 def has_bias(qkv_bias: bool) -> bool:
-    """Whether projections add a bias, or ConfigError."""
+    """Return whether projections add a bias, or raise ConfigError."""
     return check_instance("qkv_bias", qkv_bias, bool)
 
 
@@ -29,11 +29,14 @@ def fits(
     name: str = "x",
     like: Tensor | nn.Module | None = None,
 ) -> None:
-    """Raise where x is not (t, width) or (b, t, width) with at most context_length tokens, of the dtype of what projects it."""
+    """Raise an error unless x is (t, width) or (b, t, width) with at most context_length tokens, in the dtype of `like`.
+
+    Raises ConfigError for a dtype or device other than those of the weight that projects x, ShapeError for the shape.
+    """
     check_floating(name, x)
     weight = getattr(like, "weight", like)
     if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.is_meta:
-        weight = x  # in bytes, or not there yet: what it is says nothing of x
+        weight = x  # quantized, or on the meta device: x need not match it
     if (x.dtype != weight.dtype or x.device != weight.device) and not autocasts(x.device):
         came = f"{x.dtype} on {x.device}, and its weights are {weight.dtype} on {weight.device}"
         raise ConfigError(f"{name} must have the dtype and device of the layer; got {came}. Use {name}.to(weight).")
@@ -49,12 +52,12 @@ def fits(
 
 
 def same_rank(**tensors: Tensor) -> None:
-    """Raises ShapeError where some are batched and some are not."""
+    """Raise ShapeError if some tensors are batched and some are not."""
     if len({x.dim() for x in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         raise ShapeError(f"all are (b, t, width) or all are (t, width); got {shapes}.")
 
 
 def without_masks(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
-    """Takes out of a state dict the rule that the lectures keep as a buffer; a pre-hook of load_state_dict."""
+    """Remove the lectures' `mask` buffer from a state dict; a pre-hook of load_state_dict."""
     state.pop(f"{prefix}mask", None)

@@ -1,4 +1,4 @@
-"""What the conversions between layers share."""
+"""Helpers of the conversions between layers."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -10,14 +10,14 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def blank(make: Callable[[], Layer], like: Tensor) -> Layer:
-    """A layer with memory and no values yet, of the dtype and device of a tensor; it draws no random numbers."""
+    """Return a layer with uninitialized weights, of the dtype and device of a tensor; no random numbers are drawn."""
     with torch.device("meta"):
         layer = make()
     return layer.to_empty(device=like.device).to(like.dtype)
 
 
 def copy_rows(sources: Sequence[nn.Linear], targets: Sequence[nn.Linear]) -> None:
-    """Copies the rows of some linear layers, one layer's after another's, into those of others."""
+    """Copy the concatenated rows of some linear layers into those of others."""
     with torch.no_grad():
         for name in ("weight", "bias") if sources[0].bias is not None else ("weight",):
             rows = torch.cat([getattr(source, name) for source in sources])

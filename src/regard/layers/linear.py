@@ -1,4 +1,4 @@
-"""Linear: nn.Linear, whose product with a few vectors is as fast as the memory gives its weights."""
+"""nn.Linear with a product for a few vectors that is limited only by the memory bandwidth of the weights."""
 
 from torch import Tensor, nn
 
@@ -6,8 +6,8 @@ from regard.products import linear
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b; as nn.Linear, through regard.products."""
+    """x Wᵀ + b, as nn.Linear, by regard.products."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """x (..., d_in) to (..., d_out)."""
+        """Map x (..., d_in) to (..., d_out)."""
         return linear(input, self.weight, self.bias)

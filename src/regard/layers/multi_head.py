@@ -1,4 +1,4 @@
-"""Many causal heads: stacked one beside the other, or as one module whose projections are split; each turned into the other."""
+"""Causal attention with many heads: stacked modules, or one module that splits its projections; each converts to the other."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -16,13 +16,13 @@ from regard.mechanism.arguments import check_instance
 from regard.mechanism.request import probability
 from regard.mechanism.rule import Offset
 
-Past = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]  # new keys and values to all of them, and the offset
+Past = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]  # from new keys and values to all of them, and the offset
 PROJECTIONS = ("W_query", "W_key", "W_value")
-MOST_HEADS = 2**16  # that stand side by side
+MOST_HEADS = 2**16  # of StackedHeads
 
 
 class StackedHeads(nn.Module):
-    """Causal attention several times over, the contexts side by side; d_out is the width of each head.
+    """Causal attention several times, with the contexts concatenated; d_out is the width of each head.
 
     Shapes: x (t, d_in) or (b, t, d_in); the context (..., t, num_heads d_out).
     """
@@ -37,20 +37,23 @@ class StackedHeads(nn.Module):
         self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads))
 
     def __iter__(self) -> Iterator[CausalAttention]:
-        """The heads in order."""
+        """Iterate over the heads in order."""
         return (cast(CausalAttention, head) for head in self.heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The contexts of all heads, side by side."""
+        """Compute the contexts of all heads, concatenated."""
         return torch.cat([head(x) for head in self], dim=-1)
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of every head: (h, t, t) or (b, h, t, t); the context (..., h, t, d_out), not yet side by side."""
+        """Compute every step of every head: (h, t, t) or (b, h, t, t).
+
+        The context is (..., h, t, d_out), before the heads are concatenated.
+        """
         return stacked([head.steps(x) for head in self])
 
 
 class MultiHeadAttention(nn.Module):
-    """Many causal heads from one projection each for q, k and v, split by columns, joined and projected once more.
+    """Many causal heads from one projection each for q, k and v: split by columns, joined and projected once more.
 
     Shapes: x (t, d_in) or (b, t, d_in), t at most context_length; the output (..., t, d_out); each head has d_out / num_heads.
     Source: Vaswani et al. 2017, section 3.2.2.
@@ -73,9 +76,9 @@ class MultiHeadAttention(nn.Module):
         self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
-        """The output of each token, which sees those before it that the mask lets it see.
+        """Compute the output of each token, which sees the tokens before it that the mask lets it see.
 
-        `past` puts keys and values of earlier calls before these, and says how many.
+        `past` prepends the keys and values of earlier calls, and returns their number as the offset.
         """
         q, k, v = self.project(x)  # (b, h, t, d)
         k, v, offset = (k, v, 0) if past is None else past(k, v)
@@ -84,18 +87,21 @@ class MultiHeadAttention(nn.Module):
         return output
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of every head: (h, t, t) or (b, h, t, t); the context before the heads are joined and projected."""
+        """Compute every step of every head: (h, t, t) or (b, h, t, t).
+
+        The context is that before the heads are joined and projected.
+        """
         return attend(*self.project(x), Causal(), dropout=dropped(self.dropout))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries, keys and values of each head."""
+        """Compute the queries, keys and values of each head."""
         checks.fits(x, self.d_in, self.context_length, like=self.W_query)
         q, k, v = (heads.split(W(x), self.num_heads) for W in (self.W_query, self.W_key, self.W_value))
         return q, k, v
 
     @classmethod
     def from_stacked(cls, stacked: StackedHeads) -> "MultiHeadAttention":
-        """The same function as the stacked heads; out_proj is the identity."""
+        """Build a module that computes the same as the stacked heads; out_proj is the identity."""
         first = next(iter(check_instance("stacked", stacked, StackedHeads)))
         weight, bias = first.W_query.weight, first.W_query.bias is not None
         count, d_out = len(stacked.heads), len(stacked.heads) * len(weight)
@@ -107,7 +113,7 @@ class MultiHeadAttention(nn.Module):
         return whole.train(stacked.training)
 
     def to_stacked(self) -> nn.Sequential:
-        """The same function as stacked heads, and out_proj after them."""
+        """Build stacked heads, followed by out_proj, that compute the same as this module."""
         weight, bias = self.W_query.weight, self.W_query.bias is not None
         settings = (self.d_in, len(weight) // self.num_heads, self.context_length, self.dropout.p, self.num_heads, bias)
         stacked = blank(lambda: StackedHeads(*settings), weight)
@@ -119,5 +125,5 @@ class MultiHeadAttention(nn.Module):
 
 
 def stacked(steps: Sequence[Steps]) -> Steps:
-    """The steps of several heads as those of one module: a new axis for heads, before the last two."""
+    """Stack the steps of several heads: a new axis for heads, before the last two."""
     return Steps(*(torch.stack(step, -3) for step in zip(*([x for _, x in one.items()] for one in steps), strict=True)))

@@ -1,4 +1,4 @@
-"""Attention of one head on (t, d) or (b, t, d), as the lectures lay it out, which has no axis for heads."""
+"""Attention of one head on (t, d) or (b, t, d), the layout of the lectures, without an axis for heads."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from regard.mechanism import Steps, attend, attention
 
 
 def context_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """The context, by the fastest kernel; options are those of attention."""
+    """Compute the context by the fastest kernel; options are those of attention."""
     return attention(q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3), **options).squeeze(-3)
 
 
 def steps_of(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Steps:
-    """Every step of the same."""
+    """Compute every step of attention; options are those of attend."""
     return without_heads(attend(q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3), **options))
 
 
 def without_heads(steps: Steps) -> Steps:
-    """The steps of one head without the axis of heads."""
+    """Remove the axis of heads from the steps of one head."""
     return Steps(*(step.squeeze(-3) for _, step in steps.items()))

@@ -1,4 +1,4 @@
-"""Self-attention with weights to train, held as plain parameters or as linear layers: the same function."""
+"""Self-attention with trainable weights, as plain parameters or as linear layers: the same function."""
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,20 @@ class BareSelfAttention(nn.Module):
         self.W_value = nn.Parameter(torch.rand(d_in, d_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The context of each token."""
+        """Compute the context of each token."""
         return context_of(*self.project(x))
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of forward."""
+        """Compute every step of forward."""
         return steps_of(*self.project(x))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries, keys and values of each token."""
+        """Compute the queries, keys and values of each token."""
         checks.fits(x, self.W_query.shape[0], like=self.W_query)
         return x @ self.W_query, x @ self.W_key, x @ self.W_value
 
     def to_linear(self) -> "SelfAttention":
-        """The same function with linear layers, whose weights are stored transposed: (d_out, d_in)."""
+        """Convert to linear layers, whose weights are stored transposed: (d_out, d_in)."""
         d_in, d_out = self.W_query.shape
         linear = blank(lambda: SelfAttention(d_in, d_out), self.W_query)
         with torch.no_grad():
@@ -48,7 +48,7 @@ class BareSelfAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(q kᵀ / √d) v, the projections as linear layers.
+    """softmax(q kᵀ / √d) v, with projections by linear layers.
 
     Shapes: x (t, d_in) or (b, t, d_in); the context (t, d_out) or (b, t, d_out).
     """
@@ -62,20 +62,20 @@ class SelfAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The context of each token."""
+        """Compute the context of each token."""
         return context_of(*self.project(x))
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of forward."""
+        """Compute every step of forward."""
         return steps_of(*self.project(x))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries, keys and values of each token."""
+        """Compute the queries, keys and values of each token."""
         checks.fits(x, self.W_query.in_features, like=self.W_query)
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
     def to_bare(self) -> BareSelfAttention:
-        """The same function with plain parameters (d_in, d_out)."""
+        """Convert to plain parameters (d_in, d_out), or raise ConfigError if there is a bias."""
         if self.W_query.bias is not None:
             raise ConfigError("plain parameters hold no bias; make the layer with qkv_bias=False.")
         d_out, d_in = self.W_query.weight.shape

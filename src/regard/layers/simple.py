@@ -1,4 +1,4 @@
-"""Self-attention with nothing to train: every token attends to every other by the dot product of the two."""
+"""Self-attention without trainable weights: every token attends to every other by their dot product."""
 
 from torch import Tensor, nn
 
@@ -10,14 +10,14 @@ from regard.mechanism import Steps
 class SimpleSelfAttention(nn.Module):
     """softmax(x xᵀ) x. Shapes: x (t, d) or (b, t, d); the context has the shape of x."""
 
-    scale = 1.0  # the scores are not divided by √d yet: this is where the lectures begin
+    scale = 1.0  # the lectures begin without the division by √d
 
     def forward(self, x: Tensor) -> Tensor:
-        """The context of each token."""
+        """Compute the context of each token."""
         checks.fits(x)
         return context_of(x, x, x, scale=self.scale)
 
     def steps(self, x: Tensor) -> Steps:
-        """Every step of forward."""
+        """Compute every step of forward."""
         checks.fits(x)
         return steps_of(x, x, x, scale=self.scale)

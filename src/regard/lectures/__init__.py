@@ -1,1 +1,1 @@
-"""The lectures' examples with every number they print, and those numbers computed again."""
+"""The lectures' examples with every number they print, and those numbers recomputed."""

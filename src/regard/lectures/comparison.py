@@ -1,4 +1,4 @@
-"""What an example claims: numbers as they are printed beside the same numbers as they are computed."""
+"""The claims of an example: its printed numbers and the computed ones."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ from regard.mechanism import Steps
 
 Example = dict[str, Any]
 
-INPUTS = {  # what is computed from, and so not compared
+INPUTS = {  # fields that are inputs, and so not compared
     "x": "the vectors of the words",
     "z": "the vector whose softmax is taken",
     "W_query": "a matrix of weights, given",
@@ -31,17 +31,17 @@ INPUTS = {  # what is computed from, and so not compared
 
 
 class Verdict(StrEnum):
-    """What came of a comparison; only DIFFERS is a failure."""
+    """The result of a comparison; only DIFFERS is a failure."""
 
     AGREES = "agrees"
-    WRONG = "agrees, but wrong"  # it reproduces, and what it reproduces is not what it says it is
-    MISPRINT = "misprint"  # known not to follow from what is printed beside it
+    WRONG = "agrees, but wrong"  # the numbers reproduce, but are not what the lectures call them
+    MISPRINT = "misprint"  # known not to follow from the other printed numbers
     DIFFERS = "differs"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A field of an example as it is printed and as it is computed."""
+    """A field of an example as printed and as computed."""
 
     field: str
     printed: Tensor
@@ -49,28 +49,28 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """The largest distance of two numbers; infinite where the shapes or the infinities are others, NaN where one is NaN."""
+        """The largest distance of two numbers; infinite if the shapes or the infinities differ, NaN if a number is NaN."""
         if self.printed.shape != self.computed.shape:
             return float("inf")
         printed, computed = self.printed.double(), self.computed.double()
-        return float((printed - computed).abs().where(printed != computed, 0).max())  # -inf less -inf would be NaN
+        return float((printed - computed).abs().where(printed != computed, 0).max())  # -inf - -inf would be NaN
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What an example says in one respect, and the verdict that is known to be due."""
+    """Some fields of an example that are judged together, and the verdict expected of them."""
 
     comparisons: list[Comparison]
     note: str = ""
     known: Verdict = Verdict.AGREES
-    tolerance: float | None = None  # where it is not the example's
+    tolerance: float | None = None  # if it is not the example's
 
 
 def compared(example: Example, **computed: Tensor) -> list[Comparison]:
-    """The fields of an example beside what was computed for them."""
+    """Pair the fields of an example with their computed values."""
     return [Comparison(field, figures.tensor(example[field], torch.float64), value) for field, value in computed.items()]
 
 
 def kept(example: Example, steps: Steps) -> list[Comparison]:
-    """The steps that an example prints under their own names."""
+    """Compare the steps that an example prints under their own names."""
     return compared(example, **{name: step for name, step in steps.items() if name in example})

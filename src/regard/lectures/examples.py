@@ -1,4 +1,4 @@
-"""The lectures' examples as values: their words, every step of their attention, and what else there is to show."""
+"""The lectures' examples as values: their words, every step of their attention, and what else they show."""
 
 from collections.abc import Callable
 
@@ -28,28 +28,31 @@ from regard.mechanism import Causal, Steps, attend, heads, softmax
 from regard.mechanism.scores import default_scale
 
 SEED = 123  # the lectures'
-ALIKE = 1e-12  # what numbers of float64 that differ by rounding alone differ by at most
+ALIKE = 1e-12  # largest difference of float64 numbers by rounding alone
 
 
 def example(name: str) -> Example:
-    """The example of this name. The global random state is left as it was. Raises ConfigError where there is none."""
+    """Return the example of this name.
+
+    The global random state is restored. Raises ConfigError if there is no such example.
+    """
     with recompute.apart():
         return EXAMPLES[known(name, EXAMPLES)]()
 
 
 def summary(name: str) -> str:
-    """What the example of this name shows, in a sentence."""
+    """Return the first line of an example's docstring: what the example shows, in a sentence."""
     return (EXAMPLES[name].__doc__ or "").partition("\n")[0]
 
 
 def journey() -> tuple[tuple[str, ...], Tensor]:
-    """The words of the first sentence, and their vectors."""
+    """Return the words of the first sentence, and their vectors."""
     words, x = sentence("journey")
     return tuple(words), x
 
 
 def dog() -> tuple[tuple[str, ...], Tensor, BareSelfAttention]:
-    """The words of the second sentence, their vectors, and the layer whose matrices are printed."""
+    """Return the words of the second sentence, their vectors, and the layer whose matrices are printed."""
     words, x = sentence("dog")
     layer = BareSelfAttention(3, 3)
     for name, weight in layer.named_parameters():
@@ -58,7 +61,7 @@ def dog() -> tuple[tuple[str, ...], Tensor, BareSelfAttention]:
 
 
 def bare(layer: BareSelfAttention, said: str) -> Scene:
-    """The matrices of a layer."""
+    """Show the matrices of a layer."""
     return matrices({"query": layer.W_query, "key": layer.W_key, "value": layer.W_value}, said)
 
 
@@ -133,7 +136,7 @@ def causal() -> Example:
 
 
 def renormalised(words: tuple[str, ...], steps: Steps) -> Scene:
-    """The other recipe for the causal mask."""
+    """Show the other recipe for the causal mask: zeros after the softmax, then rows divided by their sums."""
     everywhere = softmax.stable(steps.scaled)
     weights = renormalised_after_softmax(steps.scaled)
     off = (renormalised_after_softmax(steps.scaled.double()) - softmax.stable(steps.masked.double())).abs().max().item()
@@ -207,7 +210,7 @@ def stacked_heads() -> Example:
 
 
 def side_by_side(words: tuple[str, ...], joined: Tensor, count: int, said: str) -> Scene:
-    """The contexts of all heads in one row for each word."""
+    """Show the contexts of all heads in one row for each word."""
     width = joined.shape[-1] // count
     columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
     return Scene("joined", "the heads' contexts side by side", said, (Panel(joined, words, columns, "words"),))
@@ -271,7 +274,7 @@ def dog_attention() -> Example:
 
 
 def leak() -> Example:
-    """A causal mask that is WRONG: tril alone leaves 0 where -inf belongs, so every word still sees the future."""
+    """Causal mask that is WRONG: tril alone leaves 0 where -inf belongs, so every word still sees the future."""
     words, x, layer = dog()
     q, k, v = layer.project(x)
     right = attend(q, k, v, Causal())

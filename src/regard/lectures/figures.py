@@ -1,4 +1,4 @@
-"""The numbers that the lectures print, as `figures.json` holds them."""
+"""The numbers that the lectures print, from `figures.json`."""
 
 import difflib
 import functools
@@ -15,20 +15,20 @@ from regard.errors import ConfigError
 
 @functools.cache
 def figures() -> dict[str, Any]:
-    """The whole file: `tolerance`, `inputs` by name, and `examples`."""
+    """Load the whole file: `tolerance`, `inputs` by name, and `examples`."""
     loaded: dict[str, Any] = json.loads((files("regard.lectures") / "figures.json").read_text(encoding="utf-8"))
     return loaded
 
 
 def figure(name: str) -> dict[str, Any]:
-    """The example with this id. Raises ConfigError where there is none."""
+    """Return the example with this id, or raise ConfigError."""
     examples = {example["id"]: example for example in figures()["examples"]}
     found: dict[str, Any] = examples[known(name, examples)]
     return found
 
 
 def known(name: str, names: Iterable[str]) -> str:
-    """The name of an example, or ConfigError that lists the names there are."""
+    """Return the name of an example, or raise ConfigError, which lists the valid names."""
     names = list(names)
     if name in names:
         return name
@@ -38,13 +38,13 @@ def known(name: str, names: Iterable[str]) -> str:
 
 
 def sentence(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[str], Tensor]:
-    """The words of an input and their vectors, (t, d)."""
+    """Return the words of an input and their vectors, (t, d)."""
     entry = figures()["inputs"][name]
     return list(entry["tokens"]), tensor(entry["x"], dtype)
 
 
 def tensor(numbers: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers as printed, in which "-inf" stands for itself, as a tensor."""
+    """Convert numbers as printed, with "-inf" for minus infinity, to a tensor."""
 
     def read(entry: Any) -> Any:
         return [read(part) for part in entry] if isinstance(entry, list) else float(entry)

@@ -1,4 +1,4 @@
-"""The softmax in four forms on the same vectors: what each gives, and where it breaks."""
+"""The softmax in four forms on the same vectors: their results, and where each fails."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "stable": softmax.stable,
     "blockwise": functools.partial(softmax.blockwise, block=2),
 }
-VECTORS = {  # scores, and what becomes of them
+VECTORS = {  # scores, and a sentence about the results
     "moderate scores": (
         (2.0, 1.0, 0.1),
         "The last three agree; by_sum divides without exponentials, so it is another function.",
@@ -40,7 +40,7 @@ VECTORS = {  # scores, and what becomes of them
 
 
 def four_softmaxes() -> Example:
-    """The softmax in four forms (by_sum, naive, stable, blockwise) on the same vectors, with those that break three of them."""
+    """Softmax in four forms (by_sum, naive, stable, blockwise) on the same vectors, with those that break three of them."""
     scenes = (four_forms(name, torch.tensor(scores), said) for name, (scores, said) in VECTORS.items())
     return Example(
         name="softmax",
@@ -56,7 +56,7 @@ def four_softmaxes() -> Example:
 
 
 def four_forms(name: str, scores: Tensor, said: str) -> Scene:
-    """The weights of one vector of scores by each form, and their sum."""
+    """Show the weights of one vector of scores by each form, and their sum."""
     weights = torch.stack([form(scores) for form in FORMS.values()])
     values = torch.cat((weights, weights.sum(-1, keepdim=True)), -1)
     columns = (*(f"{score:g}" for score in scores.tolist()), "sum")

@@ -1,4 +1,4 @@
-"""One's own sentence as an example: vectors, weights, heads and a mask, seeded random ones for what is not given."""
+"""The user's own sentence as an example: vectors, weights, heads and a mask, with seeded random ones for what is missing."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +11,8 @@ from regard.mechanism import EVERYTHING, Mask, attend, heads
 from regard.mechanism.scores import default_scale
 from regard.weights.projections import Linear, Projections
 
-WIDTH, HEAD_WIDTH = 3, 2  # of random vectors, and of a head with random weights: the lectures'
-PAIRS = 2**22  # weights kept at most, over all heads
+WIDTH, HEAD_WIDTH = 3, 2  # of random vectors, and of a head with random weights, as in the lectures
+PAIRS = 2**22  # most weights, over all heads
 
 
 def own(
@@ -24,10 +24,10 @@ def own(
     count: int = 1,
     notes: Sequence[str] = (),
 ) -> Example:
-    """Every step of attention on one's own words: softmax(x xᵀ) x where there are no weights, else of `count` heads.
+    """Compute every step of attention on given words: softmax(x xᵀ) x without weights, else with `count` heads.
 
-    Shapes: x (t, d), a row for each word. Raises ShapeError or ConfigError where words, vectors, weights and heads do not
-    fit, TooLargeError where the steps would be too many to keep.
+    Shapes: x (t, d), a row for each word. Raises ShapeError or ConfigError if words, vectors, weights and heads do not fit,
+    TooLargeError if there would be too many steps to store.
     """
     words = tuple(words)
     if len(words) != len(x):
@@ -40,7 +40,7 @@ def own(
 
 
 def untrained(words: tuple[str, ...], x: Tensor, mask: Mask, notes: Sequence[str]) -> Example:
-    """softmax(x xᵀ) x."""
+    """Compute softmax(x xᵀ) x."""
     return Example(
         name="own",
         title="Self-attention with nothing to train",
@@ -59,7 +59,7 @@ def untrained(words: tuple[str, ...], x: Tensor, mask: Mask, notes: Sequence[str
 
 
 def trained(words: tuple[str, ...], x: Tensor, mask: Mask, weights: Projections, count: int, notes: Sequence[str]) -> Example:
-    """softmax(q kᵀ / √d) v of `count` heads."""
+    """Compute softmax(q kᵀ / √d) v with `count` heads."""
     q, k, v = project(x, weights, count)
     steps = attend(q, k, v, mask)
     joined = heads.join(steps.context) if count > 1 else steps.context
@@ -88,17 +88,17 @@ def trained(words: tuple[str, ...], x: Tensor, mask: Mask, weights: Projections,
 
 
 def hidden(mask: Mask) -> dict[str, str]:
-    """The formula of the mask, where there is one."""
+    """Return the formula of the mask, if there is one."""
     return {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
 
 
 def unscaled(hidden: Mapping[str, str]) -> dict[str, str]:
-    """The formulas where no scaling stands between the scores and the mask."""
+    """Replace "scaled" by "scores" in formulas, for attention without scaling."""
     return {name: formula.replace("scaled", "scores") for name, formula in hidden.items()}
 
 
 def project(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values: (t, d), or (h, t, d) of several heads."""
+    """Compute the queries, keys and values: (t, d), or (h, t, d) with several heads."""
     if x.shape[-1] != weights.d_in:
         raise ShapeError(f"the vectors have {x.shape[-1]} numbers each, but W_query takes {weights.d_in}.")
     if weights.heads is not None and count != weights.heads:
@@ -112,7 +112,7 @@ def project(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor
 
 
 def ending(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | None) -> list[Scene]:
-    """What follows the context of each head."""
+    """List the scenes after the contexts of the heads: these joined, and the output projection."""
     scenes = []
     if count > 1:
         width = joined.shape[-1] // count
@@ -127,10 +127,10 @@ def ending(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | Non
 
 
 def vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, tuple[str, ...]]:
-    """A vector for each word, (t, width), and the words whose vector had to be drawn.
+    """Return a vector for each word, (t, width), and the words whose vector was drawn.
 
-    Those not known are uniform in 0 ... 1 from the seed, rounded to two decimals so that they can be checked by hand;
-    equal words share one.
+    Vectors that are not in `known` are uniform in 0 ... 1 from the seed, rounded to two decimals so that they can be checked by
+    hand; equal words share one.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = {
@@ -144,7 +144,7 @@ def vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed:
 
 
 def random_weights(d_in: int, count: int, seed: int) -> Projections:
-    """Projections of `count` heads drawn from the seed: normal, of two decimals."""
+    """Draw the projections of `count` heads from the seed: normal, rounded to two decimals."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw() -> Linear:

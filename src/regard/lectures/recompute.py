@@ -1,7 +1,7 @@
-"""Each example of the lectures computed again, by the functions and layers that everybody else uses.
+"""Each example of the lectures recomputed, by the public functions and layers.
 
-Random numbers are drawn in float32, as the lectures draw them; all that follows is computed in float64, so that the differences
-from what is printed are the same on every processor.
+Random numbers are drawn in float32, as the lectures draw them; everything after is computed in float64, so that the
+differences from the printed numbers are the same on every processor.
 """
 
 import threading
@@ -17,47 +17,47 @@ from regard.lectures.comparison import Claim, Comparison, Example, Verdict, comp
 from regard.lectures.sizes import gpt2_sizes
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, heads, scores, softmax
 
-SIDE = 6  # of the ones that are dropped
-DRAWING = threading.RLock()  # the global generator is one for all threads: two examples at a time would share its draws
+SIDE = 6  # of the square of ones for dropout
+DRAWING = threading.RLock()  # all threads share the global generator: two examples at a time would mix their draws
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Seeds and draws without gradients, one thread at a time; the global random state is put back."""
-    with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():  # the draws are the CPU's
+    """Allow seeding and drawing, without gradients, in one thread at a time; restore the global random state at the end."""
+    with DRAWING, torch.random.fork_rng(devices=[]), torch.no_grad():  # draws are on the CPU
         yield
 
 
 def seeded(seed: int) -> None:
-    """torch.manual_seed, for the draws of the CPU alone: the states of other devices are not ours to change."""
+    """Seed the CPU's generator only: unlike torch.manual_seed, it leaves the state of other devices unchanged."""
     torch.default_generator.manual_seed(seed)
 
 
 def words_of(example: Example) -> Tensor:
-    """The vectors of the example's input, in float64."""
+    """Return the vectors of the example's input, in float64."""
     return figures.sentence(example["input"], torch.float64)[1]
 
 
 def head_width() -> int:
-    """The width of a head in the examples on 'journey'."""
+    """Return the width of a head in the examples on 'journey'."""
     width: int = figures.figure("trainable-parameters")["d_out"]
     return width
 
 
 def trainable() -> BareSelfAttention:
-    """The layer that several examples go on from."""
+    """Build the layer that several examples start from."""
     example = figures.figure("trainable-parameters")
     seeded(example["seed"])
     return BareSelfAttention(words_of(example).shape[-1], head_width())
 
 
 def given_scores(raw: Tensor, v: Tensor, mask: Mask = EVERYTHING, scale: float = 1.0) -> Steps:
-    """The steps that follow from scores (..., q, k): against the unit vectors as keys, q kᵀ is q itself."""
+    """Compute the steps that follow from scores (..., q, k): with the unit vectors as keys, q kᵀ is q itself."""
     return attend(raw, torch.eye(raw.shape[-1], dtype=raw.dtype).expand_as(raw), v, mask, scale=scale)
 
 
 def simple_one_query(example: Example) -> Iterable[Claim]:
-    """softmax(q xᵀ) x for one word as the query."""
+    """Compute softmax(q xᵀ) x for one word as the query."""
     x, scale = words_of(example), SimpleSelfAttention.scale
     q = x[example["query_index"]].unsqueeze(0)
     steps = attend(q, x, x, scale=scale)
@@ -75,7 +75,7 @@ def simple_one_query(example: Example) -> Iterable[Claim]:
 
 
 def simple_all(example: Example) -> Iterable[Claim]:
-    """softmax(x xᵀ) x."""
+    """Compute softmax(x xᵀ) x."""
     layer = SimpleSelfAttention()
     steps = layer.steps(words_of(example))
     scale = torch.tensor(layer.scale)
@@ -84,13 +84,13 @@ def simple_all(example: Example) -> Iterable[Claim]:
 
 
 def softmax_211(example: Example) -> Iterable[Claim]:
-    """The softmax of three numbers, its numerators and its denominator."""
+    """Compute the softmax of three numbers, its numerators and its denominator."""
     z = figures.tensor(example["z"], torch.float64)
     yield Claim(compared(example, exponentials=z.exp(), sum=z.exp().sum(), softmax=softmax.naive(z)))
 
 
 def trainable_parameters(example: Example) -> Iterable[Claim]:
-    """softmax(q kᵀ / √d) v with q, k and v from plain parameters."""
+    """Compute softmax(q kᵀ / √d) v with q, k and v from plain parameters."""
     x, layer = words_of(example), trainable().double()
     steps, q = layer.steps(x), layer.project(x)[0]
     row = figures.sentence(example["input"])[0].index("journey")
@@ -100,7 +100,7 @@ def trainable_parameters(example: Example) -> Iterable[Claim]:
 
 
 def trainable_linear(example: Example) -> Iterable[Claim]:
-    """The same with linear layers, by the fused kernel."""
+    """Compute softmax(q kᵀ / √d) v with q, k and v from linear layers, by the fused kernel."""
     x = words_of(example)
     seeded(example["seed"])
     layer = SelfAttention(x.shape[-1], example["d_out"]).double()
@@ -109,7 +109,7 @@ def trainable_linear(example: Example) -> Iterable[Claim]:
 
 
 def weight_transfer(example: Example) -> Iterable[Claim]:
-    """Plain parameters turned into linear layers."""
+    """Convert plain parameters to linear layers."""
     x, layer = words_of(example), trainable().to_linear().double()
     other = figures.figure(example["equals"])
     note = f"compared with what {example['equals']} prints"
@@ -117,14 +117,14 @@ def weight_transfer(example: Example) -> Iterable[Claim]:
 
 
 def causal_renormalised(example: Example) -> Iterable[Claim]:
-    """Zeros above the diagonal of the weights, each row divided by its sum."""
+    """Set the weights above the diagonal to zero, and divide each row by its sum."""
     steps = trainable().double().steps(words_of(example))
     masked = steps.weights * Causal().table(*steps.weights.shape)
     yield Claim(compared(example, masked_weights=masked, row_sums=masked.sum(-1), weights=softmax.by_sum(masked)))
 
 
 def causal_minus_infinity(example: Example) -> Iterable[Claim]:
-    """-inf above the diagonal of the scores, before the softmax."""
+    """Set the scores above the diagonal to -inf, before the softmax."""
     q, k, v = trainable().double().project(words_of(example))
     unscaled = attend(q, k, v, Causal(), scale=1.0)
     weights = attend(q, k, v, Causal()).weights
@@ -133,26 +133,26 @@ def causal_minus_infinity(example: Example) -> Iterable[Claim]:
 
 
 def dropout_of_ones(example: Example) -> Tensor:
-    """A square of ones after dropout: a query that has only one key gives it weight 1."""
+    """Apply dropout to a square of ones: a query that has only one key gives it weight 1."""
     q, k = torch.zeros(SIDE, SIDE, 1), torch.zeros(SIDE, 1, 1)
     seeded(example["seed"])
     return attend(q, k, k, dropout=example["p"]).dropped.squeeze(-1)
 
 
 def dropout_ones(example: Example) -> Iterable[Claim]:
-    """Dropout of weights that are all 1."""
+    """Apply dropout to weights that are all 1."""
     yield Claim(compared(example, value=dropout_of_ones(example)))
 
 
 def dropout_weights(example: Example) -> Iterable[Claim]:
-    """Dropout of the causal weights, the second draw from the seed."""
+    """Apply dropout to the causal weights, the second draw from the seed."""
     q, k, v = trainable().double().project(words_of(example))
     dropout_of_ones(example)
     yield Claim(compared(example, dropped=attend(q, k, v, Causal(), dropout=example["p"]).dropped))
 
 
 def causal_batch(example: Example) -> Iterable[Claim]:
-    """Two copies of a sentence through causal attention."""
+    """Run two copies of a sentence through causal attention."""
     x = words_of(example)
     seeded(example["seed"])
     layer = CausalAttention(x.shape[-1], head_width(), len(x), dropout=0.0).double()
@@ -160,7 +160,7 @@ def causal_batch(example: Example) -> Iterable[Claim]:
 
 
 def multi_head_stacked(example: Example) -> Iterable[Claim]:
-    """Two causal heads, their contexts side by side."""
+    """Run two causal heads, with their contexts concatenated."""
     x = words_of(example)
     seeded(example["seed"])
     layer = StackedHeads(x.shape[-1], head_width(), len(x), 0.0, example["num_heads"]).double()
@@ -168,20 +168,20 @@ def multi_head_stacked(example: Example) -> Iterable[Claim]:
 
 
 def projected(example: Example, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of x by the matrices that an example prints."""
+    """Compute the queries, keys and values of x with the matrices that an example prints."""
     q, k, v = (x @ figures.tensor(example[name], x.dtype) for name in ("W_query", "W_key", "W_value"))
     return q, k, v
 
 
 def dog_self_attention(example: Example) -> Iterable[Claim]:
-    """softmax(q kᵀ / √d) v with given matrices."""
+    """Compute softmax(q kᵀ / √d) v with given matrices."""
     q, k, v = projected(example, words_of(example))
     scale = torch.tensor(scores.default_scale(q))
     yield Claim(compared(example, scale=scale, queries=q, keys=k, values=v) + kept(example, attend(q, k, v)))
 
 
 def dog_leaky_mask(example: Example) -> Iterable[Claim]:
-    """The scaled scores with zeros above the diagonal, where -inf belongs."""
+    """Set the scaled scores above the diagonal to zero, where -inf belongs."""
     q, k, v = projected(figures.figure(example["from_example"]), words_of(example))
     leaky = given_scores(attend(q, k, v).scaled.tril(), v)
     words = figures.sentence(example["input"])[0]
@@ -196,7 +196,7 @@ def dog_leaky_mask(example: Example) -> Iterable[Claim]:
 
 
 def multi_head_split(example: Example) -> Iterable[Claim]:
-    """Two heads from one projection: the shapes on the way, and the weights that follow from the printed scores."""
+    """Split one projection into two heads: the shapes of each step, and the weights that follow from the printed scores."""
     x = figures.tensor(example["x"], torch.float64).unsqueeze(0)
     whole = projected(example, x)
     q, k, v = (heads.split(part, example["num_heads"]) for part in whole)

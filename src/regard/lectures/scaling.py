@@ -1,4 +1,4 @@
-"""Why scores are divided by √d: the dot product of random vectors, and the softmax of it, measured at many widths."""
+"""Why scores are divided by √d: dot products of random vectors, and their softmax, measured at many widths."""
 
 import functools
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from regard.mechanism import Steps, attend, softmax
 
 WIDTHS = (1, 4, 16, 64, 256, 1024, 4096)
 SEED = 123
-KEYS, NUMBERS = 16, 2**22  # keys a query chooses among; numbers drawn at most for the keys of one width
+KEYS, NUMBERS = 16, 2**22  # keys of each query; most numbers drawn for the keys of one width
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found of scores and of their softmax: means over many queries, each with keys of its own.
+    """Statistics of scores and of their softmax: means over many queries, each with keys of its own.
 
-    gradient is the Frobenius norm of ∂ weights / ∂ scores, entropy in nats.
+    gradient is the Frobenius norm of ∂ weights / ∂ scores; entropy is in nats.
     """
 
     variance: float
@@ -29,7 +29,7 @@ class Measured:
 
 @functools.cache
 def measure(width: int, seed: int = 123) -> tuple[Measured, Measured]:
-    """The dot products of vectors of this width with mean 0 and variance 1: as they are, and divided by √d."""
+    """Measure the dot products of vectors of this width with mean 0 and variance 1: undivided, and divided by √d."""
     queries = min(4096, NUMBERS // (KEYS * width))
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(queries, 1, 1, width, generator=generator)  # (b, h, q, d)
@@ -40,7 +40,7 @@ def measure(width: int, seed: int = 123) -> tuple[Measured, Measured]:
 
 
 def measured(steps: Steps) -> Measured:
-    """The statistics of these steps, (b, 1, 1, k)."""
+    """Compute the statistics of these steps, (b, 1, 1, k)."""
     weights = steps.weights
     return Measured(
         variance=steps.scaled.var().item(),
@@ -51,7 +51,7 @@ def measured(steps: Steps) -> Measured:
 
 
 def gradients(scores: Tensor) -> Tensor:
-    """∂ softmax(s) / ∂ s of each row, (rows, k, k), by automatic differentiation."""
+    """Compute ∂ softmax(s) / ∂ s of each row, (rows, k, k), by automatic differentiation."""
     derivative: Tensor = torch.func.vmap(torch.func.jacrev(softmax.stable))(scores)
     return derivative
 

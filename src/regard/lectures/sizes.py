@@ -13,11 +13,11 @@ from regard.lectures.comparison import Claim, Comparison, Example, Verdict
 VOCABULARY, CONTEXT = 50_257, 1_024  # of the GPT-2 that was released
 FIRST_VOCABULARY = 40_478  # of the first GPT
 HEAD_WIDTH = 64
-WHOLE_MILLIONS = 0.5  # what rounding to a million may hide
+WHOLE_MILLIONS = 0.5  # largest error of rounding to a million
 
 
 def gpt2_sizes(example: Example) -> Iterable[Claim]:
-    """Millions of parameters of the four sizes, as the paper has them and as one was corrected."""
+    """Count the millions of parameters of the four sizes, against the paper's numbers and a corrected one."""
     table, field = example["table"], "table.parameters"
     paper, corrected = printed(table, r"^(\d+)M"), printed(table, r"corrected: (\d+)M")
     released, first = millions(table, VOCABULARY), millions(table, FIRST_VOCABULARY)
@@ -36,19 +36,19 @@ def gpt2_sizes(example: Example) -> Iterable[Claim]:
 
 
 def printed(table: list[dict[str, Any]], pattern: str) -> dict[int, float]:
-    """The millions that a pattern finds in the rows of the table, by row."""
+    """Extract the millions that a pattern matches in the rows of the table, by row."""
     found = {n: re.search(pattern, row["parameters"]) for n, row in enumerate(table)}
     return {n: float(match[1]) for n, match in found.items() if match}
 
 
 def millions(table: list[dict[str, Any]], vocabulary: int) -> Tensor:
-    """The parameters, in millions, of each size in the table."""
+    """Count the parameters, in millions, of each size in the table."""
     return torch.tensor([parameters(row["layers"], row["d_model"], vocabulary) / 1e6 for row in table], dtype=torch.float64)
 
 
 def parameters(layers: int, c: int, vocabulary: int) -> int:
-    """n c + t c + layers (attention + 8 c² + 5 c + 4 c) + 2 c: embeddings, blocks with two norms each, and the last norm."""
-    with torch.device("meta"):  # shapes alone
+    """Count n c + t c + layers (attention + 8 c² + 5 c + 4 c) + 2 c: embeddings, blocks with two norms each, last norm."""
+    with torch.device("meta"):  # shapes only
         attention = MultiHeadAttention(c, c, CONTEXT, 0.0, num_heads=c // HEAD_WIDTH, qkv_bias=True)
     block = sum(weight.numel() for weight in attention.parameters()) + 8 * c * c + 9 * c
     return (vocabulary + CONTEXT + 2) * c + layers * block

@@ -1,4 +1,4 @@
-"""A sentence and its translation as an example: the additive attention that a trained decoder pays while it writes."""
+"""A sentence and its translation as an example: the additive attention of a trained decoder."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ def translated(
     model: str,
     notes: Sequence[str] = (),
 ) -> Example:
-    """Every step of the attention by which words were written, of a decoder's states to what an encoder made of the sources.
+    """Show every step of the attention with which words were generated, from a decoder's states to an encoder's annotations.
 
-    Shapes: states (t, query_width), that before each word was written; annotations (s, key_width), one of each source.
+    Shapes: states (t, query_width), before each word; annotations (s, key_width), one for each source word.
     """
     words, sources = tuple(words), tuple(sources)
     q, k = layer.W_query(states), layer.W_key(annotations)
@@ -30,7 +30,7 @@ def translated(
         source=f"Bahdanau et al. 2014, appendix A.1.2; with the numbers of {model}",
         words=words,
         sources=sources,
-        focus=max(range(len(words)), key=lambda n: len(words[n]) * words[n].isalpha()),  # a long word looks at something
+        focus=max(range(len(words)), key=lambda n: len(words[n]) * words[n].isalpha()),  # the longest word
         q=q,
         k=k,
         v=annotations,
@@ -44,19 +44,19 @@ def translated(
 
 
 def read(sources: tuple[str, ...], annotations: Tensor) -> Scene:
-    """What the encoder made of the source."""
+    """Show the encoder's annotations of the source."""
     said = "An RNN read the sentence forward, another backward: what both had in mind at a word is its annotation."
     return Scene("annotations", "encoder(source)", said, (of_words(annotations, sources, "a"),))
 
 
 def asked(words: tuple[str, ...], states: Tensor) -> Scene:
-    """The decoder's states."""
+    """Show the decoder's states."""
     said = f"What the decoder has in mind before it writes {words[0]}, and before each word after that."
     return Scene("states", "decoder(the words before)", said, (of_words(states, words, "s"),))
 
 
 def met(words: tuple[str, ...], sources: tuple[str, ...], q: Tensor, k: Tensor) -> Scene:
-    """Queries and keys."""
+    """Show the queries and keys."""
     said = f"States and annotations meet in a hidden layer of {q.shape[-1]} numbers; W_query and W_key were learned."
     panels = (of_words(q, words, "q", "query"), of_words(k, sources, "k", "key"))
     return Scene("q, k", "states W_query, annotations W_key", said, panels)

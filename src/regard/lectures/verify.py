@@ -1,4 +1,4 @@
-"""Whether the numbers that the lectures print are those that regard computes."""
+"""Compare the numbers that the lectures print with those that regard computes."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from regard.lectures.recompute import RECOMPUTED, apart
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """An example in one respect: the fields compared, and how far the printed numbers are from the computed ones."""
+    """A claim of an example: the fields compared, and the difference of the printed and the computed numbers."""
 
     example: str
     source: str
@@ -23,19 +23,19 @@ class Row:
 
     @property
     def difference(self) -> float:
-        """The largest difference of a number; NaN where one is NaN."""
+        """The largest difference of two numbers; NaN if a number is NaN."""
         return largest(self.comparisons)
 
     @property
     def numbers(self) -> int:
-        """How many numbers were compared."""
+        """The count of numbers compared."""
         return sum(comparison.printed.numel() for comparison in self.comparisons)
 
 
 def verify(example: str | None = None) -> list[Row]:
-    """Every number of the lectures computed again; of one example where it is named.
+    """Recompute every number of the lectures, or of one example.
 
-    The global random state is left as it was. Raises ConfigError where there is no such example.
+    The global random state is restored. Raises ConfigError if there is no such example.
     """
     chosen = [figures.figure(example)] if example is not None else figures.figures()["examples"]
     with apart():
@@ -43,7 +43,7 @@ def verify(example: str | None = None) -> list[Row]:
 
 
 def row(example: Example, claim: Claim) -> Row:
-    """A claim with its verdict."""
+    """Judge a claim of an example."""
     tolerance = claim.tolerance if claim.tolerance is not None else example.get("tolerance", figures.figures()["tolerance"])
     verdict = judge(claim, tolerance)
     note = off(claim.comparisons, tolerance) if verdict == Verdict.DIFFERS else claim.note if verdict == claim.known else ""
@@ -52,7 +52,7 @@ def row(example: Example, claim: Claim) -> Row:
 
 
 def judge(claim: Claim, tolerance: float) -> Verdict:
-    """The verdict on a claim."""
+    """Return the verdict on a claim."""
     difference = largest(claim.comparisons)
     if difference <= tolerance:
         return Verdict.WRONG if claim.known == Verdict.WRONG else Verdict.AGREES
@@ -60,12 +60,12 @@ def judge(claim: Claim, tolerance: float) -> Verdict:
 
 
 def off(comparisons: Sequence[Comparison], tolerance: float) -> str:
-    """The fields that differ, and by how much."""
+    """List the fields that differ, and by how much."""
     fields = [f"{one.field} by {one.difference:.2g}" for one in comparisons if not one.difference <= tolerance]
     return f"differing: {', '.join(fields)}"
 
 
 def largest(comparisons: Sequence[Comparison]) -> float:
-    """The largest difference, where NaN is larger than any number."""
+    """Return the largest difference, or NaN if a difference is NaN."""
     differences = [comparison.difference for comparison in comparisons]
     return math.nan if any(map(math.isnan, differences)) else max(differences)

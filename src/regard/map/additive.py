@@ -1,4 +1,4 @@
-"""Additive scores, weightᵀ tanh(q + k), a part at a time: the numbers within the tanh, q x k x d, are never there at once."""
+"""Additive scores, weightᵀ tanh(q + k), in blocks, so that the q x k x d numbers within the tanh never exist at once."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +10,12 @@ from regard.mechanism import additive
 from regard.mechanism.arguments import check_floating
 from regard.mechanism.request import exactly
 
-ROOM = 2**18  # numbers within the tanh at a time, which stay in the cache
-ALONE = 2**22  # of them, that are not worth a second thread
+ROOM = 2**18  # numbers within the tanh at a time, few enough for the processor's cache
+ALONE = 2**22  # numbers within the tanh up to which one thread is used
 
 
 def scores(q: Tensor, k: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-    """weightᵀ tanh(q + k). Shapes: q (n, d); k (m, d); weight (d,); the scores (n, m), for which `out` is room."""
+    """Compute weightᵀ tanh(q + k), (n, m), for q (n, d), k (m, d) and weight (d,); write it to `out` (n, m) if given."""
     found = q.new_empty(len(q), len(k)) if out is None else out
     if additive.quick(q[None, None], k[None, None], weight):
         compiled(q, k, weight, found)
@@ -29,13 +29,13 @@ def scores(q: Tensor, k: Tensor, weight: Tensor, out: Tensor | None = None) -> T
 
 
 def paired(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-    """The same of queries and keys (..., d) that broadcast, each with the one beside it, to (...)."""
+    """Compute weightᵀ tanh(q + k) of queries and keys (..., d) that broadcast, pair by pair, to (...)."""
     with exactly(q.device):  # torch.autocast would round the product
         return (q + k).tanh_() @ weight
 
 
 def compiled(q: Tensor, k: Tensor, weight: Tensor, out: Tensor) -> None:
-    """The same by the loops of `mechanism.additive`, some queries on each thread."""
+    """Compute weightᵀ tanh(q + k) into `out` by the compiled loops of `mechanism.additive`, the queries split over threads."""
     keys, weight = k.contiguous()[None, None], weight.contiguous()
     threads = torch.get_num_threads() if len(q) * len(k) * len(weight) > ALONE else 1
 
@@ -51,7 +51,7 @@ def compiled(q: Tensor, k: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def checked(weight: Tensor, q: Tensor) -> Tensor:
-    """The weight of additive scores, or ShapeError or ConfigError."""
+    """Return the weight of additive scores, or raise ShapeError or ConfigError."""
     if check_floating("weight", weight).device != q.device:
         raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:

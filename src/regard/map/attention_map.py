@@ -1,4 +1,4 @@
-"""AttentionMap: the attention matrix as a value that is never stored, and what a reader asks of it."""
+"""AttentionMap: the attention matrix as a value that is never stored, and the statistics, pictures and products of it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.scores import wide
 from regard.shown import Shown
 
-LIMIT_BYTES = 2**30  # of an answer
-PICTURE = 256  # rows and columns of an overview's picture, at most
-SAMPLE = 64  # rows of each matrix that a certificate checks
-ALONE = 8  # times as long as in a matrix product, about, a dot product takes alone
+LIMIT_BYTES = 2**30  # of a returned tensor
+PICTURE = 256  # most rows and columns of an overview's picture
+SAMPLE = 64  # rows of each matrix that a certificate checks by default
+ALONE = 8  # a dot product on its own takes about 8 times as long as one within a matrix product
 Index = int | slice | Sequence[int] | Tensor
 Answer = TypeVar("Answer")
 
@@ -44,7 +44,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How exact a map is: the largest distance of a row's sum from 1, the rows checked for it, and whether those were all."""
+    """How exact a map is: the largest distance of a row's sum from 1, how many rows were checked, and whether that was all."""
 
     error: float
     rows: int
@@ -52,12 +52,12 @@ class Certificate:
 
 
 class AttentionMap(Shown):
-    """softmax(q kᵀ / √d) under a rule, (b, h, q, k), of which only q, k and the rule are kept.
+    """softmax(q kᵀ / √d) under a mask, (b, h, q, k), of which only q, k and the mask are stored.
 
     Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
-    of queries and keys already projected, with scale 1 by default. Weights are computed when they are asked for, before
+    of queries and keys already projected, with scale 1 by default. Weights are computed when they are requested, before
     dropout, in float32 at least; those of a query that may see nothing are 0. Every method but dense works in blocks of 16 MiB,
-    and raises TooLargeError, stating the bytes, where the answer itself would be larger than a gigabyte.
+    and raises TooLargeError, stating the bytes, if the result itself would be larger than a gigabyte.
     """
 
     def __init__(
@@ -89,29 +89,29 @@ class AttentionMap(Shown):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(b, h, q, k)."""
+        """The shape (b, h, q, k)."""
         q, k = self._request.q.shape[2], self._request.k.shape[2]
         return len(self._pairs), len(self._pairs[0]) if self._pairs else 0, q, k
 
     @property
     def device(self) -> torch.device:
-        """Where q and k lie, and every answer."""
+        """The device of q and k, and of every result."""
         return self._request.q.device
 
     @property
     def nbytes(self) -> int:
-        """The bytes it keeps: q, k, bias, sinks, weight, and what the rows are divided by where that is known."""
+        """The bytes stored: q, k, bias, sinks, weight, and the denominators of the rows computed so far."""
         kept = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
         kept += [x for below in self._kept.values() for x in (below.shift, below.total)]
         return sum(x.nbytes for x in kept if x is not None)
 
     @property
     def mT(self) -> "Transposed":
-        """Its transpose, for a product: m.mT @ r."""
+        """The transpose, for a product: m.mT @ r."""
         return Transposed(self)
 
     def select(self, batch: Index = slice(None), heads: Index = slice(None)) -> "AttentionMap":
-        """A smaller map of some batch rows and heads, still of four axes, sharing memory."""
+        """Return a smaller map of some batch rows and heads, still of four axes, sharing memory."""
         b, h, *_ = self.shape
         smaller = object.__new__(AttentionMap)
         smaller._request, smaller._kept = self._request, self._kept
@@ -120,19 +120,19 @@ class AttentionMap(Shown):
         return smaller
 
     def __len__(self) -> int:
-        """The number of batch rows, as of a tensor."""
+        """Return the number of batch rows, as of a tensor."""
         return len(self._pairs)
 
     def __bool__(self) -> bool:
-        """True: a map is no container that is empty."""
+        """Return True: a map is not an empty container."""
         return True
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The weights (h, q, k) of each batch row, as of a tensor."""
+        """Iterate over the weights (h, q, k) of each batch row, as of a tensor."""
         return (self[row] for row in range(len(self)))
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Weights, by ints, slices, lists and tensors, in the shape that torch would give."""
+        """Return weights by ints, slices, lists and tensors, in the shape that torch would give."""
         index = indexing.spelled_out(index)
         self._allow(indexing.answer(self.shape, index), "m.pooled(rows, columns) or m.top(n)")
         if isinstance(index[3], slice):
@@ -143,19 +143,19 @@ class AttentionMap(Shown):
         return self._entries(b, h, i, j).view(b.shape)
 
     def logsumexp(self) -> Tensor:
-        """log Σ exp of each row's scores, nats, (b, h, q): the sink is in it; -inf for a blind row."""
+        """Compute log Σ exp of each row's scores and sink, nats, (b, h, q); -inf for a row that sees nothing."""
         return self._divided(lambda _, below: below.logsumexp)
 
     def entropy(self) -> Tensor:
-        """-Σ w log w of each row, nats, (b, h, q); 0 for a blind row."""
+        """Compute -Σ w log w of each row, nats, (b, h, q); 0 for a row that sees nothing."""
         return self._laid_out([found.rows["entropy"] for found in self._known(entropy=passes.entropy)])
 
     def received(self) -> Tensor:
-        """The sum of each column, (b, h, k)."""
+        """Compute the sum of each column, (b, h, k)."""
         return self._laid_out([found.received for found in self._known()])
 
     def mass(self, keys: slice | Tensor) -> Tensor:
-        """The weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
+        """Compute the weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
         seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
             raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
@@ -167,13 +167,13 @@ class AttentionMap(Shown):
         return self._divided(lambda plane, below: passes.mass(plane, below, few))
 
     def diagonal(self, back: int = 0) -> Tensor:
-        """The weight of each query on the key at its own position minus `back`, (b, h, q); 0 where there is none."""
+        """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
         if abs(check_whole("back", back)) > FARTHEST:
             raise ConfigError("back counts keys before a query's position and must lie within -2**61 and 2**61.")
         return self._divided(lambda plane, below: passes.diagonal(plane, below, int(back)))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
-        """The n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
+        """Return the n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
         b, h, q, k = self.shape
         if not 1 <= check_whole("n", n) <= k:
             raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe(n)}.")
@@ -188,14 +188,17 @@ class AttentionMap(Shown):
         return self._laid_out([values for values, _ in found]), self._laid_out([keys for _, keys in found])
 
     def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
-        """The matrix in bins of rows and columns, (b, h, rows, columns): the mean, max or sum of the weights in each.
+        """Pool the matrix into bins of rows and columns, (b, h, rows, columns): the mean, max or sum of the weights in each.
 
-        Bin r holds the rows floor(r q / rows) to floor((r + 1) q / rows). What is not visible counts as 0.
+        Bin r holds the rows floor(r q / rows) to floor((r + 1) q / rows). Weights that are not visible count as 0.
         """
         return self.tile(slice(None), slice(None), (rows, columns), how)
 
     def tile(self, rows: slice, columns: slice, size: int | tuple[int, int], how: How = "mean") -> Tensor:
-        """The same of a part of it: rows and columns are slices, size the bins of both or of each."""
+        """Pool a part of the matrix into bins, (b, h, rows, columns): the mean, max or sum of the weights in each.
+
+        rows and columns are slices of queries and keys; size is the number of bins, an int for both axes or a pair.
+        """
         size = pooling.check(how, size)
         b, h, q, k = self.shape
         parts = pooling.part(rows, q, "rows"), pooling.part(columns, k, "columns")
@@ -204,7 +207,7 @@ class AttentionMap(Shown):
         return self._each(lambda plane: self._picture(plane, *bins).pooled(how))
 
     def overview(self) -> Overview:
-        """All row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
+        """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
         rows, columns = (pooling.edges(0, length, min(length, PICTURE)) for length in (q, k))
         found = [
@@ -215,11 +218,14 @@ class AttentionMap(Shown):
         return Overview(**{name: self._laid_out([one[name] for one in found]) for name in names})
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
+        """Compute A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
         return self._product(products.Forward, "v", v, self.shape[3])
 
     def dense(self, limit_bytes: int = LIMIT_BYTES) -> Tensor:
-        """The matrix itself, (b, h, q, k). Raises TooLargeError, stating the bytes, past a limit that can be raised."""
+        """Return the matrix itself, (b, h, q, k).
+
+        Raises TooLargeError, stating the bytes, if it is larger than `limit_bytes`, which can be raised.
+        """
         b, h, q, k = self.shape
         if not check_number("limit_bytes", limit_bytes) >= 0:
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
@@ -227,7 +233,10 @@ class AttentionMap(Shown):
         return self._each(passes.dense)
 
     def certificate(self, rows: int = SAMPLE) -> Certificate:
-        """How exact this is: rows of each matrix weighed again and summed with their sink, which must give 1, or 0 if blind."""
+        """Compute how exact this map is, from recomputed rows of each matrix.
+
+        The sum of a row and its sink must be 1, or 0 for a row that sees nothing.
+        """
         rows, q = check_count("rows", rows), self.shape[2]
         queries = (torch.arange(min(rows, q)) * q // max(min(rows, q), 1)).to(self.device)
         errors = [passes.row_error(plane, self._below(plane), queries) for plane in self._planes()]
@@ -242,7 +251,7 @@ class AttentionMap(Shown):
         return (Plane(self._request, *pair) for row in self._pairs for pair in row)
 
     def _some_planes(self) -> list[Plane]:
-        """The matrices, or ShapeError where there is none."""
+        """List the matrices of this map, or raise ShapeError if there are none."""
         if not (planes := list(self._planes())):
             raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
         return planes
@@ -251,14 +260,14 @@ class AttentionMap(Shown):
         return self._laid_out([function(plane) for plane in self._planes()])
 
     def _laid_out(self, found: list[Tensor]) -> Tensor:
-        """Answers of all planes on the axes (b, h, ...)."""
+        """Stack the results of all planes on the axes (b, h, ...)."""
         self._some_planes()
         return torch.stack(found).view(*self.shape[:2], *found[0].shape)
 
     def _traversed(
         self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
     ) -> list[tuple[passes.Gathered, Picture]]:
-        """A traversal of each plane by the fastest pass there is, with a picture and the statistics named, or more."""
+        """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
         found = []
         quick = self._compiled(planes, lambda plane, threads: fast.gather(plane, threads, rows, columns))
         for plane, one in zip(planes, quick, strict=True):
@@ -268,34 +277,34 @@ class AttentionMap(Shown):
         return found
 
     def _compiled(self, planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
-        """What a compiled pass finds in each plane, None where it cannot."""
+        """Run a compiled pass on each plane; None for each plane that has to go through the plain pass."""
         return fast.each(planes, work) if planes and fast.suits(planes[0]) else [None] * len(planes)
 
     def _known(self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic) -> list[passes.Gathered]:
-        """What a traversal finds of every plane, or some: statistics that are among those of an overview."""
-        bins = pooling.edges(0, self.shape[2], min(self.shape[2], PICTURE)), pooling.edges(0, 0, 1)  # a picture of nothing
+        """Traverse every plane, or the planes given, for statistics that are among those of an overview."""
+        bins = pooling.edges(0, self.shape[2], min(self.shape[2], PICTURE)), pooling.edges(0, 0, 1)  # an empty picture
         planes = list(self._planes()) if planes is None else planes
         return [gathered for gathered, _ in self._traversed(planes, *bins, statistics)]
 
     def _below(self, plane: Plane) -> Denominators:
-        """What the rows of a plane are divided by, computed once."""
+        """Return the denominators of the rows of a plane, computed once."""
         if (plane.b, plane.h) not in self._kept:
             self._known([plane])
         return self._kept[plane.b, plane.h]
 
     def _divided(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
-        """An answer of each plane that its denominators lead to."""
+        """Apply a function of a plane and its denominators to each plane, and stack the results."""
         self._known([plane for plane in self._planes() if (plane.b, plane.h) not in self._kept])
         return self._each(lambda plane: function(plane, self._below(plane)))
 
     def _worth_keeping(self, plane: Plane, rows: int) -> bool:
-        """Whether the denominators are known, or are worth a traversal for so many rows."""
+        """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""
         return (plane.b, plane.h) in self._kept or 2 * rows > plane.shape[0]
 
     def _weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Weights (n, m) of queries and keys by index, a part of the queries at a time.
+        """Yield weights (n, m) of queries and keys by index, a part of the queries at a time.
 
-        Complete rows are the shortest way to a few rows; for more than half of them the denominators are worth keeping.
+        For a few rows it is cheapest to compute complete rows; for more than half of them the denominators are worth caching.
         """
         known = self._worth_keeping(plane, len(queries))
         below = self._below(plane) if known else None
@@ -306,7 +315,7 @@ class AttentionMap(Shown):
             yield slice(start, start + step), weights
 
     def picture(self, rows: Tensor, columns: Tensor) -> Picture:
-        """The picture of a map of one matrix, given the token at which each bin begins and, last, where the last one ends."""
+        """Draw the picture of a map of one matrix, given the edges of its bins in tokens."""
         (plane,) = self._planes()
         return self._picture(plane, rows, columns)
 
@@ -325,7 +334,7 @@ class AttentionMap(Shown):
         return picture
 
     def _rows(self, b: Tensor, h: Tensor, i: Tensor, keys: Tensor) -> Tensor:
-        """The weights of rows named by coordinates (n,) on some keys (m,)."""
+        """Return the weights of rows at coordinates (n,) on some keys (m,)."""
         found = self._request.q.new_zeros(b.numel(), len(keys), dtype=wide(self._request.q.dtype))
         for plane, places in self._by_plane(b, h):
             queries = i.reshape(-1)[places].to(self.device)
@@ -334,7 +343,7 @@ class AttentionMap(Shown):
         return found
 
     def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """The weights at coordinates (n,): of all their rows on all their keys, or one by one where that is less."""
+        """Return the weights at coordinates (n,): from all their rows on all their keys, or one by one if that is less work."""
         found = self._request.q.new_zeros(b.numel(), dtype=wide(self._request.q.dtype))
         for plane, places in self._by_plane(b, h):
             i_here, j_here = (x.reshape(-1)[places].to(self.device) for x in (i, j))
@@ -348,7 +357,7 @@ class AttentionMap(Shown):
         return found
 
     def _by_plane(self, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:
-        """Each plane that coordinates name, and where in the answer it is named."""
+        """Yield each plane that the coordinates refer to, with the places of its entries in the result."""
         pairs = (b * self.shape[1] + h).reshape(-1)
         for pair in pairs.unique().tolist():
             n, m = divmod(pair, self.shape[1])
@@ -365,7 +374,7 @@ class AttentionMap(Shown):
         return found.view(b, h, *found.shape[1:])
 
     def _allow(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
-        """Raises TooLargeError where an answer of so many numbers is past the limit."""
+        """Raise TooLargeError if a result of this many numbers is beyond the limit."""
         size = numbers * torch.finfo(wide(self._request.q.dtype)).bits // 8
         if size > limit_bytes:
             raise TooLargeError(f"the answer would take {size:,} bytes, and the limit is {limit_bytes:,}. Ask for {instead}.")
@@ -378,5 +387,5 @@ class Transposed:
     of: AttentionMap
 
     def __matmul__(self, r: Tensor) -> Tensor:
-        """Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
+        """Compute Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
         return self.of._product(products.Transposed, "r", r, self.of.shape[2])

@@ -1,9 +1,9 @@
-"""The traversals of a matrix on a CPU, in float32, compiled by numba: the twins of `passes.py` and `products.py`.
+"""The traversals of a matrix on a CPU, in float32, compiled by numba: the fast versions of `passes.py` and `products.py`.
 
-Where numba is not installed, a map is not float32 on a CPU, or there is a NaN in it, those do the same. So they do for additive
-scores, which take so long that nothing else matters, and are compiled themselves: see `additive.py`. What is large goes through
-numpy here, on one thread: after a parallel step of torch its other threads would stay awake for some milliseconds, on the cores
-that these passes are about to use.
+If numba is not installed, a map is not float32 on a CPU, or it has a NaN, `passes.py` and `products.py` are used instead;
+for additive scores too, whose own cost dominates, and which are compiled in `additive.py`. Large arrays are handled by numpy
+here, on one thread: after a parallel operation of torch its other threads would spin for some milliseconds, on the cores that
+these passes are about to use.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,21 @@ from regard.map.passes import ROWS, Gathered
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture
 
-LARGEST = 256  # rows of a bin that one thread takes
-SMALL = 2**19  # scores that are not worth a second thread
-MOST = 64  # of the largest of a row that are found by holding them in order
+LARGEST = 256  # most rows of a bin for one thread
+SMALL = 2**19  # scores up to which one thread is used
+MOST = 64  # largest n of `top`, which keeps a sorted list for each row
 NAMES = ("shift", "total", *ROWS)
 Answer = TypeVar("Answer")
 
 
 def suits(plane: Plane) -> bool:
-    """Whether this plane can go through the compiled passes."""
+    """Return whether the compiled passes apply to this plane."""
     plain = plane.q.dtype == torch.float32 and plane.q.device.type == "cpu" and plane.weight is None
     return plain and min(*plane.shape, plane.q.shape[-1]) > 0 and processor.has_numba()
 
 
 def each(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[Answer]:
-    """work(plane, threads) of every plane: of many side by side, each on one thread, of few one after the other on all."""
+    """Compute work(plane, threads) for every plane: many planes in parallel, a thread each; few one by one on all threads."""
     threads = torch.get_num_threads()
     if threads == 1 or len(planes) < 4 * threads:
         return [work(plane, threads) for plane in planes]
@@ -43,10 +43,10 @@ def each(planes: Sequence[Plane], work: Callable[[Plane, int], Answer]) -> list[
 
 
 def gather(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[Gathered, Picture] | None:
-    """All row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
+    """Compute all row statistics, the sum of each column, the denominators and the picture of a plane, in one traversal.
 
-    rows and columns are where the bins of the picture begin, and the last one ends; the columns hold all keys, the rows all
-    queries or a run of them, of which then everything is. None where there is a NaN, of which comparisons lose sight.
+    rows and columns are the edges of the picture's bins. The columns cover all keys; the rows cover all queries or a run of
+    them, to which all results are then restricted. Return None if there is a NaN, which comparisons would lose.
     """
     q, k = plane.shape
     bins = Bins(rows, columns)
@@ -54,7 +54,7 @@ def gather(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[G
     first, last = int(rows[0]), int(rows[-1])
     given = bins.own, bins.columns, found, Each(received), bins.total, bins.most
     walk(plane, "overview", bins.edges, threads, *given, part=((first, last), (0, k)))
-    found = found if last - first == q else found[:, first:last].copy()  # a view would keep the rows of all alive
+    found = found if last - first == q else found[:, first:last].copy()  # a view would keep all rows alive
     if not np.isfinite(found[:2]).all():
         return None
     statistics = dict(zip(NAMES, torch.from_numpy(found), strict=True))
@@ -64,7 +64,7 @@ def gather(plane: Plane, threads: int, rows: Tensor, columns: Tensor) -> tuple[G
 
 
 def picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, columns: Tensor) -> Picture | None:
-    """The picture of a part of a plane, given the denominators of all rows; None where there is a NaN."""
+    """Draw the picture of a part of a plane, given the denominators of all rows; return None if there is a NaN."""
     bins = Bins(rows, columns)
     known = torch.stack([below.shift, below.total]).numpy()
     if not np.isfinite(known).all():
@@ -76,7 +76,7 @@ def picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, colum
 
 
 def top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
-    """The n largest weights of each row and their keys, (q, n); None where there is a NaN."""
+    """Return the n largest weights of each row and their keys, (q, n), or None if there is a NaN."""
     q = plane.shape[0]
     found, values, keys = np.zeros((len(NAMES), q), np.float32), np.zeros((q, n), np.float32), np.zeros((q, n), np.int64)
     walk(plane, "top", np.arange(0, q, plans.RUN), threads, found, values, keys)
@@ -84,7 +84,7 @@ def top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
 
 
 def mixed(plane: Plane, threads: int, v: Tensor) -> Tensor | None:
-    """A v, for v (k, e) in float32; None where there is a NaN in A."""
+    """Compute A v for v (k, e) in float32; return None if there is a NaN in A."""
     q, e = plane.shape[0], v.shape[1]
     packed = plans.panels(v.numpy())
     found, out = np.zeros((len(NAMES), q), np.float32), np.zeros((q, len(packed) * packed.shape[2]), np.float32)
@@ -93,7 +93,7 @@ def mixed(plane: Plane, threads: int, v: Tensor) -> Tensor | None:
 
 
 def returned(plane: Plane, threads: int, r: Tensor) -> Tensor | None:
-    """Aᵀ r, for r (q, e) in float32; None where there is a NaN in A."""
+    """Compute Aᵀ r for r (q, e) in float32; return None if there is a NaN in A."""
     (q, k), e = plane.shape, r.shape[1]
     keys, width = (-(-n // plans.columns()) * plans.columns() for n in (k, e))
     padded = np.zeros((q, width), np.float32)
@@ -110,7 +110,7 @@ class Each(list[Any]):
 def walk(
     plane: Plane, name: str, edges: "plans.Integers", threads: int, *arguments: Any, part: plans.Part | None = None
 ) -> None:
-    """A compiled pass over the blocks of a plane, none of which is across an edge; the rest is what the pass takes."""
+    """Run a compiled pass over the blocks of a plane, none of which crosses an edge; `arguments` are passed on to the pass."""
     from regard.map.compiled import walks
 
     scores, function = plans.scores(plane), getattr(walks, name)
@@ -126,7 +126,7 @@ def walk(
 
 
 def side_by_side(work: Callable[[int], None], parts: int) -> None:
-    """Does each part of a work in a thread of its own."""
+    """Run each part of a work in a thread of its own."""
     if parts == 1:
         return work(0)
     with ThreadPoolExecutor(parts - 1) as others:
@@ -138,24 +138,24 @@ def side_by_side(work: Callable[[int], None], parts: int) -> None:
 
 
 class Bins:
-    """The bins of a picture, with more rows of them where theirs are too large for a thread."""
+    """The bins of a picture; bins with too many rows for one thread are split."""
 
     def __init__(self, rows: Tensor, columns: Tensor) -> None:
         self.rows, self.given, self.columns = rows, columns, columns.numpy()
         starts = rows.numpy()
         sizes = np.diff(starts)
         pieces = (sizes + LARGEST - 1) // LARGEST
-        self.owner = np.repeat(np.arange(len(sizes)), pieces)  # of each row of bins here, the one asked for
+        self.owner = np.repeat(np.arange(len(sizes)), pieces)  # the requested row of bins of each row of bins here
         place = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         inner = starts[self.owner] + place * sizes[self.owner] // pieces[self.owner]
         self.edges: plans.Integers = np.append(inner, starts[-1])
-        self.own = np.zeros(starts[-1], np.int64)  # the row of bins of each query
+        self.own = np.zeros(starts[-1], np.int64)  # the row of bins of each query, after splitting
         self.own[starts[0] :] = np.repeat(np.arange(len(self.owner)), np.diff(self.edges))
         self.total = np.zeros((len(self.owner), len(columns) - 1))
         self.most = np.zeros((len(self.owner), len(columns) - 1), np.float32)
 
     def picture(self) -> Picture:
-        """What has been found, in the bins asked for."""
+        """Return the picture in the bins requested."""
         total, most = self.total, self.most
         present, first = np.unique(self.owner, return_index=True)
         if len(present) < max(len(self.owner), len(self.rows) - 1):

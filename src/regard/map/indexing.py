@@ -1,7 +1,7 @@
-"""m[b, h, i, j]: which rows an index asks for, and which of their entries, with torch's own rules of rank.
+"""m[b, h, i, j]: the rows that an index selects, and the entries of them, with torch's own rules of rank.
 
-An index is applied to tensors of coordinates, which are expanded and hold one number an axis; what comes back says where
-each entry of the answer lies.
+An index is applied to tensors of coordinates, which are expanded and store one number an axis; the result holds the
+coordinates of each entry of the answer.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from torch import Tensor
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.mechanism.arguments import describe
 
-PLACES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index
+PLACES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index tensor
 
 
 def spelled_out(index: Any) -> tuple[Any, ...]:
-    """An index with an entry for each of the four axes, `...` and what was left out being whole slices."""
+    """Expand an index to one entry for each of the four axes, with whole slices for `...` and for what was left out."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if part is None or (isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 1):
@@ -30,7 +30,7 @@ def spelled_out(index: Any) -> tuple[Any, ...]:
 
 
 def answer(shape: tuple[int, ...], index: tuple[Any, ...]) -> int:
-    """How many numbers the answer to an index has."""
+    """Count the numbers in the result of an index."""
     for part, size, axis in zip(index, shape, "bhqk", strict=True):
         check_index(f"an index along {axis}", part, size)
     try:
@@ -40,7 +40,7 @@ def answer(shape: tuple[int, ...], index: tuple[Any, ...]) -> int:
 
 
 def coordinates(shape: tuple[int, ...], index: tuple[Any, ...]) -> list[Tensor]:
-    """For each axis of a shape the coordinate of every entry of the answer."""
+    """Compute, for each axis of a shape, the coordinate of every entry of the result."""
     found = []
     for axis, size in enumerate(shape):
         along = torch.arange(size).view(*(-1 if n == axis else 1 for n in range(len(shape)))).expand(shape)
@@ -49,7 +49,7 @@ def coordinates(shape: tuple[int, ...], index: tuple[Any, ...]) -> list[Tensor]:
 
 
 def check_index(name: str, index: Any, size: int | None = None) -> None:
-    """Raise ConfigError for what is no index of an axis, and OutOfRangeError for a place that an axis of this size lacks."""
+    """Raise ConfigError for an invalid index of an axis, and OutOfRangeError for a place outside an axis of this size."""
     if isinstance(index, slice):
         return check_slice(name, index)
     if index is Ellipsis:
@@ -72,14 +72,14 @@ def check_index(name: str, index: Any, size: int | None = None) -> None:
 
 
 def check_ends(name: str, least: int, greatest: int, size: int | None) -> None:
-    """Raise OutOfRangeError where the least or the greatest place is not on an axis of this size."""
+    """Raise OutOfRangeError if the least or the greatest place is outside an axis of this size."""
     if size is not None and not -size <= least <= greatest < size:
         wrong = describe(least if least < -size else greatest)
         raise OutOfRangeError(f"{name} is out of range: {wrong}, where there are {f'0 to {size - 1}' if size else 'none'}.")
 
 
 def check_slice(name: str, part: slice) -> None:
-    """Raise ConfigError where a slice is not of whole numbers, or goes backwards."""
+    """Raise ConfigError if a slice is not of integers or its step is below 1."""
     try:
         is_right = part.indices(1)[2] > 0
     except (TypeError, ValueError):
@@ -90,7 +90,10 @@ def check_slice(name: str, part: slice) -> None:
 
 
 def places(name: str, index: Any, size: int) -> Tensor:
-    """The places (n,) of an axis that an int, a slice, a list or a tensor picks, or ConfigError or OutOfRangeError."""
+    """Return the places (n,) of an axis that an int, a slice, a list or a tensor selects.
+
+    Raises ConfigError or OutOfRangeError.
+    """
     check_index(name, index, size)
     if isinstance(index, slice):
         return torch.arange(size)[index]

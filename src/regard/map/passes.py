@@ -1,4 +1,4 @@
-"""What is gathered in one traversal of a matrix: its row and column statistics, its products, its pictures.
+"""Row and column statistics, products and pictures of a matrix, each gathered in one traversal.
 
 This is the plain form in torch, which is the definition and runs on any device.
 """
@@ -16,34 +16,34 @@ Statistic = Callable[[Run, Plane], Tensor]
 
 
 def logsumexp(run: Run, plane: Plane) -> Tensor:
-    """The logarithm of each row's denominator, nats; the sink is in it; -inf for a blind row."""
+    """Return the logarithm of each row's denominator, sink included, nats; -inf for a row that sees nothing."""
     return run.denominators.logsumexp
 
 
 def entropy(run: Run, plane: Plane) -> Tensor:
-    """-Σ w log w over the keys of each row, nats; 0 for a blind row."""
+    """Compute -Σ w log w over the keys of each row, nats; 0 for a row that sees nothing."""
     logarithm = run.masked - run.denominators.shift.unsqueeze(-1) - run.denominators.total.log().unsqueeze(-1)
     return -(run.weights * logarithm.masked_fill(run.weights == 0, 0)).sum(-1)
 
 
 def largest(run: Run, plane: Plane) -> Tensor:
-    """The largest weight of each row."""
+    """Return the largest weight of each row."""
     return run.weights.amax(-1) if run.weights.shape[-1] else run.weights.new_zeros(len(run.weights))
 
 
 def distance(run: Run, plane: Plane) -> Tensor:
-    """Σ w (position of the query - key): how far each row looks back on average, in tokens."""
+    """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
     positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
     return run.weights.sum(-1) * positions - product(run.weights, run.columns.to(run.weights.dtype))
 
 
 def first(run: Run, plane: Plane) -> Tensor:
-    """The weight of each row on the first key."""
+    """Return the weight of each row on the first key."""
     return run.weights[:, 0] if run.ranges and run.ranges[0][0] == 0 else run.weights.new_zeros(len(run.weights))
 
 
 def behind(back: int) -> Statistic:
-    """The weight of each row on the key at its own position minus `back`; 0 where there is no such key."""
+    """Make the statistic of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
 
     def diagonal(run: Run, plane: Plane) -> Tensor:
         found = run.weights.new_zeros(len(run.weights))
@@ -71,7 +71,7 @@ ROWS: dict[str, Statistic] = {
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What one traversal of a plane gave."""
+    """The results of one traversal of a plane."""
 
     rows: dict[str, Tensor]  # each (q,)
     received: Tensor  # (k,)
@@ -81,7 +81,7 @@ class Gathered:
 def gather(
     plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = (), rows: slice = slice(None)
 ) -> Gathered:
-    """Row statistics by name, the sum of each column, and the denominators; `watch` sees every run as it passes."""
+    """Compute row statistics by name, column sums and denominators; call each function of `watch` on every run."""
     watch = tuple(watch)
     parts: dict[str, list[Tensor]] = {name: [] for name in statistics}
     below = []
@@ -100,13 +100,13 @@ def gather(
 
 
 def seen(plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]) -> tuple[Gathered, Picture]:
-    """The same of the rows of a picture, and the picture, given where its bins begin, and the last one ends."""
+    """Compute the statistics of the rows of a picture, and the picture, given the edges of its bins."""
     picture = Picture(plane, rows, columns)
     return gather(plane, statistics, [picture.watch], slice(int(rows[0]), int(rows[-1]))), picture
 
 
 def pairs(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:
-    """The weights (n,) of queries (n,), each on the key beside it in keys (n,): a dot product for each."""
+    """Compute the weights (n,) of queries (n,) on the keys (n,), pair by pair: a dot product for each."""
     found = [plane.q.new_zeros(0)]
     part = max(1, BLOCK_NUMBERS // max(plane.q.shape[-1], 1))
     for i, j in zip(queries.split(part), keys.split(part), strict=True):
@@ -115,7 +115,7 @@ def pairs(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> T
 
 
 def diagonal(plane: Plane, below: Denominators, back: int) -> Tensor:
-    """The weight of each query on the key at its own position minus `back`, (q,); 0 where there is no such key."""
+    """Compute the weight of each query on the key at its own position minus `back`, (q,); 0 if there is no such key."""
     q, k = plane.shape
     start = min(max(back - plane.offset, 0), q)
     queries = torch.arange(start, max(start, min(q, k - plane.offset + back)), device=plane.q.device)
@@ -125,7 +125,7 @@ def diagonal(plane: Plane, below: Denominators, back: int) -> Tensor:
 
 
 def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
-    """The weight of each row on some keys (m,), given by index in their order, (q,); only those columns are computed."""
+    """Compute the weight of each row on some keys (m,), given as sorted indices, (q,); only those columns are computed."""
     found = plane.q.new_zeros(plane.shape[0])
     for start, stop, ranges in plane.cuts():
         near = keys[(keys >= ranges[0][0]) & (keys < ranges[-1][1])] if ranges else keys[:0]
@@ -135,7 +135,7 @@ def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
 
 
 def top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
-    """The n largest weights of each row and their keys, (q, n)."""
+    """Return the n largest weights of each row and their keys, (q, n)."""
     values, keys = [plane.q.new_zeros(0, n)], [torch.zeros(0, n, dtype=torch.int64, device=plane.q.device)]
     for run in plane.runs():
         if len(run.columns) >= n:
@@ -150,12 +150,12 @@ def top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
 
 
 def whole(run: Run, plane: Plane) -> Tensor:
-    """The rows of a run on every key, (n, k)."""
+    """Expand the rows of a run to every key, (n, k)."""
     return run.weights.new_zeros(len(run.weights), plane.shape[1]).index_copy_(1, run.columns, run.weights)
 
 
 def dense(plane: Plane) -> Tensor:
-    """The matrix (q, k)."""
+    """Compute the matrix (q, k)."""
     matrix = plane.q.new_zeros(plane.shape)
     for run in plane.runs():
         matrix[run.start : run.stop] = whole(run, plane)
@@ -163,7 +163,7 @@ def dense(plane: Plane) -> Tensor:
 
 
 def row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
-    """The largest distance from 1 of the sums of rows weighed again, their sink among them; from 0 of blind rows."""
+    """Return the largest error of the sums of recomputed rows, sink included: the distance from 1, or from 0 if blind."""
     errors = [0.0]
     for part in queries.split(16) if len(queries) else ():
         masked = plane.masked(part, torch.arange(plane.shape[1], device=queries.device))

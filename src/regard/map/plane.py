@@ -1,4 +1,4 @@
-"""One matrix of a map, of one batch row and one head: its scores and weights, a run of complete rows at a time."""
+"""One matrix of a map, for one batch row and one head: its scores and weights, a run of complete rows at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
 
 BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
-MOST_ROWS = 256  # in a run
-ALIGNED, GAP = 64, 256  # keys: where ranges of them begin and end, and what between two is cheaper to compute than to leave out
+MOST_ROWS = 256  # of a run
+ALIGNED, GAP = 64, 256  # keys: ranges are aligned to the first; gaps up to the second are computed, which is cheaper
 
 
 @dataclass(frozen=True, eq=False)
 class Denominators:
-    """What each row is divided by: exp(shift) total, the sink in it; a total of 0 is a blind row.
+    """The denominator of each row: exp(shift) total, sink included; a total of 0 marks a row that sees nothing.
 
-    Kept apart, since the logarithm of their product has lost digits where scores are large.
+    The two factors are stored separately, since the logarithm of their product has lost digits if scores are large.
     """
 
     shift: Tensor  # (n,)
@@ -31,11 +31,11 @@ class Denominators:
 
     @property
     def logsumexp(self) -> Tensor:
-        """log Σ exp of each row's scores, nats; -inf for a blind row."""
+        """log Σ exp of each row's scores, nats; -inf for a row that sees nothing."""
         return self.shift + self.total.log()
 
     def weigh(self, masked: Tensor) -> Tensor:
-        """The weights of scores (n, m), in place."""
+        """Turn scores (n, m) into weights, in place."""
         weights = masked.sub_(self.shift.unsqueeze(-1)).exp_()
         return weights.div_(self.total.masked_fill(self.total == 0, 1).unsqueeze(-1))
 
@@ -45,12 +45,12 @@ class Denominators:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Complete rows of weights, of the queries start to stop; the keys outside of some ranges have weight 0 in all of them."""
+    """Complete rows of weights, for the queries start to stop; keys outside of `ranges` have weight 0 in all of them."""
 
     start: int
     stop: int
     ranges: Spans
-    columns: Tensor  # (m,), the keys in the ranges
+    columns: Tensor  # (m,), indices of the keys in the ranges
     masked: Tensor  # (n, m), the scores that the softmax takes
     weights: Tensor  # (n, m)
     denominators: "Denominators"
@@ -60,7 +60,7 @@ class Run:
 class Plane:
     """The matrix (q, k) of batch row b and head h of a request, in float32 at least.
 
-    It lives as long as one question: half-precision q and k are raised to float32 once for each.
+    A plane lives for one computation: half-precision q and k are converted to float32 once for each.
     """
 
     request: Request
@@ -80,7 +80,7 @@ class Plane:
 
     @cached_property
     def weight(self) -> Tensor | None:
-        """What additive scores weigh by, (d,); None where they are dot products."""
+        """The weight of additive scores, (d,); None if the scores are dot products."""
         return None if self.request.weight is None else self.request.weight.to(self.q.dtype)
 
     @cached_property
@@ -95,7 +95,7 @@ class Plane:
         return self.request.q.shape[2], self.request.k.shape[2]
 
     def cuts(self, start: int = 0, queries: int | None = None) -> Iterator[tuple[int, int, Spans]]:
-        """Where runs of queries start and stop, so that the scores of each fill a block at most, and the keys they meet."""
+        """Yield start and stop of runs of queries, whose scores each fill at most a block, and the keys they may see."""
         queries = self.shape[0] if queries is None else queries
         while start < queries:
             stop = min(queries, start + MOST_ROWS)
@@ -107,14 +107,17 @@ class Plane:
             start = stop
 
     def runs(self, first: int = 0, last: int | None = None) -> Iterator[Run]:
-        """Complete rows of the whole matrix, or of some queries, as many at a time as a block holds."""
+        """Yield complete rows of the whole matrix, or of the queries first to last, as many at a time as a block holds."""
         for start, stop, ranges in self.cuts(first, last):
             masked = self.masked_rows(start, stop, ranges)
             below = denominators(masked, self.sink)
             yield Run(start, stop, ranges, self.columns(ranges), masked, below.weigh(masked.clone()), below)
 
     def masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
-        """The scores (n, m) of these queries with the keys of these ranges; the rule is asked only where they differ."""
+        """Compute the masked scores (n, m) of these queries with the keys of these ranges.
+
+        The mask is evaluated only for keys that not all of the queries see; `out` is a buffer for the result.
+        """
         queries = torch.arange(start, stop, device=self.q.device).unsqueeze(-1)
         masked = self.scored(self.q[start:stop], self.keys(ranges), out)
         must = self.request.mask.must(self.bounds(start, stop), self.shape[1])
@@ -129,7 +132,7 @@ class Plane:
         return masked
 
     def picked(self, queries: Tensor) -> Tensor:
-        """Complete rows of weights (n, k), of queries (n,) by index."""
+        """Compute complete rows of weights (n, k) for queries (n,) by index."""
         ranges = self.ranges(int(queries.min()), int(queries.max()) + 1)
         columns = self.columns(ranges)
         masked = self.ruled(self.scored(self.q[queries], self.keys(ranges)), queries.unsqueeze(-1), columns)
@@ -139,20 +142,20 @@ class Plane:
         return weights.new_zeros(len(queries), self.shape[1]).index_copy_(1, columns, weights)
 
     def columns(self, ranges: Spans) -> Tensor:
-        """The keys of some ranges, by index."""
+        """Return the indices of the keys in some ranges."""
         return torch.cat([torch.arange(i, j, device=self.q.device) for i, j in (*ranges, (0, 0))])
 
     def keys(self, ranges: Spans) -> Tensor:
-        """The keys of some ranges, (m, d); of one range they are not copied."""
+        """Return the keys of some ranges, (m, d); those of a single range are not copied."""
         return self.k[slice(*ranges[0])] if len(ranges) == 1 else torch.cat([self.k[i:j] for i, j in (*ranges, (0, 0))])
 
     def ranges(self, start: int, stop: int) -> Spans:
-        """The ranges of keys outside which these queries see nothing."""
+        """Compute the ranges of keys outside which these queries see nothing."""
         may = self.request.mask.may(self.bounds(start, stop), self.shape[1])
         return spans.aligned(spans.coalesce(may, GAP), ALIGNED, self.shape[1])
 
     def bounds(self, start: int, stop: int) -> Rows:
-        """These queries as a rule's bounds take them."""
+        """Describe these queries as the bounds of a mask take them."""
         return Rows(start, stop, self.offset, self.offset)
 
     @property
@@ -161,28 +164,28 @@ class Plane:
         return None if self.request.sinks is None else self.request.sinks[self.h].to(self.q.dtype)
 
     def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
+        """Compute the scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
         return self.ruled(self.scored(self.q[queries], self.k[keys]), queries.unsqueeze(-1), keys)
 
     def paired(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The same of pairs: queries (n,), each with the key beside it in keys (n,), to (n,)."""
+        """Compute the scores (n,) that the softmax takes, of queries (n,) and keys (n,) by index, pair by pair."""
         q, k = self.q[queries], self.k[keys]
         scores = (q * k).sum(-1) if self.weight is None else additive.paired(q, k, self.weight)
         return self.ruled(self.capped(scores), queries, keys)
 
     def scored(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
-        """The scores of queries and keys, scaled and capped, (n, m): q kᵀ or the additive ones; `out` is room for them."""
+        """Compute scaled and capped scores of queries and keys, (n, m): q kᵀ or additive; `out` is a buffer for them."""
         room = None if out is None else out[: len(q) * len(k)].view(len(q), len(k))
         return self.capped(product(q, k.T, out=room) if self.weight is None else additive.scores(q, k, self.weight, room))
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scores scaled and capped, in place."""
+        """Scale and cap scores, in place."""
         scores.mul_(self.request.scale)
         softcap = self.request.softcap
         return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
     def ruled(self, scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-        """Scores with the bias and the mask on them, in place; queries and keys by index broadcast to them."""
+        """Add the bias to scores and apply the mask, in place; queries and keys by index broadcast to the scores."""
         if self.bias is not None:
             scores += self.bias[queries, keys].to(scores.dtype)
         if self.request.mask != EVERYTHING:
@@ -198,22 +201,22 @@ class Plane:
         return bias[self.b if len(bias) > 1 else 0, self.h if bias.shape[1] > 1 else 0].expand(self.shape)
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether queries may see keys, by index, the two broadcasting."""
+        """Return whether queries may see keys, by index, the two broadcasting."""
         b, h = (torch.tensor([index], device=queries.device) for index in (self.b, self.h))
         return self.request.mask.sees(b, h, queries, keys, self.request.offset)
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a b, which torch.autocast would round."""
+    """Compute a b with autocast off, which would round it."""
     with exactly(a.device):
         return torch.matmul(a, b, out=out)
 
 
 def denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
-    """What complete rows of scores (n, m) are divided by."""
+    """Compute the denominators of complete rows of scores (n, m)."""
     top = masked.amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
     top = top if sink is None else top.maximum(sink)
-    shift = top.masked_fill(top == -torch.inf, 0)  # of a blind row, where -inf - -inf would be NaN
+    shift = top.masked_fill(top == -torch.inf, 0)  # a row that sees nothing: -inf - -inf would be NaN
     total = (masked - shift).exp_().sum(-1)
     total = total if sink is None else total + (sink - shift).exp().squeeze(-1)
     return Denominators(shift.squeeze(-1), total)

@@ -1,4 +1,4 @@
-"""What the compiled passes are told: which rows meet which keys, in which blocks, and what the scores are made of."""
+"""The input of the compiled passes: which rows see which keys, in which blocks, and the inputs of the scores."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Integers = NDArray[np.int64]
 
-RUN = 128  # rows for which the rule is asked at once
-FEW, MANY, LONG = 16, 64, 2**15  # rows of a block; and where more keys than this leave the caches, to be fetched less often
+RUN = 128  # rows for which the mask is evaluated at once
+FEW, MANY, LONG = 16, 64, 2**15  # rows of a block; MANY for more than LONG keys, which leave the caches
 
 
 Part = tuple[Span, Span]  # the rows and the keys of a part of a matrix
 
 
 def plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
-    """The rows of a plane and the keys they meet, or those of a part; as many rows at a time as a block's numbers allow."""
+    """Return the plans of the rows of a plane, or of a part: as many rows in each as a block's numbers allow."""
     (q, k), request = plane.shape, plane.request
     part = part or ((0, q), (0, k))
     if request.bias is None and is_relative(request.mask):
@@ -40,7 +40,7 @@ def plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
 
 
 def drafted(plane: Plane, part: Part) -> Iterator["Plan"]:
-    """The plans of any rule."""
+    """Yield the plans for any mask and bias."""
     (first, last), k = part[0], plane.shape[1]
     wide = plane.request.bias is not None
     draft = Draft(plane.request.mask, part[1], k)
@@ -57,7 +57,7 @@ def drafted(plane: Plane, part: Part) -> Iterator["Plan"]:
 
 @functools.lru_cache(maxsize=8)
 def relative(mask: Mask, offset: int, part: Part, k: int) -> "Plan":
-    """The plan of a rule that tells keys apart only by how far they are from the query: one table does for many runs."""
+    """Return the plan for a mask that depends only on the distance of key and query, so that many runs share one table."""
     draft = Draft(mask, part[1], k)
     zero = torch.zeros(1, dtype=torch.int64)
     for start in range(*part[0], RUN):
@@ -70,7 +70,7 @@ def relative(mask: Mask, offset: int, part: Part, k: int) -> "Plan":
 
 
 class Draft:
-    """A plan while it is written."""
+    """A plan under construction."""
 
     def __init__(self, mask: Mask, keys: Span, k: int) -> None:
         self.mask, self.keys, self.k = mask, keys, k
@@ -78,10 +78,10 @@ class Draft:
         self.ranges: list[Span] = []
         self.partial: list[tuple[int, int, int]] = []
         self.tables: dict[tuple[int, ...], tuple[int, Bools]] = {}
-        self.numbers = 0  # in the tables
+        self.numbers = 0  # entries in the tables
 
     def add(self, rows: Rows) -> Spans:
-        """A run of rows and the keys they meet; those that not all of them see, of which tables must be shown."""
+        """Add a run of rows; return the ranges of keys that only some of the rows see, for which `show` must be called."""
         from regard.compiled.registers import COLUMNS
 
         may = spans.intersection(spans.coalesce(self.mask.may(rows, self.k), GAP), (self.keys,))
@@ -93,7 +93,7 @@ class Draft:
         return unsure
 
     def show(self, first: int, last: int, key: tuple[int, ...], seen: Tensor | None) -> None:
-        """Which of these keys the last rows see, (n, m) or what broadcasts to it; None where a table of this key is there."""
+        """Record which keys from first to last the latest rows see, (n, m) or broadcastable; None if `key` has a table."""
         if key not in self.tables:
             assert seen is not None
             rows = self.runs[-1][1] - self.runs[-1][0]
@@ -102,7 +102,7 @@ class Draft:
         self.partial.append((first, last, self.tables[key][0]))
 
     def done(self) -> "Plan":
-        """The plan."""
+        """Return the plan."""
         from regard.map.compiled.blocks import CHUNK, Plan
 
         lines = ((self.runs, 6), (self.ranges, 2), (self.partial, 3))
@@ -114,21 +114,21 @@ class Draft:
 
 
 def indices(start: int, stop: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Rows (n, 1) and keys (m,) by index."""
+    """Return the indices of rows (n, 1) and of keys (m,)."""
     return torch.arange(start, stop).unsqueeze(-1), torch.arange(first, last)
 
 
 def is_relative(mask: Mask) -> bool:
-    """Whether a rule tells keys apart only by how far they are from the query."""
+    """Return whether a mask depends only on the distance of key and query."""
     if isinstance(mask, Pair):
         return is_relative(mask.one) and is_relative(mask.other)
     return is_relative(mask.rule) if isinstance(mask, Not) else mask == EVERYTHING or isinstance(mask, Causal | Window)
 
 
 def blocks(plan: "Plan", edges: "Integers") -> "Integers":
-    """The blocks of a plan's rows, none across an edge: a line for each with its unit, its run, and where it starts and stops.
+    """Return the blocks of a plan's rows, none across an edge: a line each with its unit, its run, its start and its stop.
 
-    A unit is what one thread does: whole blocks, and as many of the parts between edges as make a block.
+    A unit is the work of one thread: whole blocks, and as many of the parts between edges as make a block.
     """
     starts, last = plan.runs[:, 0], plan.runs[-1, 1]
     wanted = np.arange(starts[0], last, plan.rows)
@@ -142,7 +142,7 @@ def blocks(plan: "Plan", edges: "Integers") -> "Integers":
 
 
 def scores(plane: Plane) -> "Scores":
-    """What the scores of a plane are made of, without the bias."""
+    """Return the inputs of the scores of a plane, without the bias."""
     from regard.compiled.registers import ROWS
     from regard.map.compiled import blocks
 
@@ -156,7 +156,7 @@ def scores(plane: Plane) -> "Scores":
 
 
 def panels(x: "Floats", scale: float = 1.0) -> "Floats":
-    """Columns (d, n), scaled, in panels (n / COLUMNS, d, COLUMNS), the last of which is filled up by zeros."""
+    """Pack columns (d, n), scaled, into panels (n / COLUMNS, d, COLUMNS), the last of which is padded with zeros."""
     from regard.compiled import registers
     from regard.map.compiled import blocks
 
@@ -166,7 +166,7 @@ def panels(x: "Floats", scale: float = 1.0) -> "Floats":
 
 
 def columns() -> int:
-    """The columns of a panel."""
+    """Return the number of columns of a panel."""
     from regard.compiled.registers import COLUMNS
 
     return COLUMNS
@@ -176,7 +176,7 @@ NO_BIAS = np.zeros((0, 0), np.float32)
 
 
 def bias(plane: Plane, plan: "Plan") -> "Floats":
-    """The bias of a plan's rows, (rows or 1, k or 1), or NO_BIAS."""
+    """Return the bias of a plan's rows, (rows or 1, k or 1), or NO_BIAS."""
     own = plane.request.bias
     if own is None:
         return NO_BIAS

@@ -1,4 +1,4 @@
-"""Pictures of a matrix: bins of rows and columns, each the mean, the largest or the sum of its weights."""
+"""Pictures of a matrix: bins of rows and columns, each with the mean, the largest or the sum of its weights."""
 
 from typing import Literal, get_args
 
@@ -14,15 +14,15 @@ How = Literal["mean", "max", "sum"]
 
 
 def edges(start: int, stop: int, bins: int) -> Tensor:
-    """Where bins begin, and the last one ends: bin r holds start + floor(r n / bins) to start + floor((r + 1) n / bins)."""
+    """Return the edges of bins, (bins + 1,): bin r holds start + floor(r n / bins) to start + floor((r + 1) n / bins)."""
     return start + torch.arange(bins + 1) * (stop - start) // max(bins, 1)
 
 
 class Picture:
-    """What runs of rows leave in bins of rows and columns; a watcher of a traversal."""
+    """The sums and maxima of weights in bins of rows and columns, accumulated run by run during a traversal."""
 
     def __init__(self, plane: Plane, rows: Tensor, columns: Tensor) -> None:
-        """rows and columns are where the bins begin, and the last one ends, in tokens."""
+        """Allocate empty bins; rows and columns are their edges in tokens."""
         device = plane.q.device
         size = len(rows) - 1, len(columns) - 1
         self.rows, self.columns = rows.to(device), columns.to(device)
@@ -31,17 +31,17 @@ class Picture:
 
     @classmethod
     def found(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "Picture":
-        """A picture of which the sums and the maxima are known."""
+        """Make a picture from known sums and maxima."""
         picture = cls.__new__(cls)
         picture.rows, picture.columns, picture.sum, picture.max = rows, columns, total, largest
         return picture
 
     def watch(self, run: Run) -> None:
-        """Adds a run of a traversal."""
+        """Add a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
 
     def add(self, queries: Tensor, keys: Tensor, weights: Tensor) -> None:
-        """Adds those of some weights (n, m) that lie in the picture, given their queries and keys by index."""
+        """Add those of some weights (n, m) that are within the picture, given their queries and keys by index."""
         (i, mine), (j, theirs) = bins_of(queries, self.rows), bins_of(keys, self.columns)
         if not len(i) or not len(j):
             return
@@ -52,7 +52,7 @@ class Picture:
         self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
 
     def pooled(self, how: How) -> Tensor:
-        """The picture; a bin of no rows or no columns is 0."""
+        """Return the mean, maximum or sum of each bin; 0 for a bin without rows or columns."""
         if how == "max":
             return self.max
         if how == "sum":
@@ -62,13 +62,13 @@ class Picture:
 
 
 def bins_of(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-    """The bin of each index that lies in one, and which of the indices do, as a bool."""
+    """Return the bin of each index that is within one, and a bool mask of those indices."""
     inside = (indices >= edges[0]) & (indices < edges[-1])
     return torch.searchsorted(edges, indices[inside], right=True) - 1, inside
 
 
 def check(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    """The bins of rows and of columns, or ConfigError where a picture cannot be made so."""
+    """Return the numbers of bins of rows and of columns, or raise ConfigError if they or `how` are invalid."""
     check_choice("how", how, get_args(How))
     if isinstance(size, tuple | list) and len(size) != 2:
         raise ConfigError(f"size must be the bins of rows and columns, one number or two; got {len(size)} numbers.")
@@ -77,7 +77,7 @@ def check(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def part(span: slice, size: int, name: str) -> tuple[int, int]:
-    """The start and stop of a slice of an axis, or ShapeError where it leaves something out between."""
+    """Return the start and stop of a slice of an axis, or raise ShapeError if it has a step."""
     check_slice(name, check_instance(name, span, slice))
     start, stop, step = span.indices(size)
     if step != 1:

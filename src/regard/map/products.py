@@ -1,4 +1,4 @@
-"""A v and Aᵀ r, block by block, A being never stored; differentiable in v and in r."""
+"""A v and Aᵀ r, block by block, without storing A; differentiable in v and in r."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from regard.map.plane import Plane, product
 
 
 class Forward(torch.autograd.Function):
-    """A v of some planes: v (p, k, e) to (p, q, e)."""
+    """A v for some planes: v (p, k, e) to (p, q, e)."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, planes: Sequence[Plane]) -> Tensor:
@@ -24,7 +24,7 @@ class Forward(torch.autograd.Function):
 
 
 class Transposed(torch.autograd.Function):
-    """Aᵀ r of some planes: r (p, q, e) to (p, k, e)."""
+    """Aᵀ r for some planes: r (p, q, e) to (p, k, e)."""
 
     @staticmethod
     def forward(ctx: Any, r: Tensor, planes: Sequence[Plane]) -> Tensor:
@@ -40,7 +40,7 @@ Quick = Callable[[Plane, int, Tensor], Tensor | None]
 
 
 def each(planes: Sequence[Plane], x: Tensor, quick: Quick, plain: Callable[[Plane, Tensor], Tensor]) -> Tensor:
-    """The products of planes with x (p, n, e), compiled where that is possible, in x's dtype."""
+    """Compute the products of planes with x (p, n, e), compiled where possible, in x's dtype."""
     found: list[Tensor | None] = [None] * len(planes)
     if planes and fast.suits(planes[0]) and x.shape[-1] and torch.promote_types(x.dtype, torch.float32) == torch.float32:
         exact = dict(zip(planes, x.float(), strict=True))
@@ -50,14 +50,14 @@ def each(planes: Sequence[Plane], x: Tensor, quick: Quick, plain: Callable[[Plan
 
 
 def mixed(plane: Plane, v: Tensor) -> Tensor:
-    """A v of one plane, in v's dtype."""
+    """Compute A v for one plane, in v's dtype."""
     exact = v.to(torch.promote_types(v.dtype, plane.q.dtype))
     parts = [product(run.weights.to(exact.dtype), exact[run.columns]) for run in plane.runs()]
     return torch.cat([exact[:0], *parts]).to(v.dtype)
 
 
 def returned(plane: Plane, r: Tensor) -> Tensor:
-    """Aᵀ r of one plane, in r's dtype."""
+    """Compute Aᵀ r for one plane, in r's dtype."""
     exact = r.to(torch.promote_types(r.dtype, plane.q.dtype))
     total = exact.new_zeros(plane.shape[1], r.shape[-1])
     for run in plane.runs():

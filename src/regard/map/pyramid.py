@@ -1,4 +1,4 @@
-"""The picture of one matrix at every zoom, in tiles: at level z a pixel holds 2^z queries by 2^z keys."""
+"""The picture of one matrix at every zoom, in tiles: at level z a pixel covers 2^z queries by 2^z keys."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,31 +20,31 @@ from regard.mechanism.arguments import check_choice, check_count, check_instance
 from regard.mechanism.scores import wide
 
 TILE = 256  # pixels along each side of a tile
-KEPT = 1024  # pixels along each side of the finest level that is kept whole, as it is
-CODED = 4096  # and of the finest that is kept in codes; what is finer is computed a tile at a time
-MOST_LEVELS = 62  # more than a map of int64 positions has
-STRIP = 2048  # rows that are gone over at a time, about
+KEPT = 1024  # most pixels along each side of the finest level stored in full precision
+CODED = 4096  # most pixels along each side of the finest level stored as codes; finer levels are computed tile by tile
+MOST_LEVELS = 62  # more than a map with int64 positions can have
+STRIP = 2048  # rows traversed at a time, about
 STATISTICS = ("entropy", "largest")
 How = Literal["mean", "max"]
 
 
 @dataclass(eq=False)
 class Kept:
-    """What a pyramid keeps of its matrix: how far it has come, statistics, and the levels, from the finest on."""
+    """What a pyramid stores of its matrix: how many rows are done, statistics, and the levels, from the finest on."""
 
-    rows: int = 0  # that have been gone over
-    statistics: dict[str, Tensor] = field(default_factory=dict)  # each (q,), and of the keys `received`, (k,)
+    rows: int = 0  # traversed so far
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # each (q,), but `received` (k,)
     below: list[Denominators] = field(default_factory=list)
-    codes: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # uint16, of levels of 1024 to 4096 pixels, by how
-    whole: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # sums and maxima of the levels after these
+    codes: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # uint16, levels of 1024 to 4096 pixels, by how
+    whole: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # sums and maxima of the coarser levels
 
 
 class Pyramid:
-    """Tiles of a map of one batch row and head, mean and max of the weights in each pixel.
+    """Tiles of a map of one batch row and head: the mean and the max of the weights in each pixel.
 
-    Level 0 shows single weights. From the finest level of at most 1024 x 1024 pixels on, which one traversal gives, each
-    level is pooled from the finer, so that a lone strong weight stays in the max of every level. What is not visible is 0.
-    The traversal also leaves the two levels before these in codes, see `codes`, and can be taken in strips of rows.
+    Level 0 shows single weights. One traversal computes the finest level of at most 1024 x 1024 pixels; each coarser level is
+    pooled from the one before, so that a single strong weight stays in the max of every level. What is not visible is 0.
+    The traversal also stores the two levels before that one as codes, see `codes`, and can be done in strips of rows.
     """
 
     def __init__(self, m: AttentionMap, batch: int = 0, head: int = 0) -> None:
@@ -59,7 +59,7 @@ class Pyramid:
 
     @property
     def nbytes(self) -> int:
-        """The bytes it keeps beside its map once `strips` has come to its end."""
+        """The bytes stored besides the map once `strips` is exhausted."""
         q, k = self.map.shape[2:]
         finest, whole = self._level_within(CODED), self._level_within(KEPT)
         (plane,) = self.map._planes()
@@ -70,22 +70,22 @@ class Pyramid:
 
     @property
     def rows(self) -> dict[str, Tensor]:
-        """Of every row its entropy, nats, and its largest weight, (q,), once `strips` has come to its end."""
+        """The entropy, nats, and the largest weight of every row, (q,), once `strips` is exhausted."""
         return {name: self._kept.statistics[name] for name in STATISTICS}
 
     @property
     def received(self) -> Tensor:
-        """The sum of every column, (k,), once `strips` has come to its end."""
+        """The sum of every column, (k,), once `strips` is exhausted."""
         return self._kept.statistics["received"]
 
     def shape(self, level: int) -> tuple[int, int]:
-        """The pixels of a level, (rows, columns)."""
+        """Return the number of pixels of a level, (rows, columns)."""
         level = check_count("level", level, 0, most=MOST_LEVELS)
         q, k = self.map.shape[2:]
         return -(-q // 2**level), -(-k // 2**level)
 
     def strips(self) -> Iterator[float]:
-        """Goes over the matrix a strip of rows at a time, from where it was left; yields the share that is done, 1 at last."""
+        """Traverse the matrix in strips of rows, continuing an earlier traversal; yield the share that is done, 1 at last."""
         q, height = self.map.shape[2], self._strip()
         (plane,) = self.map._planes()
         spans = [(start, min(start + height, q)) for start in range(0, q, height)]
@@ -99,7 +99,7 @@ class Pyramid:
         yield 1.0
 
     def tile(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
-        """The tile at a place of a level, at most 256 x 256 pixels; those at the far edges may be smaller."""
+        """Return a tile of a level, at most 256 x 256 pixels; the tiles at the far edges may be smaller."""
         rows, columns = self._places(level, row, column, how)
         q, k = (self._tokens(span, level, axis) for axis, span in enumerate((rows, columns)))
         kept = self._level_within(KEPT)
@@ -110,7 +110,7 @@ class Pyramid:
         return largest if how == "max" else (total / area).to(largest.dtype)
 
     def codes(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
-        """The same tile as codes of 16 bits, see regard.map.codes; levels of up to 4096 pixels a side are kept so."""
+        """Return a tile as 16-bit codes, see regard.map.codes; levels of up to 4096 pixels a side are stored in this form."""
         rows, columns = self._places(level, row, column, how)
         for _ in self.strips():
             pass
@@ -121,20 +121,20 @@ class Pyramid:
         return self._coded(plane, self.tile(level, row, column, how), *edges)
 
     def _places(self, level: int, row: int, column: int, how: str) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The pixels of a tile along both axes."""
+        """Return the first and one past the last pixel of a tile along both axes."""
         places = self._span("row", row, level, 0), self._span("column", column, level, 1)
         check_choice("how", how, get_args(How))
         return places
 
     def _level_within(self, pixels: int) -> int:
-        """The finest level of at most so many pixels a side."""
+        """Return the finest level of at most this many pixels a side."""
         level = 0
         while max(self.shape(level)) > pixels:
             level += 1
         return level
 
     def _span(self, name: str, place: int, level: int, axis: int) -> tuple[int, int]:
-        """The pixels of a tile along an axis."""
+        """Return the first and one past the last pixel of a tile along an axis."""
         if not 0 <= check_whole("level", level) < self.levels:
             raise OutOfRangeError(f"level must be at least 0 and below {self.levels}, got {describe(level)}.")
         pixels = self.shape(level)[axis]
@@ -145,16 +145,16 @@ class Pyramid:
         return place * TILE, min(place * TILE + TILE, pixels)
 
     def _tokens(self, span: tuple[int, int], level: int, axis: int) -> Tensor:
-        """Where pixels begin, and the last one ends, in tokens."""
+        """Return the edges of pixels in tokens."""
         return (torch.arange(span[0], span[1] + 1) * (1 << level)).clamp(max=self.map.shape[2 + axis])
 
     def _strip(self) -> int:
-        """The rows of a strip: whole pixels of the finest level that is kept as it is, and so of those before it."""
+        """Return the rows of a strip: whole pixels of the finest level in full precision, and so of all finer levels."""
         pixel = 1 << self._level_within(KEPT)
         return max(STRIP // pixel, 1) * pixel
 
     def _go_over(self, plane: Plane, start: int, stop: int) -> None:
-        """Adds the rows start to stop to everything that is kept."""
+        """Add the rows start to stop to the statistics, the denominators and the levels."""
         finest, whole = self._level_within(CODED), self._level_within(KEPT)
         rows = self._tokens((start >> finest, -(-stop // (1 << finest))), finest, 0)
         columns = self._tokens((0, self.shape(finest)[1]), finest, 1)
@@ -179,7 +179,7 @@ class Pyramid:
             total, largest = 4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)
 
     def _room(self, plane: Plane, like: Tensor) -> None:
-        """Room for what is kept, the first time."""
+        """Allocate the statistics and the levels, once."""
         if self._kept.statistics:
             return
         q, k = self.map.shape[2:]
@@ -192,11 +192,11 @@ class Pyramid:
         self._kept.whole = [(like.new_zeros(size, dtype=torch.float64), like.new_zeros(size))]
 
     def _coded(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """A picture as codes, given where its pixels begin and, last, end."""
+        """Encode a picture, given the edges of its pixels in tokens."""
         return coded(image, visible(plane, rows, columns, image == 0))
 
     def _finish(self, plane: Plane) -> None:
-        """Pools the other levels, and hands the map the denominators of all rows, so that it needs no traversal of its own."""
+        """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
         if self._kept.below:
             shift, total = (torch.cat([getattr(one, name) for one in self._kept.below]) for name in ("shift", "total"))
             self.map._kept.setdefault((plane.b, plane.h), Denominators(shift, total))
@@ -206,20 +206,20 @@ class Pyramid:
                 self._kept.whole.append((4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)))
 
     def _pooled(self, above: int) -> tuple[Tensor, Tensor]:
-        """Sums and maxima of a level, so many above the finest kept as it is."""
+        """Return the sums and maxima of the level this far above the finest in full precision."""
         for _ in self.strips():
             pass
         return self._kept.whole[above]
 
 
 def strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.Gathered, Picture]:
-    """Statistics and a picture of some rows of a plane, given where its bins begin, and the last one ends."""
+    """Compute the statistics and a picture of some rows of a plane, given the edges of its bins."""
     quick = fast.gather(plane, torch.get_num_threads(), rows, columns) if fast.suits(plane) else None
     return quick or passes.seen(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
 
 
 def halved(pool: Callable[[Tensor, int], Tensor], image: Tensor) -> Tensor:
-    """Pixels two by two; an odd row or column is joined by zeros."""
+    """Pool pixels two by two; an odd row or column is padded with zeros."""
     rows, columns = image.shape
     even = F.pad(image, (0, columns % 2, 0, rows % 2))
     return pool(even[None, None], 2)[0, 0]

@@ -1,18 +1,18 @@
-"""Where in a picture there is anything to see: which pixels hold an entry that its rule shows."""
+"""Which pixels of a picture hold a visible entry."""
 
 import torch
 from torch import Tensor
 
 from regard.map.plane import Plane
 
-ASKED = 8  # rows, and keys, of a pixel for which the rule is asked: all of them up to this side, else as many, evenly spaced
+ASKED = 8  # sampled rows and keys of a pixel: all of them up to this side, else evenly spaced
 
 
 def visible(plane: Plane, rows: Tensor, columns: Tensor, among: Tensor) -> Tensor:
-    """Which pixels among some, bool (r, c), hold a visible entry, given where their rows and columns begin and, last, end.
+    """Return which of the pixels in `among`, bool (r, c), hold a visible entry.
 
-    The bounds of a rule decide for most pixels; the rule itself is asked for the others, and for those of a rule that
-    hides single entries it is asked for 8 x 8 entries of each.
+    rows and columns are the edges of the pixels in tokens. The bounds of a mask decide for most pixels; the mask itself is
+    evaluated for the others, at 8 x 8 entries of each pixel if it, or a bias, hides single entries.
     """
     found = torch.zeros_like(among)
     starts, ends = columns[:-1], columns[1:]
@@ -32,7 +32,7 @@ def visible(plane: Plane, rows: Tensor, columns: Tensor, among: Tensor) -> Tenso
 
 
 def hit(spans: tuple[tuple[int, int], ...], starts: Tensor, ends: Tensor) -> Tensor:
-    """Which of some stretches of keys share a key with any span."""
+    """Return which of some intervals of keys share a key with any span."""
     found = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
     for first, last in spans:
         found |= (starts < last) & (ends > first)
@@ -40,12 +40,12 @@ def hit(spans: tuple[tuple[int, int], ...], starts: Tensor, ends: Tensor) -> Ten
 
 
 def picks(starts: Tensor, ends: Tensor) -> Tensor:
-    """Entries of stretches, (n, 8), evenly spaced, the first and the last among them."""
+    """Return 8 evenly spaced entries of each interval, (n, 8), the first and the last among them."""
     return starts.unsqueeze(-1) + torch.arange(ASKED) * (ends - starts - 1).unsqueeze(-1) // (ASKED - 1)
 
 
 def asked(plane: Plane, queries: Tensor, keys: Tensor) -> Tensor:
-    """Whether any of some queries (m,) may see any of the keys of each pixel (n, 8)."""
+    """Return whether any of some queries (m,) may see any of the keys of each pixel (n, 8)."""
     flat = keys.reshape(-1).to(plane.q.device)
     queries = queries.to(plane.q.device).unsqueeze(-1)
     seen = plane.visible(queries, flat).expand(len(queries), len(flat))

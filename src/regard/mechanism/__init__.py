@@ -1,4 +1,4 @@
-"""Attention as pure functions, tensors in and tensors out: the book, read from scores to fused."""
+"""Attention as pure functions on tensors, from scores to fused kernels."""
 
 from regard.mechanism import heads, positions, scores, softmax
 from regard.mechanism.fused import attention, choose

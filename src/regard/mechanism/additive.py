@@ -1,4 +1,4 @@
-"""additive_attention: Bahdanau's attention, of queries and keys already projected to one width; and every step of it."""
+"""Bahdanau's additive attention of queries and keys already projected to one width, and its steps."""
 
 from typing import Any
 
@@ -18,21 +18,21 @@ from regard.mechanism.request import Request, ask, exactly
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.mechanism.steps import Steps, finish, restored
 
-ROOM = 2**24  # numbers of tanh(q + k) at a time
-LEAST = 2**16  # of them, for which it is worth to compile the loops, some seconds the first time
+ROOM = 2**24  # largest number of entries of tanh(q + k) at a time
+LEAST = 2**16  # entries from which compiling the loops (some seconds, once) pays
 
 
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask = EVERYTHING, *, offset: Offset = 0
 ) -> Tensor:
-    """softmax(weightᵀ tanh(q + k)) v.
+    """Compute softmax(weightᵀ tanh(q + k)) v.
 
-    Shapes: q (b, h, q, n); k (b, g, k, n); v (b, g, k, e); weight (n,), as in attend, and q, k and v without b, or b and h.
-    Half-precision input: float32 from scores to softmax. torch.autocast rounds nothing here, where there is no product to
-    gain by it. Long queries go a run at a time, so that the (q, k, n) numbers within the tanh are never there at once.
+    Shapes: q (b, h, q, n); k (b, g, k, n); v (b, g, k, e); weight (n,), as in attend; q, k and v also without b, or without b
+    and h. Half-precision input: float32 from scores to softmax. torch.autocast has no effect, as it would speed up nothing.
+    Long queries are computed in blocks, so that the (q, k, n) numbers within the tanh never exist at once.
     Source: Bahdanau et al. 2014, appendix A.1.2.
     """
-    if has_torch_function((q, k, v, weight)):  # torch's own protocol: a mode of functions may look on
+    if has_torch_function((q, k, v, weight)):  # torch's protocol for function modes and tensor subclasses
         watched: Tensor = handle_torch_function(additive_attention, (q, k, v, weight), q, k, v, weight, mask, offset=offset)
         return watched
     with exactly(q.device):
@@ -43,14 +43,17 @@ def additive_attention(
 
 
 def attend_additive(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask = EVERYTHING, *, offset: Offset = 0) -> Steps:
-    """The same with every step kept; the scores are the network's, and are not divided by anything."""
+    """Compute softmax(weightᵀ tanh(q + k)) v and return every step; the scores are not scaled.
+
+    Shapes are those of `additive_attention`.
+    """
     with exactly(q.device):
         request = asked(q, k, v, weight, mask, offset)
         return restored(walk(request, weight), request)
 
 
 def asked(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: Offset) -> Request:
-    """The request on four axes, or ShapeError or ConfigError."""
+    """Return the request of additive attention on four axes, or raise ShapeError or ConfigError."""
     request = ask(q, k, v, mask, scale=1.0, offset=offset)
     if check_floating("weight", weight).device != q.device:
         raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
@@ -62,13 +65,13 @@ def asked(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: O
 
 
 def walk(request: Request, weight: Tensor) -> Steps:
-    """The steps of a request."""
+    """Compute every step of a request."""
     q, k, weight = scored(request, weight)
     return finish(scores.additive(q, k, weight), request)
 
 
 def context_of(request: Request, weight: Tensor) -> Tensor:
-    """The last of them, by compiled loops where these can."""
+    """Compute the context of a request, by compiled loops where they apply."""
     q, k, weight = scored(request, weight)
     if not quick(q, k, weight):
         return finish(scores.additive(q, k, weight), request).context
@@ -77,20 +80,20 @@ def context_of(request: Request, weight: Tensor) -> Tensor:
 
 
 def scored(request: Request, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and weight in the dtype of the scores, a head of keys for each of queries."""
+    """Return queries, keys and weight in the dtype of the scores, the keys repeated for each query head."""
     exact = scores.wide(request.q.dtype)
     return request.q.to(exact), heads.share(request.k, request.q.shape[1]).to(exact), weight.to(exact)
 
 
 def quick(q: Tensor, k: Tensor, weight: Tensor) -> bool:
-    """Whether the compiled loops are for these."""
+    """Return whether to use the compiled loops for these tensors."""
     pairs = q.shape[:3].numel() * k.shape[2]
     fits = pairs * len(weight) >= LEAST and q.dtype == torch.float32
     return fits and unwatched() and plain(q) and plain(k) and plain(weight) and threads.usable()
 
 
 def by_runs(request: Request, weight: Tensor, rows: int) -> Tensor:
-    """The context, some queries at a time; what is computed on the way is computed again for the gradient, not kept."""
+    """Compute the context in blocks of queries; intermediate results are recomputed for the gradient, not saved."""
     contexts = []
     places, keys = (torch.arange(n, device=request.q.device) for n in (request.q.shape[2], request.k.shape[2]))
     for q, queries in zip(request.q.split(rows, 2), places.split(rows), strict=True):
@@ -101,11 +104,11 @@ def by_runs(request: Request, weight: Tensor, rows: int) -> Tensor:
 
 
 class Compiled(torch.autograd.Function):
-    """weightᵀ tanh(q + k) by loops of our own, which compute the tanh again for the gradient: it is nowhere in memory."""
+    """weightᵀ tanh(q + k) by compiled loops; the tanh is recomputed for the gradient and never stored."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-        """The scores (b, h, q, k)."""
+        """Compute the scores (b, h, q, k)."""
         ctx.save_for_backward(q, k, weight)
         found = q.new_empty(*q.shape[:3], k.shape[2])
         call("ahead", q, k, weight, found)
@@ -114,7 +117,7 @@ class Compiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and weight."""
+        """Compute the gradients of q, k and weight."""
         q, k, weight = ctx.saved_tensors
         grads = torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(q.shape[0] * q.shape[1], len(weight))
         call("back", q, k, weight, grad.contiguous(), *grads)
@@ -122,8 +125,8 @@ class Compiled(torch.autograd.Function):
 
 
 def call(name: str, q: Tensor, k: Tensor, *others: Tensor) -> None:
-    """Runs one of the two functions on torch's threads, each of which takes one matrix of queries and keys at a time."""
-    from regard.mechanism.compiled import additive as compiled  # and numba with it, which is there where this is reached
+    """Run one of the two compiled functions on torch's threads; a thread takes one matrix of queries and keys at a time."""
+    from regard.mechanism.compiled import additive as compiled  # imports numba, which is installed if this is called
 
     units = q.shape[:2].numel()
     said = [0, units, q.shape[2], k.shape[2], q.shape[3], *(x.data_ptr() for x in (q, k, *others))]

@@ -1,4 +1,4 @@
-"""Checks of what a caller passes: the value, or one sentence that says what was expected and what came."""
+"""Checks of a caller's arguments: each returns the value, or raises an error that says what was expected and what came."""
 
 import operator
 import os
@@ -13,14 +13,14 @@ from torch import Tensor
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError, ShapeError
 
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))  # dtypes that attention is computed in
-FARTHEST = 2**61  # of a position among the keys, and of a bound on a number of keys: sums of a few stay within int64
-LONGEST_NAME = 255  # bytes of a file's name, on the file systems in use
-SHOWN = 60  # characters of a value in a sentence
+FARTHEST = 2**61  # largest position or number of keys: a few of them add up to less than int64's limit
+LONGEST_NAME = 255  # bytes of a file's name on common file systems
+SHOWN = 60  # characters of a value in a message
 Value = TypeVar("Value")
 
 
 def describe(value: object) -> str:
-    """A value in a few words, for a sentence: what it is, and for a tensor its dtype and shape."""
+    """Describe a value in a few words for a message: its type or value, and for a tensor its dtype and shape."""
     if isinstance(value, Tensor):
         kind = "a nested" if value.is_nested else "a" if value.layout is torch.strided else f"a {value.layout}"
         return f"{kind} tensor of {value.dtype}" + ("" if value.is_nested else f" {tuple(value.shape)}")
@@ -34,20 +34,20 @@ def describe(value: object) -> str:
 
 
 def with_article(noun: str) -> str:
-    """A noun, or the name of a class, after a or an."""
+    """Return a noun, or the name of a class, after a or an."""
     return f"{'an' if noun[:1] in 'AEIOUaeio' else 'a'} {noun}"
 
 
 def check_instance(name: str, value: object, kind: type[Value], advice: str = "") -> Value:
-    """The value, or ConfigError where it is of another kind; advice is a sentence more."""
+    """Return the value, or raise ConfigError if it is not of this class; `advice` is a sentence added to the message."""
     if not isinstance(value, kind):
         raise ConfigError(f"{name} must be {with_article(kind.__name__)}, got {describe(value)}.{advice and f' {advice}'}")
     return value
 
 
 def check_number(name: str, value: Any, alternative: str = "") -> float:
-    """A real number as a float, or ConfigError."""
-    if type(value) is float:  # at once: this stands before every call of attention
+    """Return a real number as a float, or raise ConfigError."""
+    if type(value) is float:  # fast path: this runs before every call of attention
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float, Real, torch.SymInt, torch.SymFloat)):
         raise ConfigError(f"{name} must be a number{alternative}, got {describe(value)}.")
@@ -58,17 +58,17 @@ def check_number(name: str, value: Any, alternative: str = "") -> float:
 
 
 def check_whole(name: str, value: Any, alternative: str = "") -> int:
-    """A whole number, or ConfigError; a bool is none. Alternative is what else is taken."""
+    """Return an integer, or raise ConfigError, for a bool too; `alternative` names what else is accepted."""
     if type(value) is int:
         return value
     if not isinstance(value, bool) and getattr(value, "dtype", None) is not torch.bool:
-        with suppress(TypeError, RuntimeError):  # of tensors and arrays that are no one number
+        with suppress(TypeError, RuntimeError):  # tensors and arrays that are not one number
             return operator.index(value)
     raise ConfigError(f"{name} must be a whole number{alternative}, got {describe(value)}.")
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int = FARTHEST, alternative: str = "") -> int:
-    """A whole number from least to most, or ConfigError."""
+    """Return an integer from least to most, or raise ConfigError."""
     found = value if type(value) is int else check_whole(name, value, f" of at least {least}{alternative}")
     if not least <= found <= most:
         limit = f" and at most {'2**61' if most == FARTHEST else f'{most:,}'}" if found > most else ""
@@ -77,7 +77,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int = FARTHEST, alt
 
 
 def check_place(name: str, value: Any, size: int, of: str) -> int:
-    """An index below size, counted from the end where it is negative; OutOfRangeError where there is none."""
+    """Return an index from 0 to size - 1, counted from the end if negative, or raise OutOfRangeError."""
     found = check_whole(name, value)
     if not -size <= found < size:
         there = f"0 to {size - 1}" if size else "none"
@@ -86,14 +86,14 @@ def check_place(name: str, value: Any, size: int, of: str) -> int:
 
 
 def check_sequence(name: str, value: Any) -> Sequence[Any]:
-    """A list, a tuple or another sequence, or ConfigError; text is none."""
+    """Return a list, a tuple or another sequence, or raise ConfigError, for text too."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise ConfigError(f"{name} must be a list or a tuple, got {describe(value)}.")
     return value
 
 
 def check_path(name: str, value: Any) -> Any:
-    """The path of a file or folder, or ConfigError."""
+    """Return the path of a file or folder, or raise ConfigError."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a path, as text or a pathlib.Path; got {describe(value)}.")
     try:
@@ -108,7 +108,7 @@ def check_path(name: str, value: Any) -> Any:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
-    """One of some words, or MissingNameError."""
+    """Return one of the choices; raise MissingNameError for another text, ConfigError for what is no text."""
     if not isinstance(value, str):
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}; got {describe(value)}.")
     if value not in choices:
@@ -117,7 +117,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
 
 
 def check_floating(name: str, x: object, advice: str = "") -> Tensor:
-    """A dense tensor of a dtype that attention is computed in, or ConfigError; advice is a sentence more."""
+    """Return a dense tensor of a dtype in FLOATS, or raise ConfigError; `advice` is a sentence added to the message."""
     if not isinstance(x, Tensor):
         raise ConfigError(f"{name} must be a tensor, got {describe(x)}.")
     if x.dtype not in FLOATS or x.layout is not torch.strided or x.is_nested:
@@ -127,7 +127,10 @@ def check_floating(name: str, x: object, advice: str = "") -> Tensor:
 
 
 def check_axes(name: str, x: object, least: int, form: str = "") -> Tensor:
-    """A floating tensor of at least so many axes, or ConfigError or ShapeError; form is what its axes are."""
+    """Return a floating tensor of at least `least` axes, or raise ConfigError or ShapeError.
+
+    `form` describes the axes in the message.
+    """
     found = check_floating(name, x)
     if found.dim() < least:
         raise ShapeError(f"{name} must have {form or f'{least} axes or more'}, got {tuple(found.shape)}.")

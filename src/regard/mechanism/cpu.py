@@ -1,6 +1,6 @@
-"""attention on a CPU by loops of our own, ahead and back: for float32 and bfloat16, where each query sees one stretch of keys.
+"""Attention on a CPU by compiled loops, forward and backward: float32 or bfloat16, one contiguous key range per query.
 
-torch's own kernel is what they are held against, and what all else goes through.
+torch's own kernel computes all other cases, and is the reference for these loops.
 """
 
 import ctypes
@@ -16,16 +16,16 @@ from regard.compiled.watched import KINDS, plain, unwatched
 from regard.mechanism.request import Request
 from regard.mechanism.rule import Stretches
 
-MOST = 2**15  # keys, up to which these loops are measured to be faster: a block of scores grows with them
-LEAST = 2**19  # weights, of all heads together; for fewer it is not worth to compile the loops, some seconds the first time
-FEW = 2**13  # the same where a gradient of bfloat16 is wanted, which torch's kernel takes longer to prepare than to compute
+MOST = 2**15  # keys up to which these loops were measured to be faster: a block of scores grows with them
+LEAST = 2**19  # weights of all heads together; for fewer, compiling the loops (some seconds, once) does not pay
+FEW = 2**13  # LEAST for a gradient in bfloat16, which torch's kernel takes longer to prepare than to compute
 
 
 def stretches(request: Request) -> Stretches | None:
-    """The one stretch of keys that each query sees, where a request can go through these loops; else None."""
+    """Return the one contiguous key range of each query if the compiled loops support this request, otherwise None."""
     q, k, v = request.q, request.k, request.v
     if not unwatched() or q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < FEW or q.dtype not in KINDS:
-        return None  # at once where there is little to do: this stands before every call
+        return None  # the quick checks first: this runs before every call
     if not (plain(q) and plain(k) and plain(v)):
         return None
     more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
@@ -37,17 +37,17 @@ def stretches(request: Request) -> Stretches | None:
 
 
 def run(request: Request, seen: Stretches) -> Tensor:
-    """The context of a request whose queries see these stretches."""
+    """Compute the context of a request whose queries see these key ranges."""
     context: Tensor = Compiled.apply(request.q, request.k, request.v, seen, request.scale)  # type: ignore[no-untyped-call]
     return context
 
 
 class Compiled(torch.autograd.Function):
-    """softmax(scale q kᵀ) v of queries that see one stretch of keys each, its weights computed again for the gradient."""
+    """softmax(scale q kᵀ) v with one contiguous key range per query; the weights are recomputed for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float) -> Tensor:
-        """The context (b, h, q, e), which lies in memory as (b, q, h, e)."""
+        """Compute the context (b, h, q, e), stored in memory as (b, q, h, e)."""
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         (b, h, t, _), e = q.shape, v.shape[3]
         out, lse = q.new_empty(b, t, h, e), q.new_empty(b, h, t, dtype=torch.float32)
@@ -59,7 +59,7 @@ class Compiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v."""
+        """Compute the gradients of q, k and v."""
         q, k, v, out, lse, *ends = ctx.saved_tensors
         stretches = ends[0], ends[1]
         grad = grad.to(q.dtype)
@@ -73,12 +73,12 @@ class Compiled(torch.autograd.Function):
 def call(
     name: str, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float, strided: Sequence[Tensor], *others: Tensor
 ) -> None:
-    """Runs one of the two functions on torch's threads.
+    """Run one of the two compiled functions on torch's threads.
 
-    What it finds: a counter; b, h, g, q, k, d, e; how many batch rows have stretches of their own; the strides of batch,
-    heads and tokens of q, k, v and the gradient; the addresses of the scale, the stretches, q, k, v and the others.
+    Its arguments: a counter; b, h, g, q, k, d, e; the number of batch rows with key ranges of their own; the strides of batch,
+    heads and tokens of q, k, v and the gradient; the addresses of the scale, the key ranges, q, k, v and the others.
     """
-    from regard.mechanism.compiled import dot_product  # and numba with it, which is there where this is reached
+    from regard.mechanism.compiled import dot_product  # imports numba, which is installed if this is called
 
     (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
     strides = [x.stride(axis) for x in strided for axis in (0, 1, 2)]

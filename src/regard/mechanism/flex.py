@@ -1,4 +1,4 @@
-"""compiled flex_attention for a Request: the rule as a block mask, softcap and bias as a change of each score."""
+"""Attention by compiled flex_attention: the mask becomes a BlockMask, softcap and bias a score_mod."""
 
 import functools
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from regard.mechanism import spans
 from regard.mechanism.request import Request
 from regard.mechanism.rule import EVERYTHING, Mask, Offset, Rows, pick
 
-BLOCK = 128  # queries and keys to a block of its mask
-NARROWEST = 16  # the least width it takes
+BLOCK = 128  # queries and keys of a block of the BlockMask
+NARROWEST = 16  # the least width flex_attention takes
 
 
 def suits(request: Request) -> bool:
-    """Whether it is the best for this: on a GPU, where there is more than one block of queries."""
+    """Return whether flex_attention is the best kernel: on a GPU, with more than one block of queries."""
     wide = min(request.q.shape[3], request.v.shape[3]) >= NARROWEST
     return request.q.is_cuda and wide and request.q.shape[2] > BLOCK
 
 
 def run(request: Request) -> Tensor:
-    """The context of a request."""
+    """Compute the context of a request by compiled flex_attention."""
     return attend_with(compiled(), request)
 
 
 def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
-    """The context by a flex_attention, compiled or not."""
+    """Compute the context of a request by the given flex_attention, compiled or not."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, k, v, mask, sinks = request.q, request.k, request.v, request.mask, request.sinks
@@ -38,21 +38,21 @@ def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
         plain: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
         return plain
     context, aux = flex_attention(q, k, v, block_mask=block_mask, return_aux=AuxRequest(lse=True), **options)
-    share = (aux.lse - sinks.view(-1, 1)).sigmoid()  # of the denominator, what is not the sink's; 0 for a blind row
+    share = (aux.lse - sinks.view(-1, 1)).sigmoid()  # the keys' share of the denominator; 0 if a row sees nothing
     shared: Tensor = context * share.unsqueeze(-1).to(context.dtype)
     return shared
 
 
 @functools.cache
 def compiled() -> Callable[..., Any]:
-    """flex_attention, compiled the first time it is needed."""
+    """Return flex_attention, compiled on the first call."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
 def changed(request: Request) -> Callable[..., Tensor] | None:
-    """softcap and bias as flex_attention's change of one scaled score."""
+    """Return the score_mod for softcap and bias, which maps one scaled score; None if there is neither."""
     softcap, bias = request.softcap, request.bias
     if softcap is None and bias is None:
         return None
@@ -69,7 +69,7 @@ def changed(request: Request) -> Callable[..., Tensor] | None:
 
 @functools.lru_cache(maxsize=8)
 def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
-    """The rule as flex_attention's BlockMask, found from the rule's own bounds rather than from its table."""
+    """Build flex_attention's BlockMask from the mask's own bounds rather than from its table."""
     from torch.nn.attention.flex_attention import BlockMask
 
     least, greatest = (offset, offset) if isinstance(offset, int) else (min(offset), max(offset))
@@ -93,7 +93,7 @@ def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...
 
 
 def listed(blocks: list[list[int]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks each row has, and which, as flex_attention wants them: (1, 1, r) and (1, 1, r, most)."""
+    """Return the number of blocks of each row, (1, 1, r), and their indices, (1, 1, r, most), as BlockMask takes them."""
     counts = torch.tensor([len(row) for row in blocks], dtype=torch.int32, device=device)
     padded = [row + [0] * (most - len(row)) for row in blocks]
     return counts[None, None], torch.tensor(padded, dtype=torch.int32, device=device)[None, None]

@@ -1,4 +1,4 @@
-"""attention: the same context from torch's kernels; says which it chose, and why."""
+"""Attention by the fastest kernel that fits, and the reason for the choice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from regard.mechanism.steps import is_finite
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel by name, and the reason for it in a sentence."""
+    """The name of a kernel, and the reason for choosing it in a sentence."""
 
     kernel: str
     reason: str
@@ -50,7 +50,7 @@ KERNELS: dict[str, Callable[[Request], Tensor]] = {
 }
 
 HALVES = (torch.bfloat16, torch.float16)
-LARGEST_SCORE = 1e38  # of float32, in which half precision is scored
+LARGEST_SCORE = 1e38  # in float32, the dtype of half precision's scores
 
 
 def attention(
@@ -66,13 +66,14 @@ def attention(
     offset: Offset = 0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The context of `attend`, from the fastest kernel that can express the request.
+    """Compute the context of `attend` with the fastest kernel that can express the request.
 
-    Arguments, shapes and errors are those of attend; `choose` says which kernel takes them. Nothing of size q x k is
-    made for a rule: a run of queries at a time meets the keys it may see. An infinity or a NaN comes out where attend has
-    one, on a CPU in eager mode; on a GPU, or compiled, looking for one would cost a wait. Gradients are once differentiable.
+    Arguments, shapes and errors are those of attend; `choose` returns the kernel. A mask is never expanded to a q x k table:
+    one block of queries at a time is computed with the keys it may see. Infinities and NaN come out where attend has
+    them, on a CPU in eager mode; on a GPU, or compiled, checking for them would force a synchronization. Gradients are once
+    differentiable.
     """
-    if has_torch_function((q, k, v)):  # torch's own protocol: a mode of functions may look on
+    if has_torch_function((q, k, v)):  # torch's protocol for function modes and tensor subclasses
         settings: dict[str, Any] = {
             "scale": scale,
             "softcap": softcap,
@@ -92,12 +93,12 @@ def attention(
         return request.restore(kernels.written_in_blocks(request))
     context = cpu.run(request, seen) if seen else KERNELS[kernel](request)
     if not is_finite(telling_rows(context, kernel, request)):
-        context = kernels.written_in_blocks(request)  # torch's kernel spreads what a hidden key holds to every row
+        context = kernels.written_in_blocks(request)  # torch's kernel spreads a non-finite hidden key to every row
     return request.restore(context)
 
 
 def loses_nan(request: Request) -> bool:
-    """Return whether a score may be infinite or NaN, of which torch's kernel for half precision or few keys makes a number.
+    """Return whether a score may be infinite or NaN and torch's kernel for half precision or few keys would lose it.
 
     No score is larger than scale d max|q| max|k|, plus the bias.
     """
@@ -112,14 +113,14 @@ def loses_nan(request: Request) -> bool:
 
 
 def largest_size(x: Tensor) -> float:
-    """The largest absolute value, in one pass; NaN where there is one."""
+    """Return the largest absolute value in one pass; NaN if x holds one."""
     return max(abs(end.item()) for end in torch.aminmax(x.detach()))
 
 
 def telling_rows(context: Tensor, kernel: str, request: Request) -> Tensor:
-    """The rows of which one is not finite if an infinity or a NaN has spread.
+    """Return the rows of the context to check: one of them is not finite if an infinity or a NaN has spread.
 
-    Of torch's own causal mask the last row, which sees every key: what is not finite there is the only thing that can spread.
+    For torch's own causal mask this is the last row, which sees every key: only what is not finite there can spread.
     """
     queries, keys = request.q.shape[2], request.k.shape[2]
     last_sees_all = kernel == "sdpa causal" and queries >= keys >= kernels.FEW_KEYS
@@ -139,24 +140,24 @@ def choose(
     offset: Offset = 0,
     dropout: float = 0.0,
 ) -> Choice:
-    """The kernel that `attention` takes for these arguments, and why."""
+    """Return the kernel that `attention` uses for these arguments, and the reason."""
     return select(simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)))
 
 
 def simplest(request: Request) -> Request:
-    """The request without a causal mask that hides nothing, as when the last token alone is a query."""
+    """Drop a causal mask that hides nothing, as when the last token is the only query."""
     offset, last = request.offset, request.k.shape[2] - 1
     hides_nothing = isinstance(offset, int) and offset >= last and request.mask == Causal()
     return request._replace(mask=EVERYTHING) if hides_nothing else request
 
 
 def select(request: Request) -> Choice:
-    """The fastest kernel that can express a request."""
+    """Return the fastest kernel that can express a request."""
     return LOOPS if cpu.stretches(request) else torchs(request)
 
 
 def torchs(request: Request) -> Choice:
-    """The fastest of torch's kernels that can, or the formula written out."""
+    """Return the fastest of torch's kernels that can express a request, or the formula step by step."""
     if not request.k.shape[2] or not request.q.numel():
         return EMPTY
     if request.dropout:

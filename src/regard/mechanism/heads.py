@@ -1,4 +1,4 @@
-"""Many heads in one tensor: split, join, and one key head shared among several query heads (MHA, GQA, MQA)."""
+"""Many heads in one tensor: split, join, and key heads shared among query heads (MHA, GQA, MQA)."""
 
 import torch
 from torch import Tensor
@@ -8,21 +8,21 @@ from regard.mechanism.arguments import check_count, describe
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """(b, t, c) to (b, h, t, d), c = h d: head n takes columns n d to (n + 1) d. Unbatched: (t, c) to (h, t, d)."""
+    """Reshape (b, t, c) to (b, h, t, d), c = h d: head n takes columns n d to (n + 1) d. Unbatched: (t, c) to (h, t, d)."""
     check_rank("x", x, 2, "(b, t, c) or (t, c)")
     if x.shape[-1] % check_count("heads", heads):
         raise ConfigError(indivisible("width", x.shape[-1], "heads", heads))
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)  # tokens stay apart from heads
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)  # (..., t, h, d) -> (..., h, t, d)
 
 
 def join(x: Tensor) -> Tensor:
-    """(b, h, t, d) to (b, t, c): the inverse of split."""
+    """Reshape (b, h, t, d) to (b, t, c): the inverse of split."""
     check_rank("x", x, 3, "(b, h, t, d) or (h, t, d)")
     return x.transpose(-3, -2).flatten(-2)
 
 
 def share(k: Tensor, heads: int) -> Tensor:
-    """(b, g, k, d) to (b, h, k, d): key head n serves the query heads n h/g to (n + 1) h/g.
+    """Repeat (b, g, k, d) to (b, h, k, d): key head n serves the query heads n h/g to (n + 1) h/g.
 
     Source: Ainslie et al. 2023 (GQA); g = 1 is Shazeer 2019 (MQA).
     """
@@ -36,13 +36,13 @@ def share(k: Tensor, heads: int) -> Tensor:
 
 
 def check_rank(name: str, x: object, least: int, form: str) -> None:
-    """Raise ShapeError where x is no dense tensor of so many axes; form is what they are."""
+    """Raise ShapeError unless x is a dense tensor of at least `least` axes; `form` describes them in the message."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested or x.dim() < least:
         raise ShapeError(f"{name} must be a dense tensor {form}, got {describe(x)}.")
 
 
 def indivisible(width: str, columns: int, heads: str, count: int) -> str:
-    """The sentence for a width that the heads cannot share, both by the names that the caller knows."""
+    """Return the message for a width that does not divide into heads, with the caller's names for both."""
     if count < 1:
         return f"{heads} must be at least 1, got {count}."
     nearest = max(round(columns / count), 1) * count

@@ -1,4 +1,4 @@
-"""The routes by which `attention` computes a context; each takes a Request of four axes. `fused.py` chooses among them."""
+"""The kernels by which `attention` computes a context; each takes a Request of four axes. `fused.py` chooses among them."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,13 +13,13 @@ from regard.mechanism.rule import EVERYTHING, Mask, Rows
 from regard.mechanism.scores import wide
 from regard.mechanism.spans import Spans
 
-BLOCK = 128  # queries at a time, where a rule is handed over block by block
-GAP = 64  # keys between two ranges that are cheaper to compute than to cut out
-FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it is handed a table
+BLOCK = 128  # queries of a block
+GAP = 64  # largest gap between two ranges that is cheaper to compute than to cut out
+FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it gets a table
 
 
 def whole(request: Request) -> Tensor:
-    """torch's kernel once, on everything or a given table; table and bias go in as one, sinks as a key."""
+    """Call torch's kernel once, without a mask or with a Given table; table and bias are passed as one, sinks as a key."""
     if request.sinks is not None:
         return whole(sinks.as_key(request))
     table = request.bias
@@ -32,33 +32,33 @@ def whole(request: Request) -> Tensor:
 
 
 def causal(request: Request) -> Tensor:
-    """torch's kernel with its own causal mask, which is aligned to the first query and the first key."""
+    """Call torch's kernel with its own causal mask, which aligns the first query with the first key."""
     return sdpa(request, None, is_causal=True)
 
 
 def blocks(request: Request) -> Tensor:
-    """torch's kernel on a run of queries at a time, each with only the keys that the rule may let it see."""
+    """Call torch's kernel on one block of queries at a time, with only the keys that the mask may let it see."""
     return by_runs(request, whole)
 
 
 def written(request: Request) -> Tensor:
-    """The formula written out, all q x k weights at once."""
+    """Compute the formula step by step, all q x k weights at once."""
     return steps.walk(request).context
 
 
 def written_in_blocks(request: Request) -> Tensor:
-    """The formula written out for a run of queries at a time; its weights are computed again for the gradient, not kept."""
+    """Compute the formula one block of queries at a time; weights are recomputed for the gradient, not saved."""
     return by_runs(request, forgetful if torch.is_grad_enabled() else written)
 
 
 def forgetful(request: Request) -> Tensor:
-    """The formula written out, what it computed on the way forgotten until the gradient asks for it."""
-    context: Tensor = checkpoint(written, request, use_reentrant=False, preserve_rng_state=False)  # no dropout comes here
+    """Compute the formula with activation checkpointing: intermediate results are recomputed for the gradient."""
+    context: Tensor = checkpoint(written, request, use_reentrant=False, preserve_rng_state=False)  # there is no dropout here
     return context
 
 
 def by_runs(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
-    """A kernel applied to a run of queries at a time, with the keys that its rule may let it see, and a table if it must."""
+    """Apply a kernel to one block of queries at a time, with the keys its mask may let it see, and a table if needed."""
     mask, offset, keys = request.mask, request.offset, request.k.shape[2]
     device = request.q.device
     runs = list(runs_of_queries(request))
@@ -78,7 +78,7 @@ def by_runs(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
 
 
 def sdpa(request: Request, table: Tensor | None, *, is_causal: bool = False) -> Tensor:
-    """F.scaled_dot_product_attention with an additive table or none; a query that the table hides everything from gets 0."""
+    """Call F.scaled_dot_product_attention with an additive table or none; a query whose keys are all hidden gets 0."""
     if request.q.device.type == "cpu":
         return on_cpu(request, table, is_causal=is_causal)
     if table is None:
@@ -88,10 +88,10 @@ def sdpa(request: Request, table: Tensor | None, *, is_causal: bool = False) -> 
 
 
 def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor:
-    """The same, handed to the CPU's kernel so that it is fast and right."""
+    """Call F.scaled_dot_product_attention on a CPU, with shapes and a table for which its kernel is fast and correct."""
     q, k, v = request.q, request.k, request.v
     width = v.shape[3]
-    if width != q.shape[3]:  # its fast form wants them equal; a column of zeros adds nothing
+    if width != q.shape[3]:  # torch's fast kernel needs equal widths; zero columns add nothing
         most = max(width, q.shape[3])
         q, k, v = (F.pad(x, (0, most - x.shape[3])) for x in (q, k, v))
     if table is None and k.shape[2] < FEW_KEYS:
@@ -103,9 +103,9 @@ def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
-    """torch's own function, which shares key heads where it is told to, and is right for scales above 0.
+    """Call F.scaled_dot_product_attention, with shared key heads where k has fewer heads than q, and for any scale.
 
-    Its causal mask is -inf before the scale, which a scale below 0 makes +inf and one of 0 NaN.
+    torch's causal mask is -inf before the scale: a negative scale would make it +inf, a scale of 0 NaN.
     """
     if scale <= 0:
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
@@ -114,7 +114,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = N
 
 
 def runs_of_queries(request: Request) -> Iterator[Rows]:
-    """Runs of BLOCK queries; one run of them all where the rule and the bias are the same for each."""
+    """Yield blocks of BLOCK queries; one block of all queries if mask and bias are the same for each."""
     queries, offset = request.q.shape[2], request.offset
     same = not request.mask.by_row and (request.bias is None or request.bias.shape[2] == 1)
     least, greatest = (offset, offset) if isinstance(offset, int) else (int(offset.min()), int(offset.max()))
@@ -124,10 +124,10 @@ def runs_of_queries(request: Request) -> Iterator[Rows]:
 
 
 def cutter(x: Tensor) -> Callable[[Spans], Tensor]:
-    """A function from ranges of whole blocks to those keys of x (b, g, k, d).
+    """Return a function that selects ranges of whole blocks of the keys x (b, g, k, d).
 
-    Where a gradient is wanted the ranges are joined from blocks that were split off once, as the queries are, since the
-    gradient of every slice would be a tensor of zeros as long as x.
+    If a gradient is wanted, the ranges are joined from blocks that were split off once, since the gradient of every slice would
+    be a tensor of zeros as long as x.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return lambda ranges: cut(x, ranges, 2)
@@ -138,7 +138,7 @@ def cutter(x: Tensor) -> Callable[[Spans], Tensor]:
 
 
 def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
-    """These ranges of x along an axis, one after the other."""
+    """Select ranges of x along an axis, concatenated."""
     if ranges == ((0, x.shape[axis]),):
         return x
     parts = [x.narrow(axis, start, stop - start) for start, stop in ranges]
@@ -146,5 +146,5 @@ def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
 
 
 def cut_bias(bias: Tensor | None, ranges: Spans) -> Tensor | None:
-    """The bias of these keys; an axis of 1 stays."""
+    """Select the bias of these ranges of keys; an axis of size 1 stays."""
     return bias if bias is None or bias.shape[3] == 1 else cut(bias, ranges, 3)

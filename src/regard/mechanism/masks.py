@@ -1,4 +1,4 @@
-"""Which key a query may see: causal, window, prefix, padding, documents, or a table given. `rule.py` composes them."""
+"""The masks: causal, window, prefix, padding, documents, or a given table. `rule.py` composes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query sees `left` keys before its own position, its own, and `right` keys after it; None is no bound."""
+    """A query sees `left` keys before its own position, its own, and `right` keys after it; None means no bound."""
 
     left: int | None = None
     right: int | None = None
@@ -76,7 +76,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """A query sees the first n keys: `Causal() | Prefix(n)` lets a prompt see itself whole."""
+    """A query sees the first n keys. `Causal() | Prefix(n)` makes a prompt of n tokens fully visible to itself."""
 
     n: int
 
@@ -139,10 +139,10 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
-    """A query sees the keys whose document has its own id.
+    """A query sees the keys with the same document id.
 
-    Ids are (t,) or (b, t). Given once they belong to positions, and `offset` moves the queries along them; a query
-    whose position lies outside has no document. Given twice they are the ids of this call's queries and of its keys.
+    Ids are (t,) or (b, t). One set of ids belongs to positions, and `offset` moves the queries along it; a query whose
+    position lies outside has no document. Two sets are the ids of this call's queries and of its keys.
     """
 
     queries: Tensor
@@ -172,7 +172,7 @@ class Documents(Mask):
         begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
         run = begins.cumsum(1) - 1
         if any(len(row.unique()) <= int(runs[-1]) for row, runs in zip(ids, run, strict=True)):
-            return None  # an id comes back
+            return None  # an id occurs in two separate ranges
         first = torch.where(begins, place, 0).cummax(1).values
         sizes = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run)).gather(1, run)
         rows = slice(offset, offset + q)
@@ -183,7 +183,7 @@ class Documents(Mask):
         p = position(b, i, offset) if self.once else i
         inside = (p >= 0) & (p < queries.shape[-1])
         if not queries.shape[-1]:
-            return inside & (j < 0)  # no ids, and no index into them
+            return inside & (j < 0)  # no ids to index
         same = queries[pick(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)] == keys[pick(b, len(keys)), j]
         return same & inside
 
@@ -200,7 +200,7 @@ class Documents(Mask):
         return spans.runs((self.keys == one).all(0))
 
     def ids_of(self, rows: Rows) -> Tensor:
-        """The ids of these queries, (b, n)."""
+        """Return the ids of these queries, (b, n)."""
         return (
             self.queries[:, max(rows.first, 0) : max(rows.last + 1, 0)]
             if self.once
@@ -222,7 +222,7 @@ class Documents(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Given(Mask):
-    """The table itself: bool, broadcastable from the right to (b, h, q, k); its rows are this call's queries."""
+    """A mask given as a table: bool, broadcastable from the right to (b, h, q, k); its rows are this call's queries."""
 
     given: Tensor
 
@@ -238,7 +238,7 @@ class Given(Mask):
 
     @classmethod
     def sharing(cls, table: Tensor) -> "Given":
-        """The rule of a table of four axes that nobody will change, without a copy of it."""
+        """Make a mask of a table of four axes without a copy; nothing may change the table afterwards."""
         rule = cls.__new__(cls)
         object.__setattr__(rule, "given", table)
         return rule
@@ -278,7 +278,7 @@ class Given(Mask):
         return spans.runs(self.rows_of(rows).flatten(0, 2).all(0).expand(keys))
 
     def rows_of(self, rows: Rows) -> Tensor:
-        """The table of these queries, (b, h, n, k)."""
+        """Return the table of these queries, (b, h, n, k)."""
         return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
 
     def __eq__(self, other: object) -> bool:
@@ -292,7 +292,7 @@ class Given(Mask):
 
 
 def ids(given: Sequence[object] | Tensor) -> Tensor:
-    """Document ids as (b, t), b = 1 where they are the same for all; a copy, since a rule is a value."""
+    """Return a copy of document ids as (b, t), b = 1 if all rows share them, or raise ShapeError."""
     try:
         found = torch.as_tensor(given).detach().clone()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -306,5 +306,5 @@ def ids(given: Sequence[object] | Tensor) -> Tensor:
 
 
 def count_keys(name: str, keys: object, alternative: str = "") -> int:
-    """A number of keys, or ConfigError."""
+    """Return a number of keys, or raise ConfigError."""
     return check_count(f"{name} counts keys and", keys, 0, alternative=alternative)

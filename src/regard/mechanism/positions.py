@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoidal positions added to a token, rotary positions turned into q and k."""
+"""Position encodings: sinusoidal positions, added to the tokens, and rotary positions, applied to q and k."""
 
 import math
 from typing import Literal
@@ -10,11 +10,11 @@ from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.mechanism.arguments import check_axes, check_choice, check_count, check_number, describe
 
 BASE = 10_000.0  # the longest wave is 2π times this
-LARGEST = 2**30  # numbers of a table
+LARGEST = 2**30  # entries of a table
 
 
 def sinusoidal(t: int, width: int, *, base: float = BASE) -> Tensor:
-    """sin(p / base^(2i/c)) in column 2i, cos of the same in column 2i + 1: (t, c) in float32.
+    """Compute sin(p / base^(2i/c)) in column 2i and cos(p / base^(2i/c)) in column 2i + 1: (t, c) in float32.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -30,7 +30,7 @@ def sinusoidal(t: int, width: int, *, base: float = BASE) -> Tensor:
 def rotary(
     x: Tensor, positions: Tensor | None = None, *, base: float = BASE, pairing: Literal["halves", "adjacent"] = "halves"
 ) -> Tensor:
-    """Each pair (a, b) of columns turned by the angle p / base^(2i/d), so that q·k depends on distance alone.
+    """Rotate each pair (a, b) of columns by the angle p / base^(2i/d), so that q·k depends on distance alone.
 
     Shapes: x (..., t, d), d even; positions (t,), or any that broadcasts with x's axes before d; 0 ... t - 1 by default.
     `pairing`: column i with i + d/2 (GPT-NeoX, Llama in transformers), or 2i with 2i + 1 (the paper, GPT-J).
@@ -48,7 +48,7 @@ def rotary(
 
 
 def check_positions(positions: Tensor, x: Tensor) -> Tensor:
-    """Positions of the tokens of x (..., t, d), or ConfigError or ShapeError."""
+    """Return the positions of the tokens of x (..., t, d), or raise ConfigError or ShapeError."""
     if not isinstance(positions, Tensor) or positions.is_complex() or positions.is_nested or positions.is_quantized:
         raise ConfigError(f"positions must be a tensor of numbers, got {describe(positions)}.")
     fits = all(came in (1, there) for came, there in zip(positions.shape[::-1], x.shape[-2::-1], strict=False))
@@ -58,7 +58,7 @@ def check_positions(positions: Tensor, x: Tensor) -> Tensor:
 
 
 def frequencies(width: int, base: float) -> Tensor:
-    """base^(-2i/c) for i below c/2, radians a token, float64."""
+    """Compute base^(-2i/c) for i below c/2, in radians per token, float64."""
     base = check_number("base", base)
     if not 0 < base < math.inf:
         raise ConfigError(f"base must be above 0 and finite, got {base}.")

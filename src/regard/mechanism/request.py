@@ -1,4 +1,4 @@
-"""What a call of attention asks for, checked once and laid out on four axes."""
+"""The arguments of one call of attention, checked once and expanded to four axes."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -26,11 +26,11 @@ class Request(NamedTuple):
     sinks: Tensor | None
     offset: Offset
     dropout: float
-    rank: int  # of the input, and so of every result
-    weight: Tensor | None = None  # (d,), of additive scores; None where a score is a dot product
+    rank: int  # of the input and of every result
+    weight: Tensor | None = None  # (d,), of additive scores; None for dot products
 
     def restore(self, result: Tensor) -> Tensor:
-        """A result of four axes in the rank of the input."""
+        """Return a result of four axes in the rank of the input."""
         return result if self.rank == 4 else result[0] if self.rank == 3 else result[0, 0]
 
 
@@ -46,7 +46,7 @@ def ask(
     offset: Offset = 0,
     dropout: float = 0.0,
 ) -> Request:
-    """The request, or ShapeError or ConfigError saying what was expected, what came and what to do."""
+    """Build the request, or raise ShapeError or ConfigError that says what was expected, what came and what to do."""
     check_tensors(q, k, v)
     rank = q.dim()
     if autocasts(q.device):
@@ -59,7 +59,7 @@ def ask(
     if bias is not None:
         check_floating("bias", bias, "A bool table goes in Given(table).")
         bias = widened_bias(bias, (b, h, t, k.shape[2]))
-        if bias.dtype not in (q.dtype, wide(q.dtype)):  # a kernel would read its numbers as those of another dtype
+        if bias.dtype not in (q.dtype, wide(q.dtype)):  # a kernel would misread the bytes of another dtype
             bias = bias.to(wide(q.dtype))
     if sinks is not None:
         check_floating("sinks", sinks)
@@ -76,7 +76,7 @@ def ask(
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ConfigError where q, k and v are not dense floating tensors, before torch.autocast makes such of them."""
+    """Raise ConfigError unless q, k and v are dense floating tensors; called before torch.autocast casts them."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise ConfigError(f"q, k and v must be tensors, got {', '.join(map(describe, (q, k, v)))}.")
     if not (q.dtype in FLOATS and k.dtype in FLOATS and v.dtype in FLOATS):
@@ -87,30 +87,30 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def unequal(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """The sentence for tensors whose dtypes are not one of those that attention is computed in."""
+    """Return the message for tensors that do not have one of the supported dtypes in common."""
     came = f"{q.dtype}, {k.dtype} and {v.dtype}"
     return f"q, k and v must have one floating dtype: float16, bfloat16, float32 or float64; got {came}. Use .to(dtype)."
 
 
 def autocasts(device: torch.device) -> bool:
-    """Whether torch.autocast is on for this device."""
+    """Return whether torch.autocast is on for this device."""
     if not torch._C._is_any_autocast_enabled():
         return False
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def exactly(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which torch.autocast rounds nothing on this device."""
+    """Return a context manager that turns torch.autocast off on this device."""
     return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
 
 
 def autocast(x: Tensor) -> Tensor:
-    """What torch.autocast would hand a kernel; float64 is left as it is."""
+    """Cast x to the dtype of torch.autocast; float64 is left as it is."""
     return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(x.device.type))
 
 
 def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise where the axes, the dtypes or the devices of q, k and v do not agree."""
+    """Raise ShapeError if the axes of q, k and v do not agree, ConfigError if their dtypes or devices do not."""
     (b, h, _, d), (kb, g, keys, kd), (vb, vg, vkeys, e) = q.shape, k.shape, v.shape
     if kd != d:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its d is {kd}, but q's is {d}.")
@@ -131,7 +131,7 @@ def check_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_settings(
     mask: Mask, scale: float | None, softcap: float | None, dropout: float
 ) -> tuple[float | None, float | None, float]:
-    """The scale, the softcap and the dropout as floats; ConfigError where a setting is outside what is possible."""
+    """Return scale, softcap and dropout as floats, or raise ConfigError if a setting is impossible."""
     rule(mask)
     if isinstance(scale, Tensor):
         raise ConfigError("scale is a number, got a tensor. A learned scale multiplies q: attention(q * scale, ..., scale=1).")
@@ -145,7 +145,7 @@ def check_settings(
 
 
 def probability(dropout: float) -> float:
-    """The dropout, or ConfigError where it is no probability that leaves something."""
+    """Return the dropout as a float, or raise ConfigError unless it is at least 0 and below 1."""
     dropout = check_number("dropout", dropout, " that is a probability")
     if not 0 <= dropout < 1:
         raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
@@ -153,7 +153,7 @@ def probability(dropout: float) -> float:
 
 
 def widened(name: str, x: Tensor, rank: int) -> Tensor:
-    """x with its batch axis, and its heads' where it has none either."""
+    """Add the batch axis, and the heads axis if it is missing too, or raise ShapeError."""
     if rank not in (2, 3, 4) or x.dim() != rank:
         raise ShapeError(
             f"q, k and v are all (b, h, t, d), all (h, t, d) or all (t, d); q has {rank} axes, {name} is {tuple(x.shape)}."
@@ -162,7 +162,7 @@ def widened(name: str, x: Tensor, rank: int) -> Tensor:
 
 
 def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """A bias with four axes, each 1 or that of (b, h, q, k)."""
+    """Return a bias with four axes, each of size 1 or that of (b, h, q, k), or raise ShapeError."""
     if bias.dim() > 4:
         raise ShapeError(f"bias must broadcast to (b, h, q, k) = {shape}, got {tuple(bias.shape)}.")
     bias = bias[(None,) * (4 - bias.dim())]
@@ -172,7 +172,7 @@ def widened_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def checked_offset(offset: object, batch: int, device: torch.device) -> Offset:
-    """An int, or an offset for each of the batch: int64, on the device of q."""
+    """Return an int, or an int64 offset per batch row on q's device, or raise ConfigError or ShapeError."""
     if not isinstance(offset, Tensor):
         return checked_position(offset, ", or an int64 tensor (b,), one for each of the batch")
     if offset.dtype != torch.int64 or offset.layout is not torch.strided:
@@ -186,7 +186,7 @@ def checked_offset(offset: object, batch: int, device: torch.device) -> Offset:
 
 
 def checked_position(offset: object, alternative: str = "") -> int:
-    """An offset for all of the batch, or ConfigError where it is none, or so far away that sums with it would not be int64."""
+    """Return an offset as an int, or raise ConfigError if it is none, or so large that sums with it overflow int64."""
     position = check_whole("offset", offset, alternative)
     if abs(position) > FARTHEST:
         raise ConfigError(f"offset is a position among the keys and must lie within -2**61 and 2**61; got {describe(offset)}.")

@@ -1,7 +1,7 @@
-"""What a mask is: a rule on positions, composed with & | and ~. True means may see.
+"""Masks: which key a query may see, composed with &, | and ~. True means may see.
 
-A rule says three things. `sees` is the rule itself, for any queries and keys; `may` and `must` bound it for a run of
-queries, so that keys no query of the run may see are never touched, and keys all of them see need no table.
+A mask has three methods. `sees` is the mask itself, for any queries and keys. `may` and `must` bound the visible keys of a
+block of queries, so that keys hidden from the whole block are never read, and keys visible to all of it need no table.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +15,15 @@ from regard.mechanism import spans
 from regard.mechanism.arguments import check_count, describe
 from regard.mechanism.spans import Spans, span
 
-Offset = int | Tensor  # one for all, or (b,)
-LARGEST_TABLE = 2**32  # entries of a rule that is written out
-LARGEST_DRAWING = 2**20  # and of one in characters
-Stretches = tuple[Tensor, Tensor]  # the first key and the one after the last, (b or 1, q), int32, on a CPU
+Offset = int | Tensor  # shared by the batch, or (b,)
+LARGEST_TABLE = 2**32  # entries of a table
+LARGEST_DRAWING = 2**20  # entries of a table drawn in characters
+Stretches = tuple[Tensor, Tensor]  # first and stop key of each query, (b or 1, q), int32, on the CPU
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A run of queries, start to stop, and the least and greatest offset of their positions among the keys."""
+    """A block of queries, start to stop, and the smallest and largest offset of their positions among the keys."""
 
     start: int
     stop: int
@@ -32,23 +32,23 @@ class Rows:
 
     @property
     def first(self) -> int:
-        """The lowest position of a query in the run."""
+        """The lowest position of a query in the block."""
         return self.start + self.least
 
     @property
     def last(self) -> int:
-        """The highest position of a query in the run."""
+        """The highest position of a query in the block."""
         return self.stop - 1 + self.greatest
 
 
 def stretch(first: Tensor, stop: Tensor, k: int) -> Stretches:
-    """Stretches of k keys from where each begins and ends, (q,) or (b, q), which may lie outside."""
+    """Clamp the first and stop keys of each query, (q,) or (b, q), to 0 ... k and return them as Stretches."""
     lows, highs = (torch.atleast_2d(x.clamp(0, k).int()).contiguous() for x in (first, stop))
     return lows, highs
 
 
 class Mask(ABC):
-    """A rule of who may see whom. `&` asks for both, `|` for either, `~` for the opposite."""
+    """Base class of all masks. `a & b` sees what both see, `a | b` what either sees, `~a` what a hides."""
 
     @property
     def by_row(self) -> bool:
@@ -57,36 +57,39 @@ class Mask(ABC):
 
     @abstractmethod
     def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        """Whether query i of batch row b and head h may see key j; the four indices broadcast."""
+        """Return whether query i of batch row b and head h may see key j; the four indices broadcast."""
 
     @abstractmethod
     def may(self, rows: Rows, keys: int) -> Spans:
-        """Ranges outside which no query of these rows, in any batch row or head, sees a key."""
+        """Return ranges outside which no query of these rows, in any batch row or head, sees a key."""
 
     @abstractmethod
     def must(self, rows: Rows, keys: int) -> Spans:
-        """Ranges of keys that every query of these rows, in every batch row and head, sees."""
+        """Return ranges of keys that every query of these rows, in every batch row and head, sees."""
 
     def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
-        """The one stretch of keys that each query sees; None where one may see several, or heads differ."""
+        """Return the one contiguous range of keys of each query; None if a query may see several, or heads differ."""
         return None
 
     @property
     def batch(self) -> int:
-        """The number of batch rows the rule tells apart; 1 where it is the same for all."""
+        """The number of batch rows with masks of their own; 1 if all share one."""
         return 1
 
     @property
     def heads(self) -> int:
-        """The number of heads the rule tells apart; 1 where it is the same for all."""
+        """The number of heads with masks of their own; 1 if all share one."""
         return 1
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
-        """Raises ShapeError where the rule was made for another number of queries or keys; most fit any."""
+        """Raise ShapeError if the mask was made for another number of queries or keys; most masks fit any."""
         return
 
     def table(self, q: int, k: int, offset: Offset = 0) -> Tensor:
-        """The rule written out: bool (q, k), or (h, q, k) or (b, h, q, k) where it differs among these; True = may see."""
+        """Return the mask as a bool table, True = may see.
+
+        Shape: (q, k); (h, q, k) or (b, h, q, k) where it differs between heads or batch rows.
+        """
         check_table(q, k, LARGEST_TABLE)
         self.check(q, k, offset)
         device = offset.device if isinstance(offset, Tensor) else torch.device("cpu")
@@ -96,7 +99,7 @@ class Mask(ABC):
         return table.expand(*table.shape[:-2], q, k)
 
     def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
-        """The table of some queries (n,) and some keys (m,), given by index: four axes, broadcastable to (b, h, n, m)."""
+        """Return the table of queries (n,) and keys (m,), given by index: four axes, broadcastable to (b, h, n, m)."""
         batch = wider("batch rows", self.batch, len(offset) if isinstance(offset, Tensor) and offset.dim() else 1)
         b = torch.arange(batch, device=queries.device).view(-1, 1, 1, 1)
         h = torch.arange(self.heads, device=queries.device).view(-1, 1, 1)
@@ -104,7 +107,7 @@ class Mask(ABC):
         return table[(None,) * (4 - table.dim())]
 
     def draw(self, q: int, k: int, offset: Offset = 0) -> str:
-        """The table in characters, a line for each query: ■ may see, · may not. Of a batch, the first."""
+        """Draw the table in characters, a line per query: ■ may see, · may not. Of a batch, the first."""
         check_table(q, k, LARGEST_DRAWING)
         table = self.table(q, k, offset).reshape(-1, q, k)[0]
         return "\n".join(" ".join("■" if seen else "·" for seen in row) for row in table.tolist())
@@ -148,7 +151,7 @@ class Everything(Mask):
 
 @dataclass(frozen=True)
 class Pair(Mask):
-    """Two rules joined."""
+    """Two masks combined."""
 
     one: Mask
     other: Mask
@@ -172,7 +175,7 @@ class Pair(Mask):
 
 @dataclass(frozen=True)
 class And(Pair):
-    """A query sees what both rules let it see."""
+    """A query sees a key that both masks let it see."""
 
     def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
         one, other = self.one.stretches(q, k, offset), self.other.stretches(q, k, offset)
@@ -193,7 +196,7 @@ class And(Pair):
 
 @dataclass(frozen=True)
 class Or(Pair):
-    """A query sees what either rule lets it see."""
+    """A query sees a key that either mask lets it see."""
 
     def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
         one, other = self.one.stretches(q, k, offset), self.other.stretches(q, k, offset)
@@ -216,7 +219,7 @@ class Or(Pair):
 
 @dataclass(frozen=True)
 class Not(Mask):
-    """A query sees what the rule would hide."""
+    """A query sees the keys that the mask hides."""
 
     rule: Mask
 
@@ -255,26 +258,26 @@ EVERYTHING = Everything()
 
 
 def position(b: Tensor, i: Tensor, offset: Offset) -> Tensor:
-    """Where query i of batch row b stands among the keys."""
+    """Return the position of query i of batch row b among the keys."""
     if isinstance(offset, Tensor) and offset.dim():
         return i + offset[pick(b, len(offset))]
     return i + offset
 
 
 def pick(index: Tensor, size: int) -> Tensor:
-    """The index along an axis of this size, which an axis of size 1 answers with its only entry."""
+    """Return the index along an axis of this size, with zeros in its place for a broadcast axis of size 1."""
     return torch.zeros_like(index) if size == 1 else index
 
 
 def wider(what: str, a: int, b: int) -> int:
-    """The larger of two sizes that broadcast."""
+    """Return the size that two sizes broadcast to, or raise ShapeError."""
     if a != b and 1 not in (a, b):
         raise ShapeError(f"two rules of one mask are for {a} and for {b} {what}.")
-    return b if a == 1 else a  # an axis of 1 broadcasts to none as well
+    return b if a == 1 else a  # an axis of 1 also broadcasts to 0
 
 
 def check_table(q: int, k: int, most: int) -> None:
-    """Raise where q and k are no numbers of queries and keys, or TooLargeError where a table has more entries than `most`."""
+    """Raise ConfigError if q or k is not a number of tokens, TooLargeError if the table has more than `most` entries."""
     check_count("q", q, 0)
     check_count("k", k, 0)
     if q * k > most:
@@ -285,7 +288,7 @@ def check_table(q: int, k: int, most: int) -> None:
 
 
 def rule(mask: object) -> Mask:
-    """The mask, or ConfigError that says what to write instead of what came."""
+    """Return the mask, or raise ConfigError that says what to write instead."""
     if isinstance(mask, Mask):
         return mask
     came, instead = describe(mask), "A bool tensor goes in Given(tensor)."

@@ -1,4 +1,4 @@
-"""How well a query matches a key: the dot product, the scaled dot product, and Bahdanau's additive score."""
+"""Scores of queries against keys: dot product, scaled dot product, and Bahdanau's additive score."""
 
 import math
 
@@ -10,13 +10,13 @@ from regard.mechanism.arguments import check_axes, check_number
 
 
 def dot(q: Tensor, k: Tensor) -> Tensor:
-    """q kᵀ. Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k)."""
+    """Compute q kᵀ. Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k)."""
     check_pair(q, k)
     return q @ k.mT
 
 
 def scaled_dot(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-    """q kᵀ / √d, or times `scale` where one is given.
+    """Compute q kᵀ / √d, or q kᵀ times `scale`.
 
     Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k).
     Source: Vaswani et al. 2017, section 3.2.1.
@@ -25,7 +25,7 @@ def scaled_dot(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
 
 
 def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-    """weightᵀ tanh(q + k), of queries and keys that are already projected to one width n.
+    """Compute weightᵀ tanh(q + k) of queries and keys that are already projected to one width n.
 
     Shapes: q (..., q, n); k (..., k, n); weight (n,); the scores (..., q, k).
     Source: Bahdanau et al. 2014, appendix A.1.2.
@@ -38,7 +38,7 @@ def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_pair(q: Tensor, k: Tensor) -> None:
-    """Raise where q (..., q, d) and k (..., k, d) are not floating tensors of one dtype whose axes agree."""
+    """Raise an error unless q (..., q, d) and k (..., k, d) are floating tensors of one dtype whose axes agree."""
     check_axes("q", q, 2)
     check_axes("k", k, 2)
     if q.dtype != k.dtype or q.device != k.device:
@@ -49,10 +49,10 @@ def check_pair(q: Tensor, k: Tensor) -> None:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which scores of this dtype are computed: float32 at least."""
+    """Return the dtype in which scores of inputs of this dtype are computed: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def default_scale(q: Tensor) -> float:
-    """1 / √d: keeps the variance of a score near 1 when those of q and k are."""
+    """Return 1 / √d, which keeps the variance of a score near 1 if q and k have variance 1."""
     return 1 / math.sqrt(q.shape[-1])

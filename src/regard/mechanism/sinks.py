@@ -1,4 +1,4 @@
-"""A sink as one more key with a value of zeros, for kernels that have keys but no sinks."""
+"""A sink as one more key with a value of zeros, for kernels that have no sinks."""
 
 import torch
 import torch.nn.functional as F
@@ -9,17 +9,17 @@ from regard.mechanism.request import Request
 from regard.mechanism.scores import wide
 
 LARGEST = 400.0  # a score this far from the others has all of the weight, or none
-PARTS = {torch.bfloat16: 3, torch.float16: 3}  # numbers of this dtype whose sum is a float32
+PARTS = {torch.bfloat16: 3, torch.float16: 3}  # count of numbers of this dtype that sum to a float32
 
 
 def as_key(request: Request) -> Request:
-    """The same request without sinks: q gains columns that hold them, and k a last key that reads nothing else.
+    """Replace the sinks of a request: q gains columns that hold them, and k a last key that reads only those columns.
 
-    q' = [q, s / scale], k' = [k, 0; 0, 1], v' = [v; 0]: the last score of head h is s_h, and seen by every query.
+    q' = [q, s / scale], k' = [k, 0; 0, 1], v' = [v; 0]: the last score of head h is s_h, and visible to every query.
     """
     q, k, v, mask, bias, sinks = request.q, request.k, request.v, request.mask, request.bias, request.sinks
     assert sinks is not None
-    most = torch.finfo(q.dtype).max / 4  # -inf, a sink that takes nothing, would make NaN of 0 · -inf
+    most = torch.finfo(q.dtype).max / 4  # a sink of -inf would make NaN of 0 · -inf
     exact = sinks.to(wide(q.dtype)) / request.scale
     columns = split(exact.clamp(-most, most), q.dtype)  # (h, n)
     count = columns.shape[1]
@@ -34,12 +34,12 @@ def as_key(request: Request) -> Request:
 
 
 def holds(scale: float, dtype: torch.dtype) -> bool:
-    """Whether a column of this dtype has room for s / scale, of any sink s to be met."""
+    """Return whether a column of this dtype can hold s / scale for any sink s up to LARGEST."""
     return abs(scale) * torch.finfo(dtype).max > LARGEST
 
 
 def split(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers (n,) as columns (n, parts) of a dtype whose sum they are; the gradient goes to the first column."""
+    """Split numbers (n,) into columns (n, parts) of a dtype that sum to them; the gradient goes to the first column."""
     parts, rest = [exact.to(dtype)], exact.detach()
     for _ in range(PARTS.get(dtype, 1) - 1):
         rest = rest - parts[-1].detach()

@@ -1,4 +1,4 @@
-"""Scores to weights, in four forms: by sum, naive, stable, online in blocks. All work over the last axis."""
+"""From scores to weights over the last axis, in four forms: by sum, naive, stable, and online in blocks."""
 
 import torch
 from torch import Tensor
@@ -8,34 +8,34 @@ from regard.mechanism.scores import wide
 
 
 def by_sum(scores: Tensor) -> Tensor:
-    """s / Σ s. A probability only where no score is negative; breaks where the scores sum to 0."""
+    """Compute s / Σ s. A probability only if no score is negative; fails where the scores sum to 0."""
     check_axes("scores", scores, 1)
     return scores / scores.sum(-1, keepdim=True)
 
 
 def naive(scores: Tensor) -> Tensor:
-    """exp(s) / Σ exp(s). In float32 it is NaN from a score of 89 on, and 0 / 0 where all lie below -104."""
+    """Compute exp(s) / Σ exp(s). In float32 this is NaN from a score of 89 on, and 0 / 0 if all lie below -104."""
     exponentials = check_axes("scores", scores, 1).exp()
     return exponentials / exponentials.sum(-1, keepdim=True)
 
 
 def stable(scores: Tensor) -> Tensor:
-    """exp(s - max s) / Σ exp(s - max s): the same value, with no exponent above 0.
+    """Compute exp(s - max s) / Σ exp(s - max s), which equals the naive form, with no exponent above 0.
 
-    A row of nothing but -inf, a query that may see nothing, has weights 0.
+    A row of only -inf, a query that may see nothing, has weights 0.
     """
     blind = (check_axes("scores", scores, 1) == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)  # torch's softmax subtracts the maximum
 
 
 def blockwise(scores: Tensor, block: int = 256) -> Tensor:
-    """The stable softmax, its maximum and sum gathered in one pass over blocks of scores.
+    """Compute the stable softmax, its maximum and sum accumulated in one pass over blocks of scores.
 
-    A block with a larger score rescales what was summed before it: Σ ← Σ exp(max_old - max_new) + Σ_block.
+    A block with a larger score rescales the sum so far: Σ ← Σ exp(max_old - max_new) + Σ_block.
     Source: Milakov and Gimelshein 2018, algorithm 3.
     """
     block = check_count("block", block)
-    dtype, scores = check_axes("scores", scores, 1).dtype, scores.to(wide(scores.dtype))  # a long sum stalls in bfloat16
+    dtype, scores = check_axes("scores", scores, 1).dtype, scores.to(wide(scores.dtype))  # a long sum stops growing in bfloat16
     top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     for part in scores.split(block, dim=-1):

@@ -1,4 +1,4 @@
-"""Sets of keys as sorted, disjoint ranges: which part of a row of blocks there is any work in."""
+"""Sets of keys as sorted, disjoint ranges: the parts of a row of blocks that need computing."""
 
 from collections.abc import Iterable
 
@@ -9,35 +9,35 @@ Spans = tuple[Span, ...]  # ((start, stop), ...), stop excluded
 
 
 def span(start: int, stop: int, keys: int) -> Spans:
-    """The keys from start to stop, as far as there are any."""
+    """Return the keys from start to stop, clamped to 0 ... keys."""
     start, stop = max(start, 0), min(stop, keys)
     return ((start, stop),) if start < stop else ()
 
 
 def union(a: Spans, b: Spans) -> Spans:
-    """The keys in a or b."""
+    """Return the keys in a or b."""
     return coalesce(sorted(a + b))
 
 
 def intersection(a: Spans, b: Spans) -> Spans:
-    """The keys in both a and b."""
+    """Return the keys in both a and b."""
     overlaps = ((max(i, m), min(j, n)) for i, j in a for m, n in b)
     return tuple((start, stop) for start, stop in overlaps if start < stop)
 
 
 def complement(a: Spans, keys: int) -> Spans:
-    """The keys below `keys` that are not in a."""
+    """Return the keys below `keys` that are not in a."""
     edges = [0, *(edge for pair in a for edge in pair), keys]
     return tuple((i, j) for i, j in zip(edges[::2], edges[1::2], strict=True) if i < j)
 
 
 def covers(a: Spans, b: Spans) -> bool:
-    """Whether every key of b is in a."""
+    """Return whether every key of b is in a."""
     return intersection(a, b) == b
 
 
 def coalesce(spans: Iterable[Span], gap: int = 0) -> Spans:
-    """The same keys in fewer ranges, those between two ranges at most `gap` apart joining them."""
+    """Merge ranges that overlap or lie at most `gap` keys apart; the spans must be sorted."""
     joined: list[Span] = []
     for start, stop in spans:
         if joined and start - joined[-1][1] <= gap:
@@ -48,12 +48,12 @@ def coalesce(spans: Iterable[Span], gap: int = 0) -> Spans:
 
 
 def aligned(spans: Spans, block: int, keys: int) -> Spans:
-    """The smallest ranges of whole blocks that hold these keys."""
+    """Return the smallest ranges of whole blocks that contain these keys."""
     return coalesce((start // block * block, min(-(-stop // block) * block, keys)) for start, stop in spans)
 
 
 def runs(visible: Tensor) -> Spans:
-    """The ranges in which a bool (k,) is True."""
+    """Return the ranges in which a bool (k,) is True."""
     padded = visible.new_zeros(len(visible) + 2)
     padded[1:-1] = visible
     edges = (padded[1:] != padded[:-1]).nonzero().flatten().tolist()

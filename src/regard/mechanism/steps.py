@@ -1,4 +1,4 @@
-"""attend: the whole formula with every step kept. For small inputs, and the definition of attention in this house."""
+"""Attention with every step returned, for small inputs: the reference definition in this library."""
 
 import math
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ from regard.shown import Shown
 class Steps(Shown):
     """Every step of attention, in order; a step that does nothing equals the one before.
 
-    Shapes: scores ... dropped (b, h, q, k); context (b, h, q, e); without b, or b and h, where the input had none.
+    Shapes: scores ... dropped (b, h, q, k); context (b, h, q, e); without b, or b and h, if the input had none.
     """
 
     scores: Tensor
@@ -29,12 +29,12 @@ class Steps(Shown):
     context: Tensor
 
     def __repr__(self) -> str:
-        """A line for each step, with its shape and dtype."""
+        """Return a line for each step, with its shape and dtype."""
         lines = (f"  {name:8} {tuple(step.shape)} {str(step.dtype).removeprefix('torch.')}" for name, step in self.items())
         return "Steps(\n" + "\n".join(lines) + "\n)"
 
     def items(self) -> list[tuple[str, Tensor]]:
-        """The steps with their names."""
+        """Return the steps with their names."""
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
 
@@ -51,14 +51,14 @@ def attend(
     offset: Offset = 0,
     dropout: float = 0.0,
 ) -> Steps:
-    """softmax(q kᵀ / √d) v, with every step kept.
+    """Compute softmax(q kᵀ / √d) v and return every step.
 
     Shapes: q (b, h, q, d); k (b, g, k, d); v (b, g, k, e), where g divides h; all without b, or without b and h.
     Scores are multiplied by `scale` (1 / √d), bounded to ±softcap by softcap · tanh(· / softcap), have `bias` added and
-    are -inf where the mask says that a query may not see. `sinks` (h,) join each row's denominator. `offset`, an int or
+    are -inf where the mask hides a key from a query. `sinks` (h,) join each row's denominator. `offset`, an int or
     int64 (b,), is the position of the first query among the keys. A query that may see nothing has weights and context 0.
     Half-precision input, and torch.autocast: float32 from scores to softmax. `dropout` is one F.dropout of the weights.
-    Raises ShapeError where shapes do not agree, ConfigError where a setting is impossible.
+    Raises ShapeError if shapes do not agree, ConfigError if a setting is impossible.
     Source: Vaswani et al. 2017, equation 1.
     """
     request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
@@ -66,14 +66,14 @@ def attend(
 
 
 def walk(request: Request) -> Steps:
-    """The steps of a request, on four axes."""
+    """Compute every step of a request, on four axes."""
     exact = scores.wide(request.q.dtype)
     with exactly(request.q.device):
         return finish(scores.dot(request.q.to(exact), heads.share(request.k.to(exact), request.q.shape[1])), request)
 
 
 def finish(raw: Tensor, request: Request) -> Steps:
-    """The steps that follow from the scores (b, h, q, k), however these were found."""
+    """Compute the steps that follow from the scores (b, h, q, k)."""
     scaled = raw if request.scale == 1 else raw * request.scale
     capped = scaled if request.softcap is None else request.softcap * (scaled / request.softcap).tanh()
     masked = capped if request.bias is None else capped + request.bias.to(capped.dtype)
@@ -85,12 +85,12 @@ def finish(raw: Tensor, request: Request) -> Steps:
 
 
 def restored(steps: Steps, request: Request) -> Steps:
-    """The steps in the rank of the request's input."""
+    """Return the steps in the rank of the request's input."""
     return Steps(*(request.restore(step) for _, step in steps.items()))
 
 
 def hide(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
-    """-inf where a query may not see a key."""
+    """Set scores to -inf where a query may not see a key."""
     if mask == EVERYTHING:
         return scores
     rows, columns = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
@@ -98,7 +98,7 @@ def hide(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
 
 
 def normalise(masked: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of each row; sinks (h,) are one more score in the denominator, whose weight goes nowhere."""
+    """Compute the softmax of each row; sinks (h,) add one score to the denominator, whose weight is left out."""
     if sinks is None:
         return softmax.stable(masked)
     column = sinks.to(masked.dtype).view(-1, 1, 1).expand(*masked.shape[:-1], 1)
@@ -106,27 +106,30 @@ def normalise(masked: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-    """weights v, where a key that is hidden from a query gives it nothing, not even the NaN of 0 · NaN."""
+    """Compute weights v, where a hidden key contributes nothing to a query, not even the NaN of 0 · NaN."""
     context = weights @ v
     if not has_nan(context):
         return context
     broken = ~v.isfinite()
-    seen = (masked != -torch.inf).to(v.dtype) @ broken.to(v.dtype) > 0  # this query does see a broken number
+    seen = (masked != -torch.inf).to(v.dtype) @ broken.to(v.dtype) > 0  # this query sees a non-finite number
     return weights @ v.masked_fill(broken, 0) + torch.where(seen, context.detach(), 0)  # detached: 0 · NaN has a gradient
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether no number of x is infinite or NaN, and their sum is finite too; True where `add_up` cannot tell."""
+    """Return whether x and its sum are finite; True where `add_up` cannot compute the sum."""
     return math.isfinite(add_up(x))
 
 
 def has_nan(x: Tensor) -> bool:
-    """Return whether x holds a NaN, or infinities of both signs; False where `add_up` cannot tell."""
+    """Return whether x holds a NaN, or infinities of both signs; False where `add_up` cannot compute the sum."""
     return math.isnan(add_up(x))
 
 
 def add_up(x: Tensor) -> float:
-    """The sum of x: one pass, no tensor of flags. 0 where it is no number: under torch.compile or vmap, on the meta device."""
+    """Return the sum of x, in one pass and without a tensor of flags.
+
+    Returns 0 where the sum is not available as a number: under torch.compile or vmap, or on the meta device.
+    """
     if torch.compiler.is_compiling():
         return 0.0
     try:

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""A GPT-2 on a few vectors, compiled by numba: what one of torch's threads does, from the tokens to the logits.
+"""A GPT-2 on a few vectors, compiled by numba: what one of torch's threads computes, from the tokens to the logits.
 
-The threads share the rows of each matrix, and the heads, and wait for one another where a part needs all of the part before.
-Vectors and norms are so short that each thread computes them for itself.
+The threads share the rows of each matrix, and the heads, and wait at a barrier before a part that needs all of the one before.
+Vectors and norms are so short that each thread computes them itself.
 """
 
 import math
@@ -28,21 +28,21 @@ from regard.compiled.vectors import (
     tangent,
 )
 
-# What a thread is handed: numbers by their places, then addresses.
+# The arguments of a thread by position: numbers, then addresses.
 THREADS, LAYERS, COUNT, NEW, ASKED, HEADS, WIDTH, INNER, ROOM, VOCABULARY, SIZE = range(11)
 MEET, COUNTERS, EPSILON, TOKENS, POSITIONS, WANTED, PARTS, OWN, SHARED, LOGITS, SAID = range(11, 22)
-# Where the parts are: addresses, 0 where there is none. After the layers come all keys and values.
-NUMBERS, SCALES, BIAS, LARGEST, MATRIX = range(5)  # of a matrix; LARGEST is what its vectors may be in whole numbers
+# The addresses of the model's tensors by position, 0 for none. All keys and values follow the layers.
+NUMBERS, SCALES, BIAS, LARGEST, MATRIX = range(5)  # of a matrix; LARGEST is the largest integer its vectors may hold
 EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 * MATRIX + 3
-NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # of each layer
+NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
 OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
-COUNTED = 7  # parts of a layer that threads share, each with a counter of what is taken
-A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # of GELU's approximation by tanh
+COUNTED = 7  # parts of a layer that threads share, each with a counter of the rows or heads taken
+A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def normalise(x, of, epsilon, out):
-    """The layer norm of a vector, by the weight and the bias at two addresses."""
+    """Compute the layer norm of a vector, with the weight and the bias at two addresses."""
     weight, bias = view(of[0], len(x), np.float32), view(of[1], len(x), np.float32)
     mean = ZERO
     for c in range(len(x)):
@@ -58,21 +58,21 @@ def normalise(x, of, epsilon, out):
 
 @njit(fastmath=REASSOCIATED)
 def embed(row, scale, place, out):
-    """The vector of a token: its row of a matrix, and that of its position."""
+    """Compute the vector of a token: its embedding, scaled, plus that of its position."""
     for c in range(len(out)):
         out[c] = np.float32(row[c]) * scale + place[c]
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
 def activate(x):
-    """GELU by tanh, in the place of x."""
+    """Apply GELU, by tanh, in place."""
     for c in range(len(x)):
         x[c] = HALF * x[c] * (ONE + tangent(B * (x[c] + A * x[c] * x[c] * x[c])))
 
 
 @njit
 def put(x, first, last, positions, new, kept):
-    """Some numbers of each vector where its head and position have their place among what is kept, (b, h, room, d)."""
+    """Copy some numbers of each vector to their head and position in the cache, (b, h, room, d)."""
     d = kept.shape[3]
     for one in range(len(x)):
         for c in range(first, last):
@@ -81,7 +81,7 @@ def put(x, first, last, positions, new, kept):
 
 @njit
 def attend(q, keys, values, scores, out):
-    """The context of one query: keys and values (n, d), and room for n scores."""
+    """Compute the context of one query; keys and values are (n, d), scores is a buffer of n numbers."""
     top, scale = LEAST, ONE / np.float32(math.sqrt(len(q)))
     for j in range(len(keys)):
         scores[j] = dot(keys[j], q) * scale
@@ -93,13 +93,13 @@ def attend(q, keys, values, scores, out):
 
 
 def shared(dtype):
-    """What one thread does, of matrices of this dtype."""
+    """Compile what one thread computes, for matrices of this dtype."""
 
     small = dtype == np.int8
 
     @njit
     def linear(place, x, short, of, rows, threads, out):
-        """Some rows of a matrix, which no thread has taken, times the vectors: where they begin and end."""
+        """Multiply the vectors by the next untaken rows of a matrix; return the first row and one past the last."""
         run = max(RUN, rows // (RUNS * threads))
         first = take(at(place)) * run
         last = min(first + run, rows)
@@ -116,7 +116,7 @@ def shared(dtype):
 
     @njit
     def ready(x, of, short):
-        """The whole numbers of vectors, for a matrix of bytes, one after the other, and their scales."""
+        """Quantize vectors for a matrix of bytes: their integers, one vector after the other, and their scales."""
         if small and len(x) > FEW:
             (factors, numbers), most = short, view(of[LARGEST], 1, np.int64)[0]
             for one in range(len(x)):

@@ -1,8 +1,9 @@
-"""GPT-2, as OpenAI's code has it: read it from top to bottom.
+"""GPT-2, as in OpenAI's code: read it from top to bottom.
 
-A text is a row of numbers. Each becomes a vector, what it is plus where it stands; blocks add to these vectors, first what
-other tokens say (attention), then what the token makes of it (two linear layers); the vector of each token, compared with
-the vectors of all words, gives the next word. Source: Radford et al. 2019, and https://github.com/openai/gpt-2.
+A text is a row of numbers. Each becomes a vector, the sum of a token and a position embedding; blocks add to these vectors,
+first what comes from other tokens (attention), then what follows from the token itself (two linear layers); the vector of
+each token, compared with the vectors of all words, gives the next word.
+Source: Radford et al. 2019, and https://github.com/openai/gpt-2.
 """
 
 import math
@@ -30,7 +31,7 @@ from regard.weights import gpt2 as files
 from regard.weights.unfilled import without_numbers
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh in the place of the error function
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh instead of the error function
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
@@ -38,22 +39,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Cache(Protocol):
-    """Keys and values of earlier tokens: where the next tokens stand, and each layer's past."""
+    """Keys and values of earlier tokens: the positions of the next tokens, and each layer's past."""
 
     def extend(self, tokens: Tensor) -> Tensor:
-        """The positions of the next tokens, (t,) or (b, t)."""
+        """Return the positions of the next tokens, (t,) or (b, t)."""
 
     def layer(self, number: int) -> Past:
-        """The past of a layer."""
+        """Return the past of a layer."""
 
     def asked(self, x: Tensor) -> Tensor:
-        """Those of the last vectors whose logits are wanted."""
+        """Return those of the last vectors whose logits are wanted."""
 
 
 class GPT2(nn.Module):
-    """Token and position embeddings, blocks, a last norm, and a head that is the token embedding once more.
+    """Token and position embeddings, blocks, a last norm, and a head that reuses the token embedding.
 
-    Shapes: tokens (b, t) or (t,), whole numbers below config.vocabulary, t at most config.context; logits (..., t, n).
+    Shapes: tokens (b, t) or (t,), integers below config.vocabulary, t at most config.context; logits (..., t, n).
     """
 
     def __init__(self, config: GPT2Config) -> None:
@@ -69,7 +70,7 @@ class GPT2(nn.Module):
         self.initialise()
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, mask: Mask = EVERYTHING) -> Tensor:
-        """The logits of the next token after each token, which sees those before it that the mask lets it see."""
+        """Compute the logits of the next token after each token, which sees the tokens before it that the mask lets it see."""
         t = self.checked(tokens).shape[-1]
         places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)
         try:
@@ -82,7 +83,10 @@ class GPT2(nn.Module):
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
     def initialise(self) -> None:
-        """Normal numbers of deviation 0.02; those that add to the stream smaller, so that it does not grow with depth."""
+        """Initialize weights with normal numbers of deviation 0.02, biases with 0.
+
+        The deviation of layers that add to the residual stream is smaller, so that the stream does not grow with depth.
+        """
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 adds = name.endswith(("out_proj.weight", "down.weight"))
@@ -91,7 +95,7 @@ class GPT2(nn.Module):
                 nn.init.zeros_(weight)
 
     def checked(self, tokens: Tensor) -> Tensor:
-        """The tokens, or an error that says what they should be."""
+        """Return the tokens, or raise ShapeError if their type, shape or length is wrong."""
         if not isinstance(tokens, Tensor) or tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
             raise ShapeError(f"tokens are whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe(tokens)}.")
         if tokens.layout is not torch.strided:
@@ -102,11 +106,10 @@ class GPT2(nn.Module):
 
     @classmethod
     def load(cls, name: str | Path, dtype: torch.dtype | None = None) -> "GPT2":
-        """The model of a folder or file, or of a name ("pocket", "sorter", "gpt2", ...), in evaluation mode.
+        """Load the model of a folder or file, or of a name ("pocket", "sorter", "gpt2", ...), in evaluation mode.
 
-        Reads what transformers, OpenAI's TensorFlow code, nanoGPT and the lectures write; regard.weights.gpt2 says how.
-        Its text is the vocabulary in the folder, or GPT-2's where the size is GPT-2's. Raises WeightsError, naming the file
-        and the tensor.
+        Reads the files of transformers, OpenAI's TensorFlow code, nanoGPT and the lectures; see regard.weights.gpt2. Its text
+        is the vocabulary in the folder, or GPT-2's if the size is GPT-2's. Raises WeightsError, naming the file and the tensor.
         """
         if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in FLOATS):
             raise ConfigError(f"dtype must be float16, bfloat16, float32 or float64; got {describe(dtype)}.")
@@ -118,30 +121,30 @@ class GPT2(nn.Module):
         return model.eval()
 
     def save(self, folder: str | Path) -> None:
-        """Writes a folder that transformers reads too; the text beside it, where there is one."""
+        """Write a folder that transformers reads too, with the text if there is one."""
         files.save(check_path("folder", folder), asdict(self.config), self.state_dict())
         if self.text is not None:
             self.text.save(folder)
 
     def generate(self, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
-        """The next tokens, (b,) at a time; the settings are those of regard.generate.Settings."""
+        """Generate the next tokens, (b,) at a time; the settings are those of regard.generate.Settings."""
         return decode.generate(self, tokens, max_new_tokens, **{**self.ending(), **settings})
 
     def complete(self, text: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
-        """What the model writes after a text, a piece at a time; needs model.text."""
+        """Continue a text, a piece at a time; needs model.text."""
         return decode.complete(self, text, max_new_tokens, **{**self.ending(), **settings})
 
     def reading(self) -> Callable[[Tensor, Any], Tensor]:
-        """The model as a text is generated with it: what has been read, and a few tokens more."""
+        """Return the model in the form for generation: called with few new tokens and a cache."""
         return InOneCall(self) if type(self) is GPT2 and all(type(block) is Block for block in self.blocks) else self
 
     def ending(self) -> dict[str, Any]:
-        """What tells where a text ends, as settings of generate."""
+        """Return the settings of generate that define the end of a text."""
         return {} if self.text is None else {"text": self.text, "end": self.text.special.get("<|endoftext|>")}
 
 
 class Block(nn.Module):
-    """What every token hears from those before it, and what it makes of it, each added to the stream of its vector."""
+    """Attention to earlier tokens, then a feed-forward layer, each added to the residual stream."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -155,14 +158,14 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
-        """The stream (b, t, c) with this block's part added."""
+        """Return the stream (b, t, c) with this block's part added."""
         x = x + self.dropout(self.attention(self.norm_attention(x), past, mask))
         stream: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_feed(x)))))
         return stream
 
 
 def text_of(folder: Path, vocabulary: int) -> BytePair | Letters | None:
-    """The letters or the encoding that lie in a folder; else GPT-2's own for a vocabulary of its size; else none."""
+    """Load the letters or the encoding in a folder; else GPT-2's own for a vocabulary of its size; else None."""
     if (folder / letters.FILE).is_file():
         return Letters.load(folder)
     if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in byte_pair.FILES):

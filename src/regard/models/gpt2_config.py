@@ -1,4 +1,4 @@
-"""The sizes of a GPT-2, those that were released, and where the parameters, the memory and the multiply-adds of one go."""
+"""The sizes of a GPT-2, those that were released, and the parameters, memory and multiply-adds of each part."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu")
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The sizes of a GPT-2, and what else a checkpoint may say; checked when it is made."""
+    """The sizes of a GPT-2 and the other settings of a checkpoint; checked on creation."""
 
     layers: int
     heads: int
@@ -21,7 +21,7 @@ class GPT2Config:
     context: int = 1024
     vocabulary: int = 50257
     dropout: float = 0.0
-    inner: int = 0  # width of the feed-forward layer; four times the width where it is 0
+    inner: int = 0  # width of the feed-forward layer; four times the width if it is 0
     activation: str = "gelu_tanh"
     epsilon: float = 1e-5  # of the norms
     tied: bool = True  # whether the head is the token embedding
@@ -40,27 +40,27 @@ class GPT2Config:
 
     @classmethod
     def small(cls) -> "GPT2Config":
-        """124,439,808 parameters, 117M in the paper."""
+        """Return the sizes of 124,439,808 parameters, 117M in the paper."""
         return cls(layers=12, heads=12, width=768)
 
     @classmethod
     def medium(cls) -> "GPT2Config":
-        """354,823,168 parameters, 345M in the paper."""
+        """Return the sizes of 354,823,168 parameters, 345M in the paper."""
         return cls(layers=24, heads=16, width=1024)
 
     @classmethod
     def large(cls) -> "GPT2Config":
-        """774,030,080 parameters, 762M in the paper."""
+        """Return the sizes of 774,030,080 parameters, 762M in the paper."""
         return cls(layers=36, heads=20, width=1280)
 
     @classmethod
     def xl(cls) -> "GPT2Config":
-        """1,557,611,200 parameters, 1542M in the paper."""
+        """Return the sizes of 1,557,611,200 parameters, 1542M in the paper."""
         return cls(layers=48, heads=25, width=1600)
 
     @property
     def parts(self) -> dict[str, int]:
-        """The parameters of each part."""
+        """The number of parameters of each part."""
         c, inner = self.width, self.inner
         parts = {
             "token embedding": self.vocabulary * c,
@@ -73,11 +73,11 @@ class GPT2Config:
 
     @property
     def parameters(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return sum(self.parts.values())
 
     def multiply_adds(self, tokens: int) -> dict[str, int]:
-        """The multiply-adds of each part in a forward over so many tokens; causal attention does half of its square."""
+        """Count the multiply-adds of each part in a forward over this many tokens, causal attention as half of the square."""
         c = self.width
         return {
             "attention projections": self.layers * 4 * c * c * tokens,
@@ -87,7 +87,7 @@ class GPT2Config:
         }
 
     def describe(self, tokens: int | None = None) -> str:
-        """Where the parameters, the memory and the multiply-adds of a forward over the context go, as a table of text."""
+        """Format the parameters, the memory and the multiply-adds of a forward over the context as a table of text."""
         t = self.context if tokens is None else tokens
         lines = [f"{self.layers} layers of {self.heads} heads, width {self.width}, context {self.context}", ""]
         lines += table("parameters", self.parts)
@@ -98,7 +98,7 @@ class GPT2Config:
 
 
 def table(title: str, parts: dict[str, int]) -> list[str]:
-    """Numbers with their share of the whole."""
+    """Format numbers with their share of the whole."""
     total = sum(parts.values())
     rows = [*parts.items(), ("together", total)]
     width = len(f"{total:,}")

@@ -1,6 +1,7 @@
-"""GPT-2 on a few tokens, in one call: its hundred small operations take long beside the time of reading its weights.
+"""GPT-2 on a few tokens, in one call: a hundred small operations take long compared with reading the weights.
 
-The model stays the definition. This is equal to it, and steps in only where nobody looks on and no part is another.
+The model remains the definition. The compiled form computes the same, and runs only if no hook or mode observes the model and
+no part of it was replaced.
 """
 
 import ctypes
@@ -21,41 +22,41 @@ from regard.layers.multi_head import MultiHeadAttention
 from regard.products import Quantised
 from regard.products.dense import LEAST
 
-MOST = {torch.float32: 4, torch.int8: 16}  # vectors, by what the matrices hold; more of them are faster product by product
-NORMS = ("norm_attention", "norm_feed")  # of a block
+MOST = {torch.float32: 4, torch.int8: 16}  # most vectors, by dtype of the matrices; more are faster in the plain model
+NORMS = ("norm_attention", "norm_feed")  # norms of a block
 MATRICES = ("attention.W_query", "attention.W_key", "attention.W_value", "attention.out_proj", "up", "down")
 PARTS = {MultiHeadAttention, Linear, Quantised, Rows, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList}
-Form = tuple[tuple[int, ...], tuple[torch.dtype | None, ...]]  # the shape of a tensor, and the dtypes it may have
+Form = tuple[tuple[int, ...], tuple[torch.dtype | None, ...]]  # shape and allowed dtypes of a tensor, None if optional
 
 
 class InOneCall:
-    """A GPT-2 that reads a few tokens at a time: model(tokens, cache), in one call where it can be."""
+    """A GPT-2 that reads a few tokens at a time: model(tokens, cache), in one compiled call where possible."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.hooks = -1  # how many there had ever been when the model was last looked at
-        self.tensors: list[Tensor | None] = []  # what it has, which stays in memory while these do
-        self.cache: Cache | None = None  # that was last looked at
+        self.hooks = -1  # RemovableHandle.next_id when the model was last checked
+        self.tensors: list[Tensor | None] = []  # the model's, which these references keep in memory
+        self.cache: Cache | None = None  # the cache last checked
         self.addresses: Any = None
-        self.holds: torch.dtype | None = None  # what the matrices are made of; None where something does not fit
+        self.holds: torch.dtype | None = None  # dtype of the matrices; None if something does not fit
 
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """The logits of the next token after each of (b, t), or after those that the cache is asked for."""
+        """Compute the logits of the next token after each of (b, t), or after those that the cache selects."""
         if self.suits(tokens, cache):
             return self.run(tokens, cache)
         found: Tensor = self.model(tokens, cache)
         return found
 
     def suits(self, tokens: Tensor, cache: Cache) -> bool:
-        """Whether nothing but the time would tell that the model ran in one call."""
+        """Return whether the compiled call is observably identical to the model, except in time."""
         if tokens.dim() != 2 or not 0 < tokens.numel() <= max(MOST.values()) or not cache.longest or self.model.training:
             return False
         watched = not unwatched() or torch._C._len_torch_function_stack() or torch.is_autocast_enabled("cpu")
         if watched or torch.is_grad_enabled():
             return False
         if any(not 0 <= token < self.model.config.vocabulary for row in tokens.tolist() for token in row):
-            return False  # the model says so
-        if self.hooks != RemovableHandle.next_id:  # a part may have got one
+            return False  # the model raises the error
+        if self.hooks != RemovableHandle.next_id:  # a part may have a new hook
             self.hooks, self.cache = RemovableHandle.next_id, None
             self.tensors = every(self.model) if standard(self.model) else []
         if self.cache is not cache:
@@ -65,8 +66,8 @@ class InOneCall:
         return self.holds is not None and tokens.numel() <= MOST[self.holds]
 
     def run(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """The same, compiled."""
-        from regard.compiled.shorts import VECTORS  # and numba with it, which is there where this is reached
+        """Compute the logits in one compiled call."""
+        from regard.compiled.shorts import VECTORS  # imports numba, which is installed if this is called
         from regard.models import compiled
 
         config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape
@@ -74,7 +75,7 @@ class InOneCall:
         firsts = starts.tolist() if isinstance(starts, Tensor) else [starts] * b
         positions = [first + step for first in firsts for step in range(t)]
         wanted = asked(cache.wanted, b, t)
-        spare = b * t + VECTORS  # for vectors that complete the last few
+        spare = b * t + VECTORS  # padding to full groups of VECTORS
         size = b * t * config.width + cache.room + spare + spare * max(config.width, config.inner)
         own = torch.empty(several, size)
         shared = torch.empty(b * t * (6 * config.width + config.inner))
@@ -91,14 +92,14 @@ class InOneCall:
 
 
 def asked(wanted: int | Tensor | None, b: int, t: int) -> list[int]:
-    """Which of b rows of t vectors those are that cache.asked would pick."""
+    """List which of b rows of t vectors Cache.asked selects, as indices into b t vectors."""
     if isinstance(wanted, Tensor):
         return [row * t + place for row, place in enumerate(wanted.tolist())]
     return [row * t + place for row in range(b) for place in range(0 if wanted is None else t - wanted, t)]
 
 
 def standard(model: Any) -> bool:
-    """Whether a GPT-2 is made of the parts that the compiled one is made for, whatever numbers these hold."""
+    """Return whether a GPT-2 has exactly the parts that the compiled form implements, whatever their weights."""
     if not threads.usable() or not threads.meeting():
         return False
     known = PARTS | {type(model), type(model.blocks[0])}
@@ -107,22 +108,22 @@ def standard(model: Any) -> bool:
 
 
 def changed(module: nn.Module) -> bool:
-    """Whether somebody waits for a module to run, or made it another function."""
+    """Return whether a module is in training mode, has hooks or a replaced forward, or is an embedding with max_norm."""
     hooked = module.training or module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
     return bool(hooked) or getattr(module, "max_norm", None) is not None
 
 
 def usual(block: Any, config: Any) -> bool:
-    """Whether a block's settings are those of its model, and its GELU is the one by tanh."""
+    """Return whether a block's settings are those of its model, and its GELU is the one by tanh."""
     epsilons = [block.get_submodule(name).eps for name in NORMS]
     gelu = getattr(block.activation, "func", None) is F.gelu and block.activation.keywords == {"approximate": "tanh"}
     return gelu and epsilons == [config.epsilon] * 2 and block.attention.num_heads == config.heads
 
 
 def held(both: list[Tensor | None], config: Any, b: int, room: int) -> torch.dtype | None:
-    """What all matrices hold, where each tensor of a model and its cache is as the compiled one reads it; else None."""
+    """Return the dtype of all matrices if each tensor of a model and its cache is as the compiled form reads it; else None."""
     c, inner = config.width, config.inner
-    holds = torch.float32 if both[1] is None else torch.int8  # the scales of the token embedding
+    holds = torch.float32 if both[1] is None else torch.int8  # both[1]: scales of the token embedding
     vector: list[Form] = [((c,), (torch.float32,))]
 
     def rows(count: int, columns: int) -> list[Form]:
@@ -138,13 +139,13 @@ def held(both: list[Tensor | None], config: Any, b: int, room: int) -> torch.dty
 
 
 def as_read(x: Tensor | None, form: Form) -> bool:
-    """Whether a tensor lies in memory as the compiled model reads it."""
+    """Return whether a tensor has the shape, dtype and memory layout that the compiled form reads."""
     shape, kinds = form
     return None in kinds if x is None else x.dtype in kinds and x.shape == shape and x.is_contiguous() and plain(x)
 
 
 def every(model: Any) -> list[Tensor | None]:
-    """What a model has, in the order in which the compiled one is told of it."""
+    """List the tensors of a model, in the order in which the compiled form takes them."""
     head = model.tokens if model.head is None else model.head
     found = [*matrix(model.tokens), *matrix(head), model.norm.weight, model.norm.bias, model.positions.weight]
     for block in model.blocks:
@@ -154,7 +155,7 @@ def every(model: Any) -> list[Tensor | None]:
 
 
 def matrix(of: Any) -> list[Tensor | None]:
-    """The numbers of a linear layer or an embedding, their scales, its bias, and how large its vectors may be."""
+    """List the numbers of a linear layer or an embedding, their scales, its bias, and how large its vectors may be."""
     of = of.matrix if isinstance(of, Rows) else of
     small = isinstance(of, Quantised)
     return [of.values, of.scales, of.bias, of.most] if small else [of.weight, None, getattr(of, "bias", None), None]

@@ -1,4 +1,4 @@
-"""Own: a GPT-2 of regard's own with what turns a text into its tokens, whatever vocabulary it has."""
+"""Own: a GPT-2 in regard's own format with its tokenizer, whatever vocabulary it has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from regard.text.numbers import Numbers
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """A GPT-2 of regard's own, from anyone's weights."""
+    """A GPT-2 in regard's own format, with weights from anywhere."""
 
     name: str
     model: GPT2
 
     @property
     def context(self) -> int:
-        """How many tokens it reads."""
+        """The most tokens that the model reads."""
         return self.model.config.context
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
+        """The number of layers."""
         return self.model.config.layers
 
     @property
     def words(self) -> BytePair | Letters | Numbers:
-        """Its vocabulary; where it has none, tokens are written as numbers."""
+        """The vocabulary; if the model has none, tokens are written as numbers."""
         return self.model.text or Numbers()
 
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
-        """The first tokens of a text, as many as the model reads."""
+        """Return the first tokens of a text, as many as the model reads, their pieces, and the number of all tokens."""
         found = self.encode(text)
         if not found:
             raise DataError("the text has no tokens.")
@@ -43,18 +43,18 @@ class Own:
         return torch.tensor([ids]), self.words.pieces(ids), len(found)
 
     def encode(self, text: str) -> list[int]:
-        """All tokens of a text."""
+        """Return all tokens of a text."""
         return self.words.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return self.words.bytes(ids).decode(errors="replace")
 
     def pieces(self) -> list[str]:
-        """The text of every token that there is."""
+        """Return the text of every token of the vocabulary."""
         return self.words.pieces(range(self.model.config.vocabulary if self.model.text is None else self.model.text.vocabulary))
 
     def run(self, ids: Tensor) -> Tensor:
-        """The logits."""
+        """Compute the logits of tokens."""
         logits: Tensor = self.model(ids)
         return logits

@@ -1,7 +1,7 @@
-"""The translator before attention, and the one with it: an RNN reads a sentence, another writes it in another language.
+"""The RNN translator without and with attention: an RNN reads a sentence, another writes it in another language.
 
-Read it from top to bottom. Without attention all the decoder ever knows of the source is one vector, the encoder's last
-state; with it the decoder looks back, before each word, at what the encoder made of every word. Nothing else differs
+Read it from top to bottom. Without attention all that the decoder gets of the source is one vector, the encoder's last
+state; with it the decoder attends, before each word, to the encoder's annotation of every word. Nothing else differs
 between the two. Source: Cho et al. 2014 and, for attention, Bahdanau et al. 2014, sections 3 and 4, and appendix A.
 """
 
@@ -23,29 +23,29 @@ from regard.text import BytePair
 from regard.weights import translators as files
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
-States = tuple[Tensor, ...]  # (layers, b, hidden) each: of a GRU the state, of an LSTM its state and its memory
+States = tuple[Tensor, ...]  # (layers, b, hidden) each: the state of a GRU, or the state and the memory of an LSTM
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the encoder made of the sources: an annotation for each token, (b, s, 2 hidden), and its last states."""
+    """The encoder's output: an annotation for each token, (b, s, 2 hidden), and its last states."""
 
     annotations: Tensor
     lengths: Lengths
-    summary: Tensor  # (b, 2 hidden), the last state of either direction
+    summary: Tensor  # (b, 2 hidden), the last states of both directions
     start: States  # of the decoder
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """How far the decoder has come, and what it may look at of the sources."""
+    """The decoder's state, and what it attends to in the sources."""
 
     memory: Memory
-    keys: Tensor | None  # the annotations as the attention projects them, (b, s, hidden); None without attention
+    keys: Tensor | None  # the annotations projected by the attention, (b, s, hidden); None without attention
     hidden: States
 
     def rows(self, index: Tensor) -> "State":
-        """The state of these rows, one of which may be there several times."""
+        """Return the state of these rows, which may repeat."""
         old = self.memory
         lengths = tuple(old.lengths[row] for row in index.tolist())
         start = tuple(x[:, index] for x in old.start)
@@ -55,20 +55,20 @@ class State:
 
 
 class RecurrentTranslator(nn.Module):
-    """A bidirectional encoder, a decoder that reads the previous word and a context, and an output layer that sees all three.
+    """A bidirectional encoder, a decoder that reads the previous word and a context, and an output layer that reads all three.
 
     attention=None: the context is the encoder's last states, at every step, as in Cho et al. 2014 (and not at the first
     alone, as in Sutskever et al. 2014), so that the two models differ in where the context comes from and in nothing else.
-    attention="additive": it is what the decoder's last state finds among the annotations.
+    attention="additive": the context is the attention of the decoder's last state to the annotations.
 
-    The first state is s₀ = tanh(W_s ←h₁) (appendix A.2.2), an LSTM's memory starts at zero. What comes next is
-    softmax(E tanh(W [s_i; y_{i-1}; c_i])), as g in equation 4, without the appendix's maxout. Of several layers the first
+    The first state is s₀ = tanh(W_s ←h₁) (appendix A.2.2); an LSTM's memory starts at zero. The next word's distribution is
+    softmax(E tanh(W [s_i; y_{i-1}; c_i])), as g in equation 4, without the appendix's maxout. With several layers the first
     reads word and context, and the last one's state is the query.
     Shapes: sources (b, s), of which the first lengths (b,) are no padding; targets (b, t); logits (b, t, n).
     """
 
     KIND = "recurrent"
-    context = None  # it reads sentences of any length
+    context = None  # sentences may have any length
 
     def __init__(
         self,
@@ -110,33 +110,33 @@ class RecurrentTranslator(nn.Module):
         self.initialise()
 
     def forward(self, sources: Tensor, lengths: Tensor | Sequence[int], targets: Tensor) -> Tensor:
-        """The logits of what comes after each target token, given the source and the targets up to it."""
+        """Compute the logits of what comes after each target token, given the source and the targets up to it."""
         refuse("targets", targets)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
     def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
-        """Reads the sources in both directions; packed, so that neither meets padding."""
+        """Encode the sources in both directions; packed, so that neither direction reads padding."""
         found = checked(sources, lengths)
         x = self.dropout(self.vocabulary.source(sources))
         packed = pack_padded_sequence(x, torch.tensor(found), batch_first=True, enforce_sorted=False)
         read, last = self.encoder(packed)
         annotations, _ = pad_packed_sequence(read, batch_first=True, total_length=sources.shape[1])
-        last = last[0] if isinstance(last, tuple) else last  # (2 layers, b, hidden), forward and backward in turn
+        last = last[0] if isinstance(last, tuple) else last  # (2 layers, b, hidden), forward and backward alternating
         state = self.start(last[1::2]).tanh()
         start = (state, torch.zeros_like(state)) if isinstance(self.encoder, nn.LSTM) else (state,)
         return Memory(annotations, found, torch.cat((last[-2], last[-1]), -1), start)
 
     def begin(self, memory: Memory) -> State:
-        """The state before a target token is read: the attention's keys are projected once a sentence."""
+        """Return the state before the first target token; the attention's keys are projected once a sentence."""
         return State(memory, None if self.attention is None else self.attention.project(memory.annotations), memory.start)
 
     def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Reads one target token (b,) of each row: the logits (b, n) of what comes after it, and the state."""
+        """Read one target token (b,) of each row; return the logits (b, n) of what comes after it, and the new state."""
         logits, state = self.decode(tokens.unsqueeze(1), state)
         return logits[:, 0], state
 
     def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """Reads target tokens (b, t), after those that the state has read."""
+        """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
         words = self.dropout(self.vocabulary.target(targets))
         states, contexts, hidden = self.fixed(words, state) if state.keys is None else self.searched(words, state, state.keys)
         seen = torch.cat((states, words, contexts), -1)
@@ -144,13 +144,19 @@ class RecurrentTranslator(nn.Module):
         return self.vocabulary.logits(output), State(state.memory, state.keys, hidden)
 
     def fixed(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, States]:
-        """The decoder's states after each word, its contexts, which are the summary, and its last states of all layers."""
+        """Run the decoder with the summary as each word's context.
+
+        Returns the top layer's state after each word, the contexts, and the last states of all layers.
+        """
         contexts = state.memory.summary.unsqueeze(1).expand(-1, words.shape[1], -1)
         states, hidden = self.stepped(torch.cat((words, contexts), -1), state.hidden)
         return states, contexts, hidden
 
     def searched(self, words: Tensor, state: State, keys: Tensor) -> tuple[Tensor, Tensor, States]:
-        """The same where each context is looked for by the state before."""
+        """Run the decoder with a context for each word, the attention of the state before it to the annotations.
+
+        Returns the top layer's state after each word, the contexts, and the last states of all layers.
+        """
         attention, annotations, hidden = cast(AdditiveAttention, self.attention), state.memory.annotations, state.hidden
         mask = padding(state.memory.lengths, annotations.shape[1])
         states, contexts = [], []
@@ -162,20 +168,20 @@ class RecurrentTranslator(nn.Module):
         return torch.cat(states, 1), torch.cat(contexts, 1), hidden
 
     def stepped(self, x: Tensor, hidden: States) -> tuple[Tensor, States]:
-        """torch's own cells over vectors (b, t, width + 2 hidden)."""
+        """Run torch's own cells over vectors (b, t, width + 2 hidden)."""
         states, last = self.decoder(x, hidden if isinstance(self.decoder, nn.LSTM) else hidden[0])
         return states, last if isinstance(last, tuple) else (last,)
 
     def initialise(self) -> None:
-        """Orthogonal matrices from state to state, as in appendix B.1; the rest as torch has it."""
+        """Initialize the matrices from state to state as orthogonal, as in appendix B.1; the rest as torch does."""
         for name, weight in (*self.encoder.named_parameters(), *self.decoder.named_parameters()):
             if name.startswith("weight_hh"):
                 for gate in weight.split(weight.shape[1]):
                     nn.init.orthogonal_(gate)
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one.
+        """Write a folder that `regard.models.translator.load` reads, with the text if there is one.
 
-        dtype is that of the numbers there, the model's own where it is None; torch.int8 is of matrices, with a scale a row.
+        dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
         files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)

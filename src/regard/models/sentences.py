@@ -1,4 +1,4 @@
-"""Sentences of unequal length in one tensor: checked, and the rule that hides what fills them up."""
+"""Sentences of unequal length in one tensor: their checks, and the mask that hides the padding."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Lengths = tuple[int, ...]
 
 
 def checked(sources: Tensor, lengths: Tensor | Sequence[int], context: int | None = None) -> Lengths:
-    """How many tokens each source (b, s) has, from 1 to s; ShapeError where the two do not fit."""
+    """Return the number of tokens of each source (b, s), from 1 to s; raise ShapeError if lengths and sources do not fit."""
     refuse("sources", sources, context)
     found = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
     if len(found) != len(sources) or not all(isinstance(n, int) and 1 <= n <= sources.shape[1] for n in found):
@@ -23,7 +23,7 @@ def checked(sources: Tensor, lengths: Tensor | Sequence[int], context: int | Non
 
 
 def refuse(name: str, tokens: Tensor, context: int | None = None) -> None:
-    """Raises ShapeError where tokens are not whole numbers (b, t), at most so many of them."""
+    """Raise ShapeError if tokens are not integers (b, t), or t is larger than the context."""
     letters = "b, s" if name == "sources" else "b, t"
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
         raise ShapeError(f"{name} are whole numbers ({letters}), at least one; got {tokens.dtype} {tuple(tokens.shape)}.")
@@ -32,5 +32,5 @@ def refuse(name: str, tokens: Tensor, context: int | None = None) -> None:
 
 
 def padding(lengths: Lengths, s: int) -> Mask:
-    """The rule that hides the padding of sources s tokens long; where there is none, none."""
+    """Return the mask that hides the padding of sources s tokens long, or EVERYTHING if there is none."""
     return EVERYTHING if min(lengths) == s else Padding(lengths)

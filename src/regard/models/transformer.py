@@ -1,7 +1,7 @@
-"""The Transformer of 2017: an encoder reads a sentence, a decoder writes another, and all that joins words is attention.
+"""The Transformer of 2017: an encoder reads a sentence, a decoder writes another, and only attention connects words.
 
-Read it from top to bottom. Nothing is recurrent: a word finds what it needs of the others by looking at all of them at
-once, and where it stands is added to what it is. Source: Vaswani et al. 2017; `norm="pre"` is Xiong et al. 2020.
+Read it from top to bottom. Nothing is recurrent: each word attends to all the others at once, and its position is added to
+its vector. Source: Vaswani et al. 2017; `norm="pre"` is Xiong et al. 2020.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]  # keys and values, (b, h, t, d)
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the encoder made of the sources: a vector for each token, (b, s, c), and how many of them are no padding."""
+    """The encoder's output: a vector for each token, (b, s, c), and the number of tokens of each source without padding."""
 
     vectors: Tensor
     lengths: Lengths
@@ -38,14 +38,14 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """How far the decoder has come: of each block the keys and values of the sources, and of the targets it has read."""
+    """The decoder's state: for each block the keys and values of the sources, and of the targets read so far."""
 
     sources: tuple[Pair, ...]
     lengths: Lengths
     targets: tuple[Pair, ...] = ()
 
     def rows(self, index: Tensor) -> "State":
-        """The state of these rows, one of which may be there several times."""
+        """Return the state of these rows, which may repeat."""
         sources, targets = (tuple((k[index], v[index]) for k, v in pairs) for pairs in (self.sources, self.targets))
         return State(sources, tuple(self.lengths[row] for row in index.tolist()), targets)
 
@@ -98,17 +98,17 @@ class Transformer(nn.Module):
         first = norm == "pre"
         self.encoder = nn.ModuleList(EncoderBlock(width, heads, inner, dropout, first) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderBlock(width, heads, inner, dropout, first) for _ in range(layers))
-        self.encoder_norm = nn.LayerNorm(width) if first else nn.Identity()  # else the last block has normalised
+        self.encoder_norm = nn.LayerNorm(width) if first else nn.Identity()  # with "post" the last block has normalized
         self.decoder_norm = nn.LayerNorm(width) if first else nn.Identity()
         self.initialise()
 
     def forward(self, sources: Tensor, lengths: Tensor | Sequence[int], targets: Tensor) -> Tensor:
-        """The logits of what comes after each target token, given the source and the targets up to it."""
+        """Compute the logits of what comes after each target token, given the source and the targets up to it."""
         refuse("targets", targets, self.context)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
     def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
-        """Reads the sources."""
+        """Encode the sources."""
         found = checked(sources, lengths, self.context)
         mask = padding(found, sources.shape[1])
         x = self.placed(self.vocabulary.source(sources), 0)
@@ -117,16 +117,16 @@ class Transformer(nn.Module):
         return Memory(self.encoder_norm(x), found)
 
     def begin(self, memory: Memory) -> State:
-        """The state before a target token is read: each block's keys and values of the sources, computed once."""
+        """Return the state before the first target token: each block's keys and values of the sources, computed once."""
         return State(tuple(cast(DecoderBlock, block).cross.project(memory.vectors) for block in self.decoder), memory.lengths)
 
     def read(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Reads one target token (b,) of each row: the logits (b, n) of what comes after it, and the state."""
+        """Read one target token (b,) of each row; return the logits (b, n) of what comes after it, and the new state."""
         logits, state = self.decode(tokens.unsqueeze(1), state)
         return logits[:, 0], state
 
     def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
-        """Reads target tokens (b, t), after those that the state has read."""
+        """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
         before = state.targets or (None,) * len(self.decoder)
         mask = padding(state.lengths, state.sources[0][0].shape[2])
         x = self.placed(self.vocabulary.target(targets), 0 if before[0] is None else before[0][0].shape[2])
@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         return self.vocabulary.logits(self.decoder_norm(x)), State(state.sources, state.lengths, tuple(read))
 
     def placed(self, x: Tensor, first: int) -> Tensor:
-        """Vectors (b, t, c) with where they stand added, the first at this position."""
+        """Add positions to vectors (b, t, c), counted from `first`."""
         if first + x.shape[1] > self.context:
             raise ShapeError(f"{first} tokens are read and {x.shape[1]} more given; the model's context is {self.context}.")
         places = cast(Tensor, self.positions)[first : first + x.shape[1]]
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         return placed
 
     def initialise(self) -> None:
-        """Glorot's uniform numbers for every matrix but the embeddings, q, k and v each for itself; biases of zero."""
+        """Initialize every matrix but the embeddings as Glorot's uniform, q, k and v separately; biases as zero."""
         for name, weight in (*self.encoder.named_parameters(), *self.decoder.named_parameters()):
             if weight.dim() == 2:
                 for part in weight.split(weight.shape[1]) if "W_" in name else (weight,):
@@ -154,15 +154,15 @@ class Transformer(nn.Module):
                 nn.init.zeros_(weight)
 
     def save(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-        """Writes a folder that `regard.models.translator.load` reads; the text beside it, where there is one.
+        """Write a folder that `regard.models.translator.load` reads, with the text if there is one.
 
-        dtype is that of the numbers there, the model's own where it is None; torch.int8 is of matrices, with a scale a row.
+        dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
         files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
 
 
 class SelfAttention(nn.Module):
-    """Attention of a sequence to itself, its q, k and v from one product."""
+    """Attention of a sequence to itself, with q, k and v from one product."""
 
     def __init__(self, width: int, count: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class SelfAttention(nn.Module):
         self.out_proj = Linear(width, width)
 
     def forward(self, x: Tensor, mask: Mask, past: Pair | None = None) -> tuple[Tensor, Pair]:
-        """The output, and the keys and values of all tokens, those of the past before the new ones."""
+        """Compute the output, and the keys and values of all tokens, those of the past before the new ones."""
         q, k, v = (heads.split(part, self.heads) for part in self.W_query_key_value(x).chunk(3, -1))
         offset = 0
         if past is not None:
@@ -191,19 +191,19 @@ class CrossAttention(nn.Module):
         self.out_proj = Linear(width, width)
 
     def project(self, memory: Tensor) -> Pair:
-        """The keys and values of the source."""
+        """Compute the keys and values of the source."""
         k, v = (heads.split(part, self.heads) for part in self.W_key_value(memory).chunk(2, -1))
         return k, v
 
     def forward(self, x: Tensor, source: Pair, mask: Mask) -> Tensor:
-        """What each target token takes from the source."""
+        """Compute the output of each target token's attention to the source."""
         context = attention(heads.split(self.W_query(x), self.heads), *source, mask)
         output: Tensor = self.out_proj(heads.join(context))
         return output
 
 
 class FeedForward(nn.Module):
-    """max(0, x W₁ + b₁) W₂ + b₂, of each token for itself."""
+    """max(0, x W₁ + b₁) W₂ + b₂ of each token."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -211,13 +211,13 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (b, t, c) to the same shape."""
+        """Compute the output, in the shape (b, t, c) of x."""
         output: Tensor = self.down(F.relu(self.up(x)))
         return output
 
 
 class Residual(nn.Module):
-    """norm(x + part(x)), as in 2017, or x + part(norm(x)): what a part of a block adds to the stream, and where the norm is."""
+    """norm(x + part(x)), as in 2017, or x + part(norm(x)): the residual connection around a part of a block, with its norm."""
 
     def __init__(self, width: int, dropout: float, first: bool) -> None:
         super().__init__()
@@ -226,17 +226,17 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
-        """What the part is given."""
+        """Return the input of the part."""
         return self.norm(x) if self.first else x
 
     def after(self, x: Tensor, added: Tensor) -> Tensor:
-        """The stream with what the part gave."""
+        """Return the stream with the output of the part added."""
         x = x + self.dropout(added)
         return x if self.first else self.norm(x)
 
 
 class EncoderBlock(nn.Module):
-    """A source token looks at all source tokens, then makes something of what it saw."""
+    """Self-attention of the source tokens, then a feed-forward layer."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
         super().__init__()
@@ -245,13 +245,13 @@ class EncoderBlock(nn.Module):
         self.around_attention, self.around_feed = (Residual(width, dropout, first) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
-        """The stream (b, s, c) after this block."""
+        """Return the stream (b, s, c) after this block."""
         x = self.around_attention.after(x, self.attention(self.around_attention.before(x), mask)[0])
         return self.around_feed.after(x, self.feed(self.around_feed.before(x)))
 
 
 class DecoderBlock(nn.Module):
-    """A target token looks at those before it, then at the source, then makes something of both."""
+    """Causal self-attention of the target tokens, then attention to the source, then a feed-forward layer."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, first: bool) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class DecoderBlock(nn.Module):
         self.around_attention, self.around_cross, self.around_feed = (Residual(width, dropout, first) for _ in range(3))
 
     def forward(self, x: Tensor, past: Pair | None, source: Pair, mask: Mask) -> tuple[Tensor, Pair]:
-        """The stream (b, t, c) after this block, and the keys and values of all target tokens."""
+        """Return the stream (b, t, c) after this block, and the keys and values of all target tokens."""
         seen, pair = self.attention(self.around_attention.before(x), Causal(), past)
         x = self.around_attention.after(x, seen)
         x = self.around_cross.after(x, self.cross(self.around_cross.before(x), source, mask))

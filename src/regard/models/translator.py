@@ -1,4 +1,4 @@
-"""Translators of every kind in a folder: load, by its path or by the name of one that is carried."""
+"""Load a translator of any kind from a folder, by its path or by the name of a bundled one."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ KINDS: dict[str, type[Translator]] = {kind.KIND: kind for kind in (RecurrentTran
 
 
 def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
-    """The translator of a folder, or of a name ("translator", "translator-plain"), in evaluation mode, its text with it.
+    """Load the translator of a folder, or of a name ("translator", "translator-plain"), in evaluation mode, with its text.
 
-    The file may be in another dtype, bfloat16 or int8 say. Raises WeightsError, naming the file and the tensor.
+    The file may be in another dtype, such as bfloat16 or int8. Raises WeightsError, naming the file and the tensor.
     """
     settings = files.read(name)
-    with without_numbers():  # settings that ask for more than the file holds are refused before they take memory
+    with without_numbers():  # refuse settings larger than the file before they take memory
         files.check_tensors(settings.folder, made(settings).state_dict())
     model = made(settings).to(dtype)
     files.fill(settings.folder, model.state_dict())
@@ -31,11 +31,11 @@ def load(name: str | Path, dtype: torch.dtype = torch.float32) -> Translator:
 
 
 def made(settings: files.Settings) -> Translator:
-    """An untrained model of these settings."""
+    """Build an untrained model of these settings."""
     place = settings.folder / files.SETTINGS
     if settings.kind not in KINDS:
         raise WeightsError(f"{place} says kind={settings.kind!r}; there is {', '.join(KINDS)}.")
     try:
         return KINDS[settings.kind](**settings.sizes)
-    except (RegardError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # the latter of torch, for sizes
+    except (RegardError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # OverflowError: torch's, for sizes
         raise WeightsError(f"{place} describes no {settings.kind} translator: {error}.") from None

@@ -1,4 +1,4 @@
-"""Vocabulary: what a word is on its way into a translator, and how likely each is on the way out."""
+"""Vocabulary: the embeddings of a translator's words, and the logits over them."""
 
 import math
 
@@ -9,9 +9,9 @@ from regard.products import linear
 
 
 class Vocabulary(nn.Module):
-    """Embeddings of source and target, and the matrix that turns a vector into logits: one for all where tied, or three.
+    """Embeddings of source and target, and the matrix that turns a vector into logits: one matrix for all if tied, else three.
 
-    An embedding is multiplied by √width, so that numbers small enough for logits are large enough for what reads them.
+    An embedding is multiplied by √width, so that numbers small enough for logits are large enough as inputs.
     Source: Vaswani et al. 2017, section 3.4, after Press and Wolf 2017.
     """
 
@@ -25,15 +25,15 @@ class Vocabulary(nn.Module):
             nn.init.normal_(weight, std=1 / self.scale)
 
     def source(self, tokens: Tensor) -> Tensor:
-        """The vectors of tokens that are read."""
+        """Embed source tokens."""
         vectors: Tensor = self.words(tokens) * self.scale
         return vectors
 
     def target(self, tokens: Tensor) -> Tensor:
-        """The vectors of tokens that have been written."""
+        """Embed target tokens."""
         vectors: Tensor = (self.words if self.targets is None else self.targets)(tokens) * self.scale
         return vectors
 
     def logits(self, x: Tensor) -> Tensor:
-        """How well each token of the vocabulary fits a vector, (..., n)."""
+        """Compute the logits of each token of the vocabulary for vectors, (..., n)."""
         return linear(x, self.words.weight) if self.head is None else self.head(x)

@@ -1,4 +1,4 @@
-"""What a model looks at while it runs: recorded, typed, compared and changed, in any model, unmodified."""
+"""Observation of unmodified models: record their attention maps, classify heads, compare recordings, and intervene."""
 
 from regard.observe.record import record
 from regard.observe.recording import Call, Recording, Run

@@ -1,4 +1,4 @@
-"""CRC-32 of tensors and of the header beside them, by which an altered file is told from the one that was written."""
+"""CRC-32 of tensors and of their header, to detect an altered file."""
 
 import json
 import struct
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**22  # bytes that one thread reads at once
+BLOCK = 2**22  # bytes per task of a thread
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the CRC-32 of each tensor: of the CRC-32s of its blocks of 4 MiB, in order, each in 4 bytes, little-endian."""
+    """Return the CRC-32 of each tensor: that of the CRC-32s of its 4 MiB blocks, in order, each 4 bytes, little-endian."""
     found: dict[str, int] = {}
     with ThreadPoolExecutor(max(torch.get_num_threads(), 1)) as threads:
         for name, x in tensors.items():
@@ -31,7 +31,10 @@ def header_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) 
 
 
 def first_altered(tensors: Mapping[str, Tensor], expected: Any) -> str | None:
-    """Return the name of the first tensor whose CRC-32 is not the expected one, None where all are."""
+    """Return the name of the first tensor whose CRC-32 differs from the expected one; None if there is none.
+
+    Raises ValueError if tensors and checksums have different names.
+    """
     came = checksums(tensors)
     if not isinstance(expected, dict) or expected.keys() != came.keys():
         raise ValueError("it has other tensors than checksums")

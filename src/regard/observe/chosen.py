@@ -1,4 +1,4 @@
-"""Which layers and heads of a model a recording keeps."""
+"""The selection of layers and heads that a recording keeps."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from regard.mechanism.arguments import check_whole, describe
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which layers and heads are kept; None is all."""
+    """The selected layers and heads; None selects all."""
 
     numbers: frozenset[int] | None
     paths: tuple[str, ...]
@@ -21,7 +21,7 @@ class Chosen:
 
     @classmethod
     def of(cls, modules: Mapping[str, nn.Module], layers: Iterable[int | str] | None, heads: Iterable[int] | None) -> "Chosen":
-        """The choice, or ConfigError for a path that is no module's."""
+        """Build a selection from record's arguments. Raises ConfigError for a path that is not a module's."""
         given = None if layers is None else [layers] if isinstance(layers, int | str) else items("layers", layers)
         paths = tuple(one for one in given or () if isinstance(one, str))
         for path in paths:
@@ -40,7 +40,7 @@ class Chosen:
         return cls(numbers, paths, None if kept is None else [check_whole("a head", one) for one in kept])
 
     def layer(self, name: str, number: Callable[[], int]) -> bool:
-        """Whether a module is kept, by its path, or by its number among its kind and place; that is asked if it matters."""
+        """Return whether a module is selected, by its path or by its number; `number` is called only if it matters."""
         return (
             self.numbers is None
             or number() in self.numbers
@@ -49,7 +49,7 @@ class Chosen:
 
 
 def items(name: str, given: Any) -> list[Any]:
-    """What was given as a list, or ConfigError where it is none: text, a number, a tensor of several axes."""
+    """Return a value as a list. Raises ConfigError if it is not one: text, a number, a tensor of several axes."""
     if isinstance(given, Tensor) and given.dim() == 1 and given.layout is torch.strided and not given.is_nested:
         given = given.tolist()
     if isinstance(given, (str, bytes, Tensor, Mapping)) or not isinstance(given, Iterable):

@@ -1,4 +1,4 @@
-"""Where two maps, or two recordings, attend differently: every row of one against the same row of the other."""
+"""Comparison of two maps or two recordings: every row of one against the same row of the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from regard.observe.words import rows as words_of
 
 Texts = Sequence[Sequence[str]] | None
 MOST = 256  # rows in a block, at most
-SHOWN = 10  # heads and rows in print
+SHOWN = 10  # heads and rows printed
 
 
 @dataclass(frozen=True)
 class Row:
-    """A query of a head, how far its two rows are apart, nats, and the key it attends to most in each."""
+    """A query of a head, the divergence of its two rows, nats, and the key it attends to most in each."""
 
     layer: int
     name: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class HeadDifference:
-    """A head, the mean divergence of its rows and the largest, nats, and the batch row and query of that one."""
+    """A head, the mean and largest divergence of its rows, nats, and the batch row and query of the largest."""
 
     layer: int
     name: str
@@ -51,10 +51,10 @@ class HeadDifference:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two maps, or two recordings, differ in: heads and rows, those that differ most first; prints as two tables.
+    """The differences of two maps or two recordings: heads and rows, the largest first; prints as two tables.
 
-    divergence holds the Jensen-Shannon divergence of every row compared, nats, one (b, h, n) a layer, NaN on padding;
-    queries, by index, say which rows these are.
+    divergence holds the Jensen-Shannon divergence of every compared row, nats, one (b, h, n) per layer, NaN on padding; queries
+    holds the indices of these rows.
     """
 
     heads: tuple[HeadDifference, ...]
@@ -62,7 +62,7 @@ class Comparison:
     divergence: tuple[Tensor, ...]
     queries: Tensor
     words: tuple[Texts, Texts] = (None, None)  # of the keys of each
-    asking: Texts = None  # the words of the queries of the one
+    asking: Texts = None  # of the first one's queries
 
     def __str__(self) -> str:
         titles = ["head", "mean", "largest", "at"]
@@ -85,12 +85,12 @@ class Comparison:
 
 
 def word(words: Texts, batch: int, place: int) -> str:
-    """A place and the word that stands there, where that is known."""
+    """Return a position and its word, if known."""
     return f"{place}" if words is None else f"{place} {table.word(words[batch % len(words)][place])}"
 
 
 def texts(x: AttentionMap | Recording, kind: str, part: str | None) -> tuple[Texts, Texts]:
-    """The words of the queries and of the keys."""
+    """Return the words of the queries and of the keys."""
     if isinstance(x, AttentionMap) or x.tokens is None:
         return None, None
     asking, answering = x.words(0, kind, part) if isinstance(x.tokens, TwoTexts) else (x.tokens, x.tokens)
@@ -106,12 +106,12 @@ def compare(
     kind: str = "self",
     part: str | None = None,
 ) -> Comparison:
-    """How far every row of a is from the same row of b: two heads (m.select(heads=...)), two prompts, or two checkpoints.
+    """Compare every row of a with the same row of b: of two heads (m.select(heads=...)), two prompts or two checkpoints.
 
-    The rows are ranked by their Jensen-Shannon divergence, and the `top` first are kept with the keys they attend to most.
-    Rows that stand on padding in either are left out. Prompts have one length: it is token i of the one against token i of
-    the other. It costs both matrices twice over, in blocks; `queries`, by index, compares some rows alone, which costs these.
-    Raises ShapeError where the two have not the same layers, heads and lengths.
+    Rows are ranked by Jensen-Shannon divergence; the `top` first are returned with the keys they attend to most. Rows that are
+    padding in either are left out. Prompts must have equal lengths: token i of one is compared with token i of the other. The
+    cost is two traversals of both matrices, in blocks; `queries`, by index, compares and costs some rows only.
+    Raises ShapeError if the two have different layers, heads or lengths.
     """
     check_count("top", top)
     pairs = paired(a, b, kind, part)
@@ -135,7 +135,7 @@ class Pair:
 
 
 def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, part: str | None) -> list[Pair]:
-    """The maps of both, layer by layer, or ShapeError where they do not match."""
+    """Return the maps of both, layer by layer. Raises ShapeError if they do not match, ConfigError for other types."""
     are_maps, are_recordings = (all(isinstance(x, kind_of) for x in (a, b)) for kind_of in (AttentionMap, Recording))
     if not (are_maps or are_recordings):
         raise ConfigError(f"compare takes two maps or two recordings, got {describe(a)} and {describe(b)}.")
@@ -161,7 +161,7 @@ def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, 
 
 
 def apart(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
-    """The divergence of the same rows of two maps, (b, h, n); NaN where a query stands on padding in either."""
+    """Return the divergence of the same rows of two maps, (b, h, n); NaN where a query is padding in either."""
     b, h, _, k = one.shape
     on = Look(one).standing[:, :, queries] & Look(other).standing[:, :, queries]
     found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=one.device)
@@ -174,7 +174,7 @@ def apart(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
 
 
 def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor) -> tuple[HeadDifference, ...]:
-    """Every head, those of the largest mean divergence first."""
+    """Return every head, sorted by mean divergence, the largest first."""
     found = []
     for layer, (pair, apart_by) in enumerate(zip(pairs, divergence, strict=True)):
         means = apart_by.transpose(0, 1).flatten(1).double().nanmean(-1).nan_to_num().tolist()
@@ -187,7 +187,7 @@ def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: T
 
 
 def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor, top: int) -> tuple[Row, ...]:
-    """The rows that are furthest apart, of all heads."""
+    """Return the `top` rows of the largest divergence, of all heads."""
     candidates = []
     for layer, apart_by in enumerate(divergence):
         values, at = apart_by.flatten().nan_to_num(-1).topk(min(top, apart_by.numel()))
@@ -202,10 +202,10 @@ def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Te
 
 
 def more(count: int, what: str) -> list[str]:
-    """A line that says how many there are, where not all are shown."""
+    """Return a line that states the total count if not all are shown; none otherwise."""
     return [f"the first {SHOWN} of {count:,} {what}"] if count > SHOWN else []
 
 
 def small(number: float) -> str:
-    """Three digits that count."""
+    """Format a number with three significant digits."""
     return f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""Whether the calls of a strand that came from a file are maps: their shapes, their keys and their batch rows go together."""
+"""Consistency checks of histories read from a file: shapes, keys and batch rows must fit each other."""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -10,7 +10,7 @@ from regard.observe.strand import Piece, Strand
 
 
 class Turns:
-    """The batch rows that live on at the steps of a run, and their checks, each made once for all strands."""
+    """The parent rows at the steps of a run, and checks of them that are computed once for all histories."""
 
     def __init__(self, turns: dict[int, Tensor]) -> None:
         self.steps = sorted(turns)
@@ -18,10 +18,10 @@ class Turns:
         highest = {id(rows): int(rows.max()) if len(rows) else -1 for rows in turns.values()}
         self.highest = [highest[id(turns[step])] for step in self.steps]
         outside = (high >= size for high, size in zip(self.highest[1:], self.sizes, strict=False))
-        self.outside = [0, *accumulate(outside, initial=0)]  # turns up to each that continue rows which were not there
+        self.outside = [0, *accumulate(outside, initial=0)]  # number of entries up to each that continue rows that do not exist
 
     def check(self, strand: Strand) -> None:
-        """Raises where queries or keys of a step have other batch rows than it, or it continues rows that were not there."""
+        """Raise ValueError if queries or keys have wrong batch rows, or a step continues batch rows that do not exist."""
         keys, calls = strand.steps, [piece.step for piece in strand.pieces]
         if self.steps and (keys != sorted(keys) or calls != sorted(calls) or keys[-1] > calls[-1]):
             raise ValueError(f"{strand.name}: its calls are not in the order of their steps")
@@ -42,7 +42,7 @@ class Turns:
 
 
 def check_keys(strand: Strand) -> None:
-    """Raises where the keys of a strand do not go together."""
+    """Raise ValueError if the keys of a history do not fit each other."""
     first, total = strand.keys[0], sum(keys.shape[2] for keys in strand.keys)
     for keys in strand.keys:
         if (keys.shape[1], keys.shape[3], keys.dtype) != (first.shape[1], first.shape[3], first.dtype):
@@ -54,7 +54,7 @@ def check_keys(strand: Strand) -> None:
 
 
 def check(strand: Strand, piece: Piece) -> None:
-    """Raises where a call and its strand's keys are no map."""
+    """Raise ValueError if a stored call and its history's keys are no map."""
     b, h, q, d = piece.q.shape
     keys = strand.keys[0]
     if strand.chosen is not None and len(strand.chosen) != h:

@@ -1,30 +1,30 @@
-"""Which attention a call belongs to: self or cross, and the number of its module among those of its kind and place."""
+"""The kind of attention of a call, self or cross, and the number of its module among those of its kind and path pattern."""
 
 import re
 from functools import lru_cache
 
 from regard.observe.doors.passage import Passage
 
-PATHS = 4096  # of modules, that are remembered
-CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last two of a path's names
+PATHS = 4096  # paths cached
+CROSSES = re.compile("cross|encoder_attn|encdec|enc_attn|src_attn|multihead_attn")  # in the last two components of a path
 
 
 @lru_cache(PATHS)
 def kind_told(name: str) -> str | None:
-    """What the path of a module says: self, cross, or nothing."""
+    """Return the kind that a module's path states: self, cross, or None."""
     path = ".".join(name.lower().rsplit(".", 2)[-2:])
     return "cross" if CROSSES.search(path) else "self" if "self" in path else None
 
 
 class Counting:
-    """The modules that were met, as they are met."""
+    """The modules of the calls so far, with their kinds and numbers."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, str] = {}  # of modules, where it was last clear
-        self.places: dict[tuple[str, str], list[str]] = {}  # modules by kind and path without numbers
+        self.kinds: dict[str, str] = {}  # by module: the last kind that was determined
+        self.places: dict[tuple[str, str], list[str]] = {}  # modules by kind and path pattern
 
     def kind(self, passage: Passage, name: str) -> str:
-        """self or cross: by what the door knows, by the module's path, by what its queries and keys were made from."""
+        """Return self or cross: as the kernel determines it, else the module's path, else the provenance of q and k."""
         if passage.crosses is not None:
             return "cross" if passage.crosses else "self"
         told = kind_told(name)
@@ -35,7 +35,7 @@ class Counting:
         return self.kinds.get(name, "self")
 
     def number(self, name: str, kind: str) -> int:
-        """How many modules of this kind and place were met before this one."""
+        """Return how many modules of this kind and path pattern came before this one; a path pattern has no numbers."""
         met = self.places.setdefault((kind, re.sub(r"\d+", "*", name)), [])
         if name not in met:
             met.append(name)

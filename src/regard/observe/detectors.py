@@ -1,7 +1,7 @@
-"""What a head does with its rows, as numbers: (b, h) scores, each a mean over the queries that count.
+"""Detectors: numbers that describe what a head does with its rows, (b, h) scores, each a mean over the queries that count.
 
-Each takes a map, or a `Look` at one where several share it. A score is NaN where no query counts. `patterns.py` has the
-detectors that need the tokens, `norms.py` those that need the values.
+Each takes a map, or a view of one that several detectors share. A score is NaN where no query counts. Detectors that need
+tokens are in `patterns.py`; norm-weighted maps have those that need values.
 """
 
 import math
@@ -17,18 +17,18 @@ from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_count, check_number, describe
 from regard.observe.look import SAMPLE, Look, looked, spaced
 
-NEAR = 16  # tokens on either side that are local
-MANY = 0.3  # of a row's weight, above which the first token is its sink
-HEAVY = 0.05  # of the keys, that are counted as heavy hitters
-ROWS = 256  # of the band at a time
+NEAR = 16  # tokens on either side that count as local
+MANY = 0.3  # of a row's weight: above it the first token is a sink
+HEAVY = 0.05  # of the keys: the heavy hitters
+ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
 Score = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
 def previous(m: AttentionMap | Look, back: int = 1) -> Tensor:
-    """Mean of A[i, p(i) - back], where p(i) is the query's position: the weight on the token so far before it.
+    """Return the mean of A[i, p(i) - back], where p(i) is the query's position: the weight on the token `back` before it.
 
-    Over the queries that may see such a key: the first token has no previous one, and is left out.
+    The mean is over the queries that may see such a key: the first token has no previous one and is left out.
     Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
     """
     look = looked(m)
@@ -36,7 +36,7 @@ def previous(m: AttentionMap | Look, back: int = 1) -> Tensor:
 
 
 def itself(m: AttentionMap | Look) -> Tensor:
-    """Mean of A[i, p(i)]: the weight on the query's own token.
+    """Return the mean of A[i, p(i)]: the weight on the query's own token.
 
     Source: Clark et al. 2019, section 3.1.
     """
@@ -44,7 +44,7 @@ def itself(m: AttentionMap | Look) -> Tensor:
 
 
 def first(m: AttentionMap | Look) -> Tensor:
-    """Mean of A[i, first]: the weight on the first token, or the first that is not padding; its own row counts too.
+    """Return the mean of A[i, first]: the weight on the first token that is not padding; its own row counts too.
 
     Source: Xiao et al. 2023; Gu et al. 2024, who take the same mean.
     """
@@ -53,55 +53,55 @@ def first(m: AttentionMap | Look) -> Tensor:
 
 
 def sink(m: AttentionMap | Look, more_than: float = MANY) -> Tensor:
-    """The share of queries with more than 0.3 of their weight on the first token.
+    """Return the share of queries with more than `more_than` of their weight on the first token.
 
-    Source: the threshold is that of Gu et al. 2024, who apply it to the mean.
+    Source: the default 0.3 is the threshold of Gu et al. 2024, who apply it to the mean.
     """
     look, more_than = looked(m), check_number("more_than", more_than)
     return look.mean((look.first > more_than).double())
 
 
 def entropy(m: AttentionMap | Look) -> Tensor:
-    """Mean of -Σ w log w, nats: 0 for a query that attends to one key alone.
+    """Return the mean of -Σ w log w, nats: 0 for a query that attends to one key alone.
 
-    Source: Clark et al. 2019, section 3.2; what a sink took is no part of the sum.
+    Source: Clark et al. 2019, section 3.2; the weight of a sink is not part of the sum.
     """
     look = looked(m)
     return look.mean(look.overview.entropy)
 
 
 def keys(m: AttentionMap | Look) -> Tensor:
-    """Mean of e^entropy: how many keys a query attends to, had it attended to them equally."""
+    """Return the mean of e^entropy: the number of keys a query attends to, if it attended to them equally."""
     look = looked(m)
     return look.mean(look.overview.entropy.exp())
 
 
 def breadth(m: AttentionMap | Look) -> Tensor:
-    """Mean of e^entropy / n, where the query may see n keys: 1 where it attends to all of them equally.
+    """Return the mean of e^entropy / n for a query that may see n keys: 1 where it attends to all of them equally.
 
-    Over at most 256 of the queries that count, evenly spaced.
+    The mean is over at most 256 of the queries that count, evenly spaced.
     """
     look = looked(m)
     return sampled(look, lambda row, head, queries, seen: look.overview.entropy[row, head, queries].exp() / seen.sum(-1))
 
 
 def distance(m: AttentionMap | Look) -> Tensor:
-    """Mean of Σ_j w_j (p(i) - j): how many tokens back a query looks; keys ahead of it count as negative.
+    """Return the mean of Σ_j w_j (p(i) - j): how many tokens back a query attends; later keys count as negative.
 
-    Source: Vig and Belinkov 2019, whose mean is over weights, each row weighing as much here too.
+    Source: Vig and Belinkov 2019, whose mean is over weights; here too each row has the same weight.
     """
     look = looked(m)
     return look.mean(look.overview.distance)
 
 
 def local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
-    """Mean of Σ w_j over the keys with `|p(i) - j| <= window`; what is left of the row is its global share."""
+    """Return the mean of Σ w_j over the keys with `|p(i) - j| <= window`; the rest of a row is its global share."""
     look = looked(m)
     return look.mean(near(look, check_count("window", window, 0)))
 
 
 def uniform_local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
-    """What `local` would be of a head that attends equally to all it may see, over at most 256 queries."""
+    """Return the local weight of a head that attends equally to all keys it may see, over at most 256 queries."""
     look, window = looked(m), check_count("window", window, 0)
 
     def share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def uniform_local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
 
 
 def heavy(m: AttentionMap | Look, share: float = HEAVY) -> Tensor:
-    """Σ of the largest 5 % of received mass / Σ of all of it, by key; at least one key, and padding is none of them.
+    """Return Σ of the largest column sums / Σ of all of them, for a `share` of the keys, at least one; padding is excluded.
 
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
@@ -127,17 +127,17 @@ def heavy(m: AttentionMap | Look, share: float = HEAVY) -> Tensor:
 
 
 def retrieval(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
-    """Mean of Σ w_j over the keys of the needle, of the queries that ask for it: both by index, needle of keys.
+    """Return the mean of Σ w_j over the keys of the needle, of the queries in `questions`; both are indices.
 
-    Source: Wu et al. 2024 (retrieval heads), who count how often the key attended to most is the token of the needle that
-    the model then writes; `retrieved` is that count without the condition on what is written.
+    Source: Wu et al. 2024 (retrieval heads), who count how often the key attended to most is the token of the needle that the
+    model then writes. The hit rate of the needle is that count without the condition on what is written.
     """
     look = looked(m)
     return look.mean(asked(look, questions, lambda rows: look.map[:, :, rows, needle].sum(-1)), asking(look, questions))
 
 
 def retrieved(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
-    """The share of the queries that ask whose key attended to most lies in the needle."""
+    """Return the share of the queries in `questions` whose key attended to most lies in the needle."""
     look = looked(m)
     inside = torch.zeros(look.map.shape[3], dtype=torch.bool, device=look.map.device)
     inside[places("needle", needle, len(inside)).to(inside.device)] = True
@@ -146,8 +146,9 @@ def retrieved(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tens
 
 
 def on(m: AttentionMap | Look, classes: Tensor) -> Tensor:
-    """Mean of Σ w_j over the keys of a class, of several classes at once: bool (b, n, k) to (b, h, n).
+    """Return the mean of Σ w_j over the keys of a class, for several classes at once: bool (b, n, k) to (b, h, n).
 
+    Raises ShapeError for classes of another shape.
     Source: Clark et al. 2019, section 3.2, for punctuation and separators.
     """
     look = looked(m)
@@ -166,7 +167,7 @@ def on(m: AttentionMap | Look, classes: Tensor) -> Tensor:
 
 
 def near(look: Look, window: int) -> Tensor:
-    """The weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
+    """Return the weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
     b, h, q, k = look.map.shape
     found = torch.zeros_like(look.overview.largest)
     step = max(1, min(ROWS, BLOCK_NUMBERS // (h * (ROWS + 2 * window))))
@@ -183,14 +184,17 @@ def near(look: Look, window: int) -> Tensor:
 
 
 def asking(look: Look, questions: Queries) -> Tensor:
-    """Some queries by index, as bool (q,)."""
+    """Return queries given by index as bool (q,)."""
     found = torch.zeros(look.map.shape[2], dtype=torch.bool, device=look.map.device)
     found[places("questions", questions, len(found)).to(found.device)] = True
     return found
 
 
 def asked(look: Look, questions: Queries, score: Callable[[Tensor], Tensor]) -> Tensor:
-    """A score (b, h, n) of some queries, each part of them by index (n,), on all of them, (b, h, q)."""
+    """Return a score of some queries, scattered to all of them, (b, h, q), 0 elsewhere.
+
+    `score` maps a block of queries by index, (n,), to (b, h, n).
+    """
     b, h, q, k = look.map.shape
     found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
     for rows in asking(look, questions).nonzero().flatten().split(max(1, BLOCK_NUMBERS // max(b * h * k, 1))):
@@ -199,7 +203,7 @@ def asked(look: Look, questions: Queries, score: Callable[[Tensor], Tensor]) -> 
 
 
 def sampled(look: Look, score: Score) -> Tensor:
-    """The mean, over some queries, of a score that depends on which keys they may see, bool (n, k)."""
+    """Return the mean, over at most 256 queries, of a score that depends on which keys they may see, bool (n, k)."""
     b, h, _, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
     found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)

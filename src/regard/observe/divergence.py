@@ -1,4 +1,4 @@
-"""How far two rows of weights are apart: the Jensen-Shannon divergence, nats; and the matrix of it between heads."""
+"""Jensen-Shannon divergence of two rows of weights, nats, and its matrix between heads."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_count
 from regard.observe.look import SAMPLE, Look, looked, spaced
 
-OPERATIONS = 10  # beside the sum that a weight is rounded by: its exponential, the division, their order
+OPERATIONS = 10  # rounding steps of a weight besides the sum: exponential, division, order
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """How far heads are apart, (n, n), nats: 0 where two attend alike, log 2 where they share no key.
+    """The divergence between heads, (n, n), nats: 0 for heads that attend alike, log 2 for heads that share no key.
 
-    heads names them as (map, head). It is a mean over `rows` queries of each batch row, which `exact` says are all.
+    heads names them as (map, head). The mean is over `rows` queries of each batch row; `exact` states whether these are all.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -30,22 +30,22 @@ class Similarity:
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """½ Σ p log(p / m) + ½ Σ q log(q / m), m = (p + q) / 2, over the last axis, nats; between 0 and log 2.
+    """Return ½ Σ p log(p / m) + ½ Σ q log(q / m), m = (p + q) / 2, over the last axis, nats; between 0 and log 2.
 
-    What a row lacks of 1, because a sink took it or because its query sees nothing, is one more key.
+    What a row lacks of 1, because of a sink or because its query sees nothing, counts as one more key.
     Source: Lin 1991.
     """
     return divided(p, q).sum(-1) + divided(lacking(p), lacking(q))
 
 
 def lacking(p: Tensor) -> Tensor:
-    """What a row lacks of 1, beyond what its sum is rounded by."""
+    """Return what a row lacks of 1, beyond the rounding error of its sum."""
     lack = 1 - p.sum(-1, dtype=torch.float64)
     return lack.where(lack > rounding(p.dtype, p.shape[-1]), 0).to(p.dtype)
 
 
 def rounding(dtype: torch.dtype, keys: int) -> float:
-    """γ(n) = min(n, 4 √n) u, n = keys + 10: how far the sum of weights may be from 1 whose total was summed in `dtype`.
+    """Return γ(n) = min(n, 4 √n) u, n = keys + 10: a bound on |sum - 1| for weights whose total was summed in `dtype`.
 
     Source: Higham and Mary 2019, theorem 2.4, with λ = 4: to first order in u, half the distance from 1 to the next number.
     """
@@ -54,7 +54,7 @@ def rounding(dtype: torch.dtype, keys: int) -> float:
 
 
 def divided(p: Tensor, q: Tensor) -> Tensor:
-    """½ p log(p / m) + ½ q log(q / m), entry by entry."""
+    """Return ½ p log(p / m) + ½ q log(q / m), entry by entry."""
     both = p + q
     tilt = (p - q) / both.where(both > 0, 1)  # p / m = 1 + tilt, whose logarithm keeps small differences
     apart: Tensor = torch.special.xlog1py(1 + tilt, tilt) + torch.special.xlog1py(1 - tilt, -tilt)
@@ -62,10 +62,11 @@ def divided(p: Tensor, q: Tensor) -> Tensor:
 
 
 def similarity(maps: AttentionMap | Look | Sequence[AttentionMap | Look], rows: int = SAMPLE) -> Similarity:
-    """The mean Jensen-Shannon divergence of every two heads of a map, or of several maps of the same text.
+    """Compute the mean Jensen-Shannon divergence of every two heads of a map, or of several maps of the same text.
 
-    Over at most `rows` of the queries of each batch row that stand on a token, evenly spaced; of two heads, over those that
-    see something in both. The time grows with the square of the number of heads, the memory with the number alone.
+    The mean is over at most `rows` evenly spaced queries of each batch row that are not padding; for two heads, over those that
+    see something in both. Time grows with the square of the number of heads, memory linearly. Raises ShapeError for maps of
+    different shapes.
     Source: Clark et al. 2019, section 6.
     """
     looks = [looked(m) for m in (maps if isinstance(maps, Sequence) else [maps])]
@@ -88,7 +89,7 @@ def similarity(maps: AttentionMap | Look | Sequence[AttentionMap | Look], rows: 
 
 
 def parts(looks: Sequence[Look], chosen: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of all heads (n, r, k), a block of them at a time, and which of these count, (n, r)."""
+    """Yield rows of all heads (n, r, k) in blocks, and which of these count, (n, r)."""
     heads, k = sum(look.map.shape[1] for look in looks), looks[0].map.shape[3]
     for row, queries in enumerate(chosen):
         for some in queries.split(max(1, BLOCK_NUMBERS // max(heads * k, 1))):

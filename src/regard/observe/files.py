@@ -1,4 +1,4 @@
-"""A header and named tensors on disk: safetensors with JSON and checksums, mapped when read, never a pickle."""
+"""A header and named tensors on disk: safetensors with a JSON header and checksums, memory-mapped, never a pickle."""
 
 import json
 from contextlib import suppress
@@ -14,13 +14,13 @@ from regard.errors import DataError
 from regard.observe.checksums import checksums, first_altered, header_checksum
 from regard.writing import whole
 
-FORMAT, VERSION = "regard recording", 3  # 2 has additive scores, and words of either axis; 3 has checksums
-HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # among safetensors' metadata: our own header, of tensors, of all else
-ATTEMPTS = 100  # to read a file that others write
+FORMAT, VERSION = "regard recording", 3  # 2 adds additive scores and words of each axis; 3 adds checksums
+HEADER, SUMS, SUM = "recording", "checksums", "checksum"  # metadata: our header, checksums of tensors, of the rest
+ATTEMPTS = 100  # to read a file that is being replaced
 
 
 def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Writes a file, which is whole or not there: a former one stays until the new one is written."""
+    """Write a file atomically: an earlier file stays until the new one is complete. Raises DataError."""
     if path.is_dir() or not path.parent.is_dir():
         raise DataError(f"a recording is saved to a file in a folder that exists, got {path}.")
     header = {**header, "versions": {"torch": torch.__version__}}
@@ -34,7 +34,10 @@ def write(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Non
 
 
 def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a file that `write` wrote, or DataError; without `verify` the tensors are not read yet."""
+    """Return the header and the tensors of a recording's file. Raises DataError.
+
+    Without `verify` the tensors are not read yet.
+    """
     for _ in range(ATTEMPTS):
         if not path.is_file():
             raise DataError(f"{path} is no file. A recording is written with recording.save(path).")
@@ -51,7 +54,10 @@ def read(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str, Ten
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """What tells a file from another one that takes its place; safetensors opens it twice, for its header and to map it."""
+    """Return what distinguishes a file from one that replaces it; empty if there is none.
+
+    safetensors opens the file twice, for its header and to map it.
+    """
     with suppress(OSError):
         found = path.stat()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
@@ -59,7 +65,7 @@ def identity(path: Path) -> tuple[int, ...]:
 
 
 def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The same of a file that nobody replaces meanwhile."""
+    """Return the header and the tensors of a file, assuming that it is not replaced meanwhile. Raises DataError."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -70,7 +76,7 @@ def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tenso
             header = json.loads(metadata[HEADER])
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # torch's, of a shape that it cannot have
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: an impossible shape
         raise damaged(path, error) from None
     if not isinstance(header, dict):
         raise damaged(path, ValueError("its header is no object"))
@@ -78,7 +84,7 @@ def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tenso
 
 
 def version_of(path: Path, metadata: dict[str, str]) -> int:
-    """The version of a recording's file, one that can be read, or DataError."""
+    """Return the version of a recording's file. Raises DataError if it is none or too new."""
     if metadata.get("format") != FORMAT:
         raise DataError(f"{path} is a safetensors file, but no recording: it was not written by recording.save.")
     version = metadata.get("version", "")
@@ -90,7 +96,7 @@ def version_of(path: Path, metadata: dict[str, str]) -> int:
 
 
 def check(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor], verify: bool) -> None:
-    """Raises DataError where the header, or one of the tensors, is not what was written."""
+    """Raise DataError if the header, or with `verify` one of the tensors, differs from its checksum."""
     if metadata[SUM] != header_checksum({name: said for name, said in metadata.items() if name != SUM}, tensors):
         raise DataError(f"{path} is damaged: its header is not the one that was written. Copy the file again, or record again.")
     altered = first_altered(tensors, json.loads(metadata[SUMS])) if verify else None
@@ -102,5 +108,5 @@ def check(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor], veri
 
 
 def damaged(path: str | Path, error: Exception) -> DataError:
-    """The error for a file that is not what it should be."""
+    """Return the error for a file that is not a valid recording."""
     return DataError(f"{path} is not a recording that regard wrote, or it is damaged: {str(error) or type(error).__name__}.")

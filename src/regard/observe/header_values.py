@@ -1,4 +1,4 @@
-"""Values of a header that came from a file: each is what it must be, or a TypeError or ValueError says what it is."""
+"""Validation of header values read from a file: each function returns the value or raises TypeError or ValueError."""
 
 import math
 from typing import Any
@@ -6,48 +6,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 2**30  # numbers that a tensor of no batch rows or no positions would have with one
+LARGEST = 2**30  # numbers of an empty tensor, its batch or position axis of 0 counted as 1
 MOST_HEADS = 2**16
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def listed(x: Any, length: int | None = None) -> list[Any]:
-    """x, which must be a list, of this length."""
+    """Return x, which must be a list, of this length if one is given."""
     if not isinstance(x, list) or length not in (None, len(x)):
         raise TypeError(f"expected a list{'' if length is None else f' of {length}'}, got {type(x).__name__}")
     return x
 
 
 def text(x: Any) -> str:
-    """x, which must be a text."""
+    """Return x, which must be a string."""
     if not isinstance(x, str):
         raise TypeError(f"expected a text, got {type(x).__name__}")
     return x
 
 
 def whole(x: Any) -> int:
-    """x, which must be a whole number that torch can hold."""
+    """Return x, which must be an integer that torch can hold."""
     if not isinstance(x, int) or isinstance(x, bool) or abs(x) > 2**62:
         raise TypeError(f"expected a whole number, got {x!r:.40}")
     return x
 
 
 def number(x: Any) -> int:
-    """x, which must be a whole number from 0 that counts something."""
+    """Return x, which must be an integer from 0 to 2**31 - 1: an index or a count."""
     if not 0 <= whole(x) < 2**31:
         raise ValueError(f"expected a number from 0 to {2**31 - 1}, got {x}")
     return int(x)
 
 
 def real(x: Any) -> float:
-    """x, which must be a finite number."""
+    """Return x, which must be a finite number, as a float."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
         raise TypeError(f"expected a finite number, got {x!r:.40}")
     return float(x)
 
 
 def four(x: Tensor) -> Tensor:
-    """x, which must have four axes (b, h, t, d), and no more heads and numbers than a tensor in memory could."""
+    """Return x, which must have four axes (b, h, t, d), and no more heads and numbers than a tensor in memory could."""
     if x.dim() != 4:
         raise ValueError(f"expected four axes, got {tuple(x.shape)}")
     b, h, t, d = x.shape
@@ -57,7 +57,7 @@ def four(x: Tensor) -> Tensor:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """x, which must be batch rows by number."""
+    """Return x, which must be batch rows by index, int64 (b,)."""
     if x.dim() != 1 or x.dtype != torch.int64 or (len(x) and int(x.min()) < 0):
         raise ValueError(f"expected batch rows (b,), got {x.dtype} {tuple(x.shape)}")
     return x

@@ -1,4 +1,4 @@
-"""What kind of head is it: one row for each head of a recording, with the score of every detector."""
+"""Classification of heads: one row for each head of a recording, with its kind and the score of every detector."""
 
 import importlib
 import math
@@ -28,7 +28,7 @@ from regard.observe.recording import Recording, listed
 from regard.observe.words import Class, Tokens
 from regard.shown import Shown
 
-MARKED = 0.4  # a mean weight from which on a pattern, or the first token, names a head
+MARKED = 0.4  # the mean weight on a pattern, or on the first token, that names a head
 PATTERNS = ("previous token", "itself", "duplicate", "induction")
 SHORT = {  # names of columns
     "previous token": "prev",
@@ -43,7 +43,7 @@ PUNCTUATION: Mapping[str, Class] = {"punctuation": words.punctuation}
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What is asked of each head beyond what always is; see `heads`."""
+    """The optional settings of `heads`, with their defaults."""
 
     tokens: Tokens | None = None
     offsets: Sequence[int] = ()
@@ -54,7 +54,7 @@ class Wanted:
     projections: Sequence[Tensor] | None = None
 
     def check(self) -> None:
-        """Raise ConfigError where something is asked that cannot be."""
+        """Raise ConfigError if a setting is wrong."""
         for offset in check_sequence("offsets", self.offsets):
             check_count("an offset", offset, 0)
         check_count("window", self.window, 0)
@@ -78,12 +78,12 @@ class Wanted:
 
     @property
     def answerable(self) -> dict[str, Class]:
-        """The classes that can be told: those that ask words only where there are words."""
+        """The classes that can be evaluated: functions of words only if there are words."""
         words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
         return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
 
     def notes(self, kind: str = "self") -> tuple[str, ...]:
-        """What is asked and cannot be told, in a sentence."""
+        """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
         lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
         lost += [name for name in self.classes if name not in self.answerable]
         return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
@@ -91,7 +91,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Head:
-    """One head: its layer by number and by name, its own number, its kind, and its score by the name of each detector.
+    """One head: its layer by number and by name, its own number, its kind, and its scores by detector name.
 
     A score is the mean over the batch rows in which a query counts; NaN where there is none.
     """
@@ -105,7 +105,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Heads(Shown):
-    """A table of heads: iterates over its rows, prints in 80 columns, sorts, and picks those of a kind."""
+    """A table of heads: iterates over its rows, prints in 80 columns, sorts, and selects a kind."""
 
     rows: tuple[Head, ...]
     notes: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Heads(Shown):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """The row at a place, or those of a slice."""
+        """Return the row at an index, or the rows of a slice. Raises OutOfRangeError."""
         if isinstance(index, slice):
             check_slice("a slice of a table of heads", index)
             return self.rows[index]
@@ -131,19 +131,19 @@ class Heads(Shown):
         return tuple(self.rows[0].scores) if self.rows else ()
 
     def sorted(self, by: str) -> "Heads":
-        """The rows by a score, largest first; those without one last."""
+        """Return the table sorted by a score, largest first, NaN last. Raises MissingNameError for an unknown score."""
         if check_instance("by", by, str) not in self.detectors:
             raise MissingNameError(f"there is no score {describe(by)}; there is {', '.join(self.detectors) or 'none'}.")
         ranked = sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.scores[by]) else row.scores[by], reverse=True)
         return replace(self, rows=tuple(ranked))
 
     def of(self, kind: str) -> "Heads":
-        """The rows of one kind; none is no error."""
+        """Return the rows of one kind; there may be none."""
         check_instance("kind", kind, str)
         return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
 
     def to_pandas(self) -> Any:
-        """A DataFrame with a line for each head, where pandas is installed."""
+        """Return a DataFrame with one line for each head. Raises ConfigError if pandas is not installed."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
@@ -152,7 +152,7 @@ class Heads(Shown):
         return pandas.DataFrame([{**{name: getattr(row, name) for name in plain}, **row.scores} for row in self.rows])
 
     def lines(self, width: int = table.WIDTH) -> tuple[list[str], tuple[str, ...]]:
-        """A line of titles and one for each head, with the scores that fit a screen; and those that do not."""
+        """Return a line of titles and one for each head with the scores that fit the width, and the names of the others."""
         titles = ["head", "kind", *(SHORT.get(name, name) for name in self.detectors)]
         lines = [[f"{row.layer}.{row.head}", row.kind, *map(table.brief, row.scores.values())] for row in self.rows]
         room = table.fitting(titles, lines, width)
@@ -179,16 +179,16 @@ def heads(
     questions: Queries | None = None,
     projections: Sequence[Tensor] | None = None,
 ) -> Heads:
-    """A row for each head of a recording: what kind of head it is, and the score of every detector.
+    """Classify each head of a recording: return a table with its kind and the score of every detector.
 
-    kind, part and layers choose modules, as in recording.map. tokens, words or ids (k,) or (b, k), stand in for
-    recording.tokens. offsets are more tokens back to ask for, beside the previous one; window is what is local; classes are
-    sets of keys, bool (k,) or a function of a word; needle, keys, and questions, queries, are those of a needle prompt;
-    projections are W_output (h, e, c) of each layer asked, for the norms of values where the recording kept these.
+    kind, part and layers select modules, as in recording.map. tokens, words or ids (k,) or (b, k), replace recording.tokens.
+    offsets are further distances back, scored like the previous token; window is what counts as local; classes are sets of
+    keys, bool (k,) or a function of a word; needle (keys) and questions (queries) are those of a needle prompt; projections are
+    W_output (h, e, c) of each selected layer, for the norms of values if the recording kept them.
 
-    The kind is the name of the largest of the scores previous token, itself, duplicate and induction where it is 0.4 or
-    more; else "first token" where that score is; else "broad" where e^entropy is half of the keys a query may see, or more;
-    else "local" where the local share is more than half way from what equal weights have to 1; else "mixed".
+    The kind is the name of the largest of the scores previous token, itself, duplicate and induction if it is at least 0.4;
+    else "first token" if that score is; else "broad" if e^entropy is at least half of the keys a query may see; else "local" if
+    the local share is more than half way from that of equal weights to 1; else "mixed".
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
@@ -210,7 +210,7 @@ def each(
     layers: Sequence[int | str] | None = None,
     some: Sequence[int] | None = None,
 ) -> Iterator[Head]:
-    """The rows of `heads`, as each layer is done, or those of some heads of each."""
+    """Yield the rows of `heads` as each layer is done; `some` restricts them to these heads of each layer."""
     names = recording.layers(kind=kind, part=part)
     chosen = range(len(names)) if layers is None else numbers_of(layers, names)
     if wanted.projections is not None and len(wanted.projections) != len(chosen):
@@ -237,7 +237,7 @@ def each(
 
 
 def numbers_of(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
-    """Layers by number or by name as numbers, or MissingNameError or OutOfRangeError."""
+    """Convert layers by number or by name to numbers. Raises MissingNameError or OutOfRangeError."""
     found = []
     for layer in check_sequence("layers", layers):
         if isinstance(layer, str) and layer not in names:
@@ -247,7 +247,7 @@ def numbers_of(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
 
 
 def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:
-    """The score (b, h) of every detector by its name, in the order of the columns."""
+    """Return the score (b, h) of every detector by its name, in the order of the columns."""
     found: dict[str, Tensor] = {}
     if look.own:
         found |= {"previous token": detectors.previous(look), "itself": detectors.itself(look)}
@@ -270,7 +270,7 @@ def scores(look: Look, wanted: Wanted) -> dict[str, Tensor]:
 
 
 def kinds_of(look: Look, wanted: Wanted, found: Mapping[str, Tensor]) -> list[str]:
-    """The kind of each head, by the rule of `heads`."""
+    """Return the kind of each head, by the rule of `heads`."""
     means = {name: score.nanmean(0).tolist() for name, score in found.items()}
     if look.own:
         means["halfway"] = ((1 + detectors.uniform_local(look, wanted.window).nanmean(0)) / 2).tolist()
@@ -278,7 +278,7 @@ def kinds_of(look: Look, wanted: Wanted, found: Mapping[str, Tensor]) -> list[st
 
 
 def kind_of(means: Mapping[str, float]) -> str:
-    """The kind of a head with these scores."""
+    """Return the kind of a head with these scores."""
     marked = {name: means[name] for name in PATTERNS if means.get(name, 0) >= MARKED}
     if marked:
         return max(marked, key=lambda name: marked[name])

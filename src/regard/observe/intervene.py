@@ -1,4 +1,4 @@
-"""intervene: what a model does when its attention is changed: a head knocked out, edges cut, weights from another run."""
+"""intervene: run a model with changed attention: heads knocked out, edges cut, weights from another recording."""
 
 import math
 import warnings
@@ -31,7 +31,7 @@ Places = slice | int | Sequence[int] | Tensor | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Change:
-    """A change of the attention of a layer: a number among those of its kind, a module's path, or None for all."""
+    """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all."""
 
     layer: Layer = None
     head: Heads = None
@@ -45,19 +45,19 @@ class Change:
             check_whole("head", head, " or None for all")
 
     def before(self, passage: Passage, name: str, number: int) -> Passage:
-        """What the kernel is to be handed instead; the passage itself where that stays as it is."""
+        """Return the call that the kernel gets instead; the call itself if it does not change."""
         return passage
 
     def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
-        """The context (b, h, q, e) that the model is to get instead."""
+        """Return the context (b, h, q, e) that the model gets instead."""
         return context
 
     def meant(self, name: str, number: int, kind: str) -> bool:
-        """Whether a layer is the one to change."""
+        """Return whether the change applies to a layer."""
         return kind == self.kind and (self.layer is None or self.layer in (name, number))
 
     def heads(self, count: int) -> list[int]:
-        """The heads to change, of so many."""
+        """Return the heads to change, of `count`. Raises OutOfRangeError for a head that does not exist."""
         chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
@@ -67,7 +67,7 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class KnockOut(Change):
-    """The context of a head is 0, as if its part of the output projection were."""
+    """Set the context of a head to 0, as if its part of the output projection were 0."""
 
     layer: Layer = None
     head: Heads = None
@@ -80,7 +80,7 @@ class KnockOut(Change):
 
 @dataclass(frozen=True, eq=False)
 class CutEdges(Change):
-    """Some queries no longer see some keys, both by position in the sequence; their other weights grow accordingly."""
+    """Hide some keys from some queries, both by position in the sequence; the queries' other weights grow accordingly."""
 
     queries: Places = None  # all
     keys: Places = None
@@ -101,7 +101,7 @@ class CutEdges(Change):
 
 @dataclass(frozen=True, eq=False)
 class Temperature(Change):
-    """The scaled scores of a head are divided by t, before a softcap, a bias or a sink joins them: above 1 it looks wider."""
+    """Divide the scaled scores of a head by t, before softcap, bias and sinks: t > 1 flattens its weights."""
 
     layer: Layer = None
     head: Heads = None
@@ -120,7 +120,7 @@ class Temperature(Change):
         return replace(passage, q=passage.q / by.view(-1, 1, 1))
 
     def of_additive(self, passage: Passage) -> Passage:
-        """The same where scores are additive: what weighs them, which all heads share, is divided."""
+        """Return a call with additive scores, its weight divided by t. Raises ConfigError for some heads only."""
         assert passage.weight is not None
         count = passage.q.shape[1]
         if len(set(self.heads(count))) < count:
@@ -130,7 +130,7 @@ class Temperature(Change):
 
 @dataclass(frozen=True, eq=False)
 class Patch(Change):
-    """The weights of a layer are those of a recording, of the layer with its path or else its number; values stay its own."""
+    """Replace a layer's weights by a recording's, from the layer with its path or else its number; its values stay its own."""
 
     recording: Recording
 
@@ -157,10 +157,11 @@ class Patch(Change):
 
 @contextmanager
 def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
-    """A context in which the attention of a model is changed: KnockOut, CutEdges, Temperature, Patch, in that order given.
+    """Change the attention of a model in the context by KnockOut, CutEdges, Temperature and Patch, in the given order.
 
-    It goes through the doors of record, and a recording inside or around sees the changed attention. torch's fast path
-    of encoder layers, which hands no context out, is off in the block. A change that meets no call is warned of.
+    Calls are intercepted as `record` does, and a recording inside or around the block sees the changed attention. torch's fast
+    path of encoder layers, which returns no context, is off in the block. A change that applied to no call is warned of.
+    Raises ConfigError for a compiled model and for arguments that are no changes.
     """
     wrong = [change for change in changes if not isinstance(change, Change)]
     if wrong or not isinstance(model, nn.Module):
@@ -181,7 +182,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
 
 
 class Intervention:
-    """Meets the calls of one model and changes them."""
+    """A watcher that changes the calls of one model."""
 
     changes = True
 
@@ -192,16 +193,19 @@ class Intervention:
         self.counting = Counting()
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A forward begins."""
+        """Do nothing when a forward starts."""
 
     def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
-        """A generation is over."""
+        """Do nothing when a generation ends."""
 
     def miss(self, missed: Missed) -> None:
-        """A call passed that no door understands: it stays what it is."""
+        """Do nothing for a call that could not be intercepted: it stays unchanged."""
 
     def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
-        """The call with every change that means its layer."""
+        """Run the call with every change that applies to its layer.
+
+        Raises ConfigError if its context cannot be replaced, as that of a call that returns weights.
+        """
         kind = self.counting.kind(passage, name)
         number = self.counting.number(name, kind)
         meant = [change for change in self.asked if change.meant(name, number, kind)]
@@ -221,7 +225,7 @@ class Intervention:
 
 
 def computed(passage: Passage) -> Tensor:
-    """The context of a passage that is no longer what the model asked for."""
+    """Compute the context of a changed call."""
     assert passage.v is not None
     if passage.weight is not None:
         q, k, v, weight = passage.q, passage.k, passage.v, passage.weight
@@ -231,7 +235,7 @@ def computed(passage: Passage) -> Tensor:
 
 
 def among(places: Places, size: int, name: str) -> Tensor:
-    """Positions as a bool (size,); those past the end are of tokens yet to come."""
+    """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come."""
     found = torch.zeros(size, dtype=torch.bool)
     if places is None or isinstance(places, slice):
         if places is not None:

@@ -1,4 +1,4 @@
-"""A map as detectors look at it: its statistics, where its queries stand, what they may see, and which of them count."""
+"""A view of a map for detectors: its statistics, the positions of its queries, what they may see, and which of them count."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from regard.map.attention_map import Overview
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.mechanism.arguments import check_instance, describe
 
-SAMPLE = 256  # rows, where a detector looks at some of them
+SAMPLE = 256  # rows, for a detector that samples them
 
 
 class Look:
-    """One map with what detectors ask of it, each thing found once: `detector(m)` makes its own, `detector(look)` shares one.
+    """A view of one map that caches what detectors need: `detector(m)` makes its own, `detector(look)` shares one.
 
-    A query counts where it sees something and, among keys that are its own tokens (`own`), sees its own too, if any query
-    of its batch row and head does: a query that stands on padding does not count. tokens are ids of the keys, (b, k).
+    A query counts if it sees something and, where keys are its own tokens (`own`), sees its own too, unless no query of its
+    batch row and head does: so a query on padding does not count. tokens are ids of the keys, (b, k).
     """
 
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
@@ -39,7 +39,7 @@ class Look:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Where the queries stand among the keys, (b, q)."""
+        """The positions of the queries among the keys, (b, q)."""
         b, _, q, _ = self.map.shape
         starts = torch.tensor([self.plane(row, 0).offset for row in range(b)], device=self.map.device)
         return starts.unsqueeze(-1) + torch.arange(q, device=self.map.device)
@@ -56,7 +56,7 @@ class Look:
 
     @cached_property
     def standing(self) -> Tensor:
-        """Whether a query stands on a token rather than on padding, (b, h, q)."""
+        """Whether a query is at a token rather than at padding, (b, h, q)."""
         b, h, q, _ = self.map.shape
         if not self.own:
             return torch.ones(b, h, q, dtype=torch.bool, device=self.map.device)
@@ -65,9 +65,9 @@ class Look:
 
     @cached_property
     def real(self) -> Tensor:
-        """Whether a key is more than padding, (b, h, k): one whose own query does not count is padding.
+        """Whether a key is not padding, (b, h, k): a key whose own query does not count is padding.
 
-        Where keys are not the queries' own tokens, one that the first query that counts may see.
+        If keys are not the queries' own tokens: whether the first query that counts may see the key.
         """
         b, h, _, k = self.map.shape
         found = torch.ones(b, h, k, dtype=torch.bool, device=self.map.device)
@@ -82,7 +82,7 @@ class Look:
 
     @cached_property
     def firsts(self) -> list[int]:
-        """The first token of each batch row, by index: the first key that its first query that counts may see."""
+        """The first token of each batch row, by index: the first key that its first counting query may see."""
         b, h, _, k = self.map.shape
         found = []
         for row in range(b):
@@ -101,7 +101,7 @@ class Look:
         return self.on(keys == torch.tensor(self.firsts, device=keys.device).unsqueeze(-1))
 
     def on(self, keys: Tensor) -> Tensor:
-        """The weight of each query on a set of keys, bool (b, k), to (b, h, q)."""
+        """Return the weight of each query on a set of keys, bool (b, k), as (b, h, q)."""
         return torch.cat([self.map.select(batch=row).mass(some) for row, some in enumerate(keys)])
 
     @cached_property
@@ -115,49 +115,52 @@ class Look:
         return self.plane(0, 0).request.sinks is not None
 
     def behind(self, back: int) -> Tensor:
-        """The weight of each query on the key `back` before its own position, (b, h, q)."""
+        """Return the weight of each query on the key `back` before its own position, (b, h, q)."""
         known = {0: "itself", 1: "previous"}
         return getattr(self.overview, known[back]) if back in known else self.map.diagonal(back)
 
     def mean(self, found: Tensor, among: Tensor | None = None) -> Tensor:
-        """The mean of (b, h, q) over the queries that count, or those among them, (b, h); NaN where there is none."""
+        """Return the mean of (b, h, q) over the queries that count and are in `among`, (b, h); NaN where there are none."""
         among = self.counted if among is None else self.counted & among
         return found.where(among, 0).sum(-1, dtype=torch.float64) / among.sum(-1)
 
     def visible(self, keys: Tensor) -> Tensor:
-        """Whether each query may see the key named for it, by index (b, q), to (b, h, q); a key outside is not there."""
+        """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
         b, h, q, k = self.map.shape
         queries = torch.arange(q, device=keys.device)
         found = [self.may_see(row, head, queries, keys[row].clamp(0, k - 1)) for row in range(b) for head in range(h)]
         return torch.stack(found).view(b, h, q) & ((keys >= 0) & (keys < k)).unsqueeze(1)
 
     def may_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether queries may see keys, by index, the two broadcasting; by the mask, and where the bias is not -inf."""
+        """Return whether queries may see keys, by index, the two broadcasting.
+
+        A query may see a key if the mask shows it and the bias is not -inf.
+        """
         plane = self.plane(row, head)
         seen = plane.visible(queries, keys).expand(torch.broadcast_shapes(queries.shape, keys.shape))
         return seen if plane.bias is None else seen & (plane.bias[queries, keys] != -torch.inf)
 
     @property
     def alike(self) -> bool:
-        """Whether the rule lets all heads see the same."""
+        """Whether the rule lets all heads see the same keys."""
         request = self.plane(0, 0).request
         return request.mask.heads == 1 and (request.bias is None or request.bias.shape[1] == 1)
 
-    # What follows reaches into the map for one of its matrices; nothing else in this room does.
+    # The methods below use the map's internals for one of its matrices; nothing else in this package does.
 
     def plane(self, row: int, head: int) -> Plane:
-        """One matrix of the map; the last one is kept, since half precision is raised once for each."""
+        """Return one matrix of the map; the last one is cached, so that half precision is converted once for each."""
         if self._last is None or self._last[0] != (row, head):
             self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
         return self._last[1]
 
     def pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """The weights of queries (n,), each on the key beside it in keys (n,)."""
+        """Return the weights of queries (n,), each on its own key in keys (n,)."""
         plane = self.plane(row, head)
         return passes.pairs(plane, self.map._below(plane), queries, keys)
 
     def blocks(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The weights of queries (n,) on keys (m,), by index, a part of the queries at a time."""
+        """Yield the weights of queries (n,) on keys (m,), by index, in blocks of queries, each with its slice of queries."""
         plane = self.plane(row, head)
         below: Denominators = self.map._below(plane)
         step = max(1, BLOCK_NUMBERS // max(len(keys), 1))
@@ -167,12 +170,12 @@ class Look:
 
 
 def spaced(among: Tensor, n: int) -> Tensor:
-    """n of the true entries of bool (q,), evenly spaced, by index; all, where they are no more."""
+    """Return the indices of n evenly spaced true entries of bool (q,); all of them if there are no more than n."""
     found = among.nonzero().flatten()
     n = min(n, len(found))
     return found[torch.arange(n, device=found.device) * len(found) // max(n, 1)]
 
 
 def looked(m: AttentionMap | Look) -> Look:
-    """The look itself, or a new one at a map."""
+    """Return a view as it is, or a new view of a map."""
     return m if isinstance(m, Look) else Look(m)

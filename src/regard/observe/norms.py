@@ -1,4 +1,4 @@
-"""Attention weighted by what it carries: `|w_ij| |f(v_j)|`, where f is the head's part of the output projection."""
+"""Norm-weighted attention: `|w_ij| |f(v_j)|`, where f is the head's part of the output projection."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from regard.observe.look import Look, looked
 
 @dataclass(frozen=True, eq=False)
 class NormWeighted:
-    """A[i, j] n[j], n being the norm of what key j hands over, (b, h, k): a large weight on a short vector moves little.
+    """A[i, j] n[j] of a map A, where n (b, h, k), held in `norms`, is the norm of what key j contributes.
 
-    What a share says is of a row's Σ_j A[i, j] n[j], which `total` holds, (b, h, q).
-    Source: Kobayashi et al. 2020, equation 5, f(x) = (x W_value + b_value) W_output; `norms` computes n.
+    A large weight on a short vector moves little. Shares are relative to a row's Σ_j A[i, j] n[j], held in `total`, (b, h, q).
+    Source: Kobayashi et al. 2020, equation 5, f(x) = (x W_value + b_value) W_output.
     """
 
     look: Look
@@ -24,24 +24,27 @@ class NormWeighted:
     total: Tensor
 
     def first(self) -> Tensor:
-        """Mean share of the first token, (b, h), over the queries that count and have a total above 0."""
+        """Return the mean share of the first token, (b, h), over the queries that count and have a total above 0."""
         norms = [self.norms[row, :, first] for row, first in enumerate(self.look.firsts)]
         return self._share(self.look.first * torch.stack(norms).unsqueeze(-1))
 
     def previous(self, back: int = 1) -> Tensor:
-        """Mean share of the key so far before the query's own position, of the queries that may see it; 0 is its own."""
+        """Return the mean share of the key `back` before the query's own position, (b, h); back=0 is its own.
+
+        The mean is over the queries that may see such a key.
+        """
         keys = self.look.positions - back
         norms = self.norms.gather(2, keys.clamp(0, self.norms.shape[2] - 1).unsqueeze(1).expand(*self.norms.shape[:2], -1))
         return self._share(self.look.behind(back) * norms, self.look.visible(keys))
 
     def mass(self, keys: slice | Tensor) -> Tensor:
-        """Mean share of a set of keys, a slice or a bool (k,)."""
+        """Return the mean share of a set of keys, a slice or a bool (k,), as (b, h)."""
         chosen = torch.zeros_like(self.norms)
         chosen[..., keys] = self.norms[..., keys]
         return self._share((self.look.map @ chosen.unsqueeze(-1)).squeeze(-1))
 
     def received(self) -> Tensor:
-        """Σ_i A[i, j] n[j] of each key, (b, h, k), over the queries that count."""
+        """Return Σ_i A[i, j] n[j] of each key, (b, h, k), over the queries that count."""
         counted = self.look.counted.to(self.norms.dtype).unsqueeze(-1)
         return (self.look.map.mT @ counted).squeeze(-1) * self.norms
 
@@ -51,14 +54,17 @@ class NormWeighted:
 
 
 def norm_weighted(m: AttentionMap | Look, values: Tensor, projection: Tensor | None = None) -> NormWeighted:
-    """A map weighted by the norms of its values (b, g, k, e), or of v W with a projection W (h, e, c)."""
+    """Weight a map by the norms of its values (b, g, k, e), or of v W with a projection W (h, e, c)."""
     look = looked(m)
     found = norms(values, look.map.shape, projection).to(look.overview.largest.dtype)
     return NormWeighted(look, found, (look.map @ found.unsqueeze(-1)).squeeze(-1))
 
 
 def norms(values: Tensor, shape: tuple[int, int, int, int], projection: Tensor | None = None) -> Tensor:
-    """The norm of each value (b, g, k, e), or of v W with each head's W (h, e, c), to (b, h, k), in float32 at least."""
+    """Return the norm of each value (b, g, k, e), or of v W with each head's W (h, e, c), as (b, h, k).
+
+    Computed in float32 at least. Raises ShapeError.
+    """
     b, h, _, k = shape
     if values.dim() != 4 or values.shape[0] != b or values.shape[2] != k or not values.shape[1] or h % values.shape[1]:
         raise ShapeError(f"values are (b, g, k, e) = ({b}, {h} or a divisor, {k}, e), got {tuple(values.shape)}.")

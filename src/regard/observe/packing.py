@@ -1,4 +1,4 @@
-"""A recording as a plain header and named tensors, which `files` writes; `unpacking` is the way back."""
+"""Serialization of a recording to a plain header and named tensors."""
 
 from typing import Any
 
@@ -10,20 +10,20 @@ from regard.mechanism.rule import And, Everything, Mask, Not, Or
 from regard.observe.strand import Piece
 from regard.observe.words import TwoTexts
 
-LARGEST = 2**30  # entries of the table that a rule of someone's own is written out to
+LARGEST = 2**30  # entries of the table of a user-defined rule
 PIECE_NUMBERS = ("first", "stop", "step")
 PIECE_TENSORS = ("q", "values", "bias", "sinks", "weight")
 
 
 class Packed:
-    """Tensors under names, each memory once."""
+    """Tensors by name, each memory stored once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[tuple[Any, ...], str] = {}
 
     def name(self, x: Tensor | None) -> str | None:
-        """The name of a tensor in the file."""
+        """Return the name of a tensor in the file, adding it if needed; None for None."""
         if x is None:
             return None
         key = x.data_ptr(), x.shape, x.stride(), x.dtype
@@ -34,7 +34,7 @@ class Packed:
 
 
 def pack(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a Recording."""
+    """Return the header and the tensors of a Recording."""
     packed = Packed()
     header = {
         "model": recording.model,
@@ -46,7 +46,7 @@ def pack(recording: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def pack_tokens(tokens: Any) -> Any:
-    """Words of one batch row or of each, or those of either axis."""
+    """Return the words of one batch row or of each, or those of both axes, as plain lists."""
     if isinstance(tokens, TwoTexts):
         texts = {"rows": tokens.rows, "columns": tokens.columns} | ({} if tokens.read is tokens.rows else {"read": tokens.read})
         return {name: pack_tokens(text) for name, text in texts.items()}
@@ -54,7 +54,7 @@ def pack_tokens(tokens: Any) -> Any:
 
 
 def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
-    """A Run: its strands, and its calls by strand and piece."""
+    """Return a Run as plain values: its histories, and its calls by the indices of history and stored call."""
     strands = list(dict.fromkeys([*run.strands.values(), *(call.strand for call in run.calls)]))
     keys = {id(strand): list(key) for key, strand in run.strands.items()}
     places = {id(piece): n for strand in strands for n, piece in enumerate(strand.pieces)}
@@ -78,7 +78,7 @@ def pack_run(run: Any, packed: Packed) -> dict[str, Any]:
 
 
 def pack_piece(piece: Piece, packed: Packed) -> dict[str, Any]:
-    """A call: its tensors by name, its rule in words."""
+    """Return a stored call as plain values: its tensors by name, its rule as a list."""
     q, stop = piece.q.shape[2], piece.stop - piece.first
     return {
         **{name: packed.name(getattr(piece, name)) for name in PIECE_TENSORS},
@@ -89,7 +89,10 @@ def pack_piece(piece: Piece, packed: Packed) -> dict[str, Any]:
 
 
 def pack_rule(mask: Mask, q: int, k: int, offset: Any, packed: Packed) -> list[Any]:
-    """A rule as a list: its name, then what it is made of; a rule of someone's own is written out as a table."""
+    """Return a rule as a list: its name, then its parts; a user-defined rule becomes a table.
+
+    Raises ConfigError if that table would have more than LARGEST entries.
+    """
     if isinstance(mask, Everything | Causal):
         return [type(mask).__name__]
     if isinstance(mask, Window):

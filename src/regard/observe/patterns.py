@@ -1,7 +1,7 @@
-"""Patterns: a rule that says, for each query, on which earlier keys a head of some kind would look; and how far it does.
+"""Attention patterns: rules that state on which earlier keys a kind of head attends, and how closely a head follows them.
 
-A pattern holds of query i, at position p, and key j. The weight on it is summed without the matrix: of tokens, queries and
-keys are grouped by what they are, and each group is a small matrix of its own, computed in blocks.
+A pattern relates query i, at position p, to key j. The weight on it is summed without the matrix: queries and keys are grouped
+by token, and each group is a small matrix, computed in blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.observe.look import Look, looked
 
-PAIRS = 2**18  # query and key, computed at a time
-FEW = 128  # keys in a group, up to which its pairs are computed one by one, together with those of other groups
-ROWS = 512  # of a larger group at a time: later ones have more keys before them
+PAIRS = 2**18  # pairs of query and key per step
+FEW = 128  # keys of a query, up to which its pairs are computed singly, together with those of other groups
+ROWS = 512  # queries per block of a larger group: later queries have more keys
 Without = Literal["first token", "itself"]
 
 
@@ -25,15 +25,15 @@ class Pattern(Protocol):
     """A rule on positions."""
 
     def holds(self, look: Look, keys: Tensor) -> Tensor:
-        """Whether the key named for each query, by index (b, q), is of the pattern, to bool (b, q)."""
+        """Return whether the key given for each query, by index (b, q), belongs to the pattern, bool (b, q)."""
 
     def matched(self, look: Look) -> "Matched":
-        """How much of each query's weight is on it."""
+        """Return the weight of each query on the pattern."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """The weight of each query on the keys of a pattern, and how many of these it may see, both (b, h, q)."""
+    """The weight of each query on the keys of a pattern, and how many of these keys it may see, both (b, h, q)."""
 
     weight: Tensor
     count: Tensor
@@ -41,7 +41,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Back:
-    """j = p - back: one token so far before the query."""
+    """j = p - back: the token `back` places before the query."""
 
     back: int = 1
 
@@ -65,7 +65,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Induction:
-    """token[j - 1] = token[p], j - 1 < p: what came after every earlier occurrence of the query's own token."""
+    """token[j - 1] = token[p], j - 1 < p: the token after every earlier occurrence of the query's own token."""
 
     def holds(self, look: Look, keys: Tensor) -> Tensor:
         return follows(look, keys, 1)
@@ -75,9 +75,9 @@ class Induction:
 
 
 def score(m: AttentionMap | Look, pattern: Pattern) -> Tensor:
-    """Mean of Σ w_j over the keys of a pattern, of the queries that may see one, (b, h); NaN where there is none.
+    """Return the mean of Σ w_j over the keys of a pattern, of the queries that may see one, (b, h); NaN where there is none.
 
-    With Induction this is the prefix matching score of Olsson et al. 2022, which they take on random tokens, repeated.
+    With Induction this is the prefix matching score of Olsson et al. 2022, which they measure on repeated random tokens.
     """
     look = looked(m)
     found = pattern.matched(look)
@@ -85,9 +85,10 @@ def score(m: AttentionMap | Look, pattern: Pattern) -> Tensor:
 
 
 def share(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
-    """Σ A ∘ P / Σ A, (b, h): how much of all weight lies on a pattern, P being 1 there and 0 elsewhere.
+    """Return Σ A ∘ P / Σ A, (b, h): the part of all weight that lies on a pattern, where P is 1 on it and 0 elsewhere.
 
-    All queries that count are in both sums. `without` leaves the weight on the first token, or on the query's own, out of both.
+    Both sums are over all queries that count. `without` excludes the weight on the first token, or on the query's own, from
+    both.
     Source: the score "mul" of head_detector in TransformerLens (Nanda et al.); exclude_bos and exclude_current_token.
     """
     look = looked(m)
@@ -96,9 +97,9 @@ def share(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] =
 
 
 def closeness(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
-    """`1 - Σ |A - P| / q`, (b, h): 1 where the weights are the pattern itself, q being the queries that count.
+    """Return `1 - Σ |A - P| / q`, (b, h): 1 where the weights equal the pattern; q is the number of queries that count.
 
-    `without` leaves what concerns the first token, or the query's own, out of the sum.
+    `without` excludes the first token, or the query's own, from the sum.
     Source: the score "abs" of head_detector in TransformerLens, which rounds it to three digits.
     """
     look = looked(m)
@@ -108,7 +109,10 @@ def closeness(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Withou
 
 
 def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple[Matched, Tensor]:
-    """The weight on a pattern and on all keys, less what lies on some places."""
+    """Return the weight on a pattern and the weight on all keys, both without the excluded places.
+
+    Raises ConfigError for an unknown name in `without`.
+    """
     unknown = [name for name in without if name not in ("first token", "itself")]
     if unknown or isinstance(without, str):
         raise ConfigError(f"without names 'first token', 'itself' or both, in a tuple; got {without!r}.")
@@ -118,7 +122,7 @@ def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple
     places = {"first token": (first, look.first), "itself": (look.positions, look.behind(0))}
     for name in dict.fromkeys(without):
         keys, on = places[name]
-        again = (first == look.positions) & (len(set(without)) == 2) & (name == "itself")  # left out already
+        again = (first == look.positions) & (len(set(without)) == 2) & (name == "itself")  # excluded already
         here = (pattern.holds(look, keys) & ~again).unsqueeze(1)
         weight, count = weight - on.where(here, 0), count - (here & look.visible(keys)).long()
         total = total - on.where(~again.unsqueeze(1), 0)
@@ -126,7 +130,7 @@ def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple
 
 
 def follows(look: Look, keys: Tensor, after: int) -> Tensor:
-    """Whether the key named for each query stands `after` an earlier occurrence of the query's token."""
+    """Return whether the key given for each query is `after` places after an earlier occurrence of the query's token."""
     tokens = known(look)
     own, source = look.positions, keys - after
     inside = [(x >= 0) & (x < tokens.shape[1]) for x in (own, source)]
@@ -135,7 +139,7 @@ def follows(look: Look, keys: Tensor, after: int) -> Tensor:
 
 
 def after_occurrences(look: Look, after: int) -> Matched:
-    """The weight of each query on the keys that stand `after` an earlier occurrence of its token."""
+    """Return the weight of each query on the keys `after` places after an earlier occurrence of its token."""
     tokens = known(look)
     b, h, q, _ = look.map.shape
     weight = torch.zeros_like(look.overview.largest, dtype=torch.float64)
@@ -154,7 +158,10 @@ def after_occurrences(look: Look, after: int) -> Matched:
 def add(
     look: Look, at: tuple[int, int], part: tuple[Tensor, Tensor, Tensor | None], weight: Tensor, count: Tensor | None
 ) -> None:
-    """Adds up one part of a pattern: pairs, or a block of which the first `among` keys of each query are meant."""
+    """Add one part of a pattern to `weight` and `count`.
+
+    A part is pairs of queries and keys (`among` is None), or a block in which the first `among` keys belong to each query.
+    """
     queries, keys, among = part
     if among is None:
         weight[at].index_add_(0, queries, look.pairs(*at, queries, keys).double())
@@ -170,15 +177,15 @@ def add(
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Queries and keys in the order of what they are, and which of the keys are meant for each of the queries."""
+    """Queries and keys sorted by token, and the range of the keys that belongs to each query."""
 
-    queries: Tensor  # (n,), those with a key at all, by group and then by position
-    keys: Tensor  # (m,), likewise
-    start: Tensor  # (n,), where the keys of a query's group begin
-    count: Tensor  # (n,), how many of these, from there on, are meant
+    queries: Tensor  # (n,), those with at least one key, by token and then by position
+    keys: Tensor  # (m,), in the same order
+    start: Tensor  # (n,), where a query's keys begin in `keys`
+    count: Tensor  # (n,), the number of a query's keys
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Queries and keys: as pairs, or, with how many keys are meant for each query, as a block."""
+        """Yield queries and keys as pairs, or as a block with the number of keys that belong to each query."""
         few = self.count <= FEW
         yield from self.paired(few)
         queries, count = self.queries[~few], self.count[~few]
@@ -190,7 +197,7 @@ class Groups:
             first += size
 
     def paired(self, few: Tensor) -> Iterator[tuple[Tensor, Tensor, None]]:
-        """Every query with every key meant for it, of those that have few."""
+        """Yield every query with every key that belongs to it, for queries with few keys."""
         queries, start, count = self.queries[few], self.start[few], self.count[few]
         for here in torch.arange(len(queries), device=queries.device).split(max(1, PAIRS // FEW)):
             n = count[here]
@@ -199,22 +206,22 @@ class Groups:
 
 
 def grouped(tokens: Tensor, positions: Tensor, after: int) -> Groups:
-    """Queries, at their positions, with the keys that stand `after` an earlier occurrence of their token."""
+    """Group queries, at their positions, with the keys `after` places after an earlier occurrence of their token."""
     k = len(tokens)
     kinds = tokens.unique(return_inverse=True)[1] if k else tokens
     place = torch.arange(k, device=tokens.device)
-    sources = (kinds * k + place)[: k - after].sort().values  # by kind, and then by position
+    sources = (kinds * k + place)[: k - after].sort().values  # by token, and then by position
     here = ((positions >= 0) & (positions < k)).nonzero().flatten()
     own = positions[here]
     order = (kinds[own] * k + own).sort()
     start = torch.searchsorted(sources, kinds[own[order.indices]] * k)
-    count = torch.searchsorted(sources, order.values) - start  # those before the query itself
+    count = torch.searchsorted(sources, order.values) - start  # occurrences before the query itself
     some = count > 0
     return Groups(here[order.indices][some], sources % k + after, start[some], count[some])
 
 
 def known(look: Look) -> Tensor:
-    """The tokens of a look, or ConfigError."""
+    """Return the tokens of a view. Raises ConfigError if it has none."""
     if look.tokens is None:
         raise ConfigError("duplicate and induction compare tokens: Look(m, tokens=ids), with ids (b, k).")
     return look.tokens

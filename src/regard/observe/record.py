@@ -1,4 +1,4 @@
-"""record: what any model attends to while it runs, without a bit of its output changing."""
+"""record: capture the attention of any model while it runs, without changing a bit of its output."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,12 +25,14 @@ def record(
     keep: str | Iterable[str] | None = None,
     to: str | Path | None = None,
 ) -> Iterator[Recording]:
-    """A context in which every call of attention in a model is recorded: its q, k and rule, O(T), from which come its maps.
+    """Record every attention call of a model in the context: its q, k and rule, O(T), from which its maps are computed.
 
-    layers, numbers or paths of modules, and heads choose what is kept; keep="bfloat16" halves it, keep="values" keeps
-    the values too (keep=("bfloat16", "values") both). to=FOLDER writes queries and keys there as they come and reads them
-    back by memory map. Nothing of the model's output, gradients or random numbers changes. A Hugging Face model that is
-    asked for output_attentions=True returns maps. What could not be recorded is in recording.missed, and warned of once.
+    layers (numbers or paths of modules) and heads select what is recorded. keep="bfloat16" halves the memory, keep="values"
+    also keeps the values, keep=("bfloat16", "values") does both. to=FOLDER writes queries and keys to the folder as they are
+    recorded and memory-maps them. The model's output, gradients and random numbers do not change. A Hugging Face model called
+    with output_attentions=True returns maps. Calls that could not be recorded are listed in recording.missed, and a warning is
+    issued once.
+    Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"record takes a torch.nn.Module, got {type(model).__name__}.")
@@ -43,7 +45,7 @@ def record(
 
 
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
-    """Raises where torch.compile or torch.jit has made of the model what no door is in."""
+    """Raise ConfigError if a module was compiled by torch.compile or torch.jit: its calls cannot be intercepted."""
     for name, module in modules.items():
         what = f"its module {name}" if name else "the model"
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
@@ -56,7 +58,7 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
 
 
 def tell(recording: Recording) -> None:
-    """Warns once of what was missed."""
+    """Warn once about calls that were not recorded."""
     if recording.missed:
         first, more = recording.missed[0], len(recording.missed) - 1
         others = f" and {more} more, see recording.missed" if more else ""

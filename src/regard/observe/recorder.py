@@ -1,4 +1,4 @@
-"""Recorder: meets the calls of one model, and keeps of each its q, k and rule where they belong in the recording."""
+"""Recorder: handles the attention calls of one model and stores the q, k and rule of each in the recording."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -29,8 +29,8 @@ from regard.observe.stepwise import alike, continued
 from regard.observe.store import Store
 from regard.observe.strand import Piece, Place, Strand, same_rows
 
-ALIKE = 2e-2  # how far a row may be from the weights that a model's own code computed, which may be half precision
-ROUNDED = 1e-3  # of a key's size: how far it may be from the one put in before its cache is one that rounds
+ALIKE = 2e-2  # tolerance to weights that a model's own code computed, perhaps in half precision
+ROUNDED = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
 OTHERWISE = "its own attention computes something else than a softmax of q and k"
 RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
 TWINS = "rows with the same keys may have changed places between its steps: maps take each of them for itself"
@@ -42,7 +42,7 @@ ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were
 
 
 class Recorder:
-    """Meets the calls of one model and keeps them in a recording."""
+    """A watcher that stores the calls of one model in a recording."""
 
     changes = False
 
@@ -53,21 +53,24 @@ class Recorder:
         self.counting = Counting()
         self.runs = Runs()
         self.root = ""
-        self.undecided = False  # whether this forward continues a run is not known yet
-        self.cache: Any = None  # that this forward was handed
-        self.tokens: Tensor | None = None  # that this forward reads
+        self.undecided = False  # whether it is not yet decided if this forward continues a run
+        self.cache: Any = None  # the cache among this forward's arguments
+        self.tokens: Tensor | None = None  # the token ids of this forward
         self.forwards = self.returned_at = 0
-        self.weight: Tensor | None = None  # of the last additive scores
-        self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # of a module and kind: its last step's forward, and keys
-        self.visits: dict[str, list[tuple[weakref.ref[Frame], dict[str, int]]]] = {}  # of this forward: calls, by kind
+        self.weight: Tensor | None = None  # of the last call with additive scores
+        self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
+        self.visits: dict[str, list[tuple[weakref.ref[Frame], dict[str, int]]]] = {}  # of this forward; calls by kind
 
     @property
     def run(self) -> Run:
-        """The run that goes on."""
+        """The current run."""
         return self.runs.current.run
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Start a forward. One of a module that ran before continues a run or begins another: its first call decides."""
+        """Start a forward.
+
+        A module that already ran either continues a run or begins a new one; its first attention call decides.
+        """
         self.root = self.names[id(module)]
         with unseen():
             self.cache, self.tokens = find_cache(args, kwargs), find_tokens(args, kwargs)
@@ -78,7 +81,7 @@ class Recorder:
             self.begin_root()
 
     def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
-        """The call runs as it was made, and is kept; a caller that asked for weights gets its map."""
+        """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
         result = proceed(passage, crossing)
         answer = None
         try:
@@ -88,14 +91,14 @@ class Recorder:
                     answer = None if crossing.answer is None else Attentions(self.handed(passage, call))
                 else:
                     self.miss(Missed(passage.door, name, OTHERWISE))
-        except ConfigError:  # an argument of record is wrong
+        except ConfigError:  # wrong arguments of record
             raise
-        except Exception as error:  # whatever a model does, its forward goes on
+        except Exception as error:  # a failure here must not stop the model
             self.miss(Missed(passage.door, name, why(error)))
         return result if crossing.answer is None or answer is None else crossing.answer(result, answer)
 
     def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
-        """Note which rows the sequences are that a model's generate returned; its run becomes the last one."""
+        """Match the sequences that a model's `generate` returned to batch rows; the run they belong to becomes the last."""
         root, since, self.returned_at = self.names[id(module)], self.returned_at, self.forwards
         recent = [one for one in self.runs if one.last > since and one.run in self.recording.runs]
         found = [(one.rows_of(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
@@ -108,12 +111,12 @@ class Recorder:
             self.miss(Missed("generate", root, ENDED.format(n)))
 
     def miss(self, missed: Missed) -> None:
-        """A call passed that no door understands."""
+        """Add a kernel that could not be recorded to `recording.missed`, once."""
         if missed not in self.recording.missed:
             self.recording.missed.append(missed)
 
     def handed(self, passage: Passage, call: Call | None) -> AttentionMap:
-        """Return the map of all that the kernel was handed: all heads, the slots of a cache that nothing was written to too."""
+        """Return the map of everything the kernel was given: all heads, and the unwritten slots of a cache."""
         whole = call is not None and call.piece.stop - call.piece.first == passage.k.shape[2] + passage.room
         if call is not None and whole and self.chosen.heads is None and self.store.dtype is None:
             return call.map
@@ -123,7 +126,7 @@ class Recorder:
         return AttentionMap(q, k, **{name: getattr(passage, name) for name in names})
 
     def keep(self, passage: Passage, name: str) -> Call | None:
-        """Record a call where its layer is among those chosen; None where it is not."""
+        """Record a call and return it; None if its layer is not selected."""
         kind = self.counting.kind(passage, name)
         if not self.chosen.layer(name, lambda: self.counting.number(name, kind)):
             return None
@@ -140,10 +143,10 @@ class Recorder:
         return self.run.calls[-1]
 
     def stepped(self, passage: Passage, name: str, kind: str) -> tuple[Key, Strand, Piece]:
-        """The strand that a step of a decoder continues, or a new one, with its key and the step's piece of it."""
+        """Return the key, history and stored call of a decoder's step; the history is new if the step continues none."""
         forward, where = self.latest.get((name, kind), (-1, -1))
         fresh, self.latest[name, kind] = forward != self.forwards, (self.forwards, passage.k.data_ptr())
-        first = fresh and not self.visits  # nothing else of this forward has decided yet
+        first = fresh and not self.visits  # no call of this forward has decided yet
         for running in self.runs.by_pointer(name, kind, passage.k.data_ptr()) if first else [self.runs.current]:
             known = running.steps_of(name, kind)
             rows = None
@@ -168,7 +171,7 @@ class Recorder:
         return (name, kind, count, 0), *self.begun(passage, name, kind)
 
     def counted(self, name: str, kind: str) -> tuple[int, int]:
-        """Which visit of its module in this forward a call belongs to, and which call in the visit it is."""
+        """Return which visit of its module in this forward a call belongs to, and its index among the calls of the visit."""
         frame = SCENE.frames[-1]
         if self.names.get(id(frame.module)) != name:
             frame = next((one for one in reversed(SCENE.frames) if self.names.get(id(one.module)) == name), frame)
@@ -180,7 +183,7 @@ class Recorder:
         return len(visits) - 1, calls[kind]
 
     def strand(self, key: Key, passage: Passage) -> tuple[Strand, Piece]:
-        """The strand that a call continues, or a new one, and the call's piece of it."""
+        """Return the history that a call continues, or a new one, and the stored call."""
         name, kind, *_ = key
         if self.undecided and kind == "self":
             self.decide(key, passage)
@@ -195,7 +198,11 @@ class Recorder:
         return self.continued(strand, passage, place)
 
     def place(self, strand: Strand, passage: Passage) -> Place | None:
-        """Where the keys of a call continue those of a strand; those of cross attention must be the same."""
+        """Return where the keys of a call continue those of a history; None if they do not.
+
+        The keys of cross attention must be the same as before. Raises UnreadableError if the rows of a cache have different
+        offsets.
+        """
         n, new = passage.k.shape[2], passage.q.shape[2]
         if strand.kind == "self":
             if not passage.caches or n <= new:
@@ -206,12 +213,12 @@ class Recorder:
         if strand.total != n:
             return None
         if self.undecided and torch.equal(self.kept(passage, passage.q), strand.pieces[0].q):
-            return None  # its first queries come back
+            return None  # the first queries again: a new run
         same = same_rows(strand.key(n - 1), self.kept(passage, passage.k[:, :, -1:])[:, :, 0])
         return None if same is None else Place(n, 0, n, None, same.apart)
 
     def decide(self, key: Key, passage: Passage) -> None:
-        """Decide by its first call of self-attention whether a forward continues a run under way, or begins another."""
+        """Decide by its first call of self-attention whether a forward continues a run or begins a new one."""
         found = []
         for running in self.runs:
             strand = running.run.strands.get(key)
@@ -226,25 +233,25 @@ class Recorder:
             return
         running, strand, place = chosen
         if place.known < strand.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
-            running = running.fork()  # its own cache may go on too
+            running = running.fork()  # its own cache may continue as well
         self.runs.switch(running)
         running.roots[self.root] = running.roots.get(self.root, -1) + 1
         running.advance(self.root, self.forwards, self.cache, self.tokens, place.known - strand.past)
         self.undecided = False
 
     def begin_run(self) -> None:
-        """Let this forward begin a run."""
+        """Begin a new run with this forward."""
         self.runs.switch(Running())
         self.begin_root()
 
     def begin_root(self) -> None:
-        """Let this forward be the first of its module in the run that goes on."""
+        """Make this forward the first of its module in the current run."""
         self.runs.current.roots[self.root] = 0
         self.runs.current.advance(self.root, self.forwards, self.cache, self.tokens)
         self.undecided = False
 
     def begun(self, passage: Passage, name: str, kind: str) -> tuple[Strand, Piece]:
-        """A strand of the call's keys, those that a cache has room for and not yet left out, and its piece."""
+        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call."""
         k, new, seen = passage.k, passage.q.shape[2], passage.k.shape[2]
         caches = kind == "self" and passage.caches and seen > new
         if caches:
@@ -257,11 +264,11 @@ class Recorder:
         return strand, self.piece(passage, 0, seen, 0)
 
     def continued(self, strand: Strand, passage: Passage, place: Place) -> tuple[Strand, Piece]:
-        """The strand with the call's new keys, and its piece."""
+        """Return the history with the call's new keys appended, and the stored call."""
         if strand.kind == "cross":
             return strand, self.piece(passage, place.first, place.known, place.slot)
         if place.rows is None:
-            self.run.turns.pop(self.step, None)  # the deepest layer tells: in the first, two histories may look alike
+            self.run.turns.pop(self.step, None)  # the deepest layer decides: in the first, two histories may have equal keys
         else:
             self.run.turns[self.step] = place.rows
         if place.known < strand.total:
@@ -272,7 +279,7 @@ class Recorder:
         return strand, self.piece(passage, place.first, place.known + new, place.slot)
 
     def piece(self, passage: Passage, first: int, stop: int, slot: int) -> Piece:
-        """What is kept of a call beside its keys."""
+        """Return what is stored of a call besides its keys."""
         mask = passage.mask if stop - first == passage.k.shape[2] else first_keys(passage.mask, stop - first)
         bias = None if passage.bias is None else passage.bias[..., : stop - first]
         sinks = passage.sinks
@@ -296,28 +303,31 @@ class Recorder:
         )
 
     def shared(self, weight: Tensor) -> Tensor:
-        """A copy of the weight of additive scores, one for all calls that have the same."""
+        """Return a copy of the weight of additive scores, shared by consecutive calls with the same weight."""
         if self.weight is None or not torch.equal(self.weight, weight):
             self.weight = weight.clone()
         return self.weight
 
     def values(self, passage: Passage, new: slice) -> Tensor | None:
-        """The values of a call's new keys, where they are to be kept."""
+        """Return the values of a call's new keys; None if values are not kept."""
         if passage.v is None or not self.store.values:
             return None
         return self.store.kept(self.kept(passage, passage.v[:, :, new]))
 
     def rounded(self, passage: Passage, x: Tensor) -> Tensor:
-        """Return queries, keys or values of a passage as its kernel sees them under torch.autocast."""
+        """Return queries, keys or values of a call as its kernel sees them under torch.autocast."""
         return autocast(x.detach()) if autocasts(x.device) and passage.weight is None else x.detach()
 
     @property
     def step(self) -> int:
-        """Which forward of the run is under way."""
+        """The number of the current forward in the run."""
         return self.runs.current.roots.get(self.root, 0)
 
     def kept(self, passage: Passage, x: Tensor) -> Tensor:
-        """Queries, keys or values of a passage as they are kept: of the heads chosen, in the dtype that its kernel saw."""
+        """Return queries, keys or values of a call as they are stored: of the selected heads, in the store's dtype.
+
+        Raises ConfigError for a head that the call does not have.
+        """
         x = self.rounded(passage, x)
         if self.chosen.heads is not None:
             share = passage.q.shape[1] // x.shape[1]
@@ -330,19 +340,26 @@ class Recorder:
 
 
 def looking() -> AbstractContextManager[object]:
-    """A context that nobody sees, whose tensors neither have gradients nor are an inference mode's, useless to others."""
+    """Return a context that no torch mode sees, with neither gradients nor inference mode.
+
+    Tensors made in inference mode could not be used outside it.
+    """
     return plainly() if torch.is_grad_enabled() or torch.is_inference_mode_enabled() else unseen()
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """The same where there is a mode to leave."""
+    """Disable torch modes, gradients and inference mode while the context is active."""
     with unseen(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def unlike(passage: Passage, told: Tensor | None) -> bool:
-    """Whether the weights that a model's own code computed are others than ours, by the last row of the first sequence."""
+    """Return whether the weights of the model's own code differ from those of q and k.
+
+    Only the last row of the first sequence is compared. False if there are no weights, or if the batch rows have different
+    offsets.
+    """
     if told is None or isinstance(passage.offset, Tensor):
         return False
     row = torch.tensor([passage.q.shape[2] - 1], device=passage.q.device)

@@ -1,4 +1,4 @@
-"""Recording: what a model attended to, call by call, and as one map for each layer."""
+"""Recording: the attention of a model, by call and as one map per layer."""
 
 import re
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from regard.observe.words import TwoTexts, Words, sides
 from regard.printable import escape_controls
 from regard.shown import Shown
 
-DECODERS = ("decoder", "language_model", "text_decoder")  # of several parts of a model, the one meant where none is said
+DECODERS = ("decoder", "language_model", "text_decoder")  # the default among several parts of a model
 KINDS = ("self", "cross")
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of attention: the path of the innermost module it came from, self or cross, and the step of its run."""
+    """One attention call: the path of the innermost module that made it, its kind (self or cross), its step in the run."""
 
     strand: Strand = field(repr=False)
     piece: Piece = field(repr=False)
@@ -40,17 +40,17 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """Whether keys come from where queries come from: self or cross."""
+        """The kind of attention: self or cross."""
         return self.strand.kind
 
     @property
     def step(self) -> int:
-        """Which forward of its run: 0 is the prompt, and every one after it continues through a cache."""
+        """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
         return self.piece.step
 
     @property
     def map(self) -> AttentionMap:
-        """Its map (b, h, q, k): the queries of this call on all keys it could see."""
+        """The map (b, h, q, k) of this call's queries on all keys that they could see."""
         return self.strand.map_of(self.piece)
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class Call:
         return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
 
 
-Key = tuple[str, str, int, int]  # name, kind, which visit of the module in a forward, which call in the visit
+Key = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
 
 
 @dataclass(eq=False)
@@ -68,16 +68,16 @@ class Run:
     strands: dict[Key, Strand] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     turns: dict[int, Tensor] = field(default_factory=dict)
-    rows: list[int | None] = field(default_factory=list)  # of its maps, of each sequence that generate returned; None: of none
+    rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
 
     @property
     def names(self) -> list[str]:
-        """The modules that were recorded, in the order they first ran."""
+        """The recorded modules, in the order they first ran."""
         return list(dict.fromkeys(call.name for call in self.calls))
 
     @property
     def parts(self) -> list[str]:
-        """The parts of a model that has several: encoder and decoder, or towers; empty for any other."""
+        """The parts of a model that has several (encoder and decoder, or towers); empty for any other."""
         paths = [re.sub(r"\d+", "*", name).split(".") for name in self.names]
         for components in zip(*paths, strict=False):
             if len(set(components)) > 1:
@@ -87,11 +87,14 @@ class Run:
         return []
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
-        """The modules of a kind and a part, in the order they first ran; one that a forward visits n times, n times."""
+        """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
         return [name for name, _ in self.visits(kind, part)]
 
     def visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
-        """The same, with the visit."""
+        """Return the modules of a kind and a part with the number of each visit, in the order they first ran.
+
+        Raises MissingNameError if no recorded module belongs to the part.
+        """
         check_choice("kind", kind, KINDS)
         if part is None:
             part = next((one for one in self.parts if one in DECODERS), None)
@@ -102,16 +105,16 @@ class Run:
         return [(name, visit) for name, visit in self.visited(kind) if part is None or inside(name, part)]
 
     def visited(self, kind: str) -> list[tuple[str, int]]:
-        """The same of all parts."""
+        """Return the modules of a kind, of all parts, with the number of each visit."""
         return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.strands if one == kind))
 
     def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
-        """The map of a layer, (b, h, q, k), or of one head of it, (b, 1, q, k); all steps of the run in one.
+        """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
 
-        layer is a module's name, or counts the modules of that kind in the order they first ran; head is its number in the
-        model, whichever were recorded; part is "encoder",
-        "decoder" or another component of their path, the decoder where a model has one. Raises ConfigError for a layer,
-        a head or a part that was not recorded.
+        layer is a module's name, or a number among the modules of that kind in the order they first ran. head is its number in
+        the model, whichever heads were recorded. part is "encoder", "decoder" or another component of the modules' paths; by
+        default the decoder, if the model has one.
+        Raises ConfigError for a layer, a head or a part that was not recorded.
         """
         strands = self.of(layer, kind, part)
         found, heads = joined(strands), strands[0].heads
@@ -126,18 +129,18 @@ class Run:
         raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe(head)}.")
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
-        """The numbers in the model of the heads that were recorded of a layer, in the order in which its map has them."""
+        """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
         return self.of(layer, kind, part)[0].heads
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """The values (b, g, k, e) of a layer; None where record was not asked to keep them."""
+        """Return the values (b, g, k, e) of a layer; None if the recording did not keep them."""
         strands = self.of(layer, kind, part)
         found = [strand.values() for strand in strands]
         kept = [x for x in found if x is not None]
         return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
 
     def of(self, layer: int | str, kind: str, part: str | None) -> list[Strand]:
-        """What is kept of a layer: a strand for each call that one visit of its module makes."""
+        """Return the histories of a layer: one for each call that one visit of its module makes."""
         visits = self.visits(kind, part)
         if isinstance(layer, str):
             named = [
@@ -168,7 +171,7 @@ class Run:
 
 @dataclass(eq=False)
 class Recording(Shown):
-    """What was recorded: every call, every run, and one map for each layer of the last run."""
+    """Every recorded call and run, and one map for each layer of the last run."""
 
     model: str = ""
     runs: list[Run] = field(default_factory=list)
@@ -185,11 +188,11 @@ class Recording(Shown):
 
     @property
     def names(self) -> list[str]:
-        """The modules that were recorded, in the order they first ran."""
+        """The recorded modules, in the order they first ran."""
         return list(dict.fromkeys(call.name for call in self.calls))
 
     def __getitem__(self, name: str) -> list[Call]:
-        """The calls of a module, by its path."""
+        """Return the calls of a module, by its path. Raises MissingNameError if it was not recorded."""
         check_instance("a name in a recording", name, str, "recording.calls[n] is a call by number.")
         found = [call for call in self.calls if call.name == name]
         if not found:
@@ -197,43 +200,43 @@ class Recording(Shown):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the modules that were recorded, as those of a dictionary of their calls."""
+        """Iterate over the names of the recorded modules, as a dictionary does over its keys."""
         return iter(self.names)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a module of this name was recorded."""
+        """Return whether a module of this name was recorded."""
         return name in self.names
 
     @property
     def last(self) -> Run:
-        """The last run."""
+        """The last run. Raises ConfigError if nothing was recorded."""
         if not self.runs:
             why = f" {self.missed[0].module}: {self.missed[0].reason}." if self.missed else " The model was not called."
             raise ConfigError(f"nothing was recorded.{why}")
         return self.runs[-1]
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
-        """The modules of the last run, as `map` counts them."""
+        """Return the modules of the last run, in the order in which `map` numbers them."""
         return self.last.layers(kind, part)
 
     def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
-        """The map of a layer of the last run, or of one head of it; see Run.map."""
+        """Return the map of a layer of the last run, or of one of its heads; see Run.map."""
         return self.last.map(layer, head, kind, part)
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
-        """The numbers of the heads that were recorded of a layer of the last run, in the order in which its map has them."""
+        """Return the numbers in the model of the recorded heads of a layer of the last run, in the order of its map."""
         return self.last.heads(layer, kind, part)
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
-        """The values (b, g, k, e) of a layer of the last run; None where record was not asked to keep them."""
+        """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
         return self.last.values(layer, kind, part)
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
-        """The words of the queries and of the keys of a layer of the last run, where `tokens` has them."""
+        """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
         return sides(self.tokens, kind, self.last.of(layer, kind, part)[0].name)
 
     def save(self, path: str | Path) -> None:
-        """Writes the recording to one file, which is whole or not there; regard.load reads it, to the bit."""
+        """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
         files.write(Path(check_path("path", path)), *pack(self))
 
     def __repr__(self) -> str:
@@ -243,7 +246,10 @@ class Recording(Shown):
 
 
 def joined(strands: list[Strand]) -> AttentionMap:
-    """One map of the calls of one visit: of several, which pack sequences side by side, one below and beside the other."""
+    """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
+
+    Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
+    """
     maps = [strand.map() for strand in strands]
     if len(maps) == 1:
         return maps[0]
@@ -262,12 +268,12 @@ def joined(strands: list[Strand]) -> AttentionMap:
 
 
 def inside(name: str, part: str) -> bool:
-    """Whether a module's path has a part as a component, or as the beginning of one."""
+    """Return whether a module's path has a part as a component, or as the beginning of one before an underscore."""
     return any(component == part or component.startswith(f"{part}_") for component in name.split("."))
 
 
 def listed(names: list[str], most: int = 6) -> str:
-    """Names for a sentence, the first ones of many."""
+    """Return names joined by commas; after the first `most`, the number of the others."""
     if not names:
         return "nothing"
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

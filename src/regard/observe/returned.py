@@ -1,4 +1,4 @@
-"""Attentions: a map where a program expects a tensor of weights."""
+"""Attentions: a map that can stand in for the tensor of weights that a program expects."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from regard.map import AttentionMap
 from regard.mechanism.scores import wide
 
 FIELDS = ("dtype", "device", "layout", "ndim", "is_cuda", "is_leaf", "is_meta", "is_nested", "is_sparse", "requires_grad")
-KNOWN = {  # what is known without the weights
+KNOWN = {  # functions that do not need the weights
     *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.get_device),
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_inference),
     *(getattr(Tensor, name).__get__ for name in (*FIELDS, "grad", "grad_fn")),
@@ -21,11 +21,11 @@ WRITES = ("__setitem__", "__delitem__", "__set__")
 
 
 class Attentions(AttentionMap, Tensor):  # type: ignore[misc,override]
-    """A map that is the tensor (b, h, q, k) it stands for: every method and function of tensors is of its dense form.
+    """A map that is also the tensor (b, h, q, k) it represents: tensor methods and functions use its dense form.
 
-    Its shape, dtype and device cost nothing. Where the dense form is past its limit, TooLargeError states the bytes and what
-    to ask the map for instead. A method that maps and tensors both have is the tensor's where it is called as only a tensor's
-    can be: select(axis, index), diagonal(dim1=, dim2=), logsumexp(axis), tile(2, 1). It cannot be written to: ConfigError.
+    Shape, dtype and device cost nothing. If the dense form is past its limit, TooLargeError states the bytes and what to ask
+    the map for instead. A method that maps and tensors both have is the tensor's if its arguments are a tensor's: select(axis,
+    index), diagonal(dim1=, dim2=), logsumexp(axis), tile(2, 1). Writing to it raises ConfigError.
     """
 
     @staticmethod
@@ -43,44 +43,44 @@ class Attentions(AttentionMap, Tensor):  # type: ignore[misc,override]
         return torch.Size(super().shape)
 
     def detach(self) -> "Attentions":
-        """Itself: it has no gradient."""
+        """Return itself: it has no gradient."""
         return self
 
     def to(self, *args: Any, **named: Any) -> Tensor:
-        """Return itself where it has that device and dtype; else its dense form there."""
+        """Return itself if it has that device and dtype; else its dense form there."""
         device, dtype, *_ = (None, None) if "copy" in named else torch._C._nn._parse_to(*args, **named)
         same = (device is None or device == self.device) and (dtype is None or dtype == self.dtype)
         return self if same and "copy" not in named else self.dense().to(*args, **named)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Weights, by what a map takes; by None and a bool of several axes too, from its dense form."""
+        """Return weights by a map's indices; None and a bool of several axes index the dense form."""
         try:
             return super().__getitem__(index)
         except ShapeError:
             return self.dense()[index]
 
     def select(self, *args: Any, **named: Any) -> Any:
-        """A smaller map, by batch= and heads=; or one index of an axis, as a tensor's select(axis, index)."""
+        """Return a smaller map, by batch= and heads=; or one index of an axis, as a tensor's select(axis, index)."""
         if named.keys() & {"dim", "index"} or (len(args) == 2 and all(isinstance(x, int) for x in args)):
             return self.dense().select(*args, **named)
         return Attentions(super().select(*args, **named))
 
     def diagonal(self, *args: Any, **named: Any) -> Tensor:
-        """The weight of each query on the key `back` before it; or a tensor's diagonal(offset, dim1, dim2)."""
+        """Return the weight of each query on the key `back` before it; or a tensor's diagonal(offset, dim1, dim2)."""
         if named.keys() & {"offset", "dim1", "dim2"} or len(args) > 1:
             return self.dense().diagonal(*args, **named)
         return super().diagonal(*args, **named)
 
     def logsumexp(self, *args: Any, **named: Any) -> Tensor:
-        """Of each row's scores, (b, h, q); or of the weights along axes, as a tensor's logsumexp(dim)."""
+        """Return the logsumexp of each row's scores, (b, h, q); or of the weights along axes, as a tensor's logsumexp(dim)."""
         return self.dense().logsumexp(*args, **named) if args or named else super().logsumexp()
 
     def tile(self, *args: Any, **named: Any) -> Tensor:
-        """The part of it that two slices name, in bins; or the weights repeated, as a tensor's tile(dims)."""
+        """Return the part that two slices select, in bins; or the weights repeated, as a tensor's tile(dims)."""
         return super().tile(*args, **named) if named or isinstance(args[0], slice) else self.dense().tile(*args)
 
     def __matmul__(self, v: Any) -> Tensor:
-        """A v, block by block; with v of another shape than values have, as a tensor's."""
+        """Return A v, computed block by block; from the dense form if v has not the shape of values."""
         v = weighed(v)
         try:
             return super().__matmul__(v)
@@ -131,7 +131,7 @@ def written(name: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def weighed(x: Any) -> Any:
-    """Return arguments with every map among them as its dense form."""
+    """Return arguments with every map among them replaced by its dense form."""
     if isinstance(x, Attentions):
         return x.dense()
     if isinstance(x, list | tuple):
@@ -140,7 +140,7 @@ def weighed(x: Any) -> Any:
 
 
 def operate(name: str) -> Callable[..., Tensor]:
-    """Return an operator of augmented assignment, whose result is a tensor of its own."""
+    """Return an operator of augmented assignment, whose result is a new tensor."""
 
     def operated(self: Attentions, other: Any) -> Tensor:
         found: Tensor = getattr(self.dense(), f"__{name}__")(weighed(other))

@@ -1,4 +1,4 @@
-"""Rollout: how much of each token of the input has reached a query, through all layers, if attention alone carried it."""
+"""Attention rollout: how much of each input token reaches a query through all layers, if attention alone carried it."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from regard.mechanism.arguments import check_instance, check_number, check_seque
 from regard.observe.look import Look
 from regard.observe.recording import Recording
 
-ROWS = 64  # of a product at a time
+ROWS = 64  # per product
 
 
 def rollout(
@@ -25,13 +25,13 @@ def rollout(
     part: str | None = None,
     residual: float = 0.5,
 ) -> Tensor:
-    """Some rows of Â_L ... Â_2 Â_1, Â = ½ A + ½ I, A the mean over the heads: (b, n, k), each row summing to 1.
+    """Return rows of Â_L ... Â_2 Â_1 with Â = ½ A + ½ I, where A is the mean over the heads: (b, n, k), each row summing to 1.
 
-    Row n says how much each token of the input counts for query n after the last of `layers`, which are all where none are
-    named. It is carried down from the query by products with Aᵀ, so that no matrix is stored, and costs one traversal of
-    every head for up to 64 queries. Where a row of A sums to less than 1, beside a sink or where a query sees nothing, Â is
-    divided by its sum. `residual` is the part of I, ½ by default.
-    Raises TooLargeError where the answer would take more than a gigabyte: then name fewer queries.
+    Row n states how much each input token counts for query n after the last of `layers`, which are all by default. Rows are
+    computed from the last layer down by products with Aᵀ, so no matrix is stored, and up to 64 queries cost one traversal of
+    every head. Where a row of A sums to less than 1, because of a sink or because a query sees nothing, Â is divided by its
+    sum. `residual` is the weight of I, ½ by default.
+    Raises TooLargeError if the result would take more than a gigabyte: then pass fewer queries.
     Source: Abnar and Zuidema 2020, section 3.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
@@ -50,7 +50,7 @@ def rollout(
 
 
 def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
-    """Each query's own place in a row of its own, (b, n, k)."""
+    """Return one-hot rows (b, n, k) with a 1 at each query's own position. Raises TooLargeError past the limit."""
     b, _, q, k = m.shape
     rows = places("queries", queries, q).to(m.device)
     dtype = m.logsumexp().dtype
@@ -65,7 +65,7 @@ def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Ten
 
 
 def carried(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
-    """r Â, the relevance (b, n, k) of what a layer was given, from that of what it gave."""
+    """Return r Â: the relevance (b, n, k) of a layer's inputs, given that of its outputs."""
     b, h, q, k = m.shape
     look = Look(m)
     if q != k or look.positions[:, :1].any() or relevance.shape[::2] != (b, q):

@@ -1,4 +1,4 @@
-"""The rule that a mask tensor spells out: what other people hand their kernels, as a value that needs no T x T table."""
+"""Inference of the rule that a mask tensor follows: a value that needs no T x T table."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,18 +8,18 @@ from torch import Tensor
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.rule import EVERYTHING, Mask, Not, Offset, Or, Pair
 
-ROWS = 1024  # checked at a time
+ROWS = 1024  # queries per block
 Found = tuple[Mask, int, Tensor | None]  # rule, offset, bias
 
 
 def of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Found:
-    """The rule, the offset and the bias of a mask with four axes: True may see, or numbers that are added to the scores."""
+    """Return the rule, offset and bias of a mask with four axes: True is visible, or numbers that are added to the scores."""
     queries, keys = q.shape[2], k.shape[2]
     if mask.dtype == torch.bool:
         return *of_table(mask, queries, keys), None
     seen = mask > torch.finfo(mask.dtype).min / 2
     if (mask.masked_fill(~seen, 0) != 0).any():
-        return EVERYTHING, 0, mask.detach().clone()  # numbers that matter
+        return EVERYTHING, 0, mask.detach().clone()  # numbers other than a minimum: a bias
     rule, offset = of_table(seen, queries, keys)
     blind = ~seen.any(-1, keepdim=True)
     if not blind.any() or (mask == -torch.inf).any():
@@ -30,7 +30,10 @@ def of_mask(mask: Tensor, q: Tensor, k: Tensor) -> Found:
 
 
 def with_position_bias(mask: Tensor | None, causal: bool, bias: Tensor, q: Tensor, k: Tensor) -> Found:
-    """The same where a bias of positions is added, and the smallest number where the mask hides."""
+    """Return the rule, offset and bias of a mask and a position bias that is added to the scores.
+
+    Where a bool mask hides, the smallest number of the dtype is added instead.
+    """
     if mask is None:
         return (Causal() if causal else EVERYTHING), 0, bias
     rule, offset, uniform = of_mask(mask, q, k)
@@ -42,7 +45,10 @@ def with_position_bias(mask: Tensor | None, causal: bool, bias: Tensor, q: Tenso
 
 
 def of_table(seen: Tensor, queries: int, keys: int) -> tuple[Mask, int]:
-    """The rule of a bool table with four axes and the offset of its first query; the table where it has no plainer one."""
+    """Return the rule of a bool table with four axes, and the offset of its first query.
+
+    The rule is the table itself if no simpler rule fits.
+    """
     if seen.all():
         return EVERYTHING, 0
     if seen.shape[2] == 1 or (seen == seen[:, :, :1]).all():
@@ -57,7 +63,7 @@ def of_table(seen: Tensor, queries: int, keys: int) -> tuple[Mask, int]:
 
 
 def plainer(seen: Tensor) -> Iterator[tuple[Mask, int]]:
-    """Rules that such a table may follow, apart from keys that it hides from all."""
+    """Yield the rules and offsets that a table may follow, apart from keys that it hides from all queries."""
     queries, keys = seen.shape[2:]
     ever = seen.any(2).flatten(0, 1).any(0).nonzero()
     offsets = dict.fromkeys((keys - queries, 0, max(int(ever.max()) + 1 - queries, 0) if len(ever) else 0))
@@ -79,13 +85,16 @@ def plainer(seen: Tensor) -> Iterator[tuple[Mask, int]]:
 
 
 def beginnings(seen: Tensor, queries: Tensor) -> Tensor:
-    """For each query by index the first key that it sees, (b, q): an id of its document or chunk; blind ones stand alone."""
-    firsts = seen[:, 0].to(torch.uint8).argmax(-1)  # of equal numbers the first
+    """Return for each query, by index, the first key that it sees, (b, q): an id of its document or chunk.
+
+    A query that sees nothing gets an id of its own.
+    """
+    firsts = seen[:, 0].to(torch.uint8).argmax(-1)  # the first of equal numbers
     return torch.where(seen[:, 0].any(-1), firsts, seen.shape[3] + queries)
 
 
 def beside(rule: Mask, offset: int, parts: Iterable[tuple[Tensor, Tensor]]) -> Mask | None:
-    """The rule, joined with the keys that must be hidden beside it for a table to come out; None where no such keys do it.
+    """Return the rule, combined with the keys that a table hides from all queries; None if that does not give the table.
 
     Parts are queries by index, (n,), and their rows of the table, (b or 1, h or 1, n, k).
     """
@@ -98,19 +107,19 @@ def beside(rule: Mask, offset: int, parts: Iterable[tuple[Tensor, Tensor]]) -> M
         both = here.any(2, keepdim=True), (table & ~here).any(2, keepdim=True)
         shown, hidden = both if shown is None or hidden is None else (shown | both[0], hidden | both[1])
     if shown is None or hidden is None or (shown & hidden).any():
-        return None  # a key that the rule shows is hidden from some of those it shows it to
+        return None  # a key is hidden from some of the queries to which the rule shows it
     return rule & Given.sharing(~hidden) if hidden.any() else rule
 
 
 def leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
-    """The rule with every rule that it is joined from changed."""
+    """Return a rule with `change` applied to every rule that it is composed of."""
     if isinstance(mask, Pair):
         return type(mask)(leaves(mask.one, change), leaves(mask.other, change))
     return Not(leaves(mask.rule, change)) if isinstance(mask, Not) else change(mask)
 
 
 def first_keys(mask: Mask, n: int) -> Mask:
-    """The rule on the first n keys alone, among which every query stands."""
+    """Return the rule restricted to the first n keys, among which every query has its position."""
 
     def shorter(one: Mask) -> Mask:
         if isinstance(one, Given) and one.given.shape[3] > n:
@@ -123,7 +132,7 @@ def first_keys(mask: Mask, n: int) -> Mask:
 
 
 def first_queries(mask: Mask, n: int) -> Mask:
-    """The rule of the first n queries alone."""
+    """Return the rule restricted to the first n queries."""
 
     def shorter(one: Mask) -> Mask:
         if isinstance(one, Given) and one.given.shape[2] > n:
@@ -134,7 +143,7 @@ def first_queries(mask: Mask, n: int) -> Mask:
 
 
 def some_heads(mask: Mask, heads: list[int]) -> Mask:
-    """The rule of some heads alone."""
+    """Return the rule restricted to some heads."""
 
     def fewer(one: Mask) -> Mask:
         return Given.sharing(one.given[:, heads]) if isinstance(one, Given) and one.given.shape[1] > 1 else one
@@ -143,10 +152,10 @@ def some_heads(mask: Mask, heads: list[int]) -> Mask:
 
 
 def last_seen(mask: Mask, queries: int, keys: int, offset: Offset) -> int:
-    """One more than the last key that any of the queries sees.
+    """Return the index of the last key that any query sees, plus one.
 
-    A mask that holds a finite minimum leaves blind rows uniform on all that a cache has room for: joined to a rule by |,
-    rows that see every key count only where there are no others.
+    A mask with a finite minimum makes blind rows uniform over all slots of a cache. So in a rule joined by |, rows that see
+    every key count only if there are no others.
     """
     if mask == EVERYTHING:
         return keys

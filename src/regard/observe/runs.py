@@ -1,4 +1,4 @@
-"""Runs under way: what tells which of them a forward continues, where several take turns on one model."""
+"""The open runs of a recording, and the choice of the one that a forward continues when several interleave on one model."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,32 +11,32 @@ from torch import Tensor, nn
 from regard.observe.recording import Key, Run
 from regard.observe.strand import Place, Strand
 
-UNNAMED = 32  # runs without a cache of their own that a forward may continue, the latest
+UNNAMED = 32  # number of open runs without a cache object, the latest ones
 PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))
 IDS = ("decoder_input_ids", "input_ids")
 
 
 @dataclass(eq=False)
 class Running:
-    """A run under way."""
+    """An open run, and what identifies the forwards that continue it."""
 
     run: Run = field(default_factory=Run)
-    roots: dict[str, int] = field(default_factory=dict)  # outermost modules, and how often each ran before
-    caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # that its forwards were handed
+    roots: dict[str, int] = field(default_factory=dict)  # by outermost module: the number of its last forward in the run
+    caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # arguments of its forwards
     tokens: dict[str, list[tuple[int, Tensor | None]]] = field(default_factory=dict)  # by root: step, (b, t) token ids
-    pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: where its last keys lie
-    last: int = 0  # the number of its last forward
+    pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: address of its last keys
+    last: int = 0  # the number of its last forward in the recording
 
     def has_cache(self, cache: Any) -> bool:
-        """Return whether a cache is one that its forwards were handed."""
+        """Return whether a cache was an argument of one of its forwards."""
         return cache is not None and any(one() is cache for one in self.caches)
 
     def may_continue(self) -> bool:
-        """Return whether a forward may continue it: its caches are still there, or none was seen."""
+        """Return whether a forward may continue this run: one of its caches is still alive, or it had none."""
         return not self.caches or any(one() is not None for one in self.caches)
 
     def advance(self, root: str, forward: int, cache: Any, tokens: Tensor | None, known: int | None = None) -> None:
-        """Note a forward of a root: its cache and its tokens, which follow the first `known`; None for all there are."""
+        """Log a forward of a root module: its cache, and its tokens, appended after the first `known` (None: after all)."""
         self.last = forward
         if cache is not None and not self.has_cache(cache):
             self.caches = [one for one in self.caches if one() is not None] + [weakref.ref(cache)]
@@ -46,15 +46,15 @@ class Running:
         parts.append((self.roots[root], tokens))
 
     def count_tokens(self, root: str) -> int:
-        """Return how many tokens a root has read in it."""
+        """Return the number of tokens that a root module has read in this run."""
         return sum(ids.shape[1] for _, ids in self.tokens.get(root, ()) if ids is not None)
 
     def steps_of(self, name: str, kind: str) -> list[tuple[Key, Strand]]:
-        """Return what a module has of a kind."""
+        """Return the keys and histories of a module for one kind of attention."""
         return [(key, strand) for key, strand in self.run.strands.items() if key[:2] == (name, kind)]
 
     def fork(self) -> "Running":
-        """Return a run with the same history, which goes on by itself."""
+        """Return a new run with the same history."""
         turns = dict(self.run.turns)
         strands = {
             key: replace(one, turns=turns, pieces=[*one.pieces], keys=[*one.keys], steps=[*one.steps])
@@ -64,10 +64,10 @@ class Running:
         return Running(Run(strands, turns=turns), dict(self.roots), tokens=tokens, last=self.last)
 
     def rows_of(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
-        """Return the batch row whose tokens each of some sequences (n, t) begins with, or None.
+        """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
 
-        Rows and sequences of one prompt stand together. Of rows that are alike each is taken once if it can be. The list is
-        empty where the tokens are not known.
+        Rows and sequences of one prompt are adjacent. Equal rows are each used once, if possible. The list is empty if the
+        tokens are unknown.
         """
         parts = self.tokens.get(root, [])
         unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
@@ -90,7 +90,7 @@ class Running:
 
 
 def first_tokens(parts: list[tuple[int, Tensor | None]], known: int) -> Iterator[tuple[int, Tensor | None]]:
-    """Yield the first `known` of some tokens."""
+    """Yield the first `known` tokens of a list of parts."""
     for step, ids in parts:
         if known > 0:
             yield step, None if ids is None else ids[:, :known]
@@ -101,19 +101,19 @@ Found = tuple[Running, Strand, Place]
 
 
 class Runs:
-    """The runs under way, and the one that goes on now."""
+    """The open runs, and the current one."""
 
     def __init__(self) -> None:
         self.current = Running()
         self.others: list[Running] = []  # the latest last
 
     def __iter__(self) -> Iterator[Running]:
-        """Yield them, the current one first, then the latest."""
+        """Yield the current run, then the others, the latest first."""
         yield self.current
         yield from reversed(self.others)
 
     def switch(self, to: Running) -> None:
-        """Let a run under way, or a new one, go on."""
+        """Make an open run, or a new one, the current run."""
         if to is self.current:
             return
         waiting = [one for one in (*self.others, self.current) if one is not to and one.run.calls and one.may_continue()]
@@ -122,19 +122,19 @@ class Runs:
         self.current = to
 
     def by_pointer(self, name: str, kind: str, pointer: int) -> list[Running]:
-        """Return them, those first whose last keys of a module lay at an address."""
+        """Return the open runs, first those whose last keys of a module were at this address."""
         return sorted(self, key=lambda one: one.pointers.get((name, kind)) != pointer)
 
     def ran(self, root: str) -> bool:
-        """Return whether a root ran in any of them."""
+        """Return whether a root module ran in any open run."""
         return any(root in one.roots for one in self)
 
 
 def choose(found: list[Found], cache: Any, keys: Callable[[], Tensor]) -> Found | None:
-    """Return the run that a forward continues, of those whose keys end as its cache does: by its cache, else by its keys.
+    """Return the run that a forward continues, among those whose keys end as its cache does: by its cache, else by its keys.
 
-    A cache that another run has must be its copy. A run that would be cut shorter comes after one that is whole, and of two
-    that are the same, the one that waited longest is continued.
+    A cache that another run has must be a copy of that run's. Runs that need not be cut come first; of equal ones, the one that
+    waited longest.
     """
     own = [one for one in found if one[0].has_cache(cache)]
     found = own or [one for one in found if not one[2].apart or cache is None or not one[0].caches]
@@ -147,7 +147,7 @@ def choose(found: list[Found], cache: Any, keys: Callable[[], Tensor]) -> Found 
 
 
 def are_alike(strand: Strand, place: Place, k: Tensor) -> bool:
-    """Return whether the keys of a strand are those of a cache, all of those that both have."""
+    """Return whether the keys of a history equal those of a cache, for all keys that both have."""
     keys = strand.joined(place.known, strand.pieces[-1].step, place.first)
     keys = keys if place.rows is None else keys[place.rows]
     theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
@@ -155,7 +155,7 @@ def are_alike(strand: Strand, place: Place, k: Tensor) -> bool:
 
 
 def find_cache(args: Any, kwargs: Any) -> Any:
-    """Return the cache among a module's arguments, an object that keeps its identity; None where there is none."""
+    """Return the cache among a module's arguments, an object with an identity; None if there is none."""
     for name, value in (*(("", one) for one in args), *kwargs.items()):
         speaks = "cache" in type(value).__name__.lower() or "past" in name or "cache" in name
         if speaks and not isinstance(value, PLAIN) and type(value).__weakrefoffset__:
@@ -164,7 +164,7 @@ def find_cache(args: Any, kwargs: Any) -> Any:
 
 
 def find_tokens(args: Any, kwargs: Any) -> Tensor | None:
-    """Return a copy of the token ids (b, t) among a module's arguments; None where there are none."""
+    """Return a copy of the token ids (b, t) among a module's arguments; None if there are none."""
     given = next((kwargs[name] for name in IDS if kwargs.get(name) is not None), args[0] if args else None)
     if not isinstance(given, Tensor) or given.dim() != 2 or given.is_floating_point():
         return None

@@ -1,4 +1,4 @@
-"""Which calls are steps of one decoder: an RNN's, which looks at the same keys once for each word that it writes."""
+"""Detection of decoder steps: an RNN's decoder attends to the same keys once for each word that it writes."""
 
 import math
 
@@ -9,10 +9,10 @@ from regard.observe.strand import Rows, Strand, fitting
 
 
 def continued(strand: Strand, q: Tensor, k: Tensor, told: Tensor | None) -> Rows | None:
-    """Which row of a strand's last step each row of a call continues; None where it looks at other keys, or begins again.
+    """Return the parent row, in a history's last step, of each row of a call; None if the call does not continue it.
 
-    Keys are the same to the bit, or they are others. A decoder begins again where its first query comes back. Where rows
-    have the same keys, as those of a search do, `told` says which of them live on.
+    Keys must be equal to the bit. The first query again means that the decoder starts again. Where rows have the same keys, as
+    those of a beam search do, `told` states the parent rows.
     """
     if torch.equal(q, strand.pieces[0].q):
         return None
@@ -20,7 +20,7 @@ def continued(strand: Strand, q: Tensor, k: Tensor, told: Tensor | None) -> Rows
 
 
 def same_keys(ours: Tensor, theirs: Tensor, told: Tensor | None) -> Rows | None:
-    """Which row of ours (b, g, k, d) each row of theirs is, to the bit; None where one of them is none."""
+    """Return the row of `ours`, (b, g, k, d), that each row of `theirs` equals to the bit; None if one equals no row."""
     if ours.shape[1:] != theirs.shape[1:] or ours.dtype != theirs.dtype:
         return None
     if told is not None and fitting(ours, theirs, told):
@@ -37,10 +37,10 @@ def same_keys(ours: Tensor, theirs: Tensor, told: Tensor | None) -> Rows | None:
 
 
 def alike(k: Tensor) -> bool:
-    """Return whether some rows of keys (b, g, k, d) are the same but for rounding, as those of a search are.
+    """Return whether some rows of keys (b, g, k, d) are the same up to rounding, as those of a beam search are.
 
-    A product may round one row in two ways, at two places of a batch. Rounding leaves more than half of the digits of a key's
-    largest number right; keys of two words share fewer.
+    A matrix product may round the same row differently at two places of a batch. Rounding keeps more than half of the digits of
+    a key's largest number; keys of two words share fewer.
     """
     pairs = torch.ones(len(k), len(k), dtype=torch.bool, device=k.device).tril(-1)
     half_of_digits = math.sqrt(torch.finfo(k.dtype).eps)

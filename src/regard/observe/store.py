@@ -1,4 +1,4 @@
-"""Where a recording keeps its tensors: in memory, or in a folder from which they are mapped."""
+"""Storage for the tensors of a recording: in memory, or in a folder from which they are memory-mapped."""
 
 import re
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from regard.mechanism.arguments import check_path, describe
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 VALUES = "values"
-SMALL = 2**16  # bytes below which a tensor stays in memory: a file of its own would be larger
+SMALL = 2**16  # bytes; a smaller tensor stays in memory
 
 
 @dataclass(eq=False)
 class Store:
-    """How tensors are kept: in which dtype, whether values are among them, and in which folder."""
+    """How tensors are stored: the dtype, whether values are stored, and the folder."""
 
     dtype: torch.dtype | None = None
     values: bool = False
@@ -27,7 +27,7 @@ class Store:
 
     @classmethod
     def of(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
-        """The store that record's arguments ask for, or ConfigError."""
+        """Build the store that record's arguments describe. Raises ConfigError, also for a folder that is not empty."""
         if keep is not None and not isinstance(keep, Iterable):
             raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {describe(keep)}.")
         asked = [] if keep is None else re.split(r"[\s,+]+", keep) if isinstance(keep, str) else [str(one) for one in keep]
@@ -42,14 +42,14 @@ class Store:
         return cls(next((DTYPES[one] for one in asked if one in DTYPES), None), VALUES in asked, folder)
 
     def kept(self, x: Tensor) -> Tensor:
-        """A copy of x that nobody else writes to."""
+        """Return a copy of x that nothing else writes to, memory-mapped from the folder if there is one and x is large."""
         copy = x.clone(memory_format=torch.contiguous_format)
         if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":
             return copy
         path = self.folder / f"{self.count:06d}.bin"
         self.count += 1
         try:
-            with path.open("xb") as file:  # what is mapped from a file must stay in it
+            with path.open("xb") as file:  # "x": a file that is mapped must not be overwritten
                 file.write(copy.view(torch.uint8).numpy().data)
         except FileExistsError:
             raise ConfigError(f"{path} is there already: another recording writes to that folder. Name another.") from None

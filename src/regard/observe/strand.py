@@ -1,4 +1,4 @@
-"""What is kept of one attention module in one run: the queries of every step, the keys once, and the rules of who saw whom."""
+"""The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,35 +14,35 @@ from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.mechanism.rule import EVERYTHING, Mask, Offset
 from regard.observe.rules import ROWS, beginnings, beside, first_keys, first_queries
 
-SIMILAR = 0.3  # of a key's size: how far a key read back from a cache that rounds may be from what was put in
-LIMIT = 2**30  # entries of a table of a whole run
+SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
+LIMIT = 2**30  # entries of the table of a whole run
 
 
 class Place(NamedTuple):
-    """Where keys of a cache belong in a strand."""
+    """Where the keys of a cache continue a history."""
 
-    known: int  # keys of the strand that live on
-    first: int  # the strand's key that is the cache's first
-    slot: int  # of the cache's first new key
-    rows: Tensor | None  # the row that each batch row was; None where none has moved
-    apart: float  # how far the keys read back are from those that were put in, of their size
+    known: int  # number of the history's keys that remain
+    first: int  # index in the history of the cache's first key
+    slot: int  # index of the cache's first new key
+    rows: Tensor | None  # the parent of each batch row; None if no row moved
+    apart: float  # largest relative distance of a key read back from the key written
 
 
 class Rows(NamedTuple):
-    """Which of our batch rows others are, and how far they are from them, of their size."""
+    """The parent row of each batch row, and the largest relative distance to it."""
 
-    moved: Tensor | None  # None where each is its own
+    moved: Tensor | None  # parent of each row; None if no row moved
     apart: float
 
 
 @dataclass(eq=False)
 class Piece:
-    """One call: its queries, and which of the strand's keys it saw under which rule."""
+    """One stored call: its queries, the range of the history's keys that it saw, and its rule."""
 
     q: Tensor  # (b, h, t, d)
-    values: Tensor | None  # of its new keys
-    first: int  # the strand's key that was its first
-    stop: int  # the strand's keys when it ran
+    values: Tensor | None  # (b, g, n, e), of its new keys
+    first: int  # index in the history of its first key
+    stop: int  # end of its keys in the history, exclusive
     step: int
     mask: Mask  # on its own queries and keys
     offset: Offset
@@ -53,38 +53,39 @@ class Piece:
     weight: Tensor | None = None  # of additive scores
 
     def seeing(self, q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, offset: Offset) -> AttentionMap:
-        """The map of queries and keys with the scale, the softcap, the sinks and the weight of this call."""
+        """Return the map of queries and keys with the scale, softcap, sinks and weight of this call."""
         settings = {name: getattr(self, name) for name in ("scale", "softcap", "sinks", "weight")}
         return AttentionMap(q, k, mask, bias=bias, offset=offset, **settings)
 
 
 @dataclass(eq=False)
 class Strand:
-    """The calls of one module in one run, in order; those after the first continue it through a cache."""
+    """The calls of one module in one run, in order; later ones continue the first through a cache."""
 
     name: str
     kind: str
-    turns: "dict[int, Tensor]"  # of the run: step to the batch rows of the step before that live on in it
+    turns: "dict[int, Tensor]"  # of the run: step to each row's parent row in the previous step
     pieces: list[Piece] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)  # (b, g, n, d), new at some step
-    steps: list[int] = field(default_factory=list)  # of keys
-    past: int = 0  # keys that were there before the first query
-    chosen: tuple[int, ...] | None = None  # the numbers in the model of the heads that are kept; None for all
+    steps: list[int] = field(default_factory=list)  # of each entry of `keys`
+    past: int = 0  # number of keys before the first query
+    chosen: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """The numbers in the model of the heads that are kept."""
+        """The numbers in the model of the heads that are stored."""
         return tuple(range(self.pieces[0].q.shape[1])) if self.chosen is None else self.chosen
 
     @property
     def total(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return self.pieces[-1].stop if self.pieces else sum(x.shape[2] for x in self.keys)
 
     def found(self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor], told: Tensor | None = None) -> "Place | None":
-        """Where the keys of a cache, (b, g, n, d), the last of which are new, continue this strand; None if they do not.
+        """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
 
-        Where several of our rows could have become one of theirs, `told` says which, if anyone has told.
+        The last `new` keys of the cache are new. `told` states the parent row of each row, if known, for rows that match
+        several.
         """
         total, before = self.total, k.shape[2] - new
         places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
@@ -96,10 +97,10 @@ class Strand:
                     found.append(Place(known, known - 1 - slot, slot + 1, *same))
                     if not same.apart:
                         break
-        return min(found, key=lambda place: place.apart, default=None)  # keys of two words may be alike
+        return min(found, key=lambda place: place.apart, default=None)  # keys of two words may be similar
 
     def key(self, index: int) -> Tensor:
-        """One key of all rows and heads, (b, g, d), as the rows stood at the last step."""
+        """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
         start = self.total
         for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
             start -= keys.shape[2]
@@ -108,7 +109,7 @@ class Strand:
         raise IndexError(index)
 
     def turned(self, x: Tensor, made: int, wanted: int) -> Tensor:
-        """Something of the batch rows of one step as those of a later one."""
+        """Reorder the batch rows of x, made at one step, to those of a later step."""
         rows = None
         steps: Sequence[int] = range(wanted, made, -1)
         if len(steps) > len(self.turns):
@@ -120,7 +121,7 @@ class Strand:
         return x if rows is None else x[rows.to(x.device)]
 
     def cropped(self, known: int) -> "Strand":
-        """The strand of a cache that was cut after its first keys."""
+        """Return the history of a cache that was cut to its first `known` keys."""
         shorter = replace(self, pieces=[], keys=[], steps=[])
         start = 0
         for keys, step in zip(self.keys, self.steps, strict=True):
@@ -137,18 +138,18 @@ class Strand:
         return shorter
 
     def joined(self, stop: int, step: int, first: int = 0) -> Tensor:
-        """The keys first to stop, (b, g, k, d), of the rows as they stand at a step."""
+        """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
         parts = [self.turned(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
 
     def map_of(self, piece: Piece) -> AttentionMap:
-        """The map of one call."""
+        """Return the map of one call."""
         keys = self.joined(piece.stop, piece.step, piece.first)
         return piece.seeing(piece.q, keys, piece.mask, piece.bias, piece.offset)
 
     def map(self) -> AttentionMap:
-        """The map of all calls, as if they had been one."""
+        """Return the map of all calls, as if they had been one."""
         if len(self.pieces) == 1:
             return self.map_of(self.pieces[0])
         last = self.pieces[-1]
@@ -158,7 +159,7 @@ class Strand:
         return last.seeing(q, self.joined(stop, step), self.rule(stop), self.bias(q, stop), self.past)
 
     def values(self) -> Tensor | None:
-        """The values of all keys, (b, g, k, e), where they were kept."""
+        """Return the values of all keys, (b, g, k, e); None if they were not kept."""
         if any(piece.values is None for piece in self.pieces):
             return None
         step = self.pieces[-1].step
@@ -166,7 +167,10 @@ class Strand:
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
 
     def rule(self, stop: int) -> Mask:
-        """The rule of all calls on all keys: the plainest one that says what each of them was told, else its table."""
+        """Return the rule of all calls on all keys: the simplest one that fits every call, else its table.
+
+        Raises TooLargeError if the table would have more than LIMIT entries.
+        """
         for rule in self.plainer(stop):
             found = beside(rule, self.past, self.rows(stop))
             if found is not None:
@@ -180,16 +184,16 @@ class Strand:
         return Given.sharing(stacked(tables))
 
     def plainer(self, stop: int) -> Iterator[Mask]:
-        """Rules that all calls may follow, apart from keys that are hidden from all."""
+        """Yield rules that all calls may follow, apart from keys hidden from all queries."""
         last = self.table(self.pieces[-1], torch.tensor([self.pieces[-1].q.shape[2] - 1]), stop)
         furthest = int((stop - 1 - last.to(torch.uint8).argmax(-1)).max())
         yield from (EVERYTHING, Causal(), Causal() & Window(furthest))
-        if not self.past:  # chunks: each query sees from where its chunk begins
+        if not self.past:  # chunks: each query sees from the start of its chunk
             ids = [beginnings(table, queries) for queries, table in self.rows(stop)]
             yield Causal() & Documents(torch.cat([x.expand(max(map(len, ids)), -1) for x in ids], 1))
 
     def rows(self, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All queries, some at a time, and who of all keys each of them saw."""
+        """Yield all queries in blocks, each with the table of the keys they see among all keys."""
         start = 0
         for piece in self.pieces:
             count = piece.q.shape[2]
@@ -198,7 +202,7 @@ class Strand:
             start += count
 
     def table(self, piece: Piece, queries: Tensor, stop: int) -> Tensor:
-        """Which of all keys some queries of a call saw, (b or 1, h or 1, n, k), of the rows of the last step."""
+        """Return which of all keys some queries of a call see, (b or 1, h or 1, n, k), in the row order of the last step."""
         queries = queries.to(piece.q.device)
         keys = torch.arange(piece.stop - piece.first, device=queries.device)
         seen = piece.mask.block(queries, keys, piece.offset)
@@ -207,7 +211,7 @@ class Strand:
         return self.turned(whole, piece.step, self.pieces[-1].step) if len(whole) > 1 else whole
 
     def bias(self, q: Tensor, stop: int) -> Tensor | None:
-        """The biases of the calls below each other."""
+        """Return the biases of the calls, concatenated along the queries; None if there are none."""
         if all(piece.bias is None for piece in self.pieces):
             return None
         rows = []
@@ -220,17 +224,17 @@ class Strand:
 
 
 def widest(parts: list[Tensor]) -> list[int]:
-    """The batch rows and heads of tables some of which are the same for all, (b or 1, h or 1, n, k)."""
+    """Return the largest numbers of batch rows and of heads among tables (b or 1, h or 1, n, k)."""
     return [max(part.shape[axis] for part in parts) for axis in (0, 1)]
 
 
 def stacked(parts: list[Tensor]) -> Tensor:
-    """The same tables below each other, (b, h, n, k)."""
+    """Expand tables (b or 1, h or 1, n, k) to the same batch and heads and concatenate them along the queries."""
     return torch.cat([part.expand(*widest(parts), -1, -1) for part in parts], 2)
 
 
 def first_rows(piece: Piece, rows: int, known: int) -> Piece:
-    """A call on its first queries and the strand's first keys alone."""
+    """Return a stored call reduced to its first queries and the history's first keys."""
     keys = min(piece.stop, known) - piece.first
     bias = piece.bias if piece.bias is None else piece.bias[:, :, :rows, :keys]
     mask = first_keys(first_queries(piece.mask, rows), keys)
@@ -239,7 +243,10 @@ def first_rows(piece: Piece, rows: int, known: int) -> Piece:
 
 
 def same_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> Rows | None:
-    """Which row of ours each row of theirs, (b, g, d), is; None where one of them is none; those told, where they may be it."""
+    """Return the row of `ours` that each row of `theirs`, (b, g, d), matches; None if one of them matches no row.
+
+    `told`, the parent rows if known, is used where it fits to the bit.
+    """
     if told is not None and fitting(ours, theirs, told):
         return Rows(told, 0.0)
     if ours.shape == theirs.shape and torch.equal(ours, theirs):
@@ -256,5 +263,5 @@ def same_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> Rows 
 
 
 def fitting(ours: Tensor, theirs: Tensor, told: Tensor) -> bool:
-    """Whether rows of ours by number are those of theirs, to the bit."""
+    """Return whether the rows `told` of `ours` equal `theirs`, to the bit."""
     return len(told) == len(theirs) and int(told.max()) < len(ours) and torch.equal(ours[told], theirs)

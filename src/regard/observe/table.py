@@ -1,4 +1,4 @@
-"""Rows of cells as lines of text, in columns."""
+"""Text tables: rows of cells as aligned lines."""
 
 import math
 import unicodedata
@@ -8,7 +8,7 @@ WIDTH = 80  # columns of the screen
 
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
-    """A line of titles and one for each row, in columns, set to the right but for those named in `left`."""
+    """Return a line of titles and one line for each row, aligned to the right except the columns named in `left`."""
     lines = [list(titles), *map(list, rows)]
     widths = [max(cells(line[n]) for line in lines) for n in range(len(titles))]
     return [
@@ -18,7 +18,7 @@ def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence
 
 
 def fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> int:
-    """How many of the columns, from the first one on, have room beside one another."""
+    """Return the number of leading columns that fit the width."""
     total = -2
     for n in range(len(titles)):
         total += 2 + max(cells(line[n]) for line in (titles, *rows))
@@ -28,7 +28,7 @@ def fitting(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = W
 
 
 def brief(number: float) -> str:
-    """Two digits after the point, fewer of a large number, and - for none."""
+    """Format a number with two digits after the point, fewer if it is large; - for NaN."""
     if math.isnan(number):
         return "-"
     size = abs(number)
@@ -36,7 +36,7 @@ def brief(number: float) -> str:
 
 
 def word(text: str, width: int = 16) -> str:
-    """A token as Python writes it, without what would steer a terminal, its end left out where it is long."""
+    """Return a token as Python writes it, without control and combining characters, shortened to the width."""
     shown = "".join(one if one.isprintable() and not unicodedata.combining(one) else ascii(one)[1:-1] for one in text)
     while cells(shown) > width:
         shown = shown.removesuffix("…")[:-1] + "…"
@@ -44,11 +44,11 @@ def word(text: str, width: int = 16) -> str:
 
 
 def padded(text: str, width: int, left: bool) -> str:
-    """Text with blanks to this many cells."""
+    """Return text padded with blanks to this many columns of the screen."""
     blanks = " " * (width - cells(text))
     return text + blanks if left else blanks + text
 
 
 def cells(text: str) -> int:
-    """How many columns of the screen a text takes."""
+    """Return how many columns of the screen a text takes."""
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)

@@ -1,6 +1,6 @@
-"""A recording of its header and named tensors; what comes from a file is checked before anything is built on it.
+"""Deserialization of a recording from its header and named tensors; everything from a file is checked before it is used.
 
-The time it takes grows as the size of the file, whatever a header says: what many calls share is checked once.
+The time is linear in the size of the file, independent of what the header states: what many calls share is checked once.
 """
 
 import json
@@ -22,16 +22,16 @@ from regard.observe.packing import PIECE_NUMBERS, PIECE_TENSORS
 from regard.observe.recording import KINDS, Call, Recording, Run
 from regard.observe.strand import Piece, Strand
 
-DEEPEST = 64  # rules joined within each other
+DEEPEST = 64  # nesting of composed rules
 WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
 
 
 def load(path: str | Path, *, verify: bool = True) -> Recording:
-    """Return the recording in a file that recording.save wrote, its tensors mapped from there.
+    """Return the recording in a file that recording.save wrote, with memory-mapped tensors.
 
-    `verify` reads the file once and compares every tensor with its checksum; without it they are read as they are needed, and
-    only the header is compared. Files of before version 3 have no checksums.
-    Raises DataError, saying what was expected, where the file is missing, truncated, damaged, foreign or newer.
+    `verify` reads the whole file once and compares every tensor with its checksum; otherwise tensors are read when needed and
+    only the header is compared. Files before version 3 have no checksums.
+    Raises DataError, stating what was expected, if the file is missing, truncated, damaged, foreign or newer.
     """
     header, tensors = files.read(Path(check_path("path", path)), check_instance("verify", verify, bool))
     try:
@@ -41,7 +41,7 @@ def load(path: str | Path, *, verify: bool = True) -> Recording:
 
 
 def unpack(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
-    """The recording of a header and its tensors. Raises ValueError, TypeError or LookupError where it makes no sense."""
+    """Build the recording of a header and its tensors. Raises ValueError, TypeError or LookupError if they are inconsistent."""
     tokens = header["tokens"]
     if isinstance(tokens, dict):
         axes = ("rows", "columns", *(["read"] if "read" in tokens else []))
@@ -53,14 +53,14 @@ def unpack(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
 
 
 def unpack_tokens(found: Any) -> Any:
-    """Words of one batch row or of each."""
+    """Return the words of one batch row or of each."""
     if found is None:
         return None
     return [text(one) if isinstance(one, str) else [text(word) for word in listed(one)] for one in listed(found)]
 
 
 def unpack_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
-    """A run of its header."""
+    """Build a run from its part of the header."""
     steps = {number(int(step)): name for step, name in found["turns"].items()}
     rows = {name: rows_of(tensors[name]) for name in set(steps.values())}
     run = Run(turns={step: rows[name] for step, name in steps.items()})
@@ -83,8 +83,8 @@ def unpack_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
 
 
 def unpack_strand(found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], rules: "Rules") -> Strand:
-    """A strand of its header, every call of it checked to be a map."""
-    heads = found.get("heads")  # files of before it was said have none
+    """Build a history from its part of the header, and check that every call of it is a map."""
+    heads = found.get("heads")  # older files have none of these
     chosen = None if heads is None else tuple(number(head) for head in listed(heads))
     strand = Strand(text(found["name"]), text(found["kind"]), turns, past=number(found["past"]), chosen=chosen)
     if strand.kind not in KINDS:
@@ -104,7 +104,7 @@ def unpack_strand(found: dict[str, Any], turns: dict[int, Tensor], tensors: dict
 
 
 def unpack_piece(found: dict[str, Any], tensors: dict[str, Tensor], rules: "Rules") -> Piece:
-    """A call of its header."""
+    """Build a stored call from its part of the header."""
     named = {name: None if found.get(name) is None else tensors[found[name]] for name in PIECE_TENSORS}
     if named["q"] is None or four(named["q"]).dtype not in REAL:
         raise ValueError("queries are floating numbers with four axes")
@@ -126,14 +126,14 @@ def unpack_piece(found: dict[str, Any], tensors: dict[str, Tensor], rules: "Rule
 
 
 class Rules:
-    """The rules of a file's lists, each made once, however many calls it is the rule of."""
+    """The rules of a file, each built once, however many calls share it."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
         self.made: dict[str, Mask] = {}
 
     def unpack(self, found: list[Any], depth: int = DEEPEST) -> Mask:
-        """A rule of its list."""
+        """Return the rule of a list."""
         if not depth:
             raise ValueError("rules joined too deeply")
         written = json.dumps(found)
@@ -142,7 +142,7 @@ class Rules:
         return self.made[written]
 
     def make(self, name: str, *parts: Any, depth: int) -> Mask:
-        """A rule of its name and what it is made of."""
+        """Build a rule from its name and its parts."""
         if name in ("And", "Or"):
             one, other = (self.unpack(part, depth) for part in listed([*parts], 2))
             return And(one, other) if name == "And" else Or(one, other)

@@ -1,4 +1,4 @@
-"""The words of a map's axes: as ids, so that equal words are found, and as classes, such as punctuation."""
+"""The words of a map's axes: as ids, so that equal words can be found, and in classes, such as punctuation."""
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,14 @@ from regard.mechanism.arguments import describe
 Words = Sequence[str] | Sequence[Sequence[str]]  # of one batch row or of each
 Tokens = Words | Tensor  # or ids
 Class = Tensor | Callable[[str], bool]
-MARKS = "Ġ▁ĊĉĠ \t\r\n"  # how tokenizers write white space
+MARKS = "Ġ▁ĊĉĠ \t\r\n"  # white space as tokenizers write it
 
 
 class TwoTexts(Sequence[Any]):
-    """The words of a target, with those of its source beside them: in cross attention the queries' and the keys'.
+    """The words of a target and of its source: in cross attention those of the queries and of the keys.
 
-    As a sequence it is the words of the target: what whoever knows of one text alone asks about is a decoder's own attention.
-    Where these are the words that were written, `read` are those that the decoder read to write them, one place behind.
+    As a sequence it is the target's words, for callers that handle one text only: those of a decoder's self-attention. If the
+    target's words are those that were written, `read` are those that the decoder read to write them, one place behind.
     """
 
     def __init__(self, rows: Words, columns: Words, read: Words | None = None) -> None:
@@ -30,7 +30,7 @@ class TwoTexts(Sequence[Any]):
 
     @classmethod
     def of(cls, tokens: Any) -> Any:
-        """The texts of {"rows": of the queries, "columns": of the keys}, and "read" perhaps; anything else as it is."""
+        """Convert {"rows": of the queries, "columns": of the keys} and optionally "read"; return anything else as it is."""
         if not isinstance(tokens, Mapping):
             return check_tokens(tokens)
         if set(tokens) - {"read"} != {"rows", "columns"}:
@@ -45,9 +45,9 @@ class TwoTexts(Sequence[Any]):
 
 
 def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
-    """The words of the queries and of the keys of a layer, by its kind and its module's path; None where there are none.
+    """Return the words of a layer's queries and keys, by its kind and its module's path; None where there are none.
 
-    Of two texts an encoder's own attention has the source on both axes, a decoder's the target, as it was read.
+    Of two texts, an encoder's self-attention has the source on both axes, a decoder's the target as it was read.
     """
     if not isinstance(tokens, TwoTexts):
         return tokens, tokens
@@ -58,7 +58,10 @@ def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Wor
 
 
 def check_tokens(tokens: Any) -> Any:
-    """Words or ids as they are, or ConfigError where they are neither: words, rows of words, or a tensor of ids."""
+    """Return words or ids as they are.
+
+    Raises ConfigError if they are neither words, rows of words nor an integer tensor of ids.
+    """
     if tokens is None or isinstance(tokens, TwoTexts):
         return tokens
     if isinstance(tokens, Tensor):
@@ -76,18 +79,18 @@ def check_tokens(tokens: Any) -> Any:
 
 
 def of_keys(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:
-    """The words or ids of the keys of a layer."""
+    """Return the words or ids of a layer's keys."""
     return tokens if isinstance(tokens, Tensor) else sides(tokens, kind, name)[1]
 
 
 def punctuation(word: str) -> bool:
-    """Whether a token is punctuation, and white space, alone: `,` and `Ġ,` and `...`, not `'s`."""
+    """Return whether a token is only punctuation and white space: `,` and `Ġ,` and `...`, not `'s`."""
     bare = word.strip(MARKS).removeprefix("##")
     return bool(bare) and all(unicodedata.category(character).startswith("P") for character in bare)
 
 
 def ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tensor:
-    """Tokens as numbers (b, k): equal where the words are. Words of one batch row are those of all."""
+    """Return tokens as ids (b, k), equal where the words are equal. Words of one batch row apply to all. Raises ShapeError."""
     if isinstance(tokens, Tensor):
         found = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
     else:
@@ -99,7 +102,10 @@ def ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tensor:
 
 
 def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, device: torch.device) -> Tensor:
-    """Which keys belong to each class, bool (b, n, k), by a bool tensor or by asking each word."""
+    """Return which keys belong to each class, bool (b, n, k).
+
+    A class is a bool tensor (k,) or (b, k), or a function of a word. Raises ShapeError if words are needed and missing.
+    """
     found = []
     for name, rule in chosen.items():
         if isinstance(rule, Tensor):
@@ -116,12 +122,12 @@ def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, 
 
 
 def rows(tokens: Sequence[str] | Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """Words as one sequence a batch row."""
+    """Return words as one sequence per batch row."""
     return [tokens] if all(isinstance(word, str) for word in tokens) else list(tokens)  # type: ignore[list-item]
 
 
 def ragged(found: Sequence[Sequence[int]], k: int) -> Tensor:
-    """A row for each list, or ShapeError where one is not for k keys."""
+    """Return a tensor with one row for each list. Raises ShapeError if a list has not k entries."""
     for row, one in enumerate(found):
         if len(one) != k:
             raise ShapeError(f"tokens are one word for each of the {k} keys; batch row {row} has {len(one)}.")
@@ -129,5 +135,5 @@ def ragged(found: Sequence[Sequence[int]], k: int) -> Tensor:
 
 
 def came(tokens: Tokens) -> str:
-    """What came, for an error."""
+    """Return what was given, in words, for an error message."""
     return f"got {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"got words of {len(rows(tokens))} batch rows"

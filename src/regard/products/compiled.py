@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""The rows of a matrix times a few vectors, compiled by numba for threads that take runs of rows until none is left.
+"""The rows of a matrix times a few vectors, compiled by numba for threads that take blocks of rows until none is left.
 
-Each function here is what one thread does, given the address of ten numbers: how many runs have been taken, then where
-the matrix, the scales of its rows, the vectors, the bias and the output begin (0 where there is none), how many rows,
-columns and vectors there are, and how many rows a run has. A vector is a row: every sum runs along the memory.
+Each function is what one thread runs, given the address of ten numbers: the count of blocks taken so far, then the addresses of
+the matrix, the scales of its rows, the vectors, the bias and the output (0 for none), the numbers of rows, columns and
+vectors, and the rows of a block. A vector is a row: every sum runs along contiguous memory.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from regard.compiled.shorts import VECTORS, multiply_bytes, shorten
 
 @njit
 def share(place, run, matrix, scales, vectors, bias, output):
-    """What one thread does."""
+    """Multiply the blocks of rows that this thread takes."""
     rows = len(matrix)
     while True:
         first = take(place) * run
@@ -27,7 +27,7 @@ def share(place, run, matrix, scales, vectors, bias, output):
 
 
 def shared(dtype):
-    """The same for a matrix of this dtype, of addresses."""
+    """Build the callback for a matrix of this dtype, which reads its arguments from an address."""
 
     @callback(types.void(types.voidptr))
     def work(place):
@@ -48,7 +48,10 @@ FLOATS, BYTES = shared(np.float32), shared(np.int8)
 
 @callback(types.void(types.voidptr))
 def SHORTS(place):
-    """The same of bytes for more vectors, which are made whole numbers of 16 bits first; each thread takes some of them."""
+    """Multiply an int8 matrix by several vectors, which are first quantized to int16.
+
+    The threads share the vectors, wait for one another, and then share the rows.
+    """
     said = view(place, 15, np.int64)
     rows, columns, count, run, most = said[2], said[3], said[4], said[5], said[6]
     padded = (count + VECTORS - 1) // VECTORS * VECTORS

@@ -1,7 +1,7 @@
-"""x Wᵀ + b where W is large: by the faster of the products there are for so many vectors, which none of them is for all.
+"""x Wᵀ + b where W is large: by the product that is fastest for the number of vectors.
 
-Of few vectors the memory is what takes the time: each thread reads a part of W. Of more it is the sums, for which torch carries
-two libraries; `compiled/choices.py` says which is the faster one on this processor.
+For few vectors memory bandwidth is the limit: each thread reads a part of W. For more it is arithmetic, for which torch carries
+two libraries; `compiled/choices.py` chooses the faster one on this processor.
 """
 
 from functools import cache
@@ -14,15 +14,15 @@ from torch import Tensor
 from regard.compiled import choices, threads
 from regard.compiled.watched import plain, unwatched
 
-MOST = 4  # vectors that the compiled product is for
-LEAST = 2**16  # numbers of a matrix; of fewer, torch's own product is as fast
+MOST = 4  # largest number of vectors for the compiled product
+LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weightᵀ + bias; x (..., n), weight (rows, n), bias (rows,); the output (..., rows).
+    """Compute x weightᵀ + bias; x (..., n), weight (rows, n), bias (rows,); the output (..., rows).
 
-    float32 on a CPU, without gradients, goes through a product compiled by numba where it is installed and the vectors are
-    few, else through oneDNN where that is faster: the sums are added in another order than by F.linear. All else is F.linear.
+    float32 on a CPU, without gradients, uses a product compiled by numba if it is installed and there are few vectors,
+    else oneDNN if that is faster: the sums are added in another order than by F.linear. All else uses F.linear.
     """
     if not suits(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether x weightᵀ + bias is one of these products."""
+    """Return whether x weightᵀ + bias may use the compiled product or oneDNN."""
     if weight.numel() < LEAST or not x.numel() or weight.dim() != 2 or not weight.is_contiguous():
         return False
     fits = x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
@@ -45,8 +45,8 @@ def suits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def free(*tensors: Tensor) -> bool:
-    """Whether these are float32 numbers in memory, of which nobody asks for gradients or for torch's own operations."""
-    if not unwatched() or torch.is_autocast_enabled("cpu"):  # asked first, since compilers follow what is asked
+    """Return whether these are plain float32 CPU tensors that need no gradients, with no dispatch to intercept."""
+    if not unwatched() or torch.is_autocast_enabled("cpu"):  # first, since compilers trace the rest
         return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return not learns and all(plain(x) and x.dtype == torch.float32 for x in tensors)
@@ -54,7 +54,7 @@ def free(*tensors: Tensor) -> bool:
 
 @cache
 def compiled() -> Any:
-    """The module of compiled products; None where numba is not installed, or torch's threads cannot be had."""
+    """Return the module of compiled products; None if numba is not installed or torch's threads are not available."""
     if not threads.usable():
         return None
     from regard.products import compiled
@@ -63,7 +63,7 @@ def compiled() -> Any:
 
 
 def multiply(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: Tensor | None, output: Tensor) -> None:
-    """output = x matrixᵀ, times the scale of each row, plus bias: all contiguous but x."""
+    """Set output to x matrixᵀ, times the scale of each row, plus bias; all contiguous except x."""
     x = x.contiguous()
     places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
     count, (rows, columns) = torch.get_num_threads(), matrix.shape

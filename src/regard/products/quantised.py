@@ -1,4 +1,4 @@
-"""A matrix in bytes: each row is whole numbers from -127 to 127 times a scale of its own."""
+"""Linear layers with int8 weights: each row is integers from -127 to 127 times a scale of its own."""
 
 from typing import Self
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from regard.compiled import threads
 from regard.products.dense import LEAST, compiled, free, linear, multiply
 
-LARGEST = 32767  # of a vector's whole numbers
-ROWS = 1024  # that are turned back into numbers at a time, where nothing is compiled
+LARGEST = 32767  # largest integer of a quantized vector
+ROWS = 1024  # rows dequantized at a time if the compiled product is not available
 
 
 class Quantised(nn.Module):
-    """x Wᵀ + b, W in bytes: W[r] is scale[r] times whole numbers, the largest of them 127.
+    """x Wᵀ + b with int8 weights: W[r] is scale[r] times integers, the largest of them 127.
 
-    Each number is off by at most scale[r] / 2. x stays what it is, but for more than one vector of float32 and a large W:
-    these are rounded to whole numbers of up to 16 bits, as many as their sums can hold, times a scale each.
+    Each number is off by at most scale[r] / 2. x is used as it is, except for more than one float32 vector and a large W:
+    then the vectors are rounded to integers of up to 16 bits, as large as their sums can hold, times a scale each.
     """
 
     def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
@@ -27,20 +27,20 @@ class Quantised(nn.Module):
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", bias)
-        self.most: Tensor  # the largest whole number of a vector whose products with any row add up to less than 2³¹
+        self.most: Tensor  # largest integer of a vector whose products with any row sum to less than 2³¹
         sizes = values.abs().sum(-1, dtype=torch.int64)
         self.register_buffer("most", ((2**31 - 1) // sizes.amax().clamp_min(1)).clamp_max(LARGEST))
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> Self:
-        """The nearest to weight (rows, n); a row of zeros stays one."""
+        """Quantize weight (rows, n) to the nearest int8 values; a row of zeros stays zero."""
         weight = weight.detach().float()
         scales = weight.abs().amax(-1) / 127
         values = (weight / scales.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_().to(torch.int8)
         return cls(values, scales, None if bias is None else bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., n) to (..., rows)."""
+        """Map x (..., n) to (..., rows)."""
         numbers = [one for one in (x, self.scales, self.bias) if one is not None]
         if x.numel() and x.shape[-1] == self.values.shape[1] and free(*numbers) and compiled() is not None:
             output = torch.empty(*x.shape[:-1], len(self.values))
@@ -57,10 +57,10 @@ class Quantised(nn.Module):
         return found if self.bias is None else found.add_(self.bias.to(x.dtype))
 
     def by_shorts(self, x: Tensor, output: Tensor) -> None:
-        """The same into the output, of vectors in whole numbers."""
+        """Compute x Wᵀ + b into output, with the vectors quantized to int16."""
         (rows, columns), many = self.values.shape, torch.get_num_threads()
         count = x.numel() // columns
-        room = count + compiled().VECTORS  # for vectors that complete the last few
+        room = count + compiled().VECTORS  # padding of the last group of vectors
         whole, factors = torch.empty(room, columns, dtype=torch.int16), torch.empty(room)
         places = [
             0 if one is None else one.data_ptr() for one in (self.values, self.scales, x, self.bias, output, whole, factors)
@@ -70,5 +70,5 @@ class Quantised(nn.Module):
         threads.run(compiled().SHORTS, said, many)
 
     def rows(self, index: Tensor) -> Tensor:
-        """W[index], in float32."""
+        """Return W[index] in float32."""
         return self.values[index] * self.scales[index].unsqueeze(-1)

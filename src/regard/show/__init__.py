@@ -1,1 +1,1 @@
-"""Seeing: in the terminal, and as figures."""
+"""Views of attention in the terminal, as figures, in notebooks and in the browser."""

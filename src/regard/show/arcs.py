@@ -1,4 +1,4 @@
-"""A head as arcs over the words: each from a query to a key it looked at, as deep and as wide as the weight."""
+"""Arc diagrams of one head: an arc from each query to each key it attends to, colored and thick by the weight."""
 
 from collections.abc import Sequence
 
@@ -35,10 +35,11 @@ def arcs(
     row: int = 0,
     title: str | None = None,
 ) -> Picture:
-    """The weights of a head as arcs over at most 60 words: to keys before the query above the words, to later ones below.
+    """Draw the weights of a head as arcs over at most 60 words: to earlier keys above the words, to later keys below.
 
-    The weight of a word on itself is a dot under it. queries=slice(7, 8) draws the row of one word, keys=slice(1, None) leaves
-    the first token out. Weights below `least` are not drawn, and the picture says so. Colour is logarithmic.
+    A dot under a word is its weight on itself. `queries=slice(7, 8)` draws the row of one word, `keys=slice(1, None)` leaves
+    out the first token. Weights below `least` are not drawn, which the picture states. Colors are logarithmic. Raises
+    ConfigError where the map is not square or the words are more than 60.
     """
     m = recording.map(layer, head, kind, part).select(batch=row)
     q, k = m.shape[2:]
@@ -60,12 +61,12 @@ Link = tuple[float, int, int]  # weight, query, key
 
 
 def links(weights: Array, query: int, key: int, least: float) -> list[Link]:
-    """The weights that are drawn, the strongest last, so that it lies on top."""
+    """List the weights of at least `least` with query and key, the strongest last, so that it is drawn on top."""
     return sorted((float(weight), i + query, j + key) for (i, j), weight in np.ndenumerate(weights) if weight >= least)
 
 
 def places(words: Sequence[str]) -> tuple[Array, bool]:
-    """The middle of each word in inches, as in a line of text, and whether they stand on end, too many for that."""
+    """Return the middle of each word in inches, as in a line of text, and whether the words are rotated, being too wide."""
     widths = np.array([longest([word]) for word in words]) + 0.09
     if widths.sum() <= WIDTH:
         return np.cumsum(widths) - widths / 2, False
@@ -73,7 +74,7 @@ def places(words: Sequence[str]) -> tuple[Array, bool]:
 
 
 def drawn(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
-    """The words on a line, the arcs above and below it."""
+    """Draw the words on a line, and the arcs above and below it."""
     back, ahead = (max((sign * (at[i] - at[j]) * FLAT / 2 for _, i, j in found), default=0.0) for sign in (1, -1))
     high = (longest(words) if upright else LINE * TEXT / POINTS) + 0.16
     dots = 0.16  # inches between the line and the words
@@ -107,7 +108,7 @@ def drawn(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link],
 
 
 def legend(axes: Axes, norm: LogNorm, x: float, y: float) -> None:
-    """What the colours and widths stand for."""
+    """Draw the legend of colors and line widths."""
     for n, weight in enumerate((1.0, 0.3, 0.1)):
         axes.plot((x, x + 0.3), (y - 0.14 * n,) * 2, color=COLOURS(norm(weight)), linewidth=0.4 + THICK * weight)
         axes.text(x + 0.37, y - 0.14 * n, f"{weight:g}", fontsize=TEXT - 2, va="center")

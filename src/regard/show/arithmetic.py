@@ -1,4 +1,4 @@
-"""One row of attention written out: the products and their sums, the exponentials, the division, the sum of values."""
+"""The arithmetic of one row of attention: products and their sums, exponentials, the division, the weighted sum of values."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ TERMS = 8  # of a sum, written out before the rest is counted
 
 
 def arithmetic(example: Example, query: int, keys: range | None = None) -> tuple[Scene, ...]:
-    """One row of every step written out: products and sums, exponentials, the division, the weighted sum of values.
+    """Write out every step of one row: products and sums, exponentials, the division, the weighted sum of values.
 
-    query counts from 0; keys are those whose lines are written, all by default. Sums go over all keys.
-    Raises ConfigError where the example attends to no sentence.
+    `query` counts from 0. `keys` are the keys whose lines are written, by default all; sums go over all keys. Raises
+    ConfigError where the example has no attention steps.
     """
     if example.steps is None:
         raise ConfigError(f"the example '{example.name}' attends to no sentence, so there is no word to ask about.")
@@ -37,7 +37,7 @@ def arithmetic(example: Example, query: int, keys: range | None = None) -> tuple
 def row_of(
     example: Example, steps: Steps, q: Tensor | None, k: Tensor | None, v: Tensor | None, query: int, keys: range
 ) -> tuple[Scene, ...]:
-    """The arithmetic of one head."""
+    """Write out the arithmetic of one row of one head."""
     words, row = example.keys, Steps(*(part[query] for _, part in steps.items()))
     asks, formulas = names(example.words)(query), formulas_of(steps, example.scale, q) | dict(example.formulas)
     scenes = [scores_written(example, row, None if q is None else q[query], k, asks, keys)]
@@ -62,17 +62,17 @@ def row_of(
 
 
 def factor(formulas: dict[str, str]) -> str:
-    """What the formula of scaled does to a score: '/ √2'."""
+    """Return what the formula of the scaled scores does to a score, for example '/ √2'."""
     return formulas["scaled"].removeprefix("scores ")
 
 
 def became(before: Tensor, after: Tensor) -> str:
-    """A number and what a step made of it."""
+    """Format a number before and after a step."""
     return numeral(after) + " (stays)" if torch.equal(before, after) else f"{numeral(before)} becomes {numeral(after)}"
 
 
 def scores_written(example: Example, row: Steps, q: Tensor | None, k: Tensor | None, asks: str, keys: range) -> Scene:
-    """The products and sums behind the scores of a row."""
+    """Write out the products and sums behind the scores of a row, or list the scores where q and k are not given."""
     formula = {**FORMULAS, **example.formulas}["scores"]
     if q is None or k is None:
         given = tuple(Line(example.keys[j], numeral(row.scores[j])) for j in keys)
@@ -87,7 +87,7 @@ def scores_written(example: Example, row: Steps, q: Tensor | None, k: Tensor | N
 
 
 def products(q: Tensor, k: Tensor, score: Tensor) -> str:
-    """a·b + c·d = ab + cd = score."""
+    """Format the dot product a·b + c·d = ab + cd = score."""
     pairs = enumerate(zip(q, k, strict=True))
     factors = total([f"{numeral(a, within=n > 0)}·{numeral(b, within=True)}" for n, (a, b) in pairs], plus=True)
     if len(q) == 1:
@@ -96,7 +96,7 @@ def products(q: Tensor, k: Tensor, score: Tensor) -> str:
 
 
 def bent(q: Tensor, k: Tensor, weight: Tensor, score: Tensor) -> str:
-    """w·tanh(a + b) + ... = score."""
+    """Format the additive score w·tanh(a + b) + ... = score."""
     triples = zip(weight, q, k, strict=True)
     terms = [f"{numeral(w, within=n > 0)}·tanh({total([numeral(a), numeral(b)])})" for n, (w, a, b) in enumerate(triples)]
     values = [numeral(value) for value in weight * (q + k).tanh()]
@@ -104,7 +104,7 @@ def bent(q: Tensor, k: Tensor, weight: Tensor, score: Tensor) -> str:
 
 
 def total(terms: Sequence[str], *, plus: bool = False) -> str:
-    """Terms joined by + and -, or by + alone; those past the first few are counted."""
+    """Join terms by + and -, or by + alone if `plus`; terms after the first 8 are only counted."""
     written = terms[0]
     for term in terms[1:TERMS]:
         written += f" - {term[1:]}" if term.startswith("-") and not plus else f" + {term}"
@@ -112,7 +112,7 @@ def total(terms: Sequence[str], *, plus: bool = False) -> str:
 
 
 def exponentials(words: Sequence[str], row: Steps, keys: range) -> list[Scene]:
-    """The softmax of a row, by the stable form: what it is raised to, what that is, and its share."""
+    """Write out the stable softmax of a row: the exponents, the exponentials and their sum, and the share of each key."""
     masked = row.masked
     if bool((masked == -torch.inf).all()):
         return [Scene("weights", "0", "The query may see nothing, so there is nothing to divide: all weights are 0.")]
@@ -130,7 +130,7 @@ def exponentials(words: Sequence[str], row: Steps, keys: range) -> list[Scene]:
 
 
 def context_written(row: Steps, v: Tensor, formula: str, asks: str) -> Scene:
-    """The weighted sum of the values, number by number."""
+    """Write out the weighted sum of the values, number by number, for at most the first 8 numbers."""
     lines = tuple(
         Line(f"c{number}", products(row.dropped, column, mixed))
         for number, (column, mixed) in enumerate(zip(v.T[:TERMS], row.context, strict=False), 1)

@@ -1,4 +1,4 @@
-"""The words along the axes of a map: those of the recording, or their numbers; and where a word that is asked for stands."""
+"""The words along the axes of a map, or their indices, and the position of a word given by its text or number."""
 
 import re
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # of half a character, as the
 
 
 def attention_of(recording: Recording, asked: str | None = None) -> str:
-    """What is shown, self or cross: what is asked for; else self attention, or cross where there is nothing else.
+    """Return the kind of attention to show, "self" or "cross": `asked`; by default self, or cross where there is no self
+    attention.
 
-    Raises ConfigError where there is none of what is asked for.
+    Raises ConfigError where the recording has no attention of the kind `asked`.
     """
     there = [kind for kind in KINDS if recording.layers(kind)]
     if asked is None or asked in there:
@@ -26,12 +27,12 @@ def attention_of(recording: Recording, asked: str | None = None) -> str:
 
 
 def words_of(recording: Recording, row: int, count: int) -> list[str]:
-    """Words for the keys: those of the recording, or their numbers."""
+    """Return the words of the keys of a recording, or their indices."""
     return fitting(recording.tokens, row, count)
 
 
 def fitting(words: Words | None, row: int, count: int) -> list[str]:
-    """The words of a batch row where there are so many, else numbers."""
+    """Return the words of a batch row if there are `count` of them, else the indices."""
     found: Sequence[object] = () if words is None else words
     if len(found) and not isinstance(found[0], str):
         found = found[row]  # type: ignore[assignment]
@@ -39,9 +40,9 @@ def fitting(words: Words | None, row: int, count: int) -> list[str]:
 
 
 def sides_of(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> Sides:
-    """Words for the queries and for the keys of a layer, of which there are so many, or their numbers.
+    """Return the words of the queries and of the keys of a layer, or their indices; `size` is (queries, keys).
 
-    Queries of cross attention are another text's; others are the last of their keys.
+    The queries of cross attention are words of another text; those of self attention are the last of their keys.
     """
     asking, answering = recording.words(layer, kind, part)
     keys = fitting(answering, row, size[1])
@@ -51,16 +52,15 @@ def sides_of(recording: Recording, layer: int | str, kind: str, part: str | None
 
 
 def byte_note(words: Sequence[str]) -> str | None:
-    """What is to be said where letters were cut into bytes; None where each word is text."""
+    """Return a note where the words contain bytes of split characters, or None where every word is text."""
     part = next((found[0] for found in map(BYTES.search, words) if found), None)
     return part and f"Letters that the model has no tokens for are read byte by byte, and written like {part}."
 
 
 def place_of(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
-    """Where a word stands, the last of its places, and all of them: of a word of several tokens, where its last one stands.
+    """Find a word and return its last position, and all its positions; a word of several tokens is at its last token.
 
-    What is no word of the text is a number of a token, from 0 on; from the end where it is below 0. Raises ConfigError where
-    it is neither.
+    Text that is no word is read as a token index, counted from the end if negative. Raises ConfigError where it is neither.
     """
     sought = asked.strip()
     places = [n for n, word in enumerate(words) if bare(word) == sought] or spelled(sought, words)
@@ -78,7 +78,7 @@ def place_of(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
 
 
 def spelled(asked: str, words: Sequence[str]) -> list[int]:
-    """The tokens that end a word of several tokens."""
+    """Find the positions of the last tokens of a word of several tokens."""
     text, places, found = "".join(words), [], 0
     for n, word in enumerate(words):
         places += [n] * len(word)  # of each character, the token it lies in
@@ -94,5 +94,5 @@ def spelled(asked: str, words: Sequence[str]) -> list[int]:
 
 
 def bare(word: str) -> str:
-    """A token without the marks of white space around it."""
+    """Strip the markers of white space and of word pieces from a token."""
     return word.strip(MARKS).removeprefix("##")

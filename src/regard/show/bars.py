@@ -1,4 +1,4 @@
-"""A row of attention in the terminal, as bars: what one query looked at, most first."""
+"""One row of attention in the terminal as bars: what one query attends to, the largest weights first."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,9 +21,9 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, most: int = MOST) -> Iterator[Text]:
-    """A line for each of the largest weights (k,): the weight, the word, where it stands, and a bar of that length.
+    """Generate a line for each of the largest weights (k,): the weight, the word, its position, and a bar of that length.
 
-    own is the key that the query itself is, where it is one.
+    `own` is the key at the query's own position, if there is one.
     """
     order = torch.argsort(row, descending=True, stable=True)[:most].tolist()
     order = [key for key in order if row[key] >= LEAST]
@@ -46,7 +46,7 @@ def bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, mos
 
 
 def label(words: Sequence[str], key: int, count: int, room: int) -> Text:
-    """A word, and as much as there is room for of some before it."""
+    """Format a word after as much of the `count` words before it as fits in `room` cells."""
     word = fitted(words[key].replace("\n", BREAK).lstrip(" ") or BLANK, room)
     gap = " " * words[key].startswith(" ")
     before = "".join(words[max(key - count, 0) : key]).replace("\n", BREAK).lstrip(" ")
@@ -55,7 +55,7 @@ def label(words: Sequence[str], key: int, count: int, room: int) -> Text:
 
 
 def where(key: int, own: int | None, wide: int, full: bool) -> str:
-    """Where a key stands: its number, and how far from the query; of the two the latter where there is little room."""
+    """Format the position of a key: its number and its distance from the query; without `full` only the distance."""
     if own is None:
         return f"{key:>{wide},}"
     far = own - key
@@ -64,7 +64,7 @@ def where(key: int, own: int | None, wide: int, full: bool) -> str:
 
 
 def bar(share: float, room: int, colours: str | None) -> str:
-    """A bar to an eighth of a cell, or of signs where there is no colour."""
+    """Format a bar to an eighth of a cell, or of # signs where there is no color."""
     if colours is None:
         return "#" * max(round(share * room), 1)
     eighths = max(round(8 * share * room), 1)

@@ -1,4 +1,4 @@
-"""A recording looked at closer in the terminal: its words by the attention they receive, one head, one row."""
+"""Details of a recording in the terminal: its words by the attention they receive, one head, one row."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ Place = tuple[int, int | None]  # a layer, and a head of it; None is the mean of
 
 
 def placed(asked: str) -> Place:
-    """A layer and a head from 3.5, or a layer alone from 3."""
+    """Parse a layer and a head from 3.5, or a layer alone from 3. Raises ConfigError for other text."""
     numbers = asked.split(".")
     if len(numbers) > 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
         raise ConfigError(f"a head is named by its layer and its number, like 3.5, and a layer like 3; got {asked!r}.")
@@ -30,7 +30,7 @@ def placed(asked: str) -> Place:
 
 
 def text(recording: Recording, window: Window, whole: bool, kind: str = "self") -> Iterator[Text]:
-    """The words, shaded by how much of all attention they receive."""
+    """Generate the words, shaded by their share of all attention."""
     count = recording.map(0, kind=kind).shape[3]
     if not recording.tokens:
         return
@@ -47,12 +47,12 @@ def text(recording: Recording, window: Window, whole: bool, kind: str = "self") 
 
 
 def words_of(recording: Recording, layer: int, kind: str) -> Sides:
-    """The words of the queries and of the keys of a layer, or their numbers."""
+    """Return the words of the queries and of the keys of a layer, or their indices."""
     return sides_of(recording, layer, kind, None, 0, recording.map(layer, kind=kind).shape[2:])
 
 
 def head(recording: Recording, place: Place, window: Window, kind: str = "self") -> Iterator[Text]:
-    """A head as a heat map, or the mean of the heads of a layer."""
+    """Generate the heat map of a head, or of the mean of the heads of a layer."""
     m = recording.map(*place, kind=kind).select(batch=0)
     asking, answering = words_of(recording, place[0], kind)
     yield from heat_map(m, answering, named(recording, place, kind), window, asking if kind == "cross" else None)
@@ -61,7 +61,7 @@ def head(recording: Recording, place: Place, window: Window, kind: str = "self")
 def row(
     recording: Recording, place: Place | None, asked: str, window: Window, whole: bool, kind: str = "self"
 ) -> Iterator[Text]:
-    """What a word looked at: the text shaded by it, and bars. Of a head, or the mean of a layer's, or of all layers'."""
+    """Generate what a word attends to, as shaded text and as bars: in one head, or the mean of a layer or of all layers."""
     layers = range(len(recording.layers(kind))) if place is None else [place[0]]
     maps = [recording.map(layer, place[1] if place else None, kind).select(batch=0) for layer in layers]
     q, k = maps[0].shape[2:]
@@ -85,18 +85,18 @@ def row(
 
 
 def mean(rows: list[Tensor]) -> Tensor:
-    """The mean of rows."""
+    """Compute the mean of rows."""
     return sum(rows[1:], rows[0]) / len(rows)
 
 
 def logarithmic(values: Tensor) -> Heat:
-    """Even ratios, down to a hundredth of the largest value: most are small."""
+    """Return a logarithmic heat scale down to a hundredth of the largest value, since most values are small."""
     most = float(values.max()) or 1.0
     return Heat(Log(), (DECADES * most, most))
 
 
 def named(recording: Recording, place: Place | None, attention: str = "self") -> str:
-    """The layer and the head, with its kind, for a title."""
+    """Describe the layer and the head, with its kind, for a title."""
     if place is None:
         count = len(recording.layers(attention))
         return f"the mean of all heads of all {count} layers" if count > 1 else "the mean of all heads of the one layer"

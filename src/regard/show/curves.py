@@ -1,4 +1,4 @@
-"""Pictures of a training run as matplotlib figures: its losses, and how its heads became what they are."""
+"""Matplotlib figures of a training run: its losses, and how the scores of its heads develop."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,10 @@ NAMED = 3  # heads of a detector that have a colour and a name
 
 
 def curves(rows: Sequence[Row], title: str = "") -> Picture:
-    """Loss, rate and gradient norm against the step, of the rows of a log: each step's loss pale, its mean and the held-out one
-    dark; a batch that was skipped is crossed.
+    """Draw loss, learning rate and gradient norm against the step from the rows of a log.
+
+    The loss of each step is pale; its moving mean and the held-out loss are dark. A skipped batch is marked by a cross. Raises
+    DataError where there are no rows.
     """
     if not rows:
         raise DataError("there is no step to draw.")
@@ -56,9 +58,9 @@ def curves(rows: Sequence[Row], title: str = "") -> Picture:
 
 
 def formation(rows: Sequence[Row], title: str = "", detectors: Sequence[tuple[str, str]] = FORMED) -> Picture:
-    """The scores of every head against the step, a panel a detector and a line a head, of the rows of a run's heads.jsonl.
+    """Draw the scores of every head against the step, a panel per detector and a line per head, from the rows of heads.jsonl.
 
-    The heads that end highest have a colour, a dash and their name, layer.head; the others are pale.
+    The heads that end highest are colored and named, layer.head; the others are pale. Raises DataError where there are no rows.
     """
     if not rows:
         raise DataError("there is no head to draw.")
@@ -81,7 +83,7 @@ def formation(rows: Sequence[Row], title: str = "", detectors: Sequence[tuple[st
 
 
 def by_head(rows: Sequence[Row], detector: str) -> dict[str, tuple[Array, Array]]:
-    """Steps and scores of each head, under its name layer.head."""
+    """Return the steps and scores of each head, by its name layer.head."""
     heads = sorted({(row["layer"], row["head"]) for row in rows})
     found = {}
     for layer, head in heads:
@@ -91,7 +93,7 @@ def by_head(rows: Sequence[Row], detector: str) -> dict[str, tuple[Array, Array]
 
 
 def named(axes: Axes, ends: Mapping[str, tuple[Array, Array]]) -> None:
-    """The name of each curve at its end."""
+    """Label each curve at its end."""
     drawn = {name: (x, y) for name, (x, y) in ends.items() if len(x) and np.isfinite(y[-1])}
     if drawn:
         axes.get_figure().draw_without_rendering()  # type: ignore[union-attr]  # limits are known from then on
@@ -101,20 +103,20 @@ def named(axes: Axes, ends: Mapping[str, tuple[Array, Array]]) -> None:
 
 
 def along(axes: Axes) -> None:
-    """Steps along the lower edge."""
+    """Format the steps along the lower axis."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(labelsize=TEXT - 1)
 
 
 def numbers(rows: Sequence[Row], name: str) -> Array:
-    """A field of every row; what is no number is left open in a curve."""
+    """Return a field of every row, NaN where it is missing or not finite, which leaves a gap in a curve."""
     values = np.array([float(row.get(name, np.nan)) for row in rows])
     return np.where(np.isfinite(values), values, np.nan)
 
 
 def smooth(values: Array) -> Array:
-    """The mean over the last fiftieth of all steps before each, itself among them."""
+    """Compute the mean of the last fiftieth of all steps up to and including each step, over finite values only."""
     width = max(len(values) // 50, 1)
     known = np.isfinite(values)
     sums, counts = (np.cumsum(np.concatenate([np.zeros(width), x])) for x in (np.where(known, values, 0), known))
@@ -124,7 +126,7 @@ def smooth(values: Array) -> Array:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Writes a picture as PNG, whole or not at all."""
+    """Write a picture as PNG atomically."""
     held = io.BytesIO()
     picture.savefig(held, format="png", dpi=144, bbox_inches="tight")
     with whole(path) as (png,):

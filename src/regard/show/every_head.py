@@ -1,4 +1,4 @@
-"""Every head of a recording as a small picture, a row a layer, on one sheet."""
+"""Every head of a recording as a small picture on one sheet, a row per layer."""
 
 from collections.abc import Sequence
 
@@ -28,11 +28,11 @@ def every_head(
     row: int = 0,
     title: str = "",
 ) -> Picture:
-    """The weights of all heads, or of those of some layers, in bins that show the largest weight.
+    """Draw the weights of all heads, or of those of some layers, in bins that show the largest weight.
 
-    Colour is logarithmic, but where tokens are few and little of the attention lies on small weights. Rows are layers and
-    columns heads; within each, rows are queries and columns keys, from the upper left corner on. kind and part choose
-    modules, as in recording.map, kind being cross where it is not said and there is nothing else; row is that of the batch.
+    Colors are logarithmic, except where tokens are few and little of the attention lies on small weights. Rows are layers and
+    columns heads; within each picture, rows are queries and columns keys, from the upper left corner. `kind` and `part` select
+    modules as in recording.map; `kind` is by default self, or cross where there is no self attention. `row` is the batch row.
     Raises ConfigError where there is no such layer.
     """
     kind = kind or attention_of(recording)
@@ -82,7 +82,7 @@ def every_head(
 
 
 def small(axes: Axes, weights: Array, norm: Normalize) -> AxesImage:
-    """One head without words; where no query may see, the paper shows."""
+    """Draw one head without words; cells that no query may see show the background."""
     image = axes.imshow(
         np.ma.maximum(np.ma.masked_equal(weights, 0), norm.vmin or 0.0),
         cmap=COLOURS,

@@ -1,7 +1,7 @@
-"""Pictures of attention as matplotlib figures: a matrix, every step, every head, vectors as arrows, curves.
+"""Matplotlib figures of attention: a matrix, every step, every head, vectors as arrows, curves.
 
-A figure shows itself when a notebook cell ends with it, and `figure.savefig("weights.pdf")` or `.svg` writes it as vectors.
-Nothing here touches pyplot, its state or rcParams.
+A notebook displays a figure at the end of a cell, and `figure.savefig("weights.pdf")` or `.svg` writes it as vectors. Nothing
+here touches pyplot, its state or rcParams.
 """
 
 import math
@@ -44,7 +44,7 @@ EVEN, FROM_ZERO = Linear(), Linear(low=0)
 
 
 class Picture(Figure):
-    """A matplotlib figure that a notebook shows without pyplot."""
+    """A matplotlib figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         drawn, small, dots = BytesIO(), BytesIO(), 144
@@ -56,7 +56,7 @@ class Picture(Figure):
 
 @dataclass(frozen=True)
 class Panel:
-    """One matrix on a sheet: its values, the words of its axes, and the room it may take in inches."""
+    """One matrix on a sheet: its values, the words of its axes, and the space it may take in inches."""
 
     values: Array
     rows: Sequence[str]
@@ -80,32 +80,32 @@ class Panel:
 
     @property
     def upright(self) -> bool:
-        """Whether the words of the columns stand on end, too long to lie side by side."""
+        """Return whether the column words are rotated, too long to lie side by side."""
         return longest(self.columns) > 0.9 * self.cell[0]
 
     @property
     def left(self) -> float:
-        """Inches that the words of the rows take."""
+        """Inches that the row words take."""
         return longest(self.rows) + 0.1 + 0.25 * bool(self.names[0])
 
     @property
     def above(self) -> float:
-        """Inches that the words of the columns and the title take."""
+        """Inches that the column words and the title take."""
         return (longest(self.columns) if self.upright else 0.14) + 0.35 + 0.2 * bool(self.names[1])
 
     @property
     def right(self) -> float:
-        """Inches from the left edge of the matrix to the right edge of its scale of colours, or of its title."""
+        """Inches from the left edge of the matrix to the right edge of its color bar, or of its title."""
         return max(self.size[0] + 0.85, 1.15 * longest([self.title]))
 
     @property
     def below(self) -> float:
-        """Inches from the upper edge of the matrix to what comes under it; a low one has its scale of colours there."""
+        """Inches from the upper edge of the matrix to what follows below it; a low panel has its color bar there."""
         return self.size[1] + (0.6 if self.low else 0.15)
 
     @property
     def low(self) -> bool:
-        """Whether the panel is too low to have its scale of colours beside it."""
+        """Return whether the panel is too low to have its color bar beside it."""
         return self.size[1] < 1.2
 
 
@@ -118,19 +118,19 @@ def heat(
     names: tuple[str, str] = ("", ""),
     scale: Scale = EVEN,
 ) -> Picture:
-    """A matrix (rows, columns) as colours, with words on both axes and its numbers where there is room for them.
+    """Draw a matrix (rows, columns) as colors, with words on both axes and its numbers where they fit.
 
-    Without `columns` the words are those of the rows; `names` say what the rows and the columns are. -inf is hatched, NaN
-    crossed. Raises ShapeError where words and matrix do not agree.
+    `columns` is by default the same as `rows`; `names` are the names of the row and the column axis. -inf is hatched, NaN and
+    inf are cross-hatched. Raises ShapeError where words and matrix disagree.
     """
     return sheet([panel(matrix, rows, columns, title=title, names=names, scale=scale)])
 
 
 def steps(steps: Steps, words: Sequence[str], keys: Sequence[str] | None = None, *, at: tuple[int, ...] = ()) -> Picture:
-    """Every step that did something, under its formula; those that did nothing are named below.
+    """Draw every step that changed something, with its formula as title; the other steps are named below.
 
-    `words` are the queries', and the keys' too where `keys` are not given. `at` picks the batch row and the head of steps
-    that have these axes. What is hidden from a query is hatched, among its weights also.
+    `words` are those of the queries, and of the keys if `keys` is None. `at` selects the batch row and the head of steps that
+    have these axes. What is hidden from a query is hatched, in the weights too.
     """
     one = Steps(*(matrix_at(step.detach(), at) for _, step in steps.items()))
     hidden, told, panels = one.masked == -torch.inf, titles(one), []
@@ -154,7 +154,10 @@ def heads(
     at: tuple[int, ...] = (),
     scale: Scale = FROM_ZERO,
 ) -> Picture:
-    """The weights of every head (h, q, k), a panel each, all on one scale of colours. `at` picks the batch row."""
+    """Draw the weights of every head (h, q, k), a panel each, with one color scale. `at` selects the batch row.
+
+    Raises ShapeError where the weights have other axes.
+    """
     weights, hidden = steps.weights.detach()[at], steps.masked[at] == -torch.inf
     if weights.dim() != 3 or not len(weights):
         raise ShapeError(f"heads are drawn from weights (h, q, k), got {tuple(weights.shape)}; `at` picks the batch row.")
@@ -171,7 +174,10 @@ def heads(
 
 
 def arrows(vectors: Tensor, words: Sequence[str], *, title: str = "", kinds: Sequence[str] | None = None) -> Picture:
-    """Vectors (n, 2) as arrows from the origin, each led to its word; `kinds`, one for each vector, differ in colour."""
+    """Draw vectors (n, 2) as arrows from the origin, each labeled with its word; `kinds`, one per vector, set the colors.
+
+    Raises ShapeError where vectors and words disagree.
+    """
     tips = numbers(vectors)
     if tips.shape != (len(words), 2) or not len(words):
         raise ShapeError(f"arrows are drawn from vectors (n, 2) and n words; got {tips.shape} and {len(words)} words.")
@@ -202,7 +208,10 @@ def lines(
     names: tuple[str, str] = ("", ""),
     scales: tuple[Scale, Scale] = (EVEN, EVEN),
 ) -> Picture:
-    """One curve for each of the series over the same x, its name at its end; `names` and `scales` are those of x and y."""
+    """Draw one curve for each of the series over the same x, labeled at its end; `names` and `scales` are those of x and y.
+
+    Raises ShapeError where a series does not have one value for each x.
+    """
     curves = [numbers(values) for values in series.values()]
     for word, curve in zip(series, curves, strict=True):
         if curve.shape != (len(x),) or not len(x):
@@ -224,7 +233,7 @@ def lines(
 
 
 def panel(matrix: Tensor, rows: Sequence[str], columns: Sequence[str] | None, **settings: Any) -> Panel:
-    """A matrix and its words. Raises ShapeError where they do not agree."""
+    """Make a panel of a matrix and its words. Raises ShapeError where they disagree or the matrix is empty."""
     values, columns = numbers(matrix), rows if columns is None else columns
     if values.ndim != 2 or not values.size:
         raise ShapeError(f"what is drawn is a matrix (rows, columns) with something in it, got {values.shape}.")
@@ -234,7 +243,9 @@ def panel(matrix: Tensor, rows: Sequence[str], columns: Sequence[str] | None, **
 
 
 def sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False, note: str = "") -> Picture:
-    """The panels in rows of `across`, a scale of colours beside each or beside the first row, and what the hatches mean."""
+    """Draw panels in rows of `across`, with a color bar for each, or for the first row if `shared`, and a legend of the
+    hatches.
+    """
     marks = [
         Patch(facecolor=PAPER, edgecolor=FAINT, hatch=hatch, linewidth=0, label=meaning)
         for hatch, meaning, where in HATCHES
@@ -262,7 +273,7 @@ def sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False, not
 
 
 def draw(axes: Axes, one: Panel) -> QuadMesh:
-    """The cells of a panel, its words, and its numbers where they can be read."""
+    """Draw the cells of a panel, its words, and its numbers where they are readable."""
     few, finite = max(one.values.shape) <= 24, np.isfinite(one.values)
     mesh = axes.pcolormesh(
         np.ma.masked_where(~finite, one.values),
@@ -289,7 +300,7 @@ def draw(axes: Axes, one: Panel) -> QuadMesh:
 
 
 def bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
-    """The scale of colours with its numbers: at the right of a panel, or under one too low for that."""
+    """Draw the color bar of a panel with its numbers: at the right, or below a low panel."""
     width, height = one.size
     place = (0, -0.25 / height, 1, 0.1 / height) if one.low else (1 + 0.15 / width, 0, 0.12 / width, 1)
     drawn = axes.figure.colorbar(mesh, cax=axes.inset_axes(place), orientation="horizontal" if one.low else "vertical")
@@ -303,7 +314,7 @@ def bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
 
 
 def write(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
-    """The numbers of a panel into its cells, dark on light and light on dark, unless they would be too small to read."""
+    """Write the numbers of a panel into its cells, dark on light and light on dark, unless they would be too small to read."""
     top = np.abs(one.values[np.isfinite(one.values)]).max(initial=0)
     form = ".1g" if isinstance(one.scale, Log) or 0 < top < 0.05 else "z.2f" if top < 100 else "z.0f" if top < 1e5 else ".0e"
     if max(one.values.shape) > 60:
@@ -324,9 +335,9 @@ def write(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
 
 
 def label(axis: Axis, words: Sequence[str], room: float, *, upright: bool | None = None) -> None:
-    """Words along an axis with this room for each, in inches: smaller where it is little, some left out where it is less.
+    """Label an axis with words that have `room` inches each: smaller where that is little, skipping some where it is less.
 
-    Of words that lie side by side (`upright` False) the room is known to be enough.
+    Words that lie side by side (`upright` False) are known to fit.
     """
     points = math.inf if upright is False else room * POINTS
     step = 1 if points == math.inf else math.ceil(SMALLEST * LINE / points)
@@ -337,7 +348,7 @@ def label(axis: Axis, words: Sequence[str], room: float, *, upright: bool | None
 
 
 def frame(axes: Axes, title: str, names: tuple[str, str]) -> None:
-    """What all pictures share: a title at the left, names of the axes, no box."""
+    """Set what all pictures share: a title at the left, names of the axes, no box."""
     axes.set_title(title, fontsize=TEXT + 1, loc="left", parse_math=False)
     axes.set_xlabel(names[0], fontsize=TEXT)
     axes.set_ylabel(names[1], fontsize=TEXT)
@@ -347,7 +358,7 @@ def frame(axes: Axes, title: str, names: tuple[str, str]) -> None:
 
 
 def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str]) -> None:
-    """Words in a column right of the axes, each led to its point, none over another."""
+    """Write words in a column right of the axes, each connected to its point, without overlap."""
     height = 3.4 * POINTS  # about that of the axes of arrows and curves
     gap = min(LINE * TEXT / height, 1 / max(len(words) - 1, 1))
     at = (axes.transData + axes.transAxes.inverted()).transform(points)[:, 1]
@@ -368,7 +379,7 @@ def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str])
 
 
 def matrix_at(step: Tensor, at: tuple[int, ...]) -> Tensor:
-    """The matrix (q, k) of one batch row and head."""
+    """Return the matrix (q, k) of one batch row and head. Raises ShapeError where `at` does not leave a matrix."""
     if step.dim() - len(at) != 2:
         first = ", ".join("0" for _ in step.shape[:-2])
         raise ShapeError(
@@ -379,18 +390,18 @@ def matrix_at(step: Tensor, at: tuple[int, ...]) -> Tensor:
 
 
 def numbers(values: Tensor | Sequence[float]) -> Array:
-    """Values in float64, out of torch's sight."""
+    """Convert values to a float64 NumPy array, detached from torch."""
     array: Array = torch.as_tensor(values).detach().double().cpu().numpy()
     return array
 
 
 def shown(word: str) -> str:
-    """A word as a label: what cannot be seen spelled out, blanks made visible, cut at 18 characters."""
+    """Format a word as a label: escape control characters, make blanks visible, cut at 18 characters."""
     seen = literal(word) if word.strip(" ") else "␣" * len(word)
     return seen if len(seen) <= 18 else seen[:17] + "…"
 
 
 def longest(words: Sequence[str]) -> float:
-    """The width of the longest of some words in inches."""
+    """Compute the width of the widest word in inches."""
     look = FontProperties(size=TEXT)
     return max((text_to_path.get_text_width_height_descent(word, look, False)[0] for word in words), default=0) / POINTS

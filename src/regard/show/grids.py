@@ -1,4 +1,4 @@
-"""Every weight of every head of a short text, as small squares of tenths: 7 is 0.7 and more, a dot less than 0.1."""
+"""Every weight of every head of a short text, as small grids of tenths: 7 is at least 0.7, a dot less than 0.1."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ WORD = 6  # the widest label of a row
 
 
 def grids(recording: Recording, heads: Heads, width: int, colours: str | None, kind: str = "self") -> Iterator[Text]:
-    """The lines of all squares, side by side where they fit; none of a longer text."""
+    """Generate the lines of all grids, side by side where they fit; none for a text of more than 16 tokens or without words."""
     size = recording.map(0, kind=kind).shape[2:]
     if not recording.tokens or max(len(recording.tokens), *size) > MOST:
         return
@@ -37,7 +37,7 @@ def grids(recording: Recording, heads: Heads, width: int, colours: str | None, k
 
 
 def square(title: str, words: list[str], weights: Tensor, colours: str | None) -> list[Text]:
-    """A head's weights; keys that a query may not see are left empty."""
+    """Format the weights of a head; the later keys are left empty where no query attends to them."""
     side = max(map(cell_len, words)) + 1
     lines = [Text(title, style="bold")]
     causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query looks at a later key

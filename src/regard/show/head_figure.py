@@ -1,4 +1,4 @@
-"""One head of a recording as a matplotlib figure: its words where there is room, a pooled picture where there is not."""
+"""A matplotlib figure of one head of a recording: with words where they fit, else a pooled picture."""
 
 import numpy as np
 import torch
@@ -32,12 +32,12 @@ def figure(
     row: int = 0,
     title: str | None = None,
 ) -> Picture:
-    """The weights of a head, or of some of its queries and keys: with their words up to 48 tokens, beyond that in bins.
+    """Draw the weights of a head, or of some of its queries and keys: with their words up to 48 tokens, else in bins.
 
-    Colour is logarithmic where much of the attention lies on small weights, and in bins. A bin shows the largest weight in it,
-    so that a lone one never vanishes; beside it the entropy of each query and above it the weight that each key receives. row
-    is that of the batch. kind is self or cross; where it is not said, cross only where there is nothing else, as the title then
-    says. Raises ConfigError for a layer or a head that was not recorded.
+    Colors are logarithmic where much of the attention lies on small weights, and in bins. A bin shows its largest weight, so
+    that a single one stays visible; beside the bins are the entropy of each query and above them the weight that each key
+    receives. `row` is the batch row. `kind` is self or cross; by default self, or cross where there is no self attention, which
+    the title then states. Raises ConfigError for a layer or a head that was not recorded.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     said, kind = kind, attention_of(recording) if kind is None else kind
@@ -61,7 +61,7 @@ def figure(
 
 
 def span(places: slice, size: int, name: str) -> tuple[int, int]:
-    """The first and the end of a slice of an axis, which must hold something."""
+    """Return the first index and the end of a slice of an axis. Raises ConfigError where the slice is empty."""
     start, stop = part(places, size, name)
     if start >= stop:
         raise ConfigError(f"{name} must be a slice with something in it, got {places} of {size}.")
@@ -69,7 +69,7 @@ def span(places: slice, size: int, name: str) -> tuple[int, int]:
 
 
 def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:
-    """The picture of a long part in bins, with the profiles of its rows and columns."""
+    """Draw a long part in bins, with the profiles of its rows and columns."""
     size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
     values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].numpy()
     entropy, received = m.entropy()[0, 0, slice(*rows)].numpy(), m.received()[0, 0, slice(*columns)].numpy()
@@ -106,7 +106,7 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
 
 
 def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> None:
-    """The mean and the largest of the values in each bin of an axis as a band beside the picture."""
+    """Draw the mean and the largest of the values in each bin of an axis as a band beside the picture."""
     edges = np.linspace(0, len(values), min(BINS, len(values)) + 1).astype(int)
     places = span[0] + (edges[:-1] + edges[1:]) / 2
     highest = np.maximum.reduceat(values, edges[:-1])
@@ -130,7 +130,7 @@ def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> 
 
 
 def dress(axes: Axes, below: str, beside: str) -> None:
-    """Names and token numbers on both axes of the picture."""
+    """Set the names and token numbers of both axes of the picture."""
     axes.set_xlabel(below, fontsize=TEXT)
     axes.set_ylabel(beside, fontsize=TEXT)
     for axis in (axes.xaxis, axes.yaxis):
@@ -141,6 +141,6 @@ def dress(axes: Axes, below: str, beside: str) -> None:
 
 
 def bins(span: tuple[int, int], count: int) -> str:
-    """How many tokens a bin holds, in words; nothing where it is one."""
+    """Describe how many tokens a bin holds; return an empty string where it is one."""
     size = (span[1] - span[0]) / count
     return f", in bins of {f'{size:,.1f}'.removesuffix('.0')} tokens" if size > 1 else ""

@@ -1,4 +1,4 @@
-"""A head in the terminal: its weights as coloured half blocks, or as digits, in as many cells as the window has."""
+"""A head in the terminal: its weights as colored half blocks, or as digits, in as many cells as the window has."""
 
 import math
 import textwrap
@@ -22,7 +22,7 @@ WIDE, READ = 4, 4  # cells of a weight, at most; from how many on its number sta
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a picture: values (rows, columns), the token at which each row begins, and cells across of a column."""
+    """The cells of a picture: values (rows, columns), the first token of each row, and the width of a column in cells."""
 
     values: Tensor
     places: Sequence[int]
@@ -34,10 +34,10 @@ class Grid:
 def heat_map(
     m: AttentionMap, words: Sequence[str], title: str, window: Window, asking: Sequence[str] | None = None
 ) -> Iterator[Text]:
-    """The lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
+    """Generate the lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
 
-    words are the keys', the last of them the queries' too, which are `asking` where they are of another text. A cell of several
-    weights has the largest of them, of several heads their mean.
+    `words` are those of the keys, the last of them those of the queries too, unless `asking` has the queries of another text. A
+    cell of several weights shows the largest of them, or for several heads their mean.
     """
     q, k = m.shape[2:]
     labels = asking or (words[k - q :] if k >= q else [str(n) for n in range(q)])
@@ -58,7 +58,7 @@ def heat_map(
 
 
 def gridded(m: AttentionMap, window: Window, side: int) -> Grid:
-    """The weights, in bins where they are more than the window has cells."""
+    """Pool the weights into bins where they are more than the window has cells."""
     q, k = m.shape[2:]
     halves = q > window.lines and window.colours is not None
     room = window.width - side
@@ -69,7 +69,7 @@ def gridded(m: AttentionMap, window: Window, side: int) -> Grid:
 
 
 def ruler(grid: Grid, keys: int, side: int) -> Text:
-    """The numbers of the keys over their columns, as many as have room."""
+    """Format the numbers of the keys over their columns, as many as fit."""
     columns, apart = grid.values.shape[1], len(f"{keys:,}") + 1
     every = max(-(-apart // grid.wide), 1)
     every = next((step for step in (1, 2, 5, 10, 20, 50) if step >= every), every)
@@ -83,7 +83,7 @@ def ruler(grid: Grid, keys: int, side: int) -> Text:
 
 
 def rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Window) -> Iterator[Text]:
-    """The lines of cells, each after the number and the word of its first query."""
+    """Generate the lines of cells, each after the number and the word of its first query."""
     number = len(f"{len(labels) - 1:,}")
     step = 2 if grid.halves else 1
     for n in range(0, len(grid.places), step):
@@ -103,7 +103,7 @@ def rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Windo
 
 
 def cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
-    """What is written in a cell: its number where there is room, a digit where there is no colour, nothing at 0."""
+    """Format the text of a cell: its number where it fits, a digit where there is no color, blanks for 0."""
     if weight == 0:
         return " " * wide
     if wide >= READ:
@@ -112,12 +112,12 @@ def cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
 
 
 def paper(weight: float, heat: Heat, colours: str | None) -> Style:
-    """The colour of a cell, none at 0, where a query may not see."""
+    """Return the color of a cell, none for 0, a key that the query may not see."""
     return tint(heat.share(weight), colours) if weight else Style()
 
 
 def block(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, Style]:
-    """Two weights, one above the other, as one character."""
+    """Format two weights, one above the other, as one character."""
     above, under = (colour(heat.share(weight), colours) if weight else None for weight in (upper, lower))
     if above is None and under is None:
         return " ", Style()
@@ -125,7 +125,7 @@ def block(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, St
 
 
 def caption(grid: Grid, heads: int) -> str:
-    """What the rows, the columns and the cells are."""
+    """Describe the rows, the columns and the cells."""
     mean = f", a cell the mean of {heads} heads." if heads > 1 else "."
     if max(grid.sizes) == 1:
         return "A row is a word that looks (a query), a column one it looks at (a key)" + mean
@@ -135,11 +135,11 @@ def caption(grid: Grid, heads: int) -> str:
 
 
 def counted(size: float, one: str, many: str) -> str:
-    """How many tokens a bin holds."""
+    """Format how many tokens a bin holds."""
     low, high = math.floor(size), math.ceil(size)
     return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"
 
 
 def wrapped(said: str, width: int, style: str = "dim") -> Iterator[Text]:
-    """A sentence in lines."""
+    """Generate the lines of a wrapped sentence."""
     yield from (Text(line, style=style) for line in textwrap.wrap(said, width))

@@ -1,4 +1,4 @@
-"""A matrix as one small picture that needs no script: an img of SVG in its own address, colours as pixels, words as text."""
+"""A matrix as a small picture that needs no script: an img with an SVG data URL, colors as pixels, words as text."""
 
 import base64
 import html
@@ -29,7 +29,7 @@ WORD = 14  # letters of a word, at most
 
 @dataclass(frozen=True)
 class Matrix:
-    """What is drawn: values (rows, columns), NaN where there is none; of how many tokens; and how colours are to be read."""
+    """A matrix to draw: values (rows, columns), NaN where there is none; the number of tokens; and the color scale."""
 
     values: Tensor
     rows: Sequence[str] | None
@@ -44,7 +44,7 @@ class Matrix:
 
     @property
     def stands(self) -> str:
-        """What a cell of several weights shows of them."""
+        """Description of a cell that stands for several weights, empty where each cell is one weight."""
         rows, columns = self.tile or self.values.shape
         if self.tokens[0] <= rows and self.tokens[1] <= columns:
             return ""
@@ -53,7 +53,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where the cells lie in the picture, in its pixels."""
+    """Position of the cells in the picture, in its pixels."""
 
     x: float
     y: float
@@ -64,7 +64,7 @@ class Frame:
 
 
 def img(matrix: Matrix, name: str, shown: float | None = None) -> str:
-    """The picture as an HTML element: its name for those who do not see it, and for a script what its pixels stand for."""
+    """Render the picture as an HTML element, with `name` as alt text and the meaning of its pixels as data for the script."""
     frame = framed(matrix)
     address = base64.b64encode(svg(matrix, frame).encode()).decode()
     rows, columns = matrix.values.shape
@@ -90,7 +90,7 @@ def img(matrix: Matrix, name: str, shown: float | None = None) -> str:
 
 
 def framed(matrix: Matrix) -> Frame:
-    """The cells, beside words where these have room."""
+    """Lay out the cells, with words beside them where these fit."""
     rows, columns = matrix.values.shape
     cell = min(max(matrix.size / max(rows, columns), 0.1), LARGEST)
     w, h = columns * cell, rows * cell
@@ -99,18 +99,18 @@ def framed(matrix: Matrix) -> Frame:
 
 
 def room(words: Sequence[str] | None, length: float) -> float:
-    """The pixels that words beside cells take: none where each would have too little along the cells."""
+    """Compute the pixels that words beside cells take; 1 where a word would have too little space along the cells."""
     fits = words is not None and len(words) > 0 and length / len(words) >= WORDED
     return 4 + LETTER * max(map(letters, words)) if fits and words is not None else 1.0
 
 
 def letters(word: str) -> int:
-    """How many letters wide a word is drawn."""
+    """Return the width of a word as drawn, in letters."""
     return cell_len(fitted(word, WORD))
 
 
 def svg(matrix: Matrix, frame: Frame) -> str:
-    """The picture itself."""
+    """Render the picture as SVG."""
     address = base64.b64encode(png(matrix)).decode()
     return "".join(
         (
@@ -127,7 +127,7 @@ def svg(matrix: Matrix, frame: Frame) -> str:
 
 
 def words(matrix: Matrix, frame: Frame) -> list[str]:
-    """The words beside the cells, or beside several of them, those of the columns on end."""
+    """Render the words beside the cells, each beside several cells on a sheet of heads, those of the columns rotated."""
     found = []
     if matrix.rows is not None and frame.x > 1:
         each = frame.h / len(matrix.rows)
@@ -143,12 +143,12 @@ def words(matrix: Matrix, frame: Frame) -> list[str]:
 
 
 def text(word: str, place: str) -> str:
-    """A word of an SVG, whatever it holds."""
+    """Render a word as an SVG text element, escaped."""
     return f'<text {place} fill="{INK}">{html.escape(fitted(word, WORD))}</text>'
 
 
 def numbers(matrix: Matrix, frame: Frame) -> list[str]:
-    """The numbers in the cells, where these are large enough."""
+    """Render the numbers in the cells where these are large enough."""
     cell = frame.h / matrix.values.shape[0]
     if cell < READ or matrix.tile is not None:
         return []
@@ -164,7 +164,7 @@ def numbers(matrix: Matrix, frame: Frame) -> list[str]:
 
 
 def png(matrix: Matrix) -> bytes:
-    """The cells as pixels of a palette: the ramp, and paper where there is no value."""
+    """Encode the cells as PNG pixels of a palette: the ramp, and the background where there is no value."""
     ends = matrix.ends
     if isinstance(matrix.scale, Log):
         low, high = ends
@@ -180,5 +180,5 @@ def png(matrix: Matrix) -> bytes:
 
 
 def named(colour: tuple[int, int, int]) -> str:
-    """A colour for CSS."""
+    """Format a color for CSS."""
     return "#" + "".join(f"{part:02x}" for part in colour)

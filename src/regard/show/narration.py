@@ -1,6 +1,6 @@
 """Steps of attention in plain words: a formula and a sentence for each.
 
-Everything here is a value: nothing prints, so that terminal, notebook and page say the same.
+Everything here returns values and nothing prints, so that terminal, notebook and page have the same text.
 """
 
 import math
@@ -25,19 +25,21 @@ FORMULAS = {
 
 
 class Sides(NamedTuple):
-    """The words that ask, and the words that are looked at: the same, or those of two sentences."""
+    """The words of the queries and of the keys: the same object, or those of two sentences."""
 
     asking: Sequence[str]
     answering: Sequence[str]
 
     @property
     def apart(self) -> bool:
-        """Whether the words look at another sentence than their own."""
+        """Return whether the queries attend to another sentence than their own."""
         return self.asking is not self.answering
 
 
 def tell(example: Example) -> tuple[Scene, ...]:
-    """All scenes of an example: what comes before its steps, every step that does something, and what comes after."""
+    """Describe an example as a tuple of `Scene`: those before its steps, one for every step that changes something, those
+    after.
+    """
     if example.steps is None:
         return example.before + example.after
     said = sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)
@@ -50,7 +52,7 @@ def tell(example: Example) -> tuple[Scene, ...]:
 
 
 def active(steps: Steps) -> list[str]:
-    """The names of the steps that differ from the one before; scores, weights and context always."""
+    """List the names of the steps that differ from the one before; scores, weights and context are always included."""
     names = [name for name, _ in steps.items()]
     always = ("scores", "weights", "context")
     return [
@@ -61,12 +63,12 @@ def active(steps: Steps) -> list[str]:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape hold the same, NaN being the same as NaN."""
+    """Return whether two tensors of one shape are equal, with NaN equal to NaN."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def formulas_of(steps: Steps, scale: float, q: Tensor | None = None) -> dict[str, str]:
-    """The formula of each step, in terms of the step it follows from."""
+    """Return the formula of each active step, in terms of the active step before it."""
     found, last = {}, "scores"
     width = None if q is None else q.shape[-1]
     told = FORMULAS | {"scaled": scaling(scale, width), "masked": "{last}" + masking(steps)}
@@ -77,7 +79,7 @@ def formulas_of(steps: Steps, scale: float, q: Tensor | None = None) -> dict[str
 
 
 def titles(steps: Steps) -> dict[str, str]:
-    """The formula of each step that did something; its scale is read off the numbers."""
+    """Return the formula of each active step as a title; the scale is computed from the scores."""
     largest = steps.scores.abs().nan_to_num(0.0, 0.0).argmax()
     score, scaled = (float(step.flatten()[largest]) for step in (steps.scores, steps.scaled))
     told = formulas_of(steps, scaled / score if score else 1.0)
@@ -85,20 +87,20 @@ def titles(steps: Steps) -> dict[str, str]:
 
 
 def masking(steps: Steps) -> str:
-    """What was done to scores by bias and mask: the one where a number changed, the other where one was hidden."""
+    """Return the formula of bias and mask: the first where a score changed, the second where one was hidden."""
     seen = steps.masked != -torch.inf
     bias = "" if same(steps.masked[seen], steps.capped[seen]) else " + bias"
     return bias + ("" if seen.all() else ", -inf where a query may not see")
 
 
 def scaling(scale: float, width: int | None = None) -> str:
-    """The formula for scores times scale, as a division by √d where it is one."""
+    """Return the formula of scores times scale, as a division by √d where it is one."""
     d = width if width is not None and math.isclose(scale, width**-0.5, rel_tol=1e-6) else round(scale**-2) if scale else 0
     return f"scores / √{d}" if d and math.isclose(scale, d**-0.5, rel_tol=1e-6) else f"scores · {numeral(scale)}"
 
 
 def panels(name: str, steps: Steps, right: Steps | None, sides: Sides) -> tuple[Panel, ...]:
-    """The tables of a step: one, or one for each head; beside it the right one where it is wrong."""
+    """Make the tables of a step: one, or one per head; two, wrong and right, where `right` differs."""
     values = getattr(steps, name)
     if right is not None and not torch.equal(getattr(right, name), values):
         both = (("WRONG: tril alone", values), ("right: -inf", getattr(right, name)))
@@ -109,7 +111,7 @@ def panels(name: str, steps: Steps, right: Steps | None, sides: Sides) -> tuple[
 
 
 def panel(name: str, values: Tensor, sides: Sides, title: str = "") -> Panel:
-    """One table of a step: a row for each query; a column for each key, or for each number of the context."""
+    """Make one table of a step: a row per query, and a column per key or per number of the context."""
     asking, answering = map(tuple, sides)
     if name == "context":
         return Panel(values, asking, numbered("c", values.shape[-1]), "words", title)
@@ -117,10 +119,10 @@ def panel(name: str, values: Tensor, sides: Sides, title: str = "") -> Panel:
 
 
 def sentences(steps: Steps, words: Sequence[str], query: int = -1, sources: Sequence[str] = ()) -> dict[str, str]:
-    """What happened at each step, told of one query: one sentence a step, by its name.
+    """Describe what happened to one query at each step: one sentence per step, by its name.
 
-    Shapes: steps of (q, k) or (h, q, k), context (q, e) or (h, q, e), one word for each q; sources are the words of the keys
-    where they are others.
+    Shapes: steps (q, k) or (h, q, k), context (q, e) or (h, q, e), one word per query; `sources` are the words of the keys
+    where they differ.
     """
     sides = Sides(words, sources or words)
     query = range(len(words))[query]
@@ -132,7 +134,7 @@ def sentences(steps: Steps, words: Sequence[str], query: int = -1, sources: Sequ
 
 
 def of_heads(parts: Sequence[str]) -> str:
-    """One sentence of those of all heads; the first four where there are more."""
+    """Join the sentences of all heads into one, of the first four where there are more."""
     if len(parts) == 1:
         return capital(parts[0])
     told = "; ".join(f"head {head}: {part.rstrip('.')}" for head, part in enumerate(parts[:4], 1))
@@ -140,12 +142,12 @@ def of_heads(parts: Sequence[str]) -> str:
 
 
 def capital(text: str) -> str:
-    """A sentence begins as its first word is written: only our own words are raised."""
+    """Capitalize a sentence that starts with one of our own words; a word of the text stays as written."""
     return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ")) else text
 
 
 def scores_said(steps: Steps, sides: Sides, query: int) -> str:
-    """Which key matches best."""
+    """Describe which key matches best, and which least."""
     row, asks, name = steps.scores[query], names(sides.asking)(query), names(sides.answering)
     if len(row) == 1:
         return f"{asks} is matched with {name(0) if sides.apart else 'itself'} alone ({rough(row[0])})."
@@ -156,7 +158,7 @@ def scores_said(steps: Steps, sides: Sides, query: int) -> str:
 
 
 def scaled_said(steps: Steps, sides: Sides, query: int) -> str:
-    """That the order stays."""
+    """Describe that the order of the scores stays and how their spread changes."""
     before, after = (float(row[query].max() - row[query].min()) for row in (steps.scores, steps.scaled))
     asks = names(sides.asking)(query)
     return (
@@ -166,19 +168,19 @@ def scaled_said(steps: Steps, sides: Sides, query: int) -> str:
 
 
 def capped_said(steps: Steps, sides: Sides, query: int) -> str:
-    """How far the largest score was drawn in."""
+    """Describe how much the softcap reduced the largest score."""
     return f"No score can pass the cap: the largest, {rough(steps.scaled.max())}, became {rough(steps.capped.max())}."
 
 
 def masked_said(steps: Steps, sides: Sides, query: int) -> str:
-    """How many keys the query may see."""
+    """Describe how many keys the query may see."""
     hidden = steps.masked == -torch.inf
     seen, asks = int((~hidden[query]).sum()), names(sides.asking)(query)
     return f"{asks} may see {seen} of {hidden.shape[1]} words; {int(hidden.sum())} of {hidden.numel()} pairs are hidden."
 
 
 def weights_said(steps: Steps, sides: Sides, query: int) -> str:
-    """Whom the query attends to most, and whom least of those it may see."""
+    """Describe which of the visible keys the query attends to most and least."""
     asks, name = names(sides.asking)(query), names(sides.answering)
     row, visible = steps.weights[query], steps.masked[query] != -torch.inf
     if row.isnan().any():
@@ -195,7 +197,7 @@ def weights_said(steps: Steps, sides: Sides, query: int) -> str:
 
 
 def dropped_said(steps: Steps, sides: Sides, query: int) -> str:
-    """How many weights fell, and by how much the others grew."""
+    """Describe how many weights were dropped, and by what factor the others grew."""
     held, kept = steps.weights > 0, steps.dropped > 0
     fallen = int((held & ~kept).sum())
     rest = f", those left are {rough((steps.dropped[kept] / steps.weights[kept]).mean())} times as large" if kept.any() else ""
@@ -204,7 +206,7 @@ def dropped_said(steps: Steps, sides: Sides, query: int) -> str:
 
 
 def context_said(steps: Steps, sides: Sides, query: int) -> str:
-    """What the new vector of the query is mixed from."""
+    """Describe what the new vector of the query is mixed from."""
     asks, name, row = names(sides.asking)(query), names(sides.answering), steps.dropped[query]
     order = [int(key) for key in row.argsort(descending=True, stable=True) if row[key] > 0]
     if not order:
@@ -225,7 +227,7 @@ SHARED: dict[str, Said] = {"scaled": scaled_said, "capped": capped_said, "masked
 
 
 def names(words: Sequence[str]) -> Callable[[int], str]:
-    """What to call the word at an index: itself, with its place where it stands more than once."""
+    """Return a function that names the word at an index, with its position where the word occurs more than once."""
 
     def name(index: int) -> str:
         word = words[index] if len(words[index]) <= LONGEST else words[index][: LONGEST - 1] + "…"

@@ -1,6 +1,6 @@
-"""What a notebook shows of a map, a recording, a table of heads, steps and a report: HTML whose pictures need no script.
+"""HTML for notebooks of a map, a recording, a table of heads, steps and a report; the pictures need no script.
 
-Where scripts run, a click enlarges a picture, wheel and drag move in it, and the pointer tells what lies under it.
+With scripts enabled, a click enlarges a picture, wheel and drag zoom and pan it, and the pointer shows what is under it.
 """
 
 import html as escaping
@@ -37,7 +37,7 @@ THUMB = 150.0  # pixels of a head among others
 
 
 def html(thing: object) -> str | None:
-    """A value as HTML; None where there is nothing to be drawn."""
+    """Render a value as HTML; return None where there is nothing to draw."""
     drawers: dict[type, Callable[[Any], str]] = {
         AttentionMap: of_map,
         Recording: of_recording,
@@ -52,7 +52,7 @@ def html(thing: object) -> str | None:
 
 
 def of_map(m: AttentionMap) -> str:
-    """The heads of the first batch row."""
+    """Render the heads of the first batch row of a map, at most 16."""
     b, h, q, k = m.shape
     drawn = min(h, HEADS)
     found, sampled = cells(m.select(heads=list(range(drawn))), ONE if h == 1 else CELLS)
@@ -75,7 +75,7 @@ READING = "Rows are queries, from the top; columns are keys."
 
 
 def of_recording(recording: Recording) -> str:
-    """Its beginning, and every head of the last run as a small picture."""
+    """Render the beginning of the text of a recording, and every head of its last run as a small picture."""
     kind = "self" if recording.layers() else "cross"
     maps = [recording.map(layer, kind=kind) for layer in range(len(recording.layers(kind)))]
     shapes = [m.shape for m in maps]
@@ -104,7 +104,7 @@ LONG = "Too long to draw every head at once: regard.figure(recording, layer, hea
 
 
 def tiled(layers: Sequence[Tensor]) -> Tensor:
-    """The heads of layers (h, rows, columns) on one sheet, a cell apart."""
+    """Lay out the heads of layers (h, rows, columns) on one sheet, one cell apart."""
     most = max(len(one) for one in layers)
     rows, columns = layers[0].shape[1:]
     sheet = torch.full((len(layers) * (rows + 1) - 1, most * (columns + 1) - 1), torch.nan, dtype=torch.float64)
@@ -116,7 +116,7 @@ def tiled(layers: Sequence[Tensor]) -> Tensor:
 
 
 def of_steps(steps: Steps) -> str:
-    """Each step that did something, under its formula, of the first batch row and head."""
+    """Render each step that changed something with its formula, for the first batch row and head."""
     one = Steps(*(step.detach()[(0,) * (step.dim() - 2)].cpu() for _, step in steps.items()))
     (q, k), hidden, pictures = one.scores.shape, one.masked == -torch.inf, []
     for name, formula in titles(one).items():
@@ -132,7 +132,7 @@ def of_steps(steps: Steps) -> str:
 
 
 def weighed(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
-    """The scale of weights that fits them, the same one for all long texts, and its ends."""
+    """Return the color scale that fits the weights, the same for all long texts, and its ends."""
     if tokens > FEW:
         return Log(), (FAINTEST, 1.0)
     scale = fitting(weights, tokens)
@@ -140,7 +140,7 @@ def weighed(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
 
 
 def fewer(values: Tensor) -> Tensor:
-    """A matrix in at most so many cells a side, each the largest of its values; NaN where there is none."""
+    """Pool a matrix to at most 240 cells per side, each the largest of its values; NaN where there is none."""
     if max(values.shape) <= ONE:
         return values
     found: Tensor = adaptive_max_pool2d(values.nan_to_num(-torch.inf)[None], [min(n, ONE) for n in values.shape])[0]
@@ -148,13 +148,13 @@ def fewer(values: Tensor) -> Tensor:
 
 
 def figure(matrix: Matrix, name: str, shown: float | None = None) -> str:
-    """A picture over its name and its scale."""
+    """Render a picture above its name and its color scale."""
     caption = f"{escape(name)}<br>" if name else ""
     return f'<figure style="margin: 0">{img(matrix, name, shown)}<figcaption>{caption}{legend(matrix)}</figcaption></figure>'
 
 
 def legend(matrix: Matrix) -> str:
-    """The scale of colours with its numbers."""
+    """Render the color scale with its numbers."""
     parts = []
     for step in range(5):
         paper = shade(step / 4)
@@ -165,7 +165,7 @@ def legend(matrix: Matrix) -> str:
 
 
 def of_heads(heads: Heads) -> str:
-    """The table, each score from 0 to 1 on its colour."""
+    """Render the table of heads, each score from 0 to 1 on its color."""
     titles = ["head", "kind", *heads.detectors]
     top = "".join(f'<th style="text-align: {"left" if n < 2 else "right"}">{escape(one)}</th>' for n, one in enumerate(titles))
     lines = []
@@ -178,14 +178,14 @@ def of_heads(heads: Heads) -> str:
 
 
 def scored(score: float, share: bool) -> str:
-    """A cell of the table, on its colour where the score is a share."""
+    """Render a cell of the table, on its color where the score is a share."""
     paper = shade(score) if share and 0 <= score <= 1 else None
     look = f"; background: {named(paper)}; color: {named(ink(paper))}" if paper else ""
     return f'<td style="text-align: right; padding: 1px 6px{look}">{"–" if score != score else f"{score:.2f}"}</td>'
 
 
 def page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], columns: Sequence[str]) -> str:
-    """A title, pictures side by side, a line that says what they are, and the script that makes them larger."""
+    """Render a title, pictures side by side, a caption, and the script that enlarges the pictures."""
     few = max(len(rows), len(columns)) <= LISTED
     listed = {name: [literal(word) for word in words] if few else [] for name, words in (("rows", rows), ("columns", columns))}
     data = escaping.escape(json.dumps(listed, ensure_ascii=False))
@@ -199,5 +199,5 @@ def page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], co
 
 
 def escape(text: str) -> str:
-    """Text as HTML shows it, whatever it holds."""
+    """Escape text for HTML, with control characters spelled out and line ends as ↵."""
     return escaping.escape(literal(text).replace("\\n", "↵"))

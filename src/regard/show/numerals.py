@@ -1,8 +1,8 @@
-"""Numbers as people read them: as in a calculation, roughly in a sentence, aligned in a table.
+"""Number formats: exact in a calculation, rounded in a sentence, aligned in a table.
 
-They are results of float32, of which the last bits differ from processor to processor, and are written alike on all of them: a
-number within NOISE of one with fewer places is written as that one, and one within NOISE of a half is rounded as the half is,
-away from 0.
+The numbers are float32 results, whose last bits differ between processors, and are formatted alike on all of them: a number
+within NOISE of one with fewer places is written as that one, and one within NOISE of a half is rounded as the half is, away
+from 0.
 """
 
 import math
@@ -15,7 +15,7 @@ NOISE = 2**-21  # of a number: 4 units in the last place of float32 at least, mo
 
 
 def numeral(number: Tensor | float, *, within: bool = False) -> str:
-    """A number of a calculation, to four places and no more than it needs; in brackets where a sign would stand within."""
+    """Format a number of a calculation with at most four places; if `within`, a negative number is put in parentheses."""
     value = float(number)
     if not math.isfinite(value):
         text = str(value)
@@ -30,7 +30,7 @@ def numeral(number: Tensor | float, *, within: bool = False) -> str:
 
 
 def rough(number: Tensor | float) -> str:
-    """A number of a sentence: two places, or two digits where it is smaller than that."""
+    """Format a number of a sentence: two decimal places, or two significant digits below 0.095 and from 1e6 on."""
     value = float(number)
     if not math.isfinite(value) or value == 0:
         return numeral(value)
@@ -38,7 +38,10 @@ def rough(number: Tensor | float) -> str:
 
 
 def aligned(numbers: list[float]) -> list[str]:
-    """The numbers of one table in one format: the places they need, four at most; exponents where four would say nothing."""
+    """Format the numbers of a table alike, with the decimal places they need: at most four, or two from 1000 on.
+
+    Exponents are used where the largest is at least 1e6 or below 1e-3.
+    """
     sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
     greatest = increased(max(sizes, default=0))
     if greatest >= 1e6 or 0 < greatest < 1e-3:
@@ -49,24 +52,24 @@ def aligned(numbers: list[float]) -> list[str]:
 
 
 def needed(sizes: Sequence[float], most: int) -> int:
-    """The fewest places in which each of these numbers can be written, `most` at most."""
+    """Return the fewest decimal places, at most `most`, in which each of these numbers can be written."""
     return next((places for places in range(most) if all(exact(size, places) for size in sizes)), most)
 
 
 def exact(number: float, places: int) -> bool:
-    """Whether a result of float32 is one of so many places."""
+    """Return whether a float32 result has at most `places` decimal places, within NOISE."""
     return math.isclose(round(number, places), number, rel_tol=NOISE)
 
 
 def increased(number: float) -> float:
-    """The size of a number, by as much larger as it may be off."""
+    """Compute the magnitude of a number plus its possible error."""
     return abs(number) * (1 + NOISE)
 
 
 def from_half(number: float, places: int | None = None) -> float:
-    """A number moved away from 0 by as much as it may be off, so that one just below a half of its last place is rounded up.
+    """Move a number away from 0 by its possible error, so that one just below a half of its last place is rounded up.
 
-    The last place is that of `places` after the point; None: of four digits at most, whatever the number.
+    The last place is the decimal place `places`; None means that of at most four significant digits.
     """
     if places is not None and exact(number, places):
         return number
@@ -75,7 +78,7 @@ def from_half(number: float, places: int | None = None) -> float:
 
 
 def text(number: float, style: str, places: int | None = None) -> str:
-    """One number; what is exactly 0 is written 0, and nothing is written -0."""
+    """Format one number; exactly 0 is written 0, and nothing is written -0."""
     if number == 0:
         return "0"
     if not math.isfinite(number):

@@ -1,4 +1,4 @@
-"""What was observed, as lines of text: the kinds of a model's heads, their table, and their strongest links."""
+"""Summary of a recording as lines of text: the kinds of its heads, their table, and their strongest links."""
 
 import textwrap
 from collections import Counter
@@ -34,7 +34,7 @@ BEFORE = 4  # words before the one a link starts from
 
 
 def kinds(heads: Heads, width: int) -> Iterator[Text]:
-    """How many heads there are of each kind, and what that is."""
+    """Generate lines with the number of heads of each kind and the meaning of the kind."""
     counts = Counter(row.kind for row in heads).most_common()
     number, wide = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
     for kind, count in counts:
@@ -45,14 +45,14 @@ def kinds(heads: Heads, width: int) -> Iterator[Text]:
 
 
 def clearest(heads: Heads) -> Heads:
-    """The clearest heads of each kind, in the order of the kinds' numbers."""
+    """Select the three clearest heads of each kind, the most frequent kind first."""
     order = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
     best = [heads.of(kind).sorted(SCORE.get(kind, kind)).rows[:MOST] for kind in order]
     return Heads(tuple(row for rows in best for row in rows), heads.notes)
 
 
 def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
-    """The table of all heads, or of the clearest of each kind, with as many scores as have room."""
+    """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit."""
     shown = heads if whole else clearest(heads)
     (first, *rest), _ = shown.lines(width)
     yield Text(first, style="dim")
@@ -63,7 +63,8 @@ def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
 
 
 def links(recording: Recording, heads: Heads, width: int, kind: str = "self") -> Iterator[Text]:
-    """The strongest link of the clearest heads: from which word, after which words, to which, and how strong."""
+    """Generate the strongest link of each of the clearest heads: from which word, after which words, to which, and how strong.
+    """
     size = recording.map(0, kind=kind).shape[2:]
     words = sides_of(recording, 0, kind, None, 0, size) if recording.tokens else None
     telling = [row for row in clearest(heads) if row.kind not in PLAIN]
@@ -75,7 +76,10 @@ def links(recording: Recording, heads: Heads, width: int, kind: str = "self") ->
 
 
 def strongest(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
-    """The query and the key of the largest weight of a head, apart from the first token and its own where others have any."""
+    """Return query, key and weight of the largest weight of a head.
+
+    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are.
+    """
     seen = head.overview()
     largest = seen.largest[0, 0]
     plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < NEAR
@@ -87,7 +91,7 @@ def strongest(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
 
 
 def line(row: Head, words: Sides | None, query: int, key: int, weight: float, width: int, kind: str = "self") -> Text:
-    """A link as a line: the head, its weight, and where it goes."""
+    """Format a link as a line: the head, its weight, and its words."""
     start = Text.assemble((f"{row.layer}.{row.head}".ljust(6), "bold"), f"{weight:.2f}  ")
     if words is None:
         return Text.assemble(start, f"query {query} → key {key}")

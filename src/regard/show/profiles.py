@@ -1,4 +1,4 @@
-"""How widely and how far back heads look: entropy and distance, along the text and from layer to layer."""
+"""Entropy and distance of heads, how widely and how far back they attend, along the text and from layer to layer."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,9 +25,9 @@ def profiles(
     row: int = 0,
     title: str | None = None,
 ) -> Picture:
-    """Entropy and mean distance of each query along the text, a curve a head: the mean of some tokens where they are many.
+    """Draw entropy and mean distance of each query along the text, a curve per head, as means of bins where tokens are many.
 
-    The heads named have a colour and their number, the others are pale; without names the four of the lowest entropy.
+    The `heads` are colored and numbered, the others are pale; by default the four of the lowest entropy.
     """
     m = recording.map(layer, kind=kind, part=part).select(batch=row)
     found = statistics(m)
@@ -51,7 +51,7 @@ def profiles(
 
 
 def by_layer(recording: Recording, *, kind: str = "self", part: str | None = None, row: int = 0, title: str = "") -> Picture:
-    """Mean entropy and mean distance of every head over its layer: a dot a head, a line through the means of the layers."""
+    """Draw mean entropy and mean distance of every head by layer: a dot per head, a line through the means of the layers."""
     layers = range(len(recording.layers(kind=kind, part=part)))
     found = [statistics(recording.map(layer, kind=kind, part=part).select(batch=row)) for layer in layers]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
@@ -68,19 +68,19 @@ def by_layer(recording: Recording, *, kind: str = "self", part: str | None = Non
 
 
 def statistics(m: AttentionMap) -> Mapping[str, Array]:
-    """Entropy and distance of each query of a map of one batch row, (h, q)."""
+    """Compute entropy and distance of each query (h, q) of a map of one batch row."""
     seen = m.overview()
     return {"entropy": seen.entropy[0].double().numpy(), "distance": seen.distance[0].double().numpy()}
 
 
 def binned(values: Array) -> tuple[Array, Array]:
-    """The middle of each bin along a text, and the mean in it, (h, bins)."""
+    """Compute the middle of each bin along a text, and the mean in it, (h, bins)."""
     edges = np.linspace(0, values.shape[1], min(BINS, values.shape[1]) + 1).astype(int)
     means: Array = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
     return (edges[:-1] + edges[1:] - 1) / 2, means
 
 
 def counted(axes: Axes) -> None:
-    """Whole numbers along the lower edge."""
+    """Format whole numbers along the lower axis."""
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

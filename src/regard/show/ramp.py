@@ -1,4 +1,4 @@
-"""The colours of heat: one hue, from pale to deep in even steps, and the ink that can be read on each."""
+"""The colors of heat: one hue, from pale to deep in even steps, and a readable text color for each."""
 
 import math
 
@@ -16,9 +16,10 @@ PAPER, INK = (255, 255, 255), (0, 0, 0)
 
 
 def shade(share: float) -> Colour:
-    """The colour of a share from 0, pale, to 1, deep: equal shares apart look equally far apart, to every eye.
+    """Return the color of a share from 0, pale, to 1, deep; equal differences look equal, to color-blind readers too.
 
-    The way is straight in OKLab (Ottosson 2020), and nearly all of it is lightness, which colour blindness leaves alone.
+    Interpolates linearly in OKLab (Ottosson 2020); nearly all of the change is lightness, which color blindness does not
+    affect.
     """
     share = min(max(share, 0.0), 1.0)
     pale, deep = oklab(*PALE), oklab(*DEEP)
@@ -27,39 +28,39 @@ def shade(share: float) -> Colour:
 
 
 def coarse(share: float) -> tuple[int, Colour]:
-    """The nearest of the few shades that a terminal of 256 colours has, by its number, and what it looks like."""
+    """Return the nearest of the few shades of a 256-color terminal: its number and its color."""
     return COARSE[round(min(max(share, 0.0), 1.0) * (len(COARSE) - 1))]
 
 
 def ink(paper: Colour) -> Colour:
-    """Dark or white, whichever can be read better on the paper."""
+    """Return black or white, whichever is more readable on the paper."""
     return INK if contrast(INK, paper) >= contrast(PAPER, paper) else PAPER
 
 
 def contrast(a: Colour, b: Colour) -> float:
-    """The ratio of luminances, 1 to 21; text needs 4.5 (WCAG 2, section 1.4.3)."""
+    """Compute the contrast ratio of two colors, 1 to 21; text needs 4.5 (WCAG 2, section 1.4.3)."""
     low, high = sorted((luminance(a), luminance(b)))
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(colour: Colour) -> float:
-    """The relative luminance of an sRGB colour."""
+    """Compute the relative luminance of an sRGB color."""
     red, green, blue = (linear(part / 255) for part in colour)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def linear(part: float) -> float:
-    """The light of a channel of sRGB, 0 to 1."""
+    """Convert an sRGB channel, 0 to 1, to linear light."""
     return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
 
 
 def oklab(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """OKLCH in straight axes."""
+    """Convert OKLCH, with the hue in degrees, to OKLab."""
     return lightness, chroma * math.cos(math.radians(hue)), chroma * math.sin(math.radians(hue))
 
 
 def srgb(lightness: float, a: float, b: float) -> Colour:
-    """OKLab as sRGB."""
+    """Convert OKLab to sRGB."""
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
@@ -73,5 +74,5 @@ def srgb(lightness: float, a: float, b: float) -> Colour:
 
 
 def encoded(light: float) -> float:
-    """A channel of sRGB for an amount of light."""
+    """Convert linear light to an sRGB channel."""
     return 12.92 * light if light <= 0.0031308 else 1.055 * light ** (1 / 2.4) - 0.055

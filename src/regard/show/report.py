@@ -1,4 +1,4 @@
-"""A report as HTML: the verdict, each finding with its cure, who sees whom, and folded what was checked and cannot be told."""
+"""A report as HTML: the verdict, each finding with its cure, who sees whom, and folded what was checked and what is unknown."""
 
 import html
 import re
@@ -16,7 +16,7 @@ EDGE = "#c2571a"
 
 
 def of_report(report: Report) -> str:
-    """All that a report says, in a few kB, without a script."""
+    """Render a report as HTML of a few kB, without a script."""
     mark = "✓" if report.ok else "✗"
     title = f"{mark} <b>{escape(report.subject)}</b>{escape(report.verdict.removeprefix(report.subject))}"
     parts = [f"<div>{title} (expects {code(report.expects)})</div>", *map(of_finding, report.findings)]
@@ -30,7 +30,7 @@ def of_report(report: Report) -> str:
 
 
 def document(report: Report) -> str:
-    """The same as a page of its own, in light and dark."""
+    """Render a report as an HTML page of its own, in light and dark."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(report.verdict)}</title><style>:root {{ color-scheme: light dark; }} "
@@ -40,14 +40,14 @@ def document(report: Report) -> str:
 
 
 def of_finding(finding: Finding) -> str:
-    """Its kind and evidence, and under it the cure, its line of code as code."""
+    """Render the kind and evidence of a finding, and below them its cure, with code set as code."""
     look = f"margin: 8px 0; padding-left: 10px; border-left: 3px solid {EDGE}"
     cure = f'<div style="margin-top: 3px">{coded(finding.cure)}</div>'
     return f'<div style="{look}"><b>{escape(finding.kind)}</b>: {escape(finding.evidence)}{cure}</div>'
 
 
 def folded(title: str, said: Iterable[tuple[str, str]]) -> str:
-    """Lines that wait until they are asked for: those that end alike stand together."""
+    """Render lines as a closed details element; lines that end alike are joined."""
     together: dict[str, list[str]] = {}
     for what, last in said:
         together.setdefault(last, []).append(what)
@@ -58,7 +58,7 @@ def folded(title: str, said: Iterable[tuple[str, str]]) -> str:
 
 
 def coded(text: str) -> str:
-    """A sentence whose lines of code stand in code type."""
+    """Render a sentence with its code set as code."""
     parts, end = [], 0
     for found in LINE.finditer(text):
         if CODE.search(found[0]):
@@ -68,10 +68,10 @@ def coded(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text in code type."""
+    """Render text as code."""
     return f"<code>{escape(text)}</code>"
 
 
 def escape(text: str) -> str:
-    """Text as HTML shows it, whatever it holds."""
+    """Escape text for HTML, with control characters spelled out."""
     return html.escape(literal(text))

@@ -1,4 +1,4 @@
-"""Rollout as a picture: how much of each word has reached a query, layer by layer."""
+"""Attention rollout as a picture: how much of each word reaches a query, layer by layer."""
 
 import torch
 
@@ -23,10 +23,10 @@ def rollout(
     residual: float = 0.5,
     title: str | None = None,
 ) -> Picture:
-    """How much each word counts for one query after each layer, as regard.rollout computes it; each row sums to 1.
+    """Draw how much each word counts for one query after each layer, as computed by regard.rollout; each row sums to 1.
 
-    A row is a layer, the first one below the words; a column a word, or of a long text some, whose shares are added. Colour is
-    logarithmic.
+    A row is a layer, the first one below the words. A column is a word, or in a long text several words, whose shares are
+    added. Colors are logarithmic.
     """
     count = len(recording.layers(kind=kind, part=part))
     asked = {"kind": kind, "part": part, "residual": residual}
@@ -43,7 +43,7 @@ def rollout(
 
 
 def summed(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    """Columns added in bins, each named by its first token."""
+    """Sum the columns in bins, each named by its first token."""
     bins = torch.arange(found.shape[1]) * WORDS // found.shape[1]
     total = found.new_zeros(found.shape[0], WORDS).index_add_(1, bins, found)
     return total, [f"{int((bins < n).sum()):,}" for n in range(WORDS)]

@@ -1,4 +1,4 @@
-"""A map in few cells at little cost, at any length: whole where that is quick, else some of its queries, evenly spaced."""
+"""A map pooled to few cells at low cost, at any length: all of it where that is quick, else some evenly spaced queries."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ AT_ONCE = 2**22  # weights held at a time
 
 
 def cells(m: AttentionMap, most: int, quick: int = QUICK) -> tuple[Tensor, bool]:
-    """The largest weights (h, rows, columns) of bins, at most so many along each axis, and whether rows are only sampled.
+    """Compute the largest weights (h, rows, columns) of at most `most` bins per axis, and whether only some rows were sampled.
 
-    Of the first batch row; a head of more than `quick` weights is sampled.
-    What is 0 everywhere in a bin, as where a query may not see, is NaN.
+    Uses the first batch row; a head of more than `quick` weights is sampled. A bin that is 0 everywhere, for example because
+    its keys are hidden, is NaN.
     """
     _, h, q, k = m.shape
     size = min(q, most), min(k, most)
@@ -27,7 +27,7 @@ def cells(m: AttentionMap, most: int, quick: int = QUICK) -> tuple[Tensor, bool]
 
 
 def rows_of(m: AttentionMap, rows: int, columns: int) -> Tensor:
-    """Some queries of a map of one matrix, the columns in bins that hold the largest weight."""
+    """Compute some queries of a map of one matrix, with the columns in bins of the largest weight."""
     q, k = m.shape[2:]
     queries = edges(0, q, rows)[1:] - 1  # the last of each bin, which sees most
     bins = torch.bucketize(torch.arange(k), edges(0, k, columns)[1:], right=True)

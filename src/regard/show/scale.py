@@ -1,4 +1,4 @@
-"""How values are laid out on a scale, of colours or along an axis: by even differences, or by even ratios."""
+"""Scales that map values to colors or positions along an axis: linear and logarithmic."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MUCH = 1 / 3  # of all attention, on such small weights
 
 @dataclass(frozen=True)
 class Linear:
-    """Even differences from low to high; None is the least or the greatest value there is."""
+    """A linear scale from low to high; None is the smallest or the largest value."""
 
     low: float | None = None
     high: float | None = None
@@ -26,26 +26,28 @@ class Linear:
         ordered(self.low, self.high)
 
     def ends(self, values: Sequence[float]) -> tuple[float, float]:
-        """Low and high over these values, of which only the finite count: 0 and 1 where there are none."""
+        """Return low and high for these values, of which only the finite count: 0 and 1 where there are none."""
         finite = [value for value in values if math.isfinite(value)]
         low = min(finite, default=0.0) if self.low is None else self.low
         high = max(finite, default=1.0) if self.high is None else self.high
         return low, high if high > low else low + (abs(low) or 1)
 
     def share(self, value: float, ends: tuple[float, float]) -> float:
-        """How far a value is from low, 0, to high, 1; what lies outside counts as the end."""
+        """Return the position of a value between low, 0, and high, 1; a value outside counts as the end."""
         low, high = ends
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
     def at(self, share: float, ends: tuple[float, float]) -> float:
-        """The value at a share of the way."""
+        """Return the value at a share of the scale."""
         low, high = ends
         return low + share * (high - low)
 
 
 @dataclass(frozen=True)
 class Log:
-    """Even ratios from low to high; None is the least value above 0, or the greatest. What is less than low counts as low."""
+    """A logarithmic scale from low to high; None is the smallest positive or the largest value. A value below low counts as
+    low.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -56,19 +58,19 @@ class Log:
             raise ConfigError(f"the ends of a Log scale lie above 0, got low={self.low}, high={self.high}.")
 
     def ends(self, values: Sequence[float]) -> tuple[float, float]:
-        """Low and high over these values, of which only the finite above 0 count: 0.1 and 1 where there are none."""
+        """Return low and high for these values, of which only the finite above 0 count: 0.1 and 1 where there are none."""
         above = [value for value in values if math.isfinite(value) and value > 0]
         low = min(above, default=0.1) if self.low is None else self.low
         high = max(above, default=1.0) if self.high is None else self.high
         return low, high if high > low else 10 * low
 
     def share(self, value: float, ends: tuple[float, float]) -> float:
-        """How many of the ratios from low, 0, to high, 1, lie below a value; what lies outside counts as the end."""
+        """Return the logarithmic position of a value between low, 0, and high, 1; a value outside counts as the end."""
         low, high = ends
         return math.log(min(max(value, low), high) / low) / math.log(high / low)
 
     def at(self, share: float, ends: tuple[float, float]) -> float:
-        """The value at a share of the way."""
+        """Return the value at a share of the scale."""
         low, high = ends
         return float(low * (high / low) ** share)
 
@@ -77,7 +79,7 @@ Scale = Linear | Log
 
 
 def fitting(weights: Tensor, tokens: int) -> Scale:
-    """Even differences from 0, or even ratios: of many tokens, and where much of the attention lies on small weights."""
+    """Choose a scale for weights: logarithmic for many tokens or much attention on small weights, else linear from 0."""
     seen = weights[weights > 0].double()
     if tokens <= FEW and (not len(seen) or seen[seen < SMALL * seen.max()].sum() <= MUCH * seen.sum()):
         return Linear(low=0)
@@ -85,7 +87,7 @@ def fitting(weights: Tensor, tokens: int) -> Scale:
 
 
 def reaching(seen: Tensor) -> Log:
-    """Even ratios, from what nearly all of these weights are above up to the largest."""
+    """Return a logarithmic scale from the 2 % quantile of these positive weights, at least 1e-4, to the largest."""
     if not len(seen):
         return Log()
     low = max(float(seen.float().quantile(PALEST)), FAINTEST)
@@ -93,6 +95,6 @@ def reaching(seen: Tensor) -> Log:
 
 
 def ordered(low: float | None, high: float | None) -> None:
-    """Raises ConfigError where low is not below high."""
+    """Raise ConfigError where low is not below high."""
     if low is not None and high is not None and not low < high:
         raise ConfigError(f"a scale runs from low up to high, got low={low:g}, high={high:g}.")

@@ -1,4 +1,4 @@
-"""A text in the terminal, each of its words shaded by a number: how much attention it receives, or how much it is looked at."""
+"""A text in the terminal, each of its words shaded by a number, such as the attention it receives."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,13 +20,16 @@ BREAK, BLANK = "↵", "␣"  # the end of a line, and a token of blanks alone
 
 
 def received(recording: Recording, row: int = 0, kind: str = "self") -> Tensor:
-    """How much of all attention each key receives, (k,), over all heads and layers: the sum is 1, or what sinks left of it."""
+    """Compute the share of all attention that each key receives, (k,), over all heads and layers.
+
+    The shares sum to 1, or to what sinks leave of it.
+    """
     maps = [recording.map(layer, kind=kind).select(batch=row) for layer in range(len(recording.layers(kind)))]
     return torch.stack([m.received()[0].mean(0) for m in maps]).mean(0) / maps[0].shape[2]
 
 
 def shaded(words: Sequence[str], values: Tensor, heat: Heat, window: Window, marked: int | None = None) -> Iterator[Text]:
-    """The lines of a text, each word on its colour, or above its digit; the marked one in brackets."""
+    """Generate the lines of a text, each word on its color, or above its digit; the marked one in brackets."""
     line, below = Text(), ""
     for n, (space, word, ends) in enumerate(spaced(words)):
         shown = f"[{fitted(word, LONGEST)}]" if n == marked else fitted(word, LONGEST)
@@ -47,16 +50,16 @@ def shaded(words: Sequence[str], values: Tensor, heat: Heat, window: Window, mar
 
 
 def over(line: Text, below: str, window: Window) -> Iterator[Text]:
-    """A line of words, and its digits where there is no colour."""
+    """Generate a line of words, and its digits where there is no color."""
     yield line
     if window.colours is None:
         yield Text(below.rstrip())
 
 
 def spaced(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
-    """Of each token the blank before it, what is seen of it, and whether a line ends with it.
+    """Generate for each token the blank before it, its visible text, and whether a line ends with it.
 
-    Tokens of which none holds a blank were cut from words: they stand apart, unless all are single letters.
+    Tokens of which none starts with a blank were cut from words: they are separated, unless all are single letters.
     """
     apart = not any(word[:1].isspace() for word in words) and any(len(word.strip()) > 1 for word in words)
     for n, word in enumerate(words):
@@ -65,12 +68,12 @@ def spaced(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
 
 
 def seen(word: str) -> str:
-    """What there is to be seen of a token: blanks and the ends of lines only where it has nothing else."""
+    """Return the visible text of a token; blanks and line ends are shown only where there is nothing else."""
     return word.strip(" \n") or (BREAK * word.count("\n") if word.endswith("\n") else BLANK * len(word))
 
 
 def part(lines: Iterable[Text], whole: bool, window: Window, count: int, marked: bool = False) -> Iterator[Text]:
-    """The first lines, or those up to the marked word, and how to see the others."""
+    """Generate the first lines, or those up to the marked word, and a note on how to see the others."""
     kept, most = list(lines), LINES if window.colours else 2 * LINES
     ends = next((n + most // LINES for n, line in enumerate(kept) if any(span.style == MARKED for span in line.spans)), most)
     shown = kept if whole else kept[max(ends - most, 0) : max(ends, most)] if marked else kept[:most]

@@ -1,4 +1,4 @@
-"""Who sees whom as one small picture: expected, found and difference side by side, an img of SVG that needs no script."""
+"""Visible keys as one small picture: expected, found and difference side by side, an img of SVG that needs no script."""
 
 import base64
 import html
@@ -24,7 +24,7 @@ Cells = Mapping[str, Tensor]  # a colour, and the cells that have it, bool (rows
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """As much of a sight as is drawn, and the words beside its rows and over its columns."""
+    """The part of a `Sight` that is drawn, and the words of its rows and columns."""
 
     expected: Tensor
     found: Tensor
@@ -35,17 +35,17 @@ class Part:
 
     @property
     def unmeasured(self) -> Tensor:
-        """The cells of rows that were not measured."""
+        """Cells of rows that were not measured."""
         return self.strength.isnan().any(-1, keepdim=True).expand(self.found.shape)
 
     @property
     def cell(self) -> float:
-        """The pixels of a cell."""
+        """Pixels of a cell."""
         return max(LEAST, min(LARGEST, SIDE / max(self.found.shape)))
 
 
 def picture(sight: Sight) -> str:
-    """The picture as an HTML element, with the number of differences for those who do not see it."""
+    """Render the picture as an HTML element, with the number of differences as its alt text."""
     drawn, width = svg(near(sight))
     address = base64.b64encode(drawn.encode()).decode()
     q, k = sight.expected.shape
@@ -54,7 +54,7 @@ def picture(sight: Sight) -> str:
 
 
 def told(sight: Sight) -> str:
-    """How the picture is read: which signs stand in it, and where it is a part of the whole."""
+    """Describe how to read the picture: the signs that occur in it, and that it is a part where it is one."""
     part = near(sight)
     signs = {
         "+ sees what it may not": part.difference > 0,
@@ -71,7 +71,7 @@ def told(sight: Sight) -> str:
 
 
 def near(sight: Sight) -> Part:
-    """The whole of a short sight, and of a longer one the part about the first difference."""
+    """Return all of a short `Sight`, or the part of a longer one around the first difference."""
     differing = sight.difference.nonzero()
     i, j = differing[0].tolist() if len(differing) else (0, 0)
     rows, columns = (around(place, size) for place, size in zip((i, j), sight.expected.shape, strict=True))
@@ -82,13 +82,13 @@ def near(sight: Sight) -> Part:
 
 
 def around(place: int, size: int) -> slice:
-    """At most so many of a side as are drawn, a place among them."""
+    """Return the slice of at most 24 indices around a place."""
     start = max(0, min(place - MOST // 2, size - MOST))
     return slice(start, start + MOST)
 
 
 def svg(part: Part) -> tuple[str, float]:
-    """The picture itself, and how wide it is."""
+    """Render the picture as SVG and return it with its width."""
     rows, columns = part.found.shape
     left = 8 + LETTER * max(map(letters, part.rows))
     above = TITLE + 8 + LETTER * max(map(letters, part.columns))
@@ -108,7 +108,7 @@ def svg(part: Part) -> tuple[str, float]:
 
 
 def square(part: Part, title: str, cells: Cells, at: tuple[float, float]) -> Iterator[str]:
-    """A title, the words of the columns on end, the cells, and the signs in them."""
+    """Render a title, the rotated words of the columns, the cells, and the signs in them."""
     (x, y), cell = at, part.cell
     yield text(title, f'x="{x:.1f}" y="{TEXT + 3}" font-weight="bold"')
     for n, word in enumerate(part.columns):
@@ -125,7 +125,7 @@ def square(part: Part, title: str, cells: Cells, at: tuple[float, float]) -> Ite
 
 
 def signs(part: Part, title: str, at: tuple[float, float]) -> Iterator[str]:
-    """+ and − on the cells that differ, ? on those that were not measured; each sign once, with all its places."""
+    """Render + and − on the cells that differ and ? on those not measured; each sign is one element with all its places."""
     marks = {"?": (part.unmeasured, FAINT)}
     if title == "difference":
         marks |= {"+": (part.difference > 0, "white"), "−": (part.difference < 0, "white")}
@@ -139,12 +139,12 @@ def signs(part: Part, title: str, at: tuple[float, float]) -> Iterator[str]:
 
 
 def expected(part: Part) -> Cells:
-    """What may be seen, in the deepest colour."""
+    """Return the cells that may be seen, in the deepest color."""
     return {named(shade(1)): part.expected}
 
 
 def found(part: Part) -> Cells:
-    """What is seen, the deeper the more: by even ratios, because a small leak is a leak."""
+    """Return the cells that are seen, deeper for more, on a logarithmic scale because a small leak is a leak."""
     ends = (FAINTEST, 1.0)
     steps = part.strength.nan_to_num().double().apply_(lambda value: round((SHADES - 1) * Log().share(value, ends)))
     seen = part.found & ~part.unmeasured
@@ -152,12 +152,12 @@ def found(part: Part) -> Cells:
 
 
 def difference(part: Part) -> Cells:
-    """What is seen and may not be, and what may be and is not."""
+    """Return the cells that are seen but may not be, and those that may be seen but are not."""
     return {MORE: part.difference > 0, LESS: part.difference < 0}
 
 
 def path(where: Tensor) -> str:
-    """The outline of cells, those that stand side by side as one."""
+    """Render cells as an SVG path, adjacent cells of a row as one."""
     found = []
     for row, line in enumerate(where.tolist()):
         edges = [n for n in range(len(line) + 1) if (n > 0 and line[n - 1]) != (n < len(line) and line[n])]
@@ -168,15 +168,15 @@ def path(where: Tensor) -> str:
 
 
 def text(word: str, place: str) -> str:
-    """A word of the picture, whatever it holds."""
+    """Render a word as an SVG text element, escaped."""
     return f'<text {place} fill="{INK}">{html.escape(fitted(word, WORD))}</text>'
 
 
 def letters(word: str) -> int:
-    """How many letters wide a word is drawn."""
+    """Return the width of a word as drawn, in letters."""
     return cell_len(fitted(word, WORD))
 
 
 def named(colour: Colour) -> str:
-    """A colour for SVG."""
+    """Format a color for SVG."""
     return "#" + "".join(f"{part:02x}" for part in colour)

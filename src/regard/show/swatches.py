@@ -1,4 +1,4 @@
-"""Heat in the terminal: as colour, or where there is none as a digit, with the legend that says what it stands for."""
+"""Heat in the terminal as colors, or as digits where there is no color, with a legend."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ NARROW = 20  # cells of a row, at least
 
 @dataclass(frozen=True)
 class Window:
-    """What there is to draw on: cells across, lines, and the colours; None where these or the blocks to fill are missing."""
+    """The area to draw on: width in cells, lines, and colors; None where colors or block characters are missing."""
 
     width: int
     lines: int
@@ -27,21 +27,21 @@ class Window:
 
 @dataclass(frozen=True)
 class Heat:
-    """What values are as colours or digits: a scale and its ends."""
+    """A scale with its ends, which maps values to colors or digits."""
 
     scale: Scale
     ends: tuple[float, float]
 
     def share(self, value: float) -> float:
-        """How far along the scale a value is."""
+        """Return the position of a value on the scale, 0 to 1."""
         return self.scale.share(value, self.ends)
 
     def digit(self, value: float) -> str:
-        """A tenth of the scale, 1 to 9, and a dot for less."""
+        """Return the tenth of the scale that a value lies in, 1 to 9, or a dot if less."""
         return "·123456789"[min(int(10 * self.share(value) + 1e-9), 9)]
 
     def legend(self, colours: str | None, room: int) -> Text:
-        """The scale with its numbers, each in its colour or beside its digit: as many as there is room for."""
+        """Format the scale with its numbers, in their colors or beside their digits, as many as fit."""
         if colours is None:
             low, high = (short(self.scale.at(share, self.ends)) for share in (0.1, 0.9))
             return Text(f"· below {low}, 9 from {high} on")
@@ -54,17 +54,17 @@ class Heat:
 
 
 def window(console: Console) -> Window:
-    """What a console has room for."""
+    """Return the drawing area of a console."""
     lines = console.height if console.is_terminal else PIPED
     blocks = console.encoding.lower().startswith("utf")
     return Window(max(console.width, NARROW), max(lines - BELOW, 4), palette(console) if blocks else None)
 
 
 def short(value: float) -> str:
-    """A number of a legend."""
+    """Format a number of a legend."""
     return f"{value:.2g}" if value < 0.1 else f"{value:.2f}".rstrip("0").rstrip(".") if value < 1e4 else f"{value:.0e}"
 
 
 def colour(share: float, colours: str) -> Color:
-    """The colour of a share, of those there are."""
+    """Return the terminal color of a share, in the palette `colours`."""
     return Color.from_ansi(coarse(share)[0]) if colours == "256" else Color.from_rgb(*shade(share))

@@ -1,4 +1,4 @@
-"""What a model writes, told token by token: how likely each was, what else was likely, and what it looked at."""
+"""Generated text token by token: the probability of each token, the likeliest alternatives, and what it attends to."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ LOOKED = 4  # tokens that a new one looked at
 
 
 class Pieces(Protocol):
-    """What tells the text of each token."""
+    """A tokenizer that returns the text of each token."""
 
     def pieces(self, ids: Any) -> list[str]:
-        """The text of each number."""
+        """Return the text of each token id."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A token that was looked at: its place, its text, and the weight on it."""
+    """A token that is attended to: its position, its text, and the weight on it."""
 
     place: int
     word: str
@@ -31,7 +31,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Told:
-    """A new token: its number, its text, its probability; the likeliest, itself among them, and what it looked at most."""
+    """A new token: its id, text and probability; the likeliest tokens, which may include it, and those it attends to most."""
 
     token: int
     word: str
@@ -43,9 +43,9 @@ class Told:
 def told(
     steps: Iterator[Chosen], words: list[str], text: Pieces, top: int = 0, recording: Recording | None = None, layers: int = 0
 ) -> Iterator[Told]:
-    """Each new token of one sequence; words are those of the prompt, and grow.
+    """Generate each new token of one sequence; `words` are those of the prompt, to which each new one is appended.
 
-    What it looked at is the row of the token that it was chosen after, the mean over all heads of the last layers recorded.
+    What a token attends to is the row of the token before it, the mean over all heads of the last `layers` layers recorded.
     """
     for chosen in steps:
         token = int(chosen.tokens)
@@ -56,13 +56,13 @@ def told(
 
 
 def likeliest(chosen: Chosen, n: int, text: Pieces) -> list[tuple[str, float]]:
-    """The n likeliest tokens and their probabilities."""
+    """Return the n likeliest tokens and their probabilities."""
     tokens, values = chosen.top(n)
     return list(zip(text.pieces(tokens[0].tolist()), values[0].exp().tolist(), strict=True))
 
 
 def looked_at(recording: Recording, layers: int, words: list[str]) -> list[Looked]:
-    """The tokens that the last query looked at most, by the mean over the heads of the last layers."""
+    """Return the tokens that the last query attends to most, by the mean over the heads of the last `layers` layers."""
     weights = mean_row([call.map[0, :, -1] for call in recording.last.calls[-layers:]])
     first = len(words) - len(weights)
     values, places = weights.topk(min(LOOKED, len(weights)))
@@ -70,10 +70,10 @@ def looked_at(recording: Recording, layers: int, words: list[str]) -> list[Looke
 
 
 def mean_row(rows: list[Tensor]) -> Tensor:
-    """The mean of weights (h, k) over heads and layers, (k,)."""
+    """Compute the mean of weights (h, k) over heads and layers, (k,)."""
     return torch.cat(rows).mean(0)
 
 
 def last_layers(count: int) -> range:
-    """The last layers of so many, a quarter of them."""
+    """Return the last quarter of `count` layers, at least one."""
     return range(count - max(1, count // 4), count)

@@ -1,4 +1,4 @@
-"""Scenes in the terminal: tables whose rows and columns carry words, heat as background colour, lines of arithmetic."""
+"""Examples in the terminal: tables with words on rows and columns, heat as background color, lines of arithmetic."""
 
 import math
 import os
@@ -30,9 +30,9 @@ RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-
 
 @dataclass(frozen=True)
 class View:
-    """The part of a long sentence that is shown: `count` words from the index `start` on, numbered where that helps.
+    """The part of a long sentence that is shown: `count` words from the index `start` on, numbered if `numbers`.
 
-    Of the numbers of a vector as many are shown, or `wide` where that is not 0.
+    Vectors show `count` numbers too, or `wide` where that is not 0.
     """
 
     start: int = 0
@@ -41,21 +41,21 @@ class View:
     wide: int = 0
 
     def part(self, length: int, moves: bool) -> range:
-        """The indices shown of an axis, which moves with the view or begins at its first entry."""
+        """Return the indices shown of an axis, from `start` on if the axis moves with the view, else from 0."""
         start = min(self.start, max(length - 1, 0)) if moves else 0
         return range(start, min(start + self.count, length))
 
     def across(self, panel: Panel) -> range:
-        """The columns of a table that are shown."""
+        """Return the columns of a table that are shown."""
         if panel.axes == "pairs":
             return self.part(len(panel.columns), True)
         return range(min(self.wide or self.count, len(panel.columns)))
 
 
 class Screen(Console):
-    """A console that escapes what would steer the terminal, but for its own colours and bars, whatever text it is given.
+    """A console that escapes control characters in any text, except for its own colors and bars.
 
-    It leaves a reader who has gone to whoever opened it; rich would end the program with 1.
+    Raises ReaderGoneError where the reader of the output has gone; rich would exit with status 1.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -67,7 +67,7 @@ class Screen(Console):
 
 
 def open_console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console that interprets nothing it is given, and writes no escape code to a pipe or where NO_COLOR is set."""
+    """Open a console that interprets no markup, and writes no escape codes to a pipe or where NO_COLOR is set."""
     stream = sys.stdout if file is None else file
     stream = getattr(stream, "unescaped", stream)  # Screen escapes, and has its own colours
     if hasattr(stream, "reconfigure"):
@@ -88,7 +88,7 @@ def print_unpadded(console: Console, renderable: RenderableType) -> None:
 
 
 def show(console: Console, scene: Scene, number: int, view: View) -> None:
-    """Prints a scene: its number, name and formula, its tables or lines, and its sentence."""
+    """Print a `Scene`: its number, name and formula, its tables or lines, and its sentence."""
     heading = Text(f"{number}  {literal(scene.heading)}")
     heading.stylize("bold", 0, len(heading) - len(literal(scene.formula)))
     write(console, heading, hang=3)
@@ -102,7 +102,7 @@ def show(console: Console, scene: Scene, number: int, view: View) -> None:
 
 
 def write(console: Console, text: Text, hang: int = 0) -> None:
-    """Prints text over as many lines as it needs, the later ones set in."""
+    """Print text over as many lines as it needs, the later ones indented."""
     width = min(console.width, PROSE)
     first, *rest = text.wrap(console, width)
     lines = [first]
@@ -115,23 +115,23 @@ def write(console: Console, text: Text, hang: int = 0) -> None:
 
 
 def palette(console: Console) -> str | None:
-    """The colours there are for heat: "truecolor", "256", or None where they are too few."""
+    """Return the colors available for heat: "truecolor", "256", or None where they are too few."""
     return console.color_system if console.color_system in ("256", "truecolor") else None
 
 
 def literal(text: str) -> str:
-    """The text as it is written: what would steer the terminal is spelled out, and what runs right to left stays in place."""
+    """Escape control characters in text, and keep right-to-left text from reordering what follows."""
     return RIGHT_TO_LEFT.sub(lambda found: found[0] + "\u200e", escape_controls(text))  # numbers after it keep their columns
 
 
 def fitted(text: str, width: int) -> str:
-    """The text in at most this many cells, its end left out where it is longer."""
+    """Cut text at its end to at most `width` cells."""
     shown = literal(text)
     return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
 
 
 def ending(text: str, width: int) -> str:
-    """The text in at most this many cells, its beginning left out where it is longer."""
+    """Cut text at its beginning to at most `width` cells."""
     shown = literal(text)
     if cell_len(shown) <= width:
         return shown
@@ -141,7 +141,7 @@ def ending(text: str, width: int) -> str:
 
 
 def left_out(panels: Sequence[Panel], view: View) -> Iterator[str]:
-    """What the tables do not show of the numbers; of the words the caller knows."""
+    """Generate a note on the columns of numbers that the tables do not show; omitted words are up to the caller."""
     cut = [panel for panel in panels if panel.axes != "pairs" and len(view.across(panel)) < len(panel.columns)]
     if cut:
         widest = max(cut, key=lambda panel: len(panel.columns))
@@ -150,7 +150,7 @@ def left_out(panels: Sequence[Panel], view: View) -> Iterator[str]:
 
 
 def tables(panels: Sequence[Panel], view: View, width: int, colours: str | None) -> list[Text]:
-    """The lines of all tables, side by side where they fit."""
+    """Format the lines of all tables, side by side where they fit."""
     blocks = [block for panel in panels for block in pieces(panel, view, width, colours)]
     lines: list[Text] = []
     for row in packed(blocks, width):
@@ -163,7 +163,7 @@ def tables(panels: Sequence[Panel], view: View, width: int, colours: str | None)
 
 
 def abreast(blocks: Sequence[list[Text]]) -> Iterator[Text]:
-    """The lines of several blocks side by side."""
+    """Generate the lines of several blocks side by side."""
     for index in range(max(len(block) for block in blocks)):
         whole, edge = Text(), 0
         for block in blocks:
@@ -175,7 +175,7 @@ def abreast(blocks: Sequence[list[Text]]) -> Iterator[Text]:
 
 
 def packed(blocks: Sequence[list[Text]], width: int) -> Iterator[list[list[Text]]]:
-    """Blocks in rows that are no wider than the screen."""
+    """Generate rows of blocks that are no wider than the screen."""
     row: list[list[Text]] = []
     used = 0
     for block in blocks:
@@ -190,7 +190,7 @@ def packed(blocks: Sequence[list[Text]], width: int) -> Iterator[list[list[Text]
 
 
 def pieces(panel: Panel, view: View, width: int, colours: str | None) -> Iterator[list[Text]]:
-    """A panel as one block of lines, or as several where its columns do not fit on the screen."""
+    """Generate a panel as one block of lines, or as several where its columns do not fit on the screen."""
     rows = view.part(len(panel.rows), panel.axes != "numbers")
     columns = view.across(panel)
     texts = written(panel.values, rows, columns)
@@ -212,14 +212,14 @@ def pieces(panel: Panel, view: View, width: int, colours: str | None) -> Iterato
 
 
 def written(values: Tensor, rows: range, columns: range) -> list[list[str]]:
-    """The numbers of a table, in one format."""
+    """Format the numbers of a table alike."""
     part = values[rows.start : rows.stop, columns.start : columns.stop]
     flat = aligned([float(number) for number in part.flatten()])
     return [flat[start : start + len(columns)] for start in range(0, len(flat), max(len(columns), 1))]
 
 
 def heat(values: Tensor) -> Tensor:
-    """Each number's share of the way from the least to the greatest; NaN where it is not finite."""
+    """Compute the position of each number between the smallest, 0, and the largest, 1; NaN where it is not finite."""
     values = values.double()
     finite = values.isfinite()
     if not finite.any():
@@ -230,7 +230,7 @@ def heat(values: Tensor) -> Tensor:
 
 
 def tint(share: float, colours: str | None) -> Style:
-    """The style of a cell: none without colours, dim where there is no heat to show."""
+    """Return the style of a cell: none without colors, dim where there is no heat."""
     if colours is None:
         return Style()
     if math.isnan(share):
@@ -243,7 +243,7 @@ def tint(share: float, colours: str | None) -> Style:
 
 
 def chunks(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The columns in as few runs as fit beside the labels, the runs as even as can be."""
+    """Split the columns into as few runs as fit beside the labels, as even as possible."""
     least = runs(widths, room)
     for tighter in range(max(widths, default=0), room):  # the narrowest room that needs no more runs
         if len(even := runs(widths, tighter)) == len(least):
@@ -252,7 +252,7 @@ def chunks(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def runs(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The columns, as many in each run as fit; one at the least."""
+    """Split the columns into runs, each with as many as fit, at least one."""
     found: list[list[int]] = [[]]
     used = 0
     for index, width in enumerate(widths):
@@ -265,17 +265,17 @@ def runs(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def padded(text: str, width: int) -> str:
-    """Text against the right edge of a cell, with a space on each side."""
+    """Right-align text in a cell, with a space on each side."""
     return " " * (width - 1 - cell_len(text)) + text + " "
 
 
 def beside(label: str, side: int, cells: Sequence[Text]) -> Text:
-    """A line: the label of the row, and its cells."""
+    """Format a line: the label of the row, and its cells."""
     return Text.assemble(label + " " * (side - cell_len(label)), *cells)
 
 
 def calculations(console: Console, lines: Sequence[Line]) -> None:
-    """Lines of arithmetic: each with its label before it, or above it where the screen is narrow."""
+    """Print lines of arithmetic, each after its label, or below it on a narrow screen."""
     labels = [fitted(line.label, LABEL) for line in lines]
     side = max((cell_len(label) for label in labels), default=0) + 2
     above = side > console.width // 3
@@ -289,9 +289,9 @@ def calculations(console: Console, lines: Sequence[Line]) -> None:
 
 
 def broken(calculation: str, width: int) -> Iterator[str]:
-    """A text in lines of this width: whole, or broken before each =, and where that is not enough at spaces.
+    """Split a calculation into lines of `width` cells: before each =, and at spaces where that is not enough.
 
-    No line ends in a sign: it leads the line that goes on.
+    No line ends in a sign: the sign starts the next line.
     """
     if cell_len(calculation) <= width:
         yield calculation

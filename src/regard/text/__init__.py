@@ -1,4 +1,4 @@
-"""Words to numbers and back."""
+"""Tokenizers: text to token ids and back."""
 
 from regard.text.byte_pair import BytePair
 from regard.text.letters import Letters

@@ -1,7 +1,7 @@
-"""BytePair: byte-pair encoding, a text as the numbers a model reads, and back, byte for byte.
+"""BytePair: byte-pair encoding, which converts a text to token ids and back, byte for byte.
 
-The two files that hold one, vocab.bpe and encoder.json, are OpenAI's format: pairs in the order they were joined, and each
-piece's number. GPT-2's own are carried in this package (`gpt2/`, with their licence). tiktoken does the encoding.
+An encoding is stored in two files in OpenAI's format, vocab.bpe and encoder.json: the merges in order, and the number of each
+piece. GPT-2's files are included in this package (`gpt2/`, with their license). Encoding is done by tiktoken.
 """
 
 import builtins
@@ -23,17 +23,17 @@ from regard.writing import whole
 
 OWN = Path(__file__).parent / "gpt2"
 END = "<|endoftext|>"
-# how GPT-2 cuts a text before pairs are joined (Radford et al. 2019): contractions, words, numbers, signs, spaces
+# how GPT-2 splits a text before merging pairs (Radford et al. 2019): contractions, words, numbers, signs, spaces
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-LARGEST = 1 << 30  # a vocabulary
-WINDOW = 1 << 16  # characters
-UNSURE = 256  # tokens at the end of a text that may be others in a longer one
+LARGEST = 1 << 30  # the largest vocabulary
+WINDOW = 1 << 16  # characters encoded at a time
+UNSURE = 256  # tokens at the end of a text that may differ in a longer one
 
 
 class BytePair:
-    """A byte-pair encoding: its pieces as bytes, numbered in the order of their joining, and its special tokens.
+    """A byte-pair encoding: its pieces as bytes, numbered in the order of their merges, and its special tokens.
 
-    The first 256 pieces are the single bytes, so that any text has an encoding.
+    The first 256 pieces are the single bytes, so that any text can be encoded.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class BytePair:
 
     @classmethod
     def gpt2(cls, folder: str | Path | None = None) -> "BytePair":
-        """GPT-2's own: 50,000 joined pairs, 256 bytes and the end of text."""
+        """Return GPT-2's encoding: 256 bytes, 50,000 merges and the end-of-text token."""
         return own() if folder is None else cls.load(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "BytePair":
-        """The encoding in a folder's vocab.bpe and encoder.json, or vocab.json and merges.txt, as transformers names them.
+        """Load the encoding in a folder's vocab.bpe and encoder.json, or vocab.json and merges.txt, as in transformers.
 
-        Raises DataError where they are missing, damaged, or do not belong together.
+        Raises DataError if they are missing, damaged, or do not belong together.
         """
         folder = Path(folder)
         pairs, numbers = FILES[0] if (folder / PAIRS).exists() else FILES[1]
@@ -62,7 +62,7 @@ class BytePair:
         return cls(found.pieces, found.special, found.pairs)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the two files into a folder, which is made where there is none."""
+        """Write the two files into a folder, which is created if needed."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         spelled = {spell(piece): number for piece, number in self._pieces.items()}
@@ -74,9 +74,9 @@ class BytePair:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END,)) -> "BytePair":
-        """An encoding of one's own: the pairs that occur most often in these texts, up to a vocabulary of this size.
+        """Train an encoding: merge the most frequent pairs in these texts, up to a vocabulary of this size.
 
-        A small text has fewer pairs. Raises ConfigError where there is no room for the 256 bytes and the special tokens.
+        A small text has fewer pairs. Raises ConfigError if there is no room for the 256 bytes and the special tokens.
         """
         least = 256 + len(special)
         if vocabulary > LARGEST:
@@ -103,28 +103,29 @@ class BytePair:
 
     @property
     def end(self) -> int:
-        """The number of the end of text; DataError where this encoding has none."""
+        """The id of the end-of-text token; raises DataError if this encoding has none."""
         if END not in self.special:
             raise DataError(f"this encoding has no {END}; its special tokens are {', '.join(self.special) or 'none'}.")
         return self.special[END]
 
     @property
     def vocabulary(self) -> int:
-        """How many numbers there are."""
+        """The number of token ids."""
         return len(self._bytes)
 
     @cached_property
     def pairs(self) -> list[tuple[bytes, bytes]]:
-        """The pairs in the order they were joined: as they were given, else as the pieces come about."""
+        """The merges in order: as given, else derived from the numbers of the pieces."""
         if self._given is not None:
             return list(self._given)
         joined = sorted((piece for piece in self._pieces if len(piece) > 1), key=lambda piece: self._pieces[piece])
         return [halves(piece, self._pieces) for piece in joined]
 
     def encode(self, text: str, allowed: Collection[str] = ()) -> list[int]:
-        """The numbers of a text. A special token in it is plain text, unless it is among those allowed.
+        """Return the token ids of a text. A special token in it is plain text, unless it is in `allowed`.
 
-        Raises DataError for half of a surrogate pair, which no file of text holds, and for what is no special token.
+        Raises DataError for half of a surrogate pair, which no text file contains, and for an allowed word that is no special
+        token.
         """
         unknown = [word for word in allowed if word not in self.special]
         if unknown:
@@ -135,11 +136,11 @@ class BytePair:
             raise DataError(f"the text has half of a surrogate pair at {error.start}, which is no character.") from None
         try:
             return self._coding.encode(text, allowed_special=set(allowed), disallowed_special=())
-        except ValueError:  # a run of white space is longer than tiktoken's stack
+        except ValueError:  # a run of white space exceeds tiktoken's stack
             return self._encode_in_windows(text, allowed)
 
     def _encode_in_windows(self, text: str, allowed: Collection[str]) -> list[int]:
-        """Return the numbers of a text, no more than a window of which is encoded at a time."""
+        """Return the token ids of a text, encoding only a window of it at a time."""
         ids: list[int] = []
         for part in re.split(f"({'|'.join(map(re.escape, allowed))})", text) if allowed else [text]:
             at = len(part) if part in allowed else 0
@@ -152,13 +153,13 @@ class BytePair:
         return ids
 
     def find_cut(self, text: str) -> int:
-        """Return how many of a text's first characters have tokens of their own, whatever follows: all but the last of them.
+        """Return a number of leading characters whose tokens are the same whatever follows: nearly all of the text.
 
-        The rest of the text, encoded by itself, then goes on as in the whole.
+        The rest of the text, encoded by itself, then continues as in the whole.
         """
         data = text.encode()
         ids = self.encode(text)
-        at, place = len(data), len(text)  # in bytes and in characters, after the tokens that are left
+        at, place = len(data), len(text)  # the end of the remaining tokens, in bytes and in characters
         for number in range(len(ids) - 1, 0, -1):
             piece = self._bytes[ids[number]]
             at, place = at - len(piece), place - sum(byte & 0xC0 != 0x80 for byte in piece)
@@ -168,15 +169,15 @@ class BytePair:
         return len(text)
 
     def bytes(self, ids: Sequence[int] | Tensor) -> builtins.bytes:
-        """The bytes that numbers stand for. Raises DataError for a number that stands for none."""
+        """Return the bytes of token ids. Raises DataError for an unknown id."""
         return b"".join(self._each(ids))
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
-        """The text of numbers; half a character is U+FFFD."""
+        """Return the text of token ids; an incomplete character is U+FFFD."""
         return self.bytes(ids).decode(errors="replace")
 
     def pieces(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """Each number's piece of the text, for the axes of a picture; bytes that are no whole character as in \\xe2."""
+        """Return the text of each token id, for the axes of a plot; bytes of incomplete characters are written like \\xe2."""
         return [piece.decode(errors="backslashreplace") for piece in self._each(ids)]
 
     def _each(self, ids: Sequence[int] | Tensor) -> list[builtins.bytes]:
@@ -193,12 +194,12 @@ class BytePair:
 
 @cache
 def own() -> BytePair:
-    """GPT-2's, read once."""
+    """Return GPT-2's encoding, loaded once."""
     return BytePair.load(OWN)
 
 
 def halves(piece: bytes, numbers: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two pieces that were joined last to make one: those left when every earlier joining has been done."""
+    """Return the two pieces of the last merge that makes a piece: those left when all earlier merges are done."""
     parts = [bytes([byte]) for byte in piece]
     while len(parts) > 2:
         ranks = [numbers.get(left + right, len(numbers)) for left, right in pairwise(parts)]

@@ -1,6 +1,6 @@
-"""The two files of a byte-pair encoding: the pairs in the order they are joined, and the number of each piece.
+"""The two files of a byte-pair encoding: the merges in order, and the number of each piece.
 
-A byte is spelled as a letter: itself where it prints, else one from U+0100 on.
+A byte is written as a character: itself if it is printable, else one from U+0100 on.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 
 from regard.errors import DataError
 
-FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # pairs and numbers: OpenAI's names, and transformers'
+FILES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))  # merges and numbers: OpenAI's names, then transformers'
 PAIRS, NUMBERS = FILES[0]
-LARGEST = 1 << 27  # bytes of a file; GPT-2's have half a million and a million
-LONGEST = 1 << 12  # bytes of a piece; GPT-2's have 128 at most
-SPECIALS = 1 << 14  # special tokens; they are looked for one after the other
+LARGEST = 1 << 27  # bytes of a file; GPT-2's files have about half a million and a million
+LONGEST = 1 << 12  # bytes of a piece; GPT-2's pieces have at most 128
+SPECIALS = 1 << 14  # most special tokens; they are searched for one after the other
 
 
 @dataclass(frozen=True)
 class Found:
-    """What two files say: the number of each piece, that of each special token, and the pairs in the order they are joined."""
+    """The content of the two files: the number of each piece and of each special token, and the merges in order."""
 
     pieces: dict[bytes, int]
     special: dict[str, int]
@@ -30,7 +30,7 @@ class Found:
 
 @cache
 def letters() -> dict[int, str]:
-    """The letter that stands for each byte in the files: itself where it prints, else one from U+0100 on."""
+    """Return the character that represents each byte in the files: itself if it is printable, else one from U+0100 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
@@ -38,28 +38,28 @@ def letters() -> dict[int, str]:
 
 @cache
 def letter_bytes() -> dict[str, int]:
-    """The way back."""
+    """Return the byte of each character that represents one."""
     return {letter: byte for byte, letter in letters().items()}
 
 
 def spell(piece: bytes) -> str:
-    """A piece as the files write it."""
+    """Return a piece as it is written in the files."""
     return "".join(letters()[byte] for byte in piece)
 
 
 def unspell(word: str) -> bytes:
-    """The way back; KeyError for a letter that stands for no byte."""
+    """Return the bytes of a piece that is written as in the files; raise KeyError for a character that represents no byte."""
     return bytes(letter_bytes()[letter] for letter in word)
 
 
 def numbered(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
-    """Every piece's number: the bytes in the order of the files, then the pairs in theirs."""
+    """Return the number of every piece: first the bytes in the order of the files, then the merged pairs in order."""
     pieces = [*(bytes([byte]) for byte in letters()), *(left + right for left, right in pairs)]
     return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
 
 
 def read(pairs: Path, numbers: Path) -> Found:
-    """Pieces, special tokens and pairs from the two files, which must agree."""
+    """Read pieces, special tokens and merges from the two files, and check that they agree."""
     for path in (pairs, numbers):
         if not path.is_file():
             raise DataError(f"{path} is missing: a byte-pair encoding is {PAIRS} and {NUMBERS} in one folder.")
@@ -82,7 +82,7 @@ def read(pairs: Path, numbers: Path) -> Found:
 
 
 def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
-    """Return the pairs of a file."""
+    """Read the merges in a file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         joined = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
@@ -92,7 +92,7 @@ def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
 
 
 def read_numbers(path: Path) -> dict[str, int]:
-    """Return the number of each word of a file."""
+    """Read the number of each word in a file."""
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict) or not all(isinstance(n, int) and not isinstance(n, bool) for n in given.values()):
@@ -103,7 +103,7 @@ def read_numbers(path: Path) -> dict[str, int]:
 
 
 def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[bytes, int]) -> None:
-    """Raise DataError where a piece is too long, or is joined of what is no piece before it."""
+    """Raise DataError if a piece is too long, or is merged from pieces that do not come before it."""
     for left, right in joined:
         whole = left + right
         if len(whole) > LONGEST:
@@ -114,7 +114,7 @@ def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[b
 
 
 def check_special(path: Path, special: dict[str, int]) -> None:
-    """Raise DataError for special tokens that are none, or too many."""
+    """Raise DataError if special tokens are invalid or too many."""
     if len(special) > SPECIALS:
         raise DataError(f"{path} has {len(special):,} words that no pair makes; {SPECIALS:,} special tokens are the most.")
     for word in special:

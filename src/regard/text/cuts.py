@@ -1,9 +1,9 @@
-"""Places where a text can be cut and its tokens stay those of the whole; and runs that are cut to learn pairs from."""
+"""Places where a text can be cut without changing its tokens, and limits of long runs in texts that merges are learned from."""
 
 import re
 from collections.abc import Iterable, Iterator
 
-LONGEST, MOST = 1 << 10, 1 << 22  # characters: of a run that pairs are learned from, and of all longer ones together
+LONGEST, MOST = 1 << 10, 1 << 22  # most characters of one run, and of all longer runs together
 CONTRACTION = re.compile(r"'(?:[sdmt]|ll|ve|re)")
 SPACES = " \t\r\n"
 WHITE = re.compile(rf"\s{{{LONGEST + 1}}}")
@@ -11,9 +11,9 @@ RUN = re.compile("|".join(rf"{kind}{{{LONGEST + 1},}}" for kind in (r"[^\W\d_]",
 
 
 def limit_runs(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts to learn pairs from, long runs of a kind of characters in parts of LONGEST, and not more than MOST of them.
+    """Yield texts to learn merges from, with long runs of one kind of character in parts of LONGEST, at most MOST in total.
 
-    A trainer keeps each run whole, and goes through it at every pair.
+    A trainer keeps each run in one piece, and goes through it for every merge.
     """
     left = MOST
     for text in texts:
@@ -28,9 +28,9 @@ def limit_runs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def is_cut(text: str, place: int) -> bool:
-    """Return whether both parts of a text are cut by PATTERN as the whole is, given that a piece, or part of one, ends there.
+    """Return whether PATTERN splits both parts of a text as it splits the whole, given that a piece or part of one ends there.
 
-    White space before the place could be one piece with what follows; an apostrophe with the letters after it.
+    White space before the place could form one piece with what follows, as could an apostrophe with the letters after it.
     """
     before = text[place - 1]
     if before.isspace() and not (before in SPACES and text[place] in SPACES and text[place + 1 : place + 2] in SPACES):

@@ -1,4 +1,4 @@
-"""A folder of what was prepared: written beside, brought to the disk, then renamed onto its place, whole or not there."""
+"""Write a folder of prepared data to a temporary place, flush it to disk, and rename it: it is complete or absent."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from regard.writing import whole_folder
 
 @contextmanager
 def renewed(folder: Path, former: Callable[[Path], set[str]]) -> Iterator[Path]:
-    """A folder beside this one, for the block to write: it takes its place where the block raises nothing.
+    """Yield a temporary folder for the block to write, which replaces `folder` if the block raises nothing.
 
-    former says the files of what was prepared there before, none where nothing was: only these are replaced. Raises DataError
-    for a folder that holds anything else, and where one cannot be written; what was there stays.
+    `former` returns the files of data that was prepared there before, none if there is none: only these are replaced. Raises
+    DataError for a folder that holds anything else, or that cannot be written; the existing folder then stays.
     """
     try:
         replaceable(folder, former)
@@ -25,7 +25,7 @@ def renewed(folder: Path, former: Callable[[Path], set[str]]) -> Iterator[Path]:
 
 
 def replaceable(folder: Path, former: Callable[[Path], set[str]]) -> None:
-    """DataError where a folder holds anything but what was prepared."""
+    """Raise DataError if a folder holds anything but prepared data."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():

@@ -1,4 +1,4 @@
-"""Letters: a vocabulary of single letters, for models that read nothing else."""
+"""Letters: a vocabulary of single characters, for models that read only these."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from regard.errors import DataError
 from regard.writing import whole
 
 FILE = "letters.txt"
-SHOWN = 40  # letters of an alphabet that an error spells out
-MANY = 200  # more letters than a line shows
+SHOWN = 40  # letters of an alphabet that an error lists
+MANY = 200  # most letters that repr lists
 
 
 class Letters:
-    """Each letter of an alphabet as its place in it, from 0 on."""
+    """A vocabulary in which each letter's token id is its index in an alphabet."""
 
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) < len(alphabet):
@@ -27,7 +27,7 @@ class Letters:
 
     @classmethod
     def of(cls, texts: str | Iterable[str]) -> "Letters":
-        """Every letter that occurs in a text, or in several, in the order of their code points."""
+        """Create the alphabet of all letters in one or several texts, ordered by code point."""
         found: set[str] = set()
         for text in [texts] if isinstance(texts, str) else texts:
             found.update(text)
@@ -37,7 +37,7 @@ class Letters:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Letters":
-        """The alphabet in a folder's letters.txt."""
+        """Load the alphabet in a folder's letters.txt."""
         path = Path(folder) / FILE
         try:
             held = path.read_bytes().decode("utf-8")
@@ -48,27 +48,27 @@ class Letters:
         return cls(held.removesuffix("\r\n") if held.endswith("\r\n") else held.removesuffix("\n"))
 
     def save(self, folder: str | Path) -> None:
-        """Writes letters.txt into a folder, which is made where there is none: the letters, and the end of their line."""
+        """Write the letters and a line end to letters.txt in a folder, which is created if needed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        line_end = "" if self.alphabet.endswith("\r") else "\n"  # after \r it would be read as a line's end of two letters
+        line_end = "" if self.alphabet.endswith("\r") else "\n"  # "\r\n" would be read as one line end
         with whole(Path(folder) / FILE) as (beside,):
             beside.write_bytes((self.alphabet + line_end).encode("utf-8"))
 
     @property
     def vocabulary(self) -> int:
-        """How many letters there are."""
+        """The number of letters."""
         return len(self.alphabet)
 
     def encode(self, text: str, allowed: Collection[str] = ()) -> list[int]:
-        """The numbers of a text; DataError for a letter that is none of the alphabet's.
+        """Return the token ids of a text; raise DataError for a letter that is not in the alphabet.
 
-        The line's end with which files of text end is left out where the alphabet has none.
+        The line end at the end of a text file is dropped if the alphabet has none.
         """
         if text.endswith("\n") and "\n" not in self._numbers:
             text = text.removesuffix("\n").removesuffix("\r" * ("\r" not in self._numbers))
         try:
             if allowed:
-                raise KeyError(next(iter(allowed)))  # there are no special tokens
+                raise KeyError(next(iter(allowed)))  # an alphabet has no special tokens
             return list(map(self._numbers.__getitem__, text))
         except KeyError as error:
             letters = ", ".join(self.alphabet[:SHOWN]) + (", ..." if self.vocabulary > SHOWN else "")
@@ -76,19 +76,19 @@ class Letters:
 
     @staticmethod
     def find_cut(text: str) -> int:
-        """Return how many of a text's first characters may be encoded apart from what follows: all that end no line."""
+        """Return a number of leading characters that may be encoded separately from the rest: all but line ends at the end."""
         return len(text.rstrip("\r\n")) or max(len(text) - 2, 1)
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
-        """The text of numbers; DataError for a number that stands for no letter."""
+        """Return the text of token ids; raise DataError for an unknown id."""
         return "".join(self.pieces(ids))
 
     def bytes(self, ids: Sequence[int] | Tensor) -> bytes:
-        """The same in UTF-8."""
+        """Return the UTF-8 bytes of the text of token ids."""
         return self.decode(ids).encode()
 
     def pieces(self, ids: Sequence[int] | Tensor) -> list[str]:
-        """The letter of each number."""
+        """Return the letter of each token id."""
         numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         wrong = [one for one in numbers if not isinstance(one, int) or not 0 <= one < self.vocabulary]
         if wrong:

@@ -1,4 +1,4 @@
-"""Numbers: the text of a model that has no vocabulary beside it."""
+"""Numbers: token ids as text, for a model without a vocabulary."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from regard.errors import DataError
 
 
 class Numbers:
-    """The text of a model that has none: the numbers of its tokens."""
+    """A vocabulary in which the text of a token is its id in decimal."""
 
     def encode(self, text: str) -> list[int]:
-        """Numbers with space between them."""
+        """Parse ids separated by spaces."""
         try:
             return [int(word) for word in text.split()]
         except ValueError:
@@ -18,9 +18,9 @@ class Numbers:
             ) from None
 
     def bytes(self, ids: Sequence[int]) -> bytes:
-        """The way back."""
+        """Return ids separated by spaces, as bytes."""
         return "".join(f" {number}" for number in ids).encode()
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each by itself."""
+        """Return each id as text."""
         return [str(number) for number in ids]

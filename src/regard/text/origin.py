@@ -1,6 +1,6 @@
-"""What a prepared folder was made from: a hash of the sources' contents, and the settings that it was made by.
+"""The origin of prepared data: a hash of the sources' contents, and the settings that it was prepared with.
 
-A folder that was made from anything else is not that of these sources, whatever their names are.
+A folder that was prepared from other contents is prepared again, even if the sources have the same names.
 """
 
 import hashlib
@@ -13,30 +13,30 @@ from typing import Any
 from regard.errors import DataError
 from regard.writing import whole
 
-NAME = "source.json"  # in the folder
+NAME = "source.json"  # in the prepared folder
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The names of sources, the hash of what they hold, and the settings; two that are equal prepare the same."""
+    """The names of sources, the hash of their contents, and the settings; equal origins give equal data."""
 
     names: tuple[str, ...]
     digest: str
     settings: Mapping[str, Any]
 
     def is_of(self, folder: Path) -> bool:
-        """Return whether a folder was made from these contents, wherever they lie, by these settings."""
+        """Return whether a folder was prepared from the same contents, wherever they are, with the same settings."""
         said = read_origin(folder)
         return said is not None and (said.digest, said.settings) == (self.digest, self.settings)
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder that was prepared from it."""
+        """Write the origin into a folder that was prepared from it."""
         with whole(folder / NAME) as (path,):
             path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return what a folder was made from; None where it does not say."""
+    """Read the origin of a folder; None if there is none."""
     try:
         said = json.loads((folder / NAME).read_bytes())
         return Origin(tuple(said["names"]), said["digest"], said["settings"])
@@ -45,7 +45,7 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def hash_files(paths: Sequence[Path], *, with_names: bool) -> str:
-    """Return a hash of files in their order: what each holds, and its name, or the ending alone."""
+    """Return a hash of files in order: the content of each, and its name or only its suffix."""
     total = hashlib.blake2b(digest_size=16)
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""Training a GPT-2 from its first weight: a config, a loop that yields a report a step, and who listens to it."""
+"""Train a GPT-2 or a translator from scratch: a config, a loop that yields a report per step, and listeners."""
 
 from regard.train.config import TrainConfig
 from regard.train.loop import Listener, follow, loop, run

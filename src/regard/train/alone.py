@@ -1,4 +1,4 @@
-"""What the loop asks of the machinery under it, and the simplest there is: one process, on one device."""
+"""The interface between the training loop and its engine, and the engine of a single process on one device."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -8,39 +8,39 @@ from torch import Tensor, nn
 
 
 class Engine(Protocol):
-    """Where the model lies and who else trains it; each of `world` processes reads its own share of every batch."""
+    """The interface of an engine: the device of the model, and the `world` processes that each read a share of every batch."""
 
     rank: int
     world: int
     device: torch.device
 
     def in_turn(self) -> AbstractContextManager[object]:
-        """A context that the first process has left before another enters it."""
+        """Return a context that the first process leaves before any other process enters it."""
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model as it is called in training: wrapped, sharded or compiled; before the optimiser is made of it."""
+        """Return the model as training calls it: wrapped, sharded or compiled. Call it before the optimizer is created."""
 
     def total(self, number: float) -> float:
-        """The sum of a number over all processes."""
+        """Return the sum of a number over all processes."""
 
     def products(self, precision: str) -> AbstractContextManager[object]:
-        """A context in which products are rounded to bfloat16, where that is the precision."""
+        """Return a context in which matrix products are rounded to bfloat16 if that is the precision."""
 
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """A context of one backward; gradients need to be exchanged in the last of a step alone."""
+        """Return the context of one backward pass; gradients need to be exchanged only in the last one of a step."""
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
-        """A context in which parts of the model may be called, as a translator's encoder is, and not it as a whole alone."""
+        """Return a context in which submodules may be called on their own, such as a translator's encoder."""
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
-        """The norm of all gradients as one vector."""
+        """Return the norm of all gradients as one vector."""
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """The whole state dict, for a file; empty in all processes but the first."""
+        """Return the full state dict, to be written to a file; empty in all processes but the first."""
 
 
 class Alone:
-    """One process: there is nobody to share with."""
+    """Run training in a single process."""
 
     rank, world = 0, 1
 

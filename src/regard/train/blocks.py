@@ -1,4 +1,4 @@
-"""What is applied to a model's blocks from outside: activations computed again instead of kept, and compilation."""
+"""Changes to a model's blocks from outside: activation checkpointing and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +14,10 @@ Forward = Callable[..., Tensor]
 
 
 def applied(model: GPT2, *, activation_checkpointing: bool, compiled: bool) -> GPT2:
-    """The model, each of whose blocks is called so where it learns; names, weights and hooks stay as they are.
+    """Wrap the forward methods of a model's blocks for training; names, weights and hooks stay unchanged.
 
-    With activation_checkpointing only a block's input is kept for the gradient, and the rest is computed once more, with the
-    same dice. Source: Chen et al. 2016, Training deep nets with sublinear memory cost.
+    With activation_checkpointing only a block's input is saved for the gradient, and the rest is computed again with the same
+    random numbers. Source: Chen et al. 2016, Training deep nets with sublinear memory cost.
     """
     for block in model.blocks:
         plain = forward = block.forward
@@ -31,7 +31,7 @@ def applied(model: GPT2, *, activation_checkpointing: bool, compiled: bool) -> G
 
 
 def learning(forward: Forward, plain: Forward) -> Forward:
-    """The first function where gradients are wanted, else the second: samples and looks at heads find the block as it was."""
+    """Return a function that calls `forward` if gradients are enabled, else `plain`, as for samples and head observations."""
 
     def either(*x: Any, **settings: Any) -> Tensor:
         return (forward if torch.is_grad_enabled() else plain)(*x, **settings)

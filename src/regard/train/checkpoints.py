@@ -1,9 +1,9 @@
-"""Checkpoints: tensors by torch.distributed.checkpoint, and what a run knows beside them; each whole or not there.
+"""Checkpoints: tensors by torch.distributed.checkpoint, and the state of the run beside them; each is complete or absent.
 
     folder/step-00000200/   .metadata, *.distcp: the tensors          run.json: step, config, ..., and a checksum of each file
 
-One is written into a hidden folder beside, in a thread, from a copy that is made at once; it gets its name when all of it is on
-the disk. `run.json` comes last, so that a folder without it is no checkpoint.
+A thread writes a checkpoint into a hidden folder, from a copy that is made at once; the folder is renamed when all of it is on
+disk. `run.json` is written last, so that a folder without it is not a checkpoint.
 """
 
 import math
@@ -29,31 +29,31 @@ State = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One on the disk: its folder, and what its run.json says."""
+    """A checkpoint on disk: its folder, and the content of its run.json."""
 
     folder: Path
     says: Mapping[str, Any]
 
     @property
     def step(self) -> int:
-        """How many steps were done."""
+        """The number of completed steps."""
         return int(self.says["step"])
 
 
 class Checkpoints:
-    """The checkpoints of a run: the last `keep` of them and the best stay."""
+    """The checkpoints of a run, of which the last `keep` and the best are kept."""
 
     def __init__(self, folder: Path, keep: int, *, first: bool = True) -> None:
         self.folder, self.keep, self.first = folder, keep, first
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._apart = None if alone() else distributed.new_group(backend="gloo")  # the thread's words must not meet training's
+        self._apart = None if alone() else distributed.new_group(backend="gloo")  # for the thread, apart from training's own
         if first and folder.is_dir():
-            for half in [*folder.glob(".step-*"), *folder.glob(".old-*")]:  # what a process that was killed left
+            for half in [*folder.glob(".step-*"), *folder.glob(".old-*")]:  # left by a process that was killed
                 shutil.rmtree(half)
 
     def save(self, model: nn.Module, optimiser: torch.optim.Optimizer, says: Mapping[str, Any]) -> None:
-        """Begins to write one; when this returns the weights may change. Waits for the one before it."""
+        """Start writing a checkpoint; when this returns the weights may change. Waits for the previous checkpoint first."""
         self.wait()
         aside = self.folder / f".{folder_name(says['step'])}"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Checkpoints:
         self._writing = self._thread.submit(self.finish, writing, aside, dict(says))
 
     def finish(self, writing: "Future[Any]", aside: Path, says: dict[str, Any]) -> None:
-        """Gives a checkpoint its name when it is on the disk, and removes those that need not stay."""
+        """Rename a checkpoint when it is on disk, and remove those that need not be kept."""
         try:
             result_of(writing)
             if not self.first:
@@ -72,77 +72,77 @@ class Checkpoints:
             on_disk(self.folder)
             self.prune()
         except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)  # its room may be what is wanting
+            shutil.rmtree(aside, ignore_errors=True)  # the disk may be full
             raise DataError(
                 f"the checkpoint of step {says['step']} could not be written: {told(error)}. {self.left()}"
             ) from error
 
     def prune(self) -> None:
-        """Removes all but the last ones and the best."""
+        """Remove all checkpoints but the last ones and the best."""
         found = self.all()
         best = find_best(found)
         for one in found[: -self.keep]:
             if one is not best:
                 hidden = one.folder.with_name(f".old-{one.folder.name}")
-                os.replace(one.folder, hidden)  # half of it, were we killed now, would be no checkpoint
+                os.replace(one.folder, hidden)  # a half deleted folder must not look like a checkpoint
                 shutil.rmtree(hidden)
 
     def left(self) -> str:
-        """What there is to go on from, in a sentence."""
+        """Describe the checkpoint that the run can be resumed from, in a sentence."""
         folders = checkpoint_folders(self.folder)
         return f"The last one, {folders[-1]}, is whole." if folders else "There is none yet."
 
     def check(self) -> None:
-        """Raises DataError where the last one could not be written; does not wait."""
+        """Raise DataError if the last checkpoint could not be written; do not wait for one that is being written."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the last one is on the disk, or DataError."""
+        """Wait until the last checkpoint is on disk; raise DataError if it could not be written."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def close(self) -> None:
-        """Waits, whatever came of it."""
+        """Wait for the last checkpoint, ignoring its errors, and end the thread."""
         with suppress(DataError):
             self.wait()
         self._thread.shutdown()
 
     def all(self) -> list[Checkpoint]:
-        """Those on the disk, the oldest first."""
+        """Return the checkpoints on disk, the oldest first."""
         return [Checkpoint(path, read_header(path)) for path in checkpoint_folders(self.folder)]
 
     def latest(self) -> Checkpoint | None:
-        """The newest one; DataError where it is not what was written."""
+        """Return the newest checkpoint; raise DataError if it is not what was written."""
         folders = checkpoint_folders(self.folder)
         return verify_checkpoint(folders[-1], folders[-2] if len(folders) > 1 else None) if folders else None
 
     def best(self) -> Checkpoint | None:
-        """The one with the least held-out loss; DataError where it is not what was written."""
+        """Return the checkpoint with the lowest held-out loss; raise DataError if it is not what was written."""
         found = find_best(self.all())
         return None if found is None else verify_checkpoint(found.folder, None)
 
 
 def verify_checkpoint(folder: Path, former: Path | None) -> Checkpoint:
-    """Return the checkpoint in a folder after a look at every file; former is the one before it."""
+    """Return the checkpoint in a folder after checking every file; former is the checkpoint before it."""
     says = read_header(folder)
     verify_files(folder, says, former)
     return Checkpoint(folder, says)
 
 
 def find_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the one with the least held-out loss, the first of several; None where no loss is a number."""
+    """Return the checkpoint with the lowest held-out loss, the first of equal ones; None if no loss is a finite number."""
     looked = [(one.says.get("held_out_nats"), one) for one in checkpoints]
     finite = [(loss, one) for loss, one in looked if loss is not None and math.isfinite(loss)]
     return min(finite, key=lambda pair: float(pair[0]), default=(None, None))[1]
 
 
 def writer(tensors: State, aside: Path, apart: "distributed.ProcessGroup | None") -> "Future[Any]":
-    """Begins to write tensors into a folder, from a copy that is made before this returns."""
+    """Start writing tensors into a folder, from a copy that is made before this returns."""
     from torch.distributed.checkpoint.state_dict_saver import (
         async_save,
-    )  # half a second, which other commands need not wait for
+    )  # takes half a second, which other commands need not wait for
 
     writing = async_save(tensors, checkpoint_id=aside, process_group=apart, no_dist=apart is None)
     assert isinstance(writing, Future)
@@ -150,18 +150,18 @@ def writer(tensors: State, aside: Path, apart: "distributed.ProcessGroup | None"
 
 
 def result_of(writing: "Future[Any]") -> None:
-    """Waits for what is being written, or OSError."""
+    """Wait for tensors that are being written; raise OSError if they could not be."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         writing.result()
-    except CheckpointException as error:  # of each process that failed, what it met
+    except CheckpointException as error:  # holds the error of each process that failed
         cause = next(iter(error.failures.values()))[0]
         raise OSError(told(cause)) from cause
 
 
 def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Puts a checkpoint's weights and moments in the place of those there are."""
+    """Replace the weights and moments of a model and its optimizer by those of a checkpoint."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
@@ -171,7 +171,7 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimi
     tensors = tensors_of(state)
     try:
         state_dict_loader.load(tensors, checkpoint_id=checkpoint.folder, no_dist=alone())
-    except (CheckpointException, Exception) as error:  # the first is no Exception; what files hold may raise any other
+    except (CheckpointException, Exception) as error:  # the first is no Exception; damaged files may raise any other
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise DataError(f"{checkpoint.folder} is no checkpoint of this model: {told(cause)}.") from None
     for part, found in tensors.items():
@@ -181,9 +181,9 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimi
 
 
 def state_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> State:
-    """The weights and the optimiser's moments, by the name of their parameter, whatever group or process that is in.
+    """Return the weights and the optimizer's moments by parameter name, independent of parameter groups and processes.
 
-    The tensors are the very ones that training changes.
+    The tensors are those that training changes, not copies.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
@@ -192,26 +192,26 @@ def state_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> State:
 
 
 def tensors_of(state: State) -> State:
-    """The tensors alone: what else an optimiser holds is in the config, and would be pickled."""
+    """Return only the tensors: an optimizer's other state is in the config, and would be pickled."""
     return {part: {key: x for key, x in entries.items() if isinstance(x, Tensor)} for part, entries in state.items()}
 
 
 def begun(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Gives an optimiser its moments, all 0, as its first step would: before it nothing could be stored or loaded."""
-    state_of(model, optimiser)  # takes a step without a rate
+    """Create an optimizer's moments, all 0, as its first step would: before that, nothing could be stored or loaded."""
+    state_of(model, optimiser)  # takes a step with a learning rate of 0
     for moments in optimiser.state.values():
         for x in moments.values():
             x.zero_()
 
 
 def alone() -> bool:
-    """Whether this is the only process; torch is kept from saying so at every checkpoint, in whatever thread."""
+    """Return whether this is the only process; suppress torch's warning about it at every checkpoint, in any thread."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
     return not distributed.is_initialized()
 
 
 def on_disk(folder: Path) -> None:
-    """Has the names in a folder written to the disk."""
+    """Flush the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -220,7 +220,7 @@ def on_disk(folder: Path) -> None:
 
 
 def told(error: BaseException) -> str:
-    """What an error says, in one line; the system's own words where it was behind it, as when a disk is full."""
+    """Return an error's message in one line; the operating system's message if an OSError caused it, such as a full disk."""
     behind: BaseException | None = error
     while behind is not None and not (isinstance(behind, OSError) and behind.errno):
         behind = behind.__cause__ or behind.__context__

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""The loops of training between the products, compiled by numba: cross entropy and GELU, ahead and back, in one pass each.
+"""Fused training loops compiled by numba: cross entropy and GELU, forward and backward, in one pass each.
 
-Each function is what one of torch's threads does, given the address of numbers: how many runs have been taken, how many rows
-and columns there are, and where the arrays lie. Sums are float32, whatever the numbers in memory are.
+Each function is the work of one of torch's threads. It is given the address of an array of numbers: how many runs have been
+taken, the numbers of rows and columns, and the addresses of the arrays. Sums are float32, whatever the dtype in memory.
 """
 
 import math
@@ -16,18 +16,18 @@ from regard.compiled.kept import callback
 from regard.compiled.pointers import at, take
 from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
 
-SAID = 8  # numbers that a thread is handed
-RUN = 16  # rows, or thousands of numbers, that it takes at a time
+SAID = 8  # arguments of a loop
+RUN = 16  # rows, or units of 1024 numbers, that a thread takes at a time
 SLOPE, CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # of GELU
 THREE = np.float32(3)
 
 
-# each takes the whole of its arrays: numba puts loops from 0 to a length into vectors, and not those from elsewhere
+# each goes over whole arrays: numba vectorizes loops that start at 0, and not those that start elsewhere
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def largest(x):
-    """The largest of some numbers."""
+    """Return the largest of some numbers."""
     top = LEAST
     for j in range(len(x)):
         top = max(top, read(x[j]))
@@ -36,7 +36,7 @@ def largest(x):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def total(x, shift):
-    """Σ exp(x - shift)."""
+    """Compute Σ exp(x - shift)."""
     found = ZERO
     for j in range(len(x)):
         z = read(x[j]) - shift
@@ -46,23 +46,23 @@ def total(x, shift):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def slope(x, lse, factor, out):
-    """factor exp(x - lse)."""
+    """Store factor exp(x - lse) in out."""
     for j in range(len(x)):
         z = min(read(x[j]) - lse, ZERO)
-        weight = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)  # inside put's call it would go astray
+        weight = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)  # wrong inside the call of put
         put(out, j, weight * factor)
 
 
 @njit(nogil=True)
 def blank(out):
-    """0 everywhere."""
+    """Fill out with 0."""
     for j in range(len(out)):
         put(out, j, ZERO)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
 def gelu(x, out):
-    """x sigmoid(2 √(2/π) (x + 0.044715 x³))."""
+    """Store x sigmoid(2 √(2/π) (x + 0.044715 x³)) in out."""
     for j in range(len(x)):
         a = read(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
@@ -71,9 +71,9 @@ def gelu(x, out):
         put(out, j, a * s)
 
 
-@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without looking for 0
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)  # which divides without checking for 0
 def gelu_slope(x, grad, out):
-    """grad times the derivative of GELU at x."""
+    """Store grad times the derivative of GELU at x in out."""
     for j in range(len(x)):
         a = read(x[j])
         z = SLOPE * (a + CUBE * a * a * a)
@@ -85,7 +85,7 @@ def gelu_slope(x, grad, out):
 
 @cache
 def entropy(kind):
-    """Of each row of logits the log of the sum of their exponentials: said are rows, columns, the logits, and where to."""
+    """Make the loop that computes the log-sum-exp of each row; arguments: rows, columns, addresses of logits and output."""
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))
@@ -108,7 +108,10 @@ def entropy(kind):
 
 @cache
 def entropy_slope(kind):
-    """factor (softmax - 1 at the target) of each row, 0 where that is: said as well are lse, targets, factors, where to."""
+    """Make the loop of factor (softmax - 1 at the target) in each row, 0 where factor is 0.
+
+    Arguments: those of `entropy`, and the addresses of targets, factors and output.
+    """
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))
@@ -124,7 +127,7 @@ def entropy_slope(kind):
                 return
             for row in range(first, min(first + RUN, rows)):
                 factor, own, to = factors[row], x[row * n : row * n + n], out[row * n : row * n + n]
-                if factor == ZERO:  # whatever stands there, infinities too
+                if factor == ZERO:  # whatever the logits are, infinities too
                     blank(to)
                 else:
                     slope(own, lse[row], factor, to)
@@ -136,7 +139,7 @@ def entropy_slope(kind):
 
 @cache
 def activation(kind):
-    """GELU: said are the numbers in thousands, how many there are, where they lie, and where to."""
+    """Make the loop of GELU; arguments: an unused number, the number of elements, the addresses of input and output."""
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))
@@ -156,7 +159,7 @@ def activation(kind):
 
 @cache
 def activation_slope(kind):
-    """The gradient of GELU: said as well are where the gradient lies, and where to."""
+    """Make the loop of GELU's gradient; arguments: those of `activation`, the gradient's address before the output's."""
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))

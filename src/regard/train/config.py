@@ -1,4 +1,4 @@
-"""TrainConfig: everything that may be said of a training run, checked when it is made; as a TOML file, and as flags."""
+"""TrainConfig: all settings of a training run, validated on creation; read from a TOML file or command-line flags."""
 
 import difflib
 import json
@@ -18,14 +18,14 @@ MODEL: dict[str, Any] = {
     "heads": 4,
     "width": 128,
     "context": 64,
-}  # where nothing is said: small enough for two cores
+}  # the default: small enough for two cores
 PRECISIONS = ("float32", "bfloat16")
 ENGINES = ("ddp", "fsdp")
 SCHEDULES = ("cosine", "constant then decay", "inverse square root")
 COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")  # at least 1
 NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")  # at least 0
-MOST = 1 << 53  # of any whole number: a float holds it
-MOST_PARAMETERS = 1 << 50  # of a model that is only planned; one that is trained must fit into memory
+MOST = 1 << 53  # largest whole number: a float holds it exactly
+MOST_PARAMETERS = 1 << 50  # of a planned model; one that is trained must fit into memory
 SHARES = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
 OF_TEXT: tuple[str, ...] = ("text", "start", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
 OF_TEXT += ("compile", "activation_checkpointing")
@@ -33,18 +33,18 @@ OF_PAIRS = ("pairs", "languages", "batch_tokens", "most_words")
 
 
 def said(default: Any, says: str) -> Any:
-    """A field, and what it is in a few words."""
+    """Return a dataclass field with a short description."""
     return field(default=default, metadata={"says": says})
 
 
 def free(default: Any, says: str) -> Any:
-    """One that may be another when a run goes on: the weights do not hear of it."""
+    """Return a dataclass field that may change when a run is resumed, because the weights do not depend on it."""
     return field(default=default, metadata={"says": says, "free": True})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A training run: its text, its model, how it learns, and what is told and kept on the way."""
+    """A training run: its data, its model, how it learns, and what is printed and saved on the way."""
 
     corpus: str = free("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
     text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
@@ -118,18 +118,18 @@ class TrainConfig:
 
     @property
     def gpt2(self) -> GPT2Config:
-        """The sizes of a GPT-2; ConfigError where the model is another."""
+        """The sizes of a GPT-2; raises ConfigError if the model is of another kind."""
         if not isinstance(self.model, GPT2Config):
             raise ConfigError(f"model.kind is {self.model.kind!r}, and this is of a GPT-2 alone.")
         return self.model
 
     @property
     def of_another(self) -> tuple[str, ...]:
-        """The settings that this model does not hear of."""
+        """The settings that do not apply to this kind of model."""
         return OF_TEXT if isinstance(self.model, TranslatorSizes) else OF_PAIRS
 
     def refuse_of_another(self) -> None:
-        """Raises ConfigError for a setting that would not be heard of."""
+        """Raise ConfigError for a setting that does not apply to this kind of model."""
         kind = self.model.kind if isinstance(self.model, TranslatorSizes) else GPT2
         for one in fields(self):
             if one.name in self.of_another and getattr(self, one.name) != one.default:
@@ -138,15 +138,15 @@ class TrainConfig:
 
     @classmethod
     def read(cls, path: str | Path, **flags: Any) -> "TrainConfig":
-        """The config of a TOML file, whose [model] table is GPT2Config's fields, or kind, a translator's, and its arguments.
+        """Read the config in a TOML file, whose [model] table holds GPT2Config's fields, or a translator's kind and arguments.
 
-        Flags, where there are any, go over it.
+        Flags override the file.
         """
         return cls.of(read_table(path), **flags)
 
     @classmethod
     def of(cls, table: Mapping[str, Any], **flags: Any) -> "TrainConfig":
-        """The config of a table and flags over it; "model" in either is a table as [model] is in a file, or some of it."""
+        """Return the config of a table, with flags overriding it; "model" in either is a [model] table or a part of one."""
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
             raise ConfigError(f"[model] is a table of sizes, layers = 4 say; got {sizes!r}.")
@@ -155,13 +155,13 @@ class TrainConfig:
         return cls(**{**asked, "model": sized({**sizes, **flags.get("model", {})})})
 
     def table(self) -> dict[str, Any]:
-        """The config as `of` takes it, in what JSON and TOML know."""
+        """Return the config as a table that `of` accepts, of values that JSON and TOML can represent."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
         lists = {name: list(value) for name, value in table.items() if isinstance(value, tuple)}
         return {**table, **lists, "model": model_table(self.model)}
 
     def __str__(self) -> str:
-        """The whole config as a TOML file has it, without the settings of what is not trained."""
+        """Return the whole config in TOML, without the settings that do not apply to the kind of model."""
         table = self.table()
         sizes = table.pop("model")
         for name in self.of_another:
@@ -171,7 +171,7 @@ class TrainConfig:
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """What a TOML file says."""
+    """Read the table in a TOML file."""
     path = Path(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
 
 
 def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
-    """The sizes of a [model] table."""
+    """Return the sizes in a [model] table."""
     kind, sizes = table.get("kind", GPT2), {name: value for name, value in table.items() if name != "kind"}
     if kind != GPT2:
         known(sizes, list(arguments(kind)), "model.")
@@ -190,17 +190,17 @@ def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
     known(sizes, [one.name for one in fields(GPT2Config)], "model.")
     try:
         return GPT2Config(**{**MODEL, **sizes})
-    except TypeError as error:  # a word where a size's range is checked
+    except TypeError as error:  # a string where a size's range is checked
         raise ConfigError(f"a size in [model] is no number: {error}.") from None
 
 
 def model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
-    """Sizes as `sized` takes them."""
+    """Return sizes as a table that `sized` accepts."""
     return model.table() if isinstance(model, TranslatorSizes) else asdict(model)
 
 
 def typed(name: str, kind: Any, value: Any) -> Any:
-    """A value of a field's kind, a whole number as a float where one is wanted; ConfigError for another."""
+    """Return a value of a field's type, an int converted to a float if needed; raise ConfigError for another type."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind == tuple[float, float]:
@@ -223,13 +223,13 @@ WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or
 
 
 def check(name: str, holds: bool, expected: str, came: Any) -> None:
-    """Raises ConfigError where a field is outside what is possible."""
+    """Raise ConfigError if the value of a field is out of range."""
     if not holds:
         raise ConfigError(f"{name} must be {expected}; got {came!r}.")
 
 
 def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
-    """Raises ConfigError for a name that is no field's, with the nearest that is."""
+    """Raise ConfigError, with the closest field name, for a name that is not a field."""
     for name in table:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -238,7 +238,7 @@ def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
 
 
 def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
-    """Raises ConfigError, naming the field, where a config would make another run of the one in a folder."""
+    """Raise ConfigError, naming the field, if a config would change the results of the run in a folder."""
     names = [one.name for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")]
     compared = [(name, getattr(former, name), getattr(config, name)) for name in names]
     before, now = (model_table(one.model) for one in (former, config))

@@ -1,21 +1,21 @@
-"""When a step is not taken: a loss or a gradient that is no number, or a loss far above those before it.
+"""When a step is skipped: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-The rule, on numbers alone: a batch is skipped where its loss or its gradient is not finite, or where, after WARM batches,
-its loss is more than `spike` deviations and LEAST nats above the mean. Mean and deviation run over the batches that were
-taken, each weighing 1 - 1/SPAN of the one after it. `patience` skipped batches in a row end the run.
+A batch is skipped if its loss or its gradient is not finite or if, after WARM batches, its loss is more than `spike` standard
+deviations, and at least LEAST nats, above the mean. Mean and deviation run over the batches that were not skipped, each
+weighing 1 - 1/SPAN of the one after it. `patience` skipped batches in a row end the run.
 """
 
 import math
 from dataclasses import dataclass
 
-SPAN = 100  # batches that the mean runs over
-WARM = 50  # batches before which nothing is a spike
-LEAST = 0.5  # nats; a spike of less does no harm, however still the loss was
+SPAN = 100  # batches in the running mean
+WARM = 50  # batches before the first that can be a spike
+LEAST = 0.5  # nats; a smaller spike is harmless, however steady the loss was
 
 
 @dataclass(frozen=True)
 class Running:
-    """The mean and the variance of the losses so far, of how many; and how many batches in a row were skipped since."""
+    """The running mean and variance of the losses, the number of losses, and the number of batches skipped in a row since."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -23,19 +23,19 @@ class Running:
     skipped: int = 0
 
     def taken(self, loss: float) -> "Running":
-        """After a batch that was taken."""
-        weight = max(1 / (self.count + 1), 1 / SPAN)  # a plain mean first
+        """Return the state after a batch that was not skipped."""
+        weight = max(1 / (self.count + 1), 1 / SPAN)  # a plain mean over the first batches
         away = loss - self.mean
         variance = (1 - weight) * (self.variance + weight * away * away)
         return Running(self.mean + weight * away, variance, self.count + 1)
 
     def left(self) -> "Running":
-        """After a batch that was skipped."""
+        """Return the state after a batch that was skipped."""
         return Running(self.mean, self.variance, self.count, self.skipped + 1)
 
 
 def fault(loss: float, gradient_norm: float, running: Running, spike: float) -> str | None:
-    """Why a batch must be skipped, in a few words; None where it is taken."""
+    """Return why a batch must be skipped, in a few words; None if it need not be."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(gradient_norm):

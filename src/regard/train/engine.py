@@ -1,9 +1,9 @@
-"""Many processes, as torchrun starts them, by torch's own engines: DDP, or FSDP2.
+"""Training in several processes started by torchrun, with DistributedDataParallel (ddp) or FSDP2 (fsdp).
 
     torchrun --nproc-per-node=2 -m regard train --engine fsdp ...
 
-Each has its share of the rows of every batch. With ddp each has the whole model, and gradients are averaged; with fsdp each
-has a part of every weight, gradient and moment, and gathers the weights of a block when it needs them.
+Each process reads its share of the rows of every batch. With ddp each holds the whole model, and gradients are averaged; with
+fsdp each holds a part of every weight, gradient and moment, and gathers the weights of a block when it needs them.
 """
 
 import os
@@ -23,19 +23,20 @@ from regard.errors import ConfigError, RegardError
 from regard.train.alone import Alone, Engine
 from regard.train.config import TrainConfig
 
-SAID = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun puts into the environment
-TIMEOUT_SECONDS = 600.0  # that an exchange may take: a process that stands still ends the others after it
-PATIENCE_SECONDS = 86400.0  # that the others wait while the first prepares a text
-LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")  # torch has no class for it with gloo
-ONES = count()  # engines so far: each has its own place in torchrun's store
+SAID = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # environment variables set by torchrun
+TIMEOUT_SECONDS = 600.0  # of an exchange: if one process hangs, the others end after this
+PATIENCE_SECONDS = 86400.0  # that the other processes wait while the first prepares a text
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")  # torch has no class for these errors of gloo
+ONES = count()  # numbers the engines: each has its own prefix in torchrun's store
 
 
 @contextmanager
 def started(config: TrainConfig, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Engine]:
-    """The engine of this process: the config's among those that torchrun started, else alone; ended with the context.
+    """Yield the engine of this process: the config's engine if torchrun started it, else that of a single process.
 
-    An error of one process ends them all, and is said once: by the process that met it. Raises ConfigError for an
-    environment that is not torchrun's, RegardError where another process ended or stood still.
+    The process group is destroyed when the context ends. An error in one process ends all of them and is reported once, by the
+    process that raised it. Raises ConfigError for an environment that is not torchrun's, RegardError if another process ended
+    or stopped responding.
     """
     if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         yield Alone(device_of(0))
@@ -58,7 +59,7 @@ def started(config: TrainConfig, timeout_seconds: float = TIMEOUT_SECONDS) -> It
 
 
 def places() -> tuple[int, int, int]:
-    """Which process this is, of how many, and which of this machine."""
+    """Return the rank of this process, the number of processes, and the local rank on this machine."""
     missing = [name for name in SAID if name not in os.environ]
     if missing:
         raise ConfigError(f"RANK and WORLD_SIZE are set, and {', '.join(missing)} not: torchrun sets them all. Unset them?")
@@ -71,7 +72,7 @@ def places() -> tuple[int, int, int]:
 
 
 def device_of(local: int) -> torch.device:
-    """The accelerator of a process, one each, or the CPU where the machine has none."""
+    """Return the accelerator of a process, one for each local rank, or the CPU if the machine has none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local >= torch.cuda.device_count():
@@ -83,7 +84,7 @@ def device_of(local: int) -> torch.device:
 
 
 def joined(rank: int, world: int, device: torch.device, timeout_seconds: float) -> Store:
-    """Makes torch's process group, gloo between CPUs and nccl between accelerators; what the processes may write into."""
+    """Create torch's process group, gloo between CPUs and nccl between accelerators, and return the store of the processes."""
     from torch.distributed.rendezvous import rendezvous
 
     name, backend, timeout = f"regard/{next(ONES)}", "gloo", timedelta(seconds=timeout_seconds)
@@ -101,7 +102,7 @@ def joined(rank: int, world: int, device: torch.device, timeout_seconds: float) 
 
 
 def the_lost(error: Exception, engine: Engine, timeout_seconds: float) -> Exception:
-    """What an exchange without a partner means, as a sentence; any other error as it is."""
+    """Convert the error of a failed exchange to a RegardError; return any other error unchanged."""
     if not isinstance(error, RuntimeError) or isinstance(error, RegardError):
         return error
     if not isinstance(error, distributed.DistError) and not any(word in str(error) for word in LOST):
@@ -113,20 +114,20 @@ def the_lost(error: Exception, engine: Engine, timeout_seconds: float) -> Except
 
 
 def said_before(store: Store, error: str) -> bool:
-    """Whether another process has said already why all of them end; from now on one has."""
+    """Return whether another process has already reported an error, and record that one has from now on."""
     try:
         return bool(store.compare_set("error", "", error).decode() != error)
-    except RuntimeError:  # who kept the store has ended
+    except RuntimeError:  # the process that hosts the store has ended
         return False
 
 
 def first_line(error: BaseException) -> str:
-    """An error's own words, without the places in torch's sources that follow them."""
+    """Return the first line of an error message, without the locations in torch's sources that follow it."""
     return str(error).partition("\n")[0]
 
 
 class Several(ABC):
-    """What is the same for both engines."""
+    """The common part of both distributed engines."""
 
     def __init__(self, rank: int, world: int, device: torch.device, precision: str) -> None:
         self.rank, self.world, self.device, self.precision = rank, world, device, precision
@@ -134,7 +135,7 @@ class Several(ABC):
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """A context that the first process has left before another enters it."""
+        """Wait for the first process to leave this context before entering it in any other."""
         if self.rank:
             distributed.barrier(self._patient)
         yield
@@ -143,32 +144,32 @@ class Several(ABC):
 
     @abstractmethod
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model as it is called in training."""
+        """Return the model as training calls it."""
 
     @abstractmethod
     def products(self, precision: str) -> AbstractContextManager[object]:
-        """A context in which products are rounded to bfloat16, where that is the precision."""
+        """Return a context in which matrix products are rounded to bfloat16 if that is the precision."""
 
     @abstractmethod
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """A context of one backward."""
+        """Return the context of one backward pass."""
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[object]:
-        """A context in which each process has what is outside the blocks whole."""
+        """Return a context in which each process has all weights outside the blocks."""
         return nullcontext()
 
     @abstractmethod
     def gradient_norm(self, model: nn.Module) -> Tensor:
-        """The norm of all gradients as one vector."""
+        """Return the norm of all gradients as one vector."""
 
     def total(self, number: float) -> float:
-        """The sum of a number over all processes."""
+        """Return the sum of a number over all processes."""
         x = torch.tensor(number, dtype=torch.float64, device=self.device)
         distributed.all_reduce(x)
         return float(x)
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """The whole state dict in the first process's memory; empty in the others."""
+        """Return the full state dict in the first process's CPU memory; empty in the others."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -177,52 +178,52 @@ class Several(ABC):
 
 
 class Replicas(Several):
-    """DDP: the whole model in each process, the gradients averaged while the backward still runs."""
+    """DDP: each process holds the whole model, and gradients are averaged while the backward pass is still running."""
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model, its gradients lying in the very buffers that are exchanged."""
+        """Wrap the model so that its gradients are views of the buffers that are exchanged."""
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def products(self, precision: str) -> AbstractContextManager[object]:
-        """A context in which products are rounded to bfloat16, where that is the precision."""
+        """Return a context in which matrix products are rounded to bfloat16 if that is the precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """A context of one backward; gradients add up here, and are exchanged in the last."""
+        """Return the context of one backward pass; gradients accumulate locally and are exchanged in the last one."""
         return nullcontext() if last else cast(DistributedDataParallel, model).no_sync()
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
-        """The norm of all gradients, which are whole and the same in all processes."""
+        """Return the norm of all gradients, which are complete and equal in all processes."""
         return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
 
 
 class Shards(Several):
-    """FSDP2: a part of every weight, gradient and moment in each process.
+    """FSDP2: each process holds a part of every weight, gradient and moment.
 
-    With bfloat16, weights are gathered and multiplied in it, and gradients are summed in float32: no autocast is needed.
+    With bfloat16, weights are gathered and multiplied in bfloat16 and gradients are summed in float32: no autocast is needed.
     """
 
     def prepared(self, model: nn.Module) -> nn.Module:
-        """The model, its blocks sharded, and then what is left: a GPT-2's embeddings, one of which is the head too."""
+        """Shard the blocks, and then the rest of the model: a GPT-2's embeddings, one of which is also its head."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.world,))
         half = self.precision == "bfloat16"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
-        for block in cast(Iterable[nn.Module], getattr(model, "blocks", ())):  # a translator is one part
+        for block in cast(Iterable[nn.Module], getattr(model, "blocks", ())):  # a translator has none and is sharded as one
             fully_shard(block, mesh=mesh, mp_policy=policy)
         whole = fully_shard(model, mesh=mesh, mp_policy=policy)
         assert isinstance(whole, FSDPModule)
         return cast(nn.Module, whole)
 
     def products(self, precision: str) -> AbstractContextManager[object]:
-        """Nothing: the weights are gathered in bfloat16 already, where that is the precision."""
+        """Return an empty context: the weights are already gathered in bfloat16 if that is the precision."""
         return nullcontext()
 
     def exchanging(self, model: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """A context of one backward; gradients add up here, unsharded, and are exchanged in the last."""
+        """Return the context of one backward pass; gradients accumulate unsharded and are exchanged in the last one."""
         from torch.distributed.fsdp import FSDPModule
 
         cast(FSDPModule, model).set_requires_gradient_sync(last)
@@ -230,7 +231,7 @@ class Shards(Several):
 
     @contextmanager
     def gathered(self, model: nn.Module) -> Iterator[None]:
-        """A context in which each process has what is outside the blocks whole: of a translator, all weights."""
+        """Gather all weights outside the blocks in each process: for a translator, all of its weights."""
         from torch.distributed.fsdp import FSDPModule
 
         whole = cast(FSDPModule, model)
@@ -241,7 +242,7 @@ class Shards(Several):
             whole.reshard()
 
     def gradient_norm(self, model: nn.Module) -> Tensor:
-        """The norm of all gradients, of which each process has its parts."""
+        """Return the norm of all gradients, of which each process holds its parts."""
         from torch.distributed.tensor import DTensor
 
         norm = nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])

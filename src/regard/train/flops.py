@@ -1,8 +1,8 @@
-"""How many floating-point operations training needs."""
+"""The floating-point operations that training needs."""
 
 from regard.models import GPT2Config
 
 
 def flops_of(config: GPT2Config) -> float:
-    """Floating-point operations to train on one token: two for a multiply-add, forward once, backward twice."""
+    """Return the floating-point operations to train on one token: two for a multiply-add, forward once, backward twice."""
     return 6 * sum(config.multiply_adds(config.context).values()) / config.context

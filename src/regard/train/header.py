@@ -1,8 +1,8 @@
-"""run.json: what a checkpoint says of its run, with a checksum of itself, and of each file beside it.
+"""run.json: the state of a run at a checkpoint, with a checksum of itself and of each file beside it.
 
     {"format": "regard training", "version": 2, "step": 200, ..., "files": {NAME: [bytes, CRC-32]}, "checksum": CRC-32}
 
-The checksum is of all the rest, as JSON with sorted keys. Version 1 had none.
+The checksum covers everything else, as JSON with sorted keys. Version 1 had none.
 """
 
 import json
@@ -18,12 +18,12 @@ from regard.errors import DataError
 
 FORMAT, VERSION = "regard training", 2
 NAME, TENSORS = "run.json", ".metadata"
-LARGEST = 1 << 26  # bytes of a run.json; one takes some thousands
+LARGEST = 1 << 26  # bytes of a run.json; a usual one has a few thousand
 FOLDER = re.compile(r"step-(\d{8,18})")
 
 
 def write_header(folder: Path, says: Mapping[str, Any]) -> None:
-    """Write run.json beside the files of a checkpoint, onto the disk."""
+    """Write run.json beside the files of a checkpoint, and flush it to disk."""
     files = {path.name: checksum_file(path) for path in folder.iterdir()}
     said = seal({"format": FORMAT, "version": VERSION, **says, "files": files})
     with (folder / NAME).open("w", encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def write_header(folder: Path, says: Mapping[str, Any]) -> None:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """Return what run.json says; DataError where it is not what was written."""
+    """Read run.json; raise DataError if it is not what was written."""
     path = folder / NAME
     says = read_json(path)
     if says.get("format") != FORMAT:
@@ -52,7 +52,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
+    """Read the JSON object in a file."""
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_step(path: Path, says: Mapping[str, Any]) -> None:
-    """Raise DataError where the step is none, or not that of the folder, or the held-out loss is no number."""
+    """Raise DataError if the step is invalid or not that of the folder, or the held-out loss is not a number."""
     if not is_count(step := says.get("step")):
         raise damage_error(path, f"step must be a whole number of at least 0; got {step!r}")
     loss: Any = says.get("held_out_nats")
@@ -78,7 +78,7 @@ def check_step(path: Path, says: Mapping[str, Any]) -> None:
 
 
 def check_files(path: Path, says: Mapping[str, Any]) -> None:
-    """Raise DataError unless every file of the checkpoint is named, none is elsewhere, and each has its length and checksum."""
+    """Raise DataError unless every file of the checkpoint is listed, is in its folder, and has a length and a checksum."""
     files = says.get("files")
     if not isinstance(files, dict) or TENSORS not in files:
         raise damage_error(path, f"files must name {TENSORS} and the files of tensors; got {files!r}")
@@ -93,7 +93,7 @@ def check_files(path: Path, says: Mapping[str, Any]) -> None:
 
 
 def verify_files(folder: Path, says: Mapping[str, Any], former: Path | None) -> None:
-    """Raise DataError where a file of a checkpoint is missing or is not what was written; former is the one before it."""
+    """Raise DataError if a file of a checkpoint is missing or altered; former is the checkpoint before it."""
     for name, expected in says["files"].items():
         path = folder / name
         came = checksum_file(path) if path.is_file() else None
@@ -104,12 +104,12 @@ def verify_files(folder: Path, says: Mapping[str, Any], former: Path | None) -> 
 
 
 def seal(says: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a header says, with its checksum."""
+    """Return the content of a header with its checksum."""
     return {**says, "checksum": checksum(says)}
 
 
 def checksum(says: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of what a header says beside its checksum."""
+    """Compute the CRC-32 of the content of a header without its checksum."""
     rest = {name: value for name, value in says.items() if name != "checksum"}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
@@ -124,7 +124,7 @@ def checksum_file(path: Path) -> list[int]:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run by their step, the oldest first."""
+    """Return the checkpoint folders of a run by step, the oldest first."""
     found = ((FOLDER.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir())
     return [path for _, path in sorted((int(name[1]), path) for name, path in found if name is not None)]
 

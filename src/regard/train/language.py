@@ -1,4 +1,4 @@
-"""A language: a GPT-2 learns to foretell the next token of a corpus."""
+"""Language modeling: train a GPT-2 to predict the next token of a corpus."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +20,14 @@ from regard.weights import gpt2 as files
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """A corpus, and a GPT-2 that learns it."""
+    """The task of language modeling: a corpus, and a GPT-2 that learns it."""
 
     config: TrainConfig
     corpus: Corpus
 
     @property
     def text(self) -> BytePair | Letters:
-        """The corpus's."""
+        """The vocabulary of the corpus."""
         return self.corpus.text
 
     @property
@@ -36,16 +36,16 @@ class Language:
         return flops_of(self.config.gpt2)
 
     def identity(self) -> dict[str, int | str]:
-        """What tells the part that is trained on from others, wherever it lies."""
+        """Return values that identify the training part of the corpus, wherever it is stored."""
         corpus = self.trained()[0]
         return {"tokens": corpus.tokens, "documents": corpus.documents, "checksum": corpus.checksum}
 
     def trained(self) -> tuple[Corpus, Corpus | None]:
-        """What is trained on, and what is held out."""
+        """Return the training part of the corpus, and the held-out part, None if there is none."""
         return self.corpus.split(self.config.held_out) if self.config.held_out else (self.corpus, None)
 
     def readers(self, engine: Engine) -> tuple[Reader, Reader | None]:
-        """The reader of the text trained on, and of the held-out one where there is any."""
+        """Return the readers of the training text, and of the held-out text, None if there is none or it is never evaluated."""
         config = self.config
         share = {"batch": config.batch, "context": config.gpt2.context, "rank": engine.rank, "world": engine.world}
         trained, kept = self.trained()
@@ -53,7 +53,7 @@ class Language:
         return reader, Reader(kept, seed=0, **share) if kept is not None and config.evaluate_every else None
 
     def model(self) -> GPT2:
-        """A GPT-2 with its first weights, or those it starts from."""
+        """Create a GPT-2 with its initial weights, or those that the run starts from."""
         config = self.config
         model = quick.fit(GPT2(config.gpt2))
         if config.start:
@@ -62,24 +62,24 @@ class Language:
         return applied(model, activation_checkpointing=config.activation_checkpointing, compiled=config.compile)
 
     def placed(self, batch: Batch, where: torch.device) -> Batch:
-        """A batch on a device."""
+        """Move a batch to a device."""
         return batch if where.type == "cpu" else Batch(*(x.to(where) for x in (batch.tokens, batch.targets, batch.documents)))
 
     def tokens(self, batch: Batch, world: int) -> int:
-        """How many tokens all processes read: shares are equal."""
+        """Return the number of tokens that all processes read: their shares are equal."""
         return batch.tokens.numel() * world
 
     def loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
-        """The cross entropy of the targets, smoothed where the config says so."""
+        """Compute the cross entropy of the targets, with the config's label smoothing."""
         config = self.config
         return loss.loss_of(model, batch, count=count, mask_documents=config.mask_documents, smoothing=config.label_smoothing)
 
     def nats(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Σ -log p(target)."""
+        """Compute Σ -log p(target)."""
         return loss.loss_of(model, batch, count=1, mask_documents=self.config.mask_documents)
 
     def sampled(self, model: GPT2, reader: subject.Reader, step: int) -> str:
-        """What the model writes after the prompt, the same dice at the same step."""
+        """Generate a text after the prompt, with the same random numbers at the same step."""
         config = self.config
         prompt = self.text.encode(config.prompt) or self.opening(reader)
         room = config.gpt2.context - len(prompt)
@@ -88,16 +88,16 @@ class Language:
         return config.prompt + self.text.decode(tokens)
 
     def opening(self, reader: subject.Reader) -> list[int]:
-        """What a sample begins with where nothing is said."""
+        """Return the tokens that a sample starts with if there is no prompt."""
         end = self.text.special.get("<|endoftext|>")
         return [int(reader.read(0).tokens[0, 0])] if end is None else [end]
 
     def save(self, folder: Path, model: GPT2, weights: dict[str, Tensor]) -> None:
-        """Writes a folder that GPT2.load reads."""
+        """Write a folder that GPT2.load reads."""
         self.text.save(folder)
         files.save(folder, asdict(self.config.gpt2), weights)
 
     def about(self, reader: subject.Reader) -> str:
-        """The tokens that are trained on, and the rows of an epoch."""
+        """Describe the number of training tokens, and the rows of an epoch."""
         corpus, context = self.trained()[0], self.config.gpt2.context
         return f"{corpus.tokens:,} tokens, {-(-(corpus.tokens - 1) // context):,} rows an epoch"

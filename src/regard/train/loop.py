@@ -1,4 +1,4 @@
-"""The loop: a generator that yields a report a step. What prints, plots, records or stops stands outside, and listens."""
+"""The training loop: a generator that yields a report per step. Printing, plotting, recording and stopping are listeners."""
 
 import math
 import time
@@ -26,7 +26,7 @@ Listener = Callable[[Training, Report], object]
 
 
 def run(config: TrainConfig, listeners: Iterable[Listener] = (), engine: Engine | None = None) -> Training:
-    """Trains as a config says, or goes on with the run that is in its folder; every listener hears of every step."""
+    """Train with a config, or resume the run in its folder; every listener is called after every step."""
     with nullcontext(engine) if engine is not None else started(config) as present:
         training = begin(config, present)
         follow(training, listeners)
@@ -34,7 +34,7 @@ def run(config: TrainConfig, listeners: Iterable[Listener] = (), engine: Engine 
 
 
 def follow(training: Training, listeners: Iterable[Listener]) -> None:
-    """The rest of a run, with listeners: each is called with the training and the report of each step."""
+    """Train to the end of a run, and call each listener with the training and the report of each step."""
     listeners = tuple(listeners)
     for report in loop(training):
         for listener in listeners:
@@ -42,10 +42,10 @@ def follow(training: Training, listeners: Iterable[Listener]) -> None:
 
 
 def loop(training: Training) -> Iterator[Report]:
-    """Step after step, each with its report, to the last one or until the training is stopped.
+    """Train step by step and yield the report of each, up to the last step or until the training is stopped.
 
-    A checkpoint is written after its report was heard, so that what listeners write is never behind one. Raises DataError
-    where a checkpoint cannot be written, and where too many batches in a row had to be skipped.
+    A checkpoint is written after its report was yielded, so that what listeners write is never behind a checkpoint. Raises
+    DataError if a checkpoint cannot be written, or if too many batches in a row had to be skipped.
     """
     with training.in_use():
         try:
@@ -62,9 +62,9 @@ def loop(training: Training) -> Iterator[Report]:
 
 
 def settle_exchanges(training: Training) -> None:
-    """Do a backward that changes nothing, after which DDP puts gradients into the order in which it sums them from then on.
+    """Do a backward pass that changes nothing, after which DDP fixes the order in which it sums gradients.
 
-    Else the first step after a checkpoint would sum them in another order than the same step of a run that never stopped.
+    Otherwise the first step after a checkpoint would sum them in another order than the same step of an uninterrupted run.
     """
     is_over = training.step >= training.config.steps or bool(training.stopped)
     if training.engine.world > 1 and training.config.engine == "ddp" and not is_over:
@@ -74,7 +74,7 @@ def settle_exchanges(training: Training) -> None:
 
 
 def write_results(training: Training, report: Report) -> None:
-    """Write the model and a checkpoint where they are due after a step; DataError where the run diverges."""
+    """Write the model and a checkpoint if they are due after a step; raise DataError if the run diverges."""
     config, is_last = training.config, report.step == training.config.steps
     if report.best or (is_last and training.held_out is None):
         training.save_model("model")
@@ -86,7 +86,7 @@ def write_results(training: Training, report: Report) -> None:
 
 
 def stepped(training: Training) -> Report:
-    """One step: the gradient of the mean loss over all its batches, and the update."""
+    """Do one training step: compute the gradient of the mean loss over all its batches, and update the weights."""
     config, engine, model, began = training.config, training.engine, training.called, time.perf_counter()
     subject = training.subject
     number, first = training.step + 1, training.step * config.accumulate
@@ -108,14 +108,14 @@ def stepped(training: Training) -> Report:
 
 
 def backward(training: Training, step: int, batches: Sequence[Any]) -> float:
-    """The mean loss over all targets of all batches in all processes, its gradient left in the parameters."""
+    """Return the mean loss over all targets of all batches in all processes; its gradient is accumulated in the parameters."""
     config, engine = training.config, training.engine
     count = engine.total(sum(map(targets_of, batches)))
     parts = []
     with seeded(config.seed, step, engine.rank, engine.device):
         for n, batch in enumerate(batches):
             with engine.exchanging(training.called, n == len(batches) - 1):
-                with engine.products(config.precision):  # gradients are exchanged as means: hence a share of the count
+                with engine.products(config.precision):  # gradients are averaged over processes: hence count / world
                     loss = training.subject.loss(training.called, batch, count / engine.world)
                 loss.backward()
             parts.append(loss.detach())
@@ -123,7 +123,7 @@ def backward(training: Training, step: int, batches: Sequence[Any]) -> float:
 
 
 def looked_at(training: Training, report: Report) -> Report:
-    """The report with a look at the held-out text, and a sample, where they are due."""
+    """Return the report with the held-out loss and a sample if they are due."""
     config, last = training.config, report.step == training.config.steps
     if training.held_out is not None and (due(config.evaluate_every, report.step) or last):
         loss = held_out_loss(training, training.held_out)
@@ -136,7 +136,7 @@ def looked_at(training: Training, report: Report) -> Report:
 
 
 def held_out_loss(training: Training, reader: Reader) -> float:
-    """The mean loss over the first held-out batches, the same ones at every look."""
+    """Compute the mean loss over the first held-out batches, the same ones each time."""
     config, engine = training.config, training.engine
     count = min(config.evaluate_batches, reader.batches)
     total = targets = 0.0
@@ -150,14 +150,14 @@ def held_out_loss(training: Training, reader: Reader) -> float:
 
 
 def sampled(training: Training) -> str:
-    """What the model writes now."""
+    """Generate a sample text from the current model."""
     with evaluating(training.model), training.engine.gathered(training.called):
         return training.subject.sampled(training.model, training.held_out or training.reader, training.step)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context of evaluation mode, without gradients; the mode is put back."""
+    """Put a model into evaluation mode without gradients for the duration of the context."""
     mode = model.training
     model.eval()
     try:
@@ -168,18 +168,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def agree(training: Training) -> None:
-    """Stops a run in all processes where one was told to stop."""
+    """Stop the run in all processes if it was stopped in one of them."""
     if training.engine.total(bool(training.stopped)) and not training.stopped:
         training.stop("another process")
 
 
 def due(every: int, step: int) -> bool:
-    """Whether something that is done every so many steps is to be done at this one."""
+    """Return whether something that is done every `every` steps is due at this step; 0 stands for never."""
     return bool(every) and step % every == 0
 
 
 def refuse_divergence(training: Training, report: Report) -> None:
-    """Raises DataError where too many batches in a row were skipped."""
+    """Raise DataError if too many batches in a row were skipped."""
     if training.running.skipped >= training.config.patience:
         raise DataError(
             f"the run diverges: {training.running.skipped} steps in a row were skipped, the last of them step {report.step}, "

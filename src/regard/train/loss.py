@@ -1,4 +1,4 @@
-"""How surprised a model is by the next tokens, in nats: the number that training makes small."""
+"""The training loss: the cross entropy of the next tokens, in nats."""
 
 from torch import Tensor, nn
 
@@ -17,10 +17,10 @@ def loss_of(
     mask_documents: bool = False,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """-Σ log p(target) / count, over the real targets; count is how many there are, or are in all the batches of a step.
+    """Compute -Σ log p(target) / count over the real targets; count is their number, or their number in all batches of a step.
 
-    p is the softmax of the logits, in float32 or better. With mask_documents a token sees none of an earlier document.
-    smoothing is quick.cross_entropy's.
+    p is the softmax of the logits, in float32 or better. With mask_documents a token attends to no earlier document. smoothing
+    is that of quick.cross_entropy.
     """
     mask = Documents(batch.documents) if mask_documents else EVERYTHING
     logits = model(batch.tokens, mask=mask)  # (b, t, n)
@@ -29,5 +29,5 @@ def loss_of(
 
 
 def targets_of(batch: Batch | PairBatch) -> int:
-    """How many real targets a batch has."""
+    """Return the number of real targets of a batch."""
     return int((batch.targets != NONE).sum())

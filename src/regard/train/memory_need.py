@@ -1,4 +1,4 @@
-"""The bytes that a run needs at least, counted before anything is made: what this machine cannot hold is refused."""
+"""The least memory that a run needs, counted before anything is allocated; a run that cannot fit into memory is refused."""
 
 import os
 from dataclasses import replace
@@ -10,13 +10,13 @@ from regard.train.alone import Engine
 from regard.train.config import TrainConfig
 from regard.train.sizes import TranslatorSizes
 
-LEARNING = 16  # bytes of a parameter: itself, its gradient and two moments
-NUMBERS = 3 * 8  # bytes of a token in a batch: itself, its target, its document
-ADDRESSES = 1 << 47  # bytes that a process can address, where the system does not say what it has
+LEARNING = 16  # bytes per parameter: weight, gradient and two moments
+NUMBERS = 3 * 8  # bytes per token of a batch: token, target and document
+ADDRESSES = 1 << 47  # bytes that a process can address, if the size of the memory is unknown
 
 
 def refuse_more_than_there_is(config: TrainConfig, engine: Engine, *, vocabulary: int = 1) -> None:
-    """Raise ConfigError, with the bytes, for a run that needs more memory than there is; vocabulary as far as it is known."""
+    """Raise ConfigError, with the bytes, for a run that needs more memory than there is; vocabulary is 1 if not known yet."""
     parts = count_bytes(config, engine.world, vocabulary)
     together, limit = sum(parts.values()), memory_bytes(engine)
     if together > limit:
@@ -28,9 +28,9 @@ def refuse_more_than_there_is(config: TrainConfig, engine: Engine, *, vocabulary
 
 
 def count_bytes(config: TrainConfig, world: int, vocabulary: int) -> dict[str, int]:
-    """Return the bytes that each of `world` processes needs at least, by what they are for.
+    """Return the least number of bytes that each of `world` processes needs, by purpose.
 
-    Of activations, only the stream between blocks and the logits are counted.
+    Of activations, only the residual stream between blocks and the logits are counted.
     """
     if isinstance(config.model, TranslatorSizes):
         return {"model": LEARNING * config.model.count_parameters() // (world if config.engine == "fsdp" else 1)}
@@ -45,7 +45,7 @@ def count_bytes(config: TrainConfig, world: int, vocabulary: int) -> dict[str, i
 
 
 def memory_bytes(engine: Engine) -> int:
-    """Return the bytes of memory, and of swap, that each process of this machine can have at most."""
+    """Return the most memory, including swap, that each process of this machine can have, in bytes."""
     if engine.device.type == "cuda":
         return int(torch.cuda.get_device_properties(engine.device).total_memory)
     here = os.environ.get("LOCAL_WORLD_SIZE", "") if engine.world > 1 else ""

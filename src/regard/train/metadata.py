@@ -1,4 +1,4 @@
-"""The .metadata of a checkpoint: a pickle, which could run any code, and so is read only where it names what it is made of."""
+"""Check the .metadata of a checkpoint: it is a pickle, which could run any code, so only known classes are unpickled."""
 
 import pickle
 from collections.abc import Collection
@@ -16,10 +16,10 @@ OTHERS = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib",
 
 
 class Plain(pickle.Unpickler):
-    """A reader of pickles that hold nothing else."""
+    """An unpickler that accepts only the classes that a checkpoint's .metadata consists of."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle names, where it may."""
+        """Return the class of a name in the pickle; raise UnpicklingError unless it is allowed."""
         dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not (dtype or (module, name) in OTHERS or (module in PLACES and name in PARTS)):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -27,12 +27,12 @@ class Plain(pickle.Unpickler):
 
 
 def check(path: Path, files: Collection[str]) -> None:
-    """Raise DataError for a file that is not the .metadata of a checkpoint, or that has tensors read from other files."""
+    """Raise DataError for a file that is not the .metadata of a checkpoint, or whose tensors are stored in other files."""
     try:
         with path.open("rb") as file:
             found = Plain(file).load()
         places = {place.relative_path for place in found.storage_data.values()}
         if not places <= set(files):
             raise ValueError(f"its tensors lie in {min(places - set(files))}, which the checkpoint does not have")
-    except Exception as error:  # a damaged pickle may raise whatever its parts do
+    except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{path} is not what training writes: {str(error) or type(error).__name__}.") from None

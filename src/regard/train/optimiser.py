@@ -1,4 +1,4 @@
-"""AdamW, with decay of the matrices alone."""
+"""AdamW with weight decay of matrices only."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from torch import nn
 
 from regard.train.config import TrainConfig
 
-EPSILON = 1e-6  # that torch adds to a norm before it divides by it
+EPSILON = 1e-6  # added by torch to a norm before it divides by it
 
 
 def made(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """The optimiser of a model's parameters."""
+    """Create the optimizer of a model's parameters."""
     return torch.optim.AdamW(groups(model, config.weight_decay), lr=config.learning_rate, betas=config.betas, fused=True)
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, embeddings among them, which decay; and vectors, biases and the scales of norms, which do not."""
+    """Return two parameter groups: matrices and embeddings, which decay, and biases and norm scales, which do not."""
     parameters = [one for one in model.parameters() if one.requires_grad]
     matrices = [one for one in parameters if one.dim() >= 2]
     vectors = [one for one in parameters if one.dim() < 2]
@@ -24,9 +24,9 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def update(optimiser: torch.optim.Optimizer, rate: float, norm: float, clip: float) -> None:
-    """A step at a learning rate; gradients whose norm is above clip are shortened to it, as by nn.utils.clip_grad_norm_.
+    """Do an optimizer step at a learning rate, with gradients scaled down to the norm clip, as by nn.utils.clip_grad_norm_.
 
-    0 shortens none. They are shortened as the fused step goes over them: a pass of their own takes as long as half a step.
+    A clip of 0 scales none. The fused step scales gradients as it reads them: a separate pass takes half as long as the step.
     """
     for group in optimiser.param_groups:
         group["lr"] = rate

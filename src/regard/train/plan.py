@@ -1,7 +1,7 @@
-"""The plan of a run on N accelerators, on paper: what each holds, what it sends in a step, and how long that takes at least.
+"""The estimated cost of a run on N accelerators: what each holds, what it sends in a step, and the least time that this takes.
 
-Bytes are counted, not estimated, where they follow from shapes: weights, gradients, moments, and what autograd keeps of each
-block. Of the rest, what a kernel takes while it runs, nothing is said: on a real machine add some.
+Bytes are counted, not estimated, if they follow from shapes: weights, gradients, moments, and what autograd saves of each
+block. The working memory of kernels is not included: a real machine needs somewhat more.
 """
 
 import textwrap
@@ -18,30 +18,31 @@ from regard.train.config import TrainConfig
 from regard.train.flops import flops_of
 
 FLOAT = 4  # bytes of a float32: weights at rest, gradients, moments, and sums of gradients
-NUMBER = 8  # of a whole number: a token, a target
+NUMBER = 8  # bytes of an int64: a token, a target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One accelerator of several: bytes it holds, and sends in a step; floating-point operations in a step.
+    """One of several accelerators: the bytes it holds, and sends in a step; floating-point operations in a step.
 
-    together is the most it holds at a time, in the backward of the loss; of what is computed again, `recomputed` is said.
+    together is the most it holds at a time, in the backward pass of the loss; `recomputed` replaces the activations if they are
+    computed again.
     """
 
     accelerators: int
     engine: str
-    batch: int  # what to say in the config, so that each takes as many rows at a time as one alone would
+    batch: int  # the setting with which each takes as many rows at a time as a single one would
     accumulate: int
     weights: int
-    gathered: int  # weights once more, rounded or gathered, while they are used
+    gathered: int  # copies of weights, rounded or gathered, while they are used
     gradients: int
     moments: int
     activations: int
-    recomputed: int  # these with activation_checkpointing
-    logits: int  # what the loss keeps, and its gradient
+    recomputed: int  # activations with activation_checkpointing
+    logits: int  # saved by the loss, and their gradient
     sent: int
     flops: float
-    flops_recomputed: float  # these with activation_checkpointing
+    flops_recomputed: float  # flops with activation_checkpointing
 
     @property
     def together(self) -> int:
@@ -56,7 +57,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The bytes of a number in the stream between blocks, in a norm's statistics, in all else; copies of q, k, v's input."""
+    """Bytes of a number between blocks, in a norm's statistics, and elsewhere; copies of the input of q, k and v."""
 
     stream: int
     statistic: int
@@ -66,7 +67,7 @@ class Rounding:
 
 ROUNDING = {
     ("ddp", "float32"): Rounding(4, 4, 4, 1),
-    ("ddp", "bfloat16"): Rounding(4, 4, 2, 3),  # autocast rounds it for q, for k and for v
+    ("ddp", "bfloat16"): Rounding(4, 4, 2, 3),  # autocast copies the input for q, for k and for v
     ("fsdp", "float32"): Rounding(4, 4, 4, 1),
     ("fsdp", "bfloat16"): Rounding(2, 2, 2, 1),
 }
@@ -74,14 +75,14 @@ ROUNDING = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of a model's parameters: those of a block, and those around the blocks."""
+    """The shapes of a model's parameters: those of one block, and those outside the blocks."""
 
     block: tuple[torch.Size, ...]
     around: tuple[torch.Size, ...]
 
     @classmethod
     def of(cls, config: GPT2Config) -> "Shapes":
-        """Those of a config, from the model itself, which takes no memory here."""
+        """Return the shapes of a config, from a model on the meta device, which takes no memory."""
         with torch.device("meta"):
             model = GPT2(replace(config, layers=1))
         inside = {id(one) for one in model.blocks.parameters()}
@@ -90,12 +91,12 @@ class Shapes:
 
 
 def shapes(parameters: Iterable[nn.Parameter]) -> tuple[torch.Size, ...]:
-    """The shapes of parameters."""
+    """Return the shapes of parameters."""
     return tuple(one.shape for one in parameters)
 
 
 def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
-    """The plan of a config on so many accelerators: as many rows a step, and at a time on each, as on one."""
+    """Return the plan of a config on n accelerators: rows per step as on one, rounded up, and no more at a time on each."""
     if accelerators < 1:
         raise ConfigError(f"accelerators are counted from 1, got {accelerators}.")
     model, known = config.gpt2, Shapes.of(config.gpt2)
@@ -108,9 +109,9 @@ def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
     product = rounding.product
     if engine == "fsdp":
         mine = layers * parts(known.block, n) + parts(known.around, n)
-        gathered = product * (around + 2 * block)  # a block's, and the next one's
-        gradients = FLOAT * mine + (FLOAT * whole if accumulate > 1 else product * (around + block))  # not yet exchanged
-        passes = parts(known.around, n) + 2 * layers * parts(known.block, n)  # of blocks once ahead and once back
+        gathered = product * (around + 2 * block)  # of a block, and of the next one
+        gradients = FLOAT * mine + (FLOAT * whole if accumulate > 1 else product * (around + block))  # those not exchanged yet
+        passes = parts(known.around, n) + 2 * layers * parts(known.block, n)  # of blocks once forward and once backward
         sent = (n - 1) * (accumulate * product * passes + FLOAT * mine)
     else:
         mine = whole
@@ -127,7 +128,7 @@ def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
         weights=FLOAT * mine,
         gathered=gathered,
         gradients=gradients,
-        moments=2 * FLOAT * mine + FLOAT * tensors,  # and how often each was changed
+        moments=2 * FLOAT * mine + FLOAT * tensors,  # and the step count of each tensor
         activations=kept(model, tokens, rounding, layers),
         recomputed=kept(model, tokens, rounding, 1) + (layers - 1) * tokens * model.width * rounding.stream,
         logits=logits(model, tokens, half),
@@ -138,43 +139,43 @@ def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
 
 
 def kept(model: GPT2Config, tokens: int, rounding: Rounding, blocks: int) -> int:
-    """The bytes that autograd keeps of so many blocks, of the embeddings and of the last norm.
+    """Return the bytes that autograd saves of `blocks` blocks, of the embeddings and of the last norm.
 
-    Of a block: the stream before each norm, the norms' outputs and statistics, q, k, v, the context and its log-sum-exp, and
-    the feed-forward layer before and after its activation; the weights of attention never.
+    Of a block: the input of each norm, the norms' outputs and statistics, q, k, v, the context and its log-sum-exp, and the
+    feed-forward layer before and after its activation; never the attention weights.
     """
     c, product = model.width, rounding.product
-    feed = model.inner if model.activation == "relu" else 2 * model.inner  # relu needs only what it gave
+    feed = model.inner if model.activation == "relu" else 2 * model.inner  # the backward pass of relu needs only its output
     norm = c * rounding.stream + 2 * rounding.statistic
     block = 2 * norm + (rounding.copies + 1) * c * product + 4 * c * product + FLOAT * model.heads + feed * product
     return tokens * (blocks * block + norm + c * product + 2 * NUMBER)
 
 
 def logits(model: GPT2Config, tokens: int, half: bool) -> int:
-    """The bytes of the loss in its backward: log-probabilities and their gradient, in float32, and that of rounded logits."""
+    """Return the bytes of the loss's backward pass: float32 log-probabilities, their gradient, and that of rounded logits."""
     return tokens * model.vocabulary * (2 * FLOAT + (2 if half else 0))
 
 
 def unrounded(model: GPT2Config, known: Shapes) -> int:
-    """The parameters of which autocast keeps no copy: vectors, and the embeddings that are no head."""
+    """Return the number of parameters that autocast does not copy: vectors, and embeddings that are not the head."""
     vectors = sum(shape.numel() for shape in (*known.around, *known.block * model.layers) if len(shape) < 2)
     return vectors + model.context * model.width + (0 if model.tied else model.vocabulary * model.width)
 
 
 def numbers(known: Sequence[torch.Size]) -> int:
-    """How many numbers tensors have."""
+    """Return the number of elements of tensors of these shapes."""
     return sum(shape.numel() for shape in known)
 
 
 def parts(known: Sequence[torch.Size], n: int) -> int:
-    """How many numbers of tensors the first of n processes has: fsdp cuts each along its first axis."""
+    """Return the number of elements that the first of n processes holds: fsdp splits each tensor along its first axis."""
     return sum(ceil(shape[0] / n) * prod(shape[1:]) for shape in known)
 
 
 def table(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link: float = 0.0) -> str:
-    """The plans side by side, as many as a screen has room for.
+    """Return the plans side by side, as many as fit the width of the screen.
 
-    Times are said where config.peak_tflops and link, in gigabytes a second that each accelerator can send, are stated.
+    Times are included if config.peak_tflops and link, the gigabytes per second that each accelerator can send, are given.
     """
     heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in plans]
     titles, cells = rows_of(config, plans, link)
@@ -194,7 +195,7 @@ def table(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link
 
 
 def rows_of(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[list[str], list[list[str]]]:
-    """The names of the rows, and the cells of each plan."""
+    """Return the titles of the rows, and the cells of each plan."""
     titles = ["batch", "accumulate", "GB held: weights", "  rounded, gathered", "  gradients", "  moments", "  activations"]
     titles += ["  logits", "  together", "recomputed: held", "  together", "GB sent in a step"]
     cells = [
@@ -215,7 +216,7 @@ def rows_of(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[li
 
 
 def title(config: TrainConfig, columns: int) -> str:
-    """What is planned, in as many lines as it needs."""
+    """Describe the planned run, wrapped to the given number of columns."""
     model, rows = config.gpt2, config.batch * config.accumulate
     says = [
         f"{model.parameters:,} parameters: {model.layers} layers of {model.heads} heads, width {model.width:,}, "
@@ -228,10 +229,10 @@ def title(config: TrainConfig, columns: int) -> str:
 
 
 def gigabytes(number: float) -> str:
-    """Bytes, in billions."""
+    """Format bytes in billions."""
     return f"{number / 1e9:,.2f}"
 
 
 def seconds(number: float) -> str:
-    """Seconds, three digits of them."""
+    """Format seconds with three significant digits."""
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"

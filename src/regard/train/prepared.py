@@ -1,4 +1,4 @@
-"""The data of a run that names its sources: prepared once into the run's folder, and again where the sources are others."""
+"""The prepared data of a run that names its sources: written once into the run's folder, and again if the sources change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,14 +20,14 @@ def load_or_prepare(
     load: Callable[[Path], T],
     prepare: Callable[[Path], T],
 ) -> T:
-    """Return the data in out/corpus, prepared anew where it is not made of what the sources hold, by these settings.
+    """Return the data in out/corpus, prepared again if it was not made from these sources with these settings.
 
-    Raises ConfigError where it is not, and the run has a checkpoint: that was trained on what is there. Where sources are gone,
-    what was made of sources of these names is taken.
+    Raises ConfigError if it was not, but the run has a checkpoint, which was trained on the existing data. If the sources no
+    longer exist, data that was made from sources of these names is loaded.
     """
     folder = Path(config.out) / "corpus"
     said, trained = read_origin(folder), checkpoint_folders(folder.with_name("checkpoints"))
-    if said is None and trained:  # made by a version that did not say; the checkpoint says which corpus it was trained on
+    if said is None and trained:  # written by an older version without source.json; the checkpoint identifies its corpus
         return load(folder)
     try:
         found = origin()
@@ -55,7 +55,7 @@ def refuse_other_sources(config: TrainConfig, checkpoint: Path, names: tuple[str
 
 
 def read_config(folder: Path, says: Mapping[str, Any]) -> TrainConfig:
-    """Return the config that a checkpoint's run.json says; DataError where it is none."""
+    """Return the config in a checkpoint's run.json; raise DataError if it is invalid."""
     try:
         return TrainConfig.of(says["config"])
     except (ConfigError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -1,6 +1,6 @@
-"""What training on a CPU does between its products, in one pass each over the numbers: cross entropy and GELU.
+"""Fused CPU operations of training: cross entropy and GELU, each in one pass over the data.
 
-torch's own functions are the definition, and what all else goes through: other devices, other dtypes, compilers.
+torch's own functions are the definition, and are used for everything else: other devices, other dtypes, compilers.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,14 @@ from regard.compiled.watched import KINDS, plain, unwatched
 from regard.models.gpt2 import ACTIVATIONS, GPT2, Block
 from regard.text.corpus.reader import NONE
 
-LEAST = 2**16  # numbers that it is worth compiling for
+LEAST = 2**16  # least number of elements for which the compiled loops are used
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-Σ log softmax(logits)[target] over the rows whose target is not NONE, in nats; logits (m, n), targets (m,).
+    """Compute -Σ log softmax(logits)[target] over the rows whose target is not NONE, in nats; logits (m, n), targets (m,).
 
-    With smoothing s a row's target is 1 - s of it, and s of all words alike (Szegedy et al. 2016, section 7).
+    With label smoothing s, a row's target distribution is 1 - s at the target plus s spread evenly over all words (Szegedy et
+    al. 2016, section 7).
     """
     if suits(logits):
         total: Tensor = Entropy.apply(logits.contiguous(), targets, smoothing)  # type: ignore[no-untyped-call]
@@ -33,7 +34,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, GPT-2's activation."""
+    """Compute x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2, GPT-2's activation."""
     if suits(x):
         output: Tensor = Gelu.apply(x.contiguous())  # type: ignore[no-untyped-call]
         return output
@@ -41,7 +42,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def fit(model: GPT2) -> GPT2:
-    """The model, with the loops in the place of torch's GELU."""
+    """Replace torch's GELU in the blocks of a model by the fused one, and return the model."""
     for block in cast(Iterable[Block], model.blocks):
         if block.activation is ACTIVATIONS["gelu_tanh"]:
             block.activation = gelu
@@ -49,13 +50,13 @@ def fit(model: GPT2) -> GPT2:
 
 
 def suits(x: Tensor) -> bool:
-    """Whether the loops are for numbers like these."""
+    """Return whether the fused loops can be used for a tensor."""
     return unwatched() and plain(x) and x.dtype in KINDS and x.numel() >= LEAST and compiled() is not None
 
 
 @cache
 def compiled() -> Any:
-    """The module of the loops; None where numba is not installed, or torch's threads cannot be had."""
+    """Return the module of compiled loops; None if numba is not installed or torch's threads cannot be used."""
     if not threads.usable():
         return None
     from regard.train import compiled
@@ -64,11 +65,11 @@ def compiled() -> Any:
 
 
 class Entropy(torch.autograd.Function):
-    """The sum of the cross entropies of rows of logits; nothing of their size is kept but themselves."""
+    """The sum of the cross entropies of rows of logits; no tensor of the logits' size is saved besides the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        """One number."""
+        """Return the sum as a scalar."""
         rows, n = logits.shape
         lse = logits.new_empty(rows, dtype=torch.float32)
         call("entropy", logits.dtype, rows, n, logits, lse)
@@ -83,7 +84,7 @@ class Entropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """softmax - 1 at the target, (m, n); with smoothing less there, and the rest at all words alike."""
+        """Return the gradient, softmax - 1 at the target, (m, n); with smoothing, the target's share is spread evenly."""
         logits, lse, targets, real = ctx.saved_tensors
         out, factors = torch.empty_like(logits), real * grad.float()
         call("entropy_slope", logits.dtype, *logits.shape, logits, lse, targets.contiguous(), factors, out)
@@ -94,11 +95,11 @@ class Entropy(torch.autograd.Function):
 
 
 class Gelu(torch.autograd.Function):
-    """GELU by the hyperbolic tangent."""
+    """GELU in its tanh form."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Of the same shape."""
+        """Return the activations, of the shape of x."""
         ctx.save_for_backward(x)
         out = torch.empty_like(x)
         call("activation", x.dtype, 0, x.numel(), x, out)
@@ -107,7 +108,7 @@ class Gelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Times the derivative."""
+        """Return the gradient times the derivative of GELU."""
         (x,) = ctx.saved_tensors
         out = torch.empty_like(x)
         call("activation_slope", x.dtype, 0, x.numel(), x, grad.to(x.dtype).contiguous(), out)
@@ -115,7 +116,7 @@ class Gelu(torch.autograd.Function):
 
 
 def call(name: str, dtype: torch.dtype, rows: int, columns: int, *arrays: Tensor) -> None:
-    """Runs a loop on torch's threads."""
+    """Run a compiled loop on torch's threads."""
     said = [0, rows, columns, *(x.data_ptr() for x in arrays)]
     said += [0] * (compiled().SAID - len(said))
     threads.run(getattr(compiled(), name)(KINDS[dtype]), said, torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""A run goes on from its last checkpoint: what that says is checked, and what the folder shows is made to agree with it."""
+"""Resume a run from its last checkpoint: check the checkpoint, and make the files in the folder agree with it."""
 
 import platform
 from collections.abc import Mapping
@@ -22,9 +22,10 @@ BITS = ("torch", "numba", "processor", "device", "threads", "processes", "engine
 
 
 def resume(training: Any) -> None:
-    """Put a Training where its last checkpoint left it; do nothing where there is none.
+    """Restore the state of a Training from its last checkpoint; do nothing if there is none.
 
-    Raises ConfigError for a config that would make another run of it, DataError for a checkpoint that is not what was written.
+    Raises ConfigError for a config that would change the results of the run, DataError for a checkpoint that is not what was
+    written.
     """
     config, last = training.config, training.checkpoints.latest()
     if last is None:
@@ -43,7 +44,7 @@ def resume(training: Any) -> None:
 
 
 def load_and_restore(training: Any, last: Checkpoint) -> None:
-    """Load the last checkpoint, and write the models that belong to it again: those in the folder may be altered, or later."""
+    """Load the last checkpoint, and write its models again: those in the folder may be altered, or of a later step."""
     best, is_last = training.checkpoints.best(), last.step == training.config.steps
     best = best if best is not None and best.says["held_out_nats"] == training.best else None
     if best is not None:
@@ -56,7 +57,7 @@ def load_and_restore(training: Any, last: Checkpoint) -> None:
 
 
 def check_says(path: Path, says: Mapping[str, Any]) -> Running:
-    """Return the running loss that run.json says; DataError where anything that a run needs is not what it must be."""
+    """Return the running loss in run.json; raise DataError if a value that a run needs is missing or invalid."""
     running = says.get("running")
     expected = {"mean", "variance", "count", "skipped"}
     if not isinstance(running, dict) or running.keys() != expected or not are_finite(running.values()):
@@ -77,7 +78,7 @@ def check_says(path: Path, says: Mapping[str, Any]) -> Running:
 
 
 def describe_computer(config: TrainConfig, engine: Engine) -> dict[str, str]:
-    """Return what the bits of a run depend on beside its config: the same values, the same bits."""
+    """Return what the bits of a run depend on besides its config: equal values give equal bits."""
     cpu = engine.device.type == "cpu"
     found = read_versions() | {
         "processor": processor.read_name() or platform.machine(),

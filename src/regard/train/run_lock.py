@@ -1,7 +1,7 @@
-"""The lock of a run's folder: one process trains in it at a time, and one that is killed leaves it free.
+"""The lock of a run's folder: one process trains in it at a time, and one that is killed releases it.
 
-It is the operating system's (flock, or its like on Windows), on the file `.lock`; `.process` says who holds it, for the error
-of another process. Of several processes of torchrun the first holds it for all.
+It is the operating system's lock (flock, or its equivalent on Windows) on the file `.lock`; `.process` names the holder, for
+error messages in other processes. Of several processes of torchrun the first holds it for all.
 """
 
 import json
@@ -20,7 +20,7 @@ LOCK, HOLDER = ".lock", ".process"
 
 
 class RunLock:
-    """The lock of a folder, for this process; what forgets it gives it up."""
+    """The lock of a folder for this process, released when the object is garbage collected."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.is_training = folder, False
@@ -28,14 +28,14 @@ class RunLock:
         self._file = FileLock(folder / LOCK, timeout=0, thread_local=False)
 
     def acquire(self) -> None:
-        """Take the lock; ConfigError where another process has it."""
+        """Acquire the lock; raise ConfigError if another process holds it."""
         if self._file.is_locked:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file.acquire()
             (self.folder / HOLDER).write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}), encoding="utf-8")
-        except Timeout:  # an OSError too
+        except Timeout:  # a subclass of OSError, so caught first
             raise ConfigError(
                 f"{self.folder} is in use: {describe_holder(self.folder)} trains in it. Wait until it has ended, end it, or "
                 "name another folder as out."
@@ -46,12 +46,12 @@ class RunLock:
             raise ConfigError(f"out is {self.folder}, where nothing can be written: {error.strerror or error}.") from None
 
     def release(self) -> None:
-        """Give the lock up; its files stay, since another process may wait for them."""
+        """Release the lock; its files stay, because another process may be waiting for them."""
         self._file.release(force=True)
 
     @contextmanager
     def held_for_training(self) -> Iterator[None]:
-        """A context of one loop; ConfigError where another loop of this process is inside."""
+        """Hold the lock for one training loop; raise ConfigError if another loop of this process holds it."""
         if self.is_training:
             raise ConfigError(f"{self.folder} is in use: this process trains in it already. Name another folder as out.")
         self.acquire()
@@ -63,7 +63,7 @@ class RunLock:
             self.release()
 
     def abandon(self) -> None:
-        """Give the lock up before anything was made; a folder that is new and holds nothing else goes."""
+        """Release the lock before anything was written; delete the folder if it is new and otherwise empty."""
         if self.is_training:
             return
         if self.made_folder and {path.name for path in self.folder.iterdir()} <= {LOCK, HOLDER}:
@@ -74,11 +74,11 @@ class RunLock:
         self.release()
 
 
-HELD: "weakref.WeakValueDictionary[Path, RunLock]" = weakref.WeakValueDictionary()  # of this process
+HELD: "weakref.WeakValueDictionary[Path, RunLock]" = weakref.WeakValueDictionary()  # locks of this process
 
 
 def lock_run(folder: Path) -> RunLock:
-    """Return the lock of a run's folder, which this process holds now; ConfigError where another one holds it."""
+    """Acquire and return the lock of a run's folder; raise ConfigError if another process holds it."""
     found = HELD.get(folder.resolve())
     if found is None:
         HELD[folder.resolve()] = found = RunLock(folder)
@@ -89,7 +89,7 @@ def lock_run(folder: Path) -> RunLock:
 
 
 def describe_holder(folder: Path) -> str:
-    """Return which process holds a lock, as far as it says."""
+    """Describe the process that holds a lock, as far as its file tells."""
     try:
         said = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
         return f"process {int(said['pid'])} on {str(said['host']) or 'this machine'}"

@@ -1,4 +1,4 @@
-"""The learning rate of a step: a rise, then a cosine, a constant and a straight fall, or an inverse square root."""
+"""The learning rate schedule: a warm-up, then a cosine decay, a constant and a linear decay, or an inverse square root."""
 
 import math
 
@@ -6,9 +6,9 @@ from regard.train.config import TrainConfig
 
 
 def rate(step: int, config: TrainConfig) -> float:
-    """The rate of step 1 to steps: learning_rate * min(step / warmup, fall(step)).
+    """Compute the learning rate of a step, from 1 to steps: learning_rate * min(step / warmup, fall(step)).
 
-    It reaches learning_rate in the last step of the warm-up, and final_rate of it in the last step of all; by the inverse
+    It reaches learning_rate in the last step of the warm-up, and final_rate of it in the last step of all. With the inverse
     square root it is learning_rate √(warmup / step), whatever the last step is (Vaswani et al. 2017, equation 3).
     """
     if step <= config.warmup:
@@ -20,13 +20,13 @@ def rate(step: int, config: TrainConfig) -> float:
 
 
 def cosine(step: int, config: TrainConfig) -> float:
-    """(1 + cos(π p)) / 2, p the share of the steps after the warm-up that are done (Loshchilov and Hutter 2017)."""
+    """Compute (1 + cos(π p)) / 2, p the completed share of the steps after the warm-up (Loshchilov and Hutter 2017)."""
     done = (step - config.warmup) / max(config.steps - config.warmup, 1)
     return (1 + math.cos(math.pi * min(done, 1))) / 2
 
 
 def straight(step: int, config: TrainConfig) -> float:
-    """1, and in the last decay_share of all steps down to 0 in a straight line."""
+    """Compute the linear decay: 1, and within the last decay_share of all steps linearly down to 0."""
     length = min(config.decay_share * config.steps, config.steps - config.warmup)
     left = config.steps - step
     return min(left / length, 1.0) if length else 1.0

@@ -1,4 +1,4 @@
-"""Random numbers of a step, made from its number alone: a run that goes on needs no luck."""
+"""Random numbers of a step, derived from the step's number alone, so that a resumed run draws the same ones."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ import torch
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:
-    """A seed for a step of a process."""
+    """Derive the seed for a step of a process."""
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @contextmanager
 def seeded(seed: int, step: int, rank: int, device: torch.device) -> Iterator[None]:
-    """A context in which torch's generators stand where this step's begin; before and after it they are the caller's."""
+    """Seed torch's generators for a step within the context, and restore the caller's generator states after it."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
         torch.manual_seed(seed_of(seed, step, rank))

@@ -1,4 +1,4 @@
-"""TranslatorSizes: which translator a run trains, and every argument that makes it."""
+"""TranslatorSizes: the kind of translator that a run trains, and all its constructor arguments."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ import torch
 from regard.errors import ConfigError
 from regard.models.translator import KINDS, Translator
 
-MOST, MOST_LAYERS = 1 << 24, 1 << 10  # of a size, and of layers, each of which is made to be counted
-GPT2 = "gpt2"  # the kind where nothing is said
+MOST, MOST_LAYERS = 1 << 24, 1 << 10  # largest size, and most layers: each is created in order to count its parameters
+GPT2 = "gpt2"  # the default kind
 
 
 @dataclass(frozen=True)
 class TranslatorSizes:
-    """A kind of translator and its arguments, those that were not said with their defaults; checked when it is made.
+    """A kind of translator and its arguments, missing ones set to their defaults; validated on creation.
 
-    A vocabulary of 0 is that of the pairs.
+    A vocabulary of 0 stands for the vocabulary of the sentence pairs.
     """
 
     kind: str
@@ -39,28 +39,28 @@ class TranslatorSizes:
             raise ConfigError(f"a size in [model] is none of a {self.kind} translator: {error}.") from None
 
     def count_parameters(self) -> int:
-        """Return how many parameters there are, with a vocabulary of 1 where that of the pairs is not known."""
+        """Return the number of parameters, with a vocabulary of 1 if that of the pairs is not known."""
         with torch.device("meta"):  # takes no memory
             model = KINDS[self.kind](**{**self.sizes, "vocabulary": self.vocabulary or 1})
         return sum(one.numel() for one in model.parameters())
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are; 0 where nothing is said."""
+        """The number of tokens; 0 if it was not given."""
         return int(self.sizes["vocabulary"])
 
     def made(self) -> Translator:
-        """A translator of these sizes, from its first weight."""
+        """Create a translator of these sizes with its initial weights."""
         return KINDS[self.kind](**self.sizes)
 
     def table(self) -> dict[str, Any]:
-        """The kind and the arguments, those left out that are None, which TOML does not know."""
+        """Return the kind and the arguments, without those that are None, which TOML cannot represent."""
         return {"kind": self.kind, **{name: value for name, value in self.sizes.items() if value is not None}}
 
 
 @cache
 def arguments(kind: str) -> dict[str, tuple[Any, Any]]:
-    """The arguments of a kind of translator: what each is, and its default."""
+    """Return the arguments of a kind of translator: the type and the default of each."""
     if kind not in KINDS:
         raise ConfigError(f"model.kind must be one of {', '.join((GPT2, *KINDS))}; got {kind!r}.")
     made = KINDS[kind].__init__
@@ -71,6 +71,6 @@ def arguments(kind: str) -> dict[str, tuple[Any, Any]]:
 
 
 def plain(hint: Any) -> Any:
-    """What an argument is where it is not None."""
+    """Return the type of an argument without None."""
     kinds = [one for one in get_args(hint) if one is not type(None)]
     return kinds[0] if kinds else hint

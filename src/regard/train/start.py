@@ -1,4 +1,4 @@
-"""The model that a run goes on from, where it names one: its sizes and its vocabulary are the run's."""
+"""The pretrained model that a run starts from, if it names one: it determines the sizes and the vocabulary of the run."""
 
 from dataclasses import replace
 
@@ -11,10 +11,9 @@ from regard.weights import gpt2 as files
 
 
 def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
-    """The config with the sizes of the model it starts from, and that model's vocabulary; as it is where it starts from none.
+    """Return the config with the sizes of the model it starts from, and that model's vocabulary; config, None without one.
 
-    Dropout is the run's own. Raises ConfigError for other sizes or another vocabulary, WeightsError where there is no such
-    model.
+    Dropout is the run's own. Raises ConfigError for other sizes or another vocabulary, WeightsError if there is no such model.
     """
     if not config.start:
         return config, None
@@ -35,7 +34,7 @@ def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
 
 
 def check_text(config: TrainConfig, own: Text | None, text: Text) -> None:
-    """Raises ConfigError where the tokens of a corpus are not those that the model it starts from has learned."""
+    """Raise ConfigError if the tokens of a corpus are not those of the model that the run starts from."""
     if own is not None and words(own) != words(text):
         raise ConfigError(
             f"the corpus was prepared with {text!r}, and {config.start} has learned the tokens of {own!r}: "

@@ -1,4 +1,4 @@
-"""What a run learns, as the loop sees it: its data, its model, its loss, and what is told and kept of both."""
+"""The interface of a training task: its data, model, loss, and what is printed and saved of them."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,22 +11,22 @@ from regard.train.config import TrainConfig
 
 
 class Reader(Protocol):
-    """Batches by their number."""
+    """Batches by their index."""
 
     @property
     def batches(self) -> int:
-        """How many an epoch has."""
+        """The number of batches in an epoch."""
 
     def read(self, n: int) -> Any:
-        """Batch n, whatever was read before."""
+        """Return batch n, independently of what was read before."""
 
 
 class Subject(Protocol):
-    """A language, or translation from one into another."""
+    """A training task: language modeling, or translation from one language into another."""
 
     @property
     def config(self) -> TrainConfig:
-        """The config, with what the data says of it."""
+        """The config, completed by what the data determines."""
 
     @property
     def text(self) -> BytePair | Letters:
@@ -34,34 +34,34 @@ class Subject(Protocol):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations to train on one token; 0 where they are not counted."""
+        """Floating-point operations to train on one token; 0 if they are not counted."""
 
     def identity(self) -> dict[str, int | str]:
-        """What tells the data from others, wherever it lies."""
+        """Return values that identify the training data, wherever it is stored."""
 
     def readers(self, engine: Engine) -> tuple[Reader, Reader | None]:
-        """The batches that are trained on, and the held-out ones where there are any."""
+        """Return the readers of the training batches and of the held-out batches, None if there are none."""
 
     def model(self) -> Any:
-        """The model with its first weights."""
+        """Create the model with its initial weights."""
 
     def placed(self, batch: Any, where: device) -> Any:
-        """A batch on a device; its targets, -100 where there is none, are batch.targets."""
+        """Move a batch to a device; its targets are batch.targets, -100 where there is none."""
 
     def tokens(self, batch: Any, world: int) -> int:
-        """How many tokens all processes read in their shares of a batch."""
+        """Return the number of tokens that all processes read in their shares of a batch."""
 
     def loss(self, model: nn.Module, batch: Any, count: float) -> Tensor:
-        """What training makes small: its sum over the batch's targets, divided by count."""
+        """Compute the training objective: its sum over the batch's targets, divided by count."""
 
     def nats(self, model: nn.Module, batch: Any) -> Tensor:
-        """Σ -log p(target) over the batch's targets."""
+        """Compute Σ -log p(target) over the batch's targets."""
 
     def sampled(self, model: Any, reader: Reader, step: int) -> str:
-        """What the model writes at a step; reader is the held-out one, where there is one."""
+        """Generate a sample text at a step; reader is the held-out one if there is one."""
 
     def save(self, folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
-        """Writes the model with these weights into a folder, which its `load` reads."""
+        """Write the model with these weights into a folder that its `load` reads."""
 
     def about(self, reader: Reader) -> str:
-        """How much there is to train on, in a line."""
+        """Describe the amount of training data in one line."""

@@ -1,4 +1,4 @@
-"""Which subject a config is about."""
+"""Selection of the training task of a config."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from regard.train.translation import Translation
 def subject_of(
     config: TrainConfig, progress: Callable[[int, int | None], None] | None = None, *, is_first: bool = True
 ) -> Subject:
-    """The subject of a config, its data prepared by the first process; ConfigError where the model cannot learn from it."""
+    """Create the task of a config; the first process prepares its data. Raises ConfigError if the model cannot learn it."""
     if isinstance(config.model, TranslatorSizes):
         return Translation.of(config, is_first=is_first)
     config, own = start.begun(config)

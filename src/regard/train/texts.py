@@ -1,4 +1,4 @@
-"""The text of a run: a corpus that was prepared, or a text that is prepared once, in the run's own folder."""
+"""The text of a run: a prepared corpus, or a text that is prepared once in the run's folder."""
 
 import hashlib
 from collections.abc import Callable
@@ -24,9 +24,9 @@ def corpus_of(
     *,
     is_first: bool = True,
 ) -> Corpus:
-    """The corpus that a config names; its text is prepared into out/corpus where it is not there yet, with its own vocabulary.
+    """Return the corpus of a config; its text is prepared into out/corpus if it is not there yet, with its own vocabulary.
 
-    That is the one given, or else the config's. Of several processes the first prepares, before the others load.
+    That vocabulary is `own` if given, else the config's. With several processes the first prepares, before the others load.
     """
     if bool(config.corpus) == bool(config.text):
         raise ConfigError("a run needs its corpus, a folder that was prepared, or its text, to be prepared: one of the two.")
@@ -48,7 +48,7 @@ def corpus_of(
 
 
 def origin_of(config: TrainConfig, own: Text | None) -> Origin:
-    """Return what a config's text is: its contents, and the vocabulary that it is read with."""
+    """Return the origin of a config's text: the hash of its contents, and the vocabulary that encodes it."""
     settings: dict[str, str] = {"vocabulary": config.vocabulary}
     if own is not None:
         pieces = b"".join(len(word).to_bytes(4, "little") + word for word in words(own))
@@ -57,12 +57,12 @@ def origin_of(config: TrainConfig, own: Text | None) -> Origin:
 
 
 def words(text: Text) -> list[bytes]:
-    """What each number stands for."""
+    """Return the bytes of each token in the vocabulary."""
     return [text.bytes([number]) for number in range(text.vocabulary)]
 
 
 def encoding(config: TrainConfig) -> Text:
-    """The vocabulary of a text that is not prepared yet: GPT-2's, its own letters, or pieces learned from it."""
+    """Return the vocabulary for a text that is not prepared yet: GPT-2's, its own letters, or pieces learned from it."""
     if config.vocabulary == "gpt2":
         return BytePair.gpt2()
     texts = (part.text for part in parts(config.text))
@@ -72,14 +72,14 @@ def encoding(config: TrainConfig) -> Text:
 
 
 def check_prompt(config: TrainConfig, text: Text) -> None:
-    """Raises DataError or ConfigError for a prompt that the vocabulary does not have or the context has no room for."""
+    """Raise DataError if the vocabulary lacks a character of the prompt, ConfigError if the context is too short for it."""
     length, context = len(text.encode(config.prompt)), config.gpt2.context
     if length >= context:
         raise ConfigError(f"the prompt is {length} tokens, and must be shorter than the model's context, {context}.")
 
 
 def fitted(config: TrainConfig, corpus: Corpus) -> TrainConfig:
-    """The config with the corpus's vocabulary, where none was said; ConfigError where there are too few logits for it."""
+    """Set the model's vocabulary to the corpus's if none was given; raise ConfigError if the given one is too small for it."""
     size, model = corpus.text.vocabulary, config.gpt2
     if model.vocabulary == GPT2Config.vocabulary:
         return replace(config, model=replace(model, vocabulary=size))

@@ -1,4 +1,4 @@
-"""Training: a run between two steps: its model, its text, how far it is; begun, or gone on with from its last checkpoint."""
+"""Training: the state of a run between two steps, started from scratch or resumed from its last checkpoint."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,34 +25,34 @@ from regard.train.subjects import subject_of
 
 @dataclass(eq=False)
 class Training:
-    """A run between two steps."""
+    """The state of a run between two steps."""
 
     config: TrainConfig
     engine: Engine
     subject: Subject
-    model: Any  # as it is looked at: a GPT2, a translator
-    called: nn.Module  # as it is called in training
+    model: Any  # the unwrapped model: a GPT2, a translator
+    called: nn.Module  # the model as training calls it: wrapped or sharded
     optimiser: torch.optim.Optimizer
     reader: Reader
     held_out: Reader | None
     checkpoints: Checkpoints
-    lock: RunLock | None  # of the folder; the first process holds it
-    step: int = 0  # steps done
-    resumed: int = 0  # of which were there at the beginning
-    changes: list[str] = field(default_factory=list)  # since the checkpoint, that the last bits depend on
+    lock: RunLock | None  # of the folder; held by the first process
+    step: int = 0  # completed steps
+    resumed: int = 0  # completed steps at the time of resuming
+    changes: list[str] = field(default_factory=list)  # since the checkpoint, that may change the last bits
     running: Running = field(default_factory=Running)
-    best: float | None = None  # the least held-out loss so far, nats a token
-    looked: float | None = None  # the held-out loss of this very step
-    stopped: str = ""  # why it ends before its last step
+    best: float | None = None  # the lowest held-out loss so far, in nats per token
+    looked: float | None = None  # the held-out loss of the current step
+    stopped: str = ""  # why the run ends before its last step
 
     @property
     def folder(self) -> Path:
-        """Where the run lies."""
+        """The folder of the run."""
         return Path(self.config.out)
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this process is the first one, which writes files and prints."""
         return self.engine.rank == 0
 
     def in_use(self) -> AbstractContextManager[None]:
@@ -60,19 +60,19 @@ class Training:
         return nullcontext() if self.lock is None else self.lock.held_for_training()
 
     def stop(self, why: str) -> None:
-        """Ends the run after this step, with a checkpoint."""
+        """Stop the run after this step, with a checkpoint."""
         self.stopped = why
 
     def save(self) -> None:
-        """Begins to write a checkpoint; training may go on at once."""
+        """Start writing a checkpoint; training may continue at once."""
         says = {"step": self.step, "best": self.best, "running": asdict(self.running), "config": self.config.table()}
         says |= {"held_out_nats": self.looked, "corpus": self.subject.identity()}
         says["computed_by"] = describe_computer(self.config, self.engine)
         self.checkpoints.save(self.called, self.optimiser, says)
-        give_back()  # batches of many shapes leave holes in the memory that is kept
+        give_back()  # batches of many shapes fragment the memory that is kept
 
     def save_model(self, name: str) -> None:
-        """Writes the model into a folder of the run that its load reads."""
+        """Write the model into a folder of the run that its load function reads."""
         weights = self.engine.weights(self.called)
         if self.first:
             self.subject.save(self.folder / name, self.model, weights)
@@ -81,16 +81,16 @@ class Training:
 def begin(
     config: TrainConfig, engine: Engine | None = None, progress: Callable[[int, int | None], None] | None = None
 ) -> Training:
-    """The run of a config, as it was left, or from the first weight.
+    """Create the run of a config, resumed from its last checkpoint or started from scratch.
 
-    Raises ConfigError for a config that would make another run of the one in its folder, and where another process trains in
-    it; DataError for a damaged checkpoint.
+    Raises ConfigError for a config that would change the results of the run in its folder, and if another process trains in
+    that folder; DataError for a damaged checkpoint.
     """
     engine = Alone() if engine is None else engine
     refuse_more_than_there_is(config, engine)  # before anything is written
     lock = None
     try:
-        with engine.in_turn():  # the first may have a text to prepare
+        with engine.in_turn():  # the first process may have a text to prepare
             lock = lock_run(Path(config.out)) if engine.rank == 0 else None
             subject = subject_of(config, progress, is_first=engine.rank == 0)
         training = make_training(subject, engine, lock)
@@ -103,7 +103,7 @@ def begin(
 
 
 def make_training(subject: Subject, engine: Engine, lock: RunLock | None) -> Training:
-    """A run before its first step, with its first weights."""
+    """Create a run before its first step, with its initial weights."""
     config = subject.config
     refuse_more_than_there_is(config, engine, vocabulary=subject.text.vocabulary)
     trained, held_out = subject.readers(engine)

@@ -1,4 +1,4 @@
-"""Translation: a translator learns to foretell the next token of a sentence from those before it and from its source."""
+"""Translation: train a translator to predict the next token of a sentence from the previous ones and from its source."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from regard.weights import translators as files
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """Sentence pairs, and a translator that learns from them."""
+    """The task of translation: sentence pairs, and a translator that learns from them."""
 
     config: TrainConfig
     corpus: Pairs
@@ -32,7 +32,7 @@ class Translation:
 
     @classmethod
     def of(cls, config: TrainConfig, *, is_first: bool = True) -> "Translation":
-        """That of a config, whose pairs the first process prepares into out/corpus where they are not there yet."""
+        """Create the task of a config; the first process prepares its pairs into out/corpus if they are not there yet."""
         corpus = pairs_of(config, is_first=is_first)
         sizes = fitted(config, corpus)
         found = cls(replace(config, model=sizes), corpus, sizes)
@@ -47,71 +47,71 @@ class Translation:
 
     @property
     def flops(self) -> float:
-        """They are not counted: half of a recurrent translator's depend on the lengths."""
+        """Always 0, not counted: half of a recurrent translator's operations depend on the lengths of sentences."""
         return 0.0
 
     def identity(self) -> dict[str, int | str]:
-        """What tells the pairs from others, wherever they lie."""
+        """Return values that identify the training pairs, wherever they are stored."""
         return {"pairs": len(self.corpus.train), "checksum": self.corpus.checksum}
 
     def part(self, part: Part) -> Part:
-        """Those pairs of a part that are not too long."""
+        """Return the pairs of a part without those that are too long."""
         return part.upto(self.config.most_words) if self.config.most_words else part
 
     def readers(self, engine: Engine) -> tuple[PairReader, PairReader | None]:
-        """The batches of the training part, and of the valid one where it has any pairs."""
+        """Return the readers of the training part, and of the valid part, None if it is empty or never evaluated."""
         config, valid = self.config, self.part(self.corpus.valid)
         share = {"tokens": config.batch_tokens, "rank": engine.rank, "world": engine.world}
         reader = PairReader(self.part(self.corpus.train), seed=config.seed, **share)
         return reader, PairReader(valid, seed=0, **share) if len(valid) and config.evaluate_every else None
 
     def model(self) -> nn.Module:
-        """A translator with its first weights."""
+        """Create a translator with its initial weights."""
         model = self.sizes.made()
         model.text = self.text
         return model
 
     def placed(self, batch: Batch, where: torch.device) -> Batch:
-        """A batch on a device; how long sources are stays where it is asked for, in the CPU's memory."""
+        """Move a batch to a device; the lengths of sources stay in the CPU's memory, where they are used."""
         if where.type == "cpu":
             return batch
         return replace(batch, **{name: getattr(batch, name).to(where) for name in ("sources", "before", "targets")})
 
     def tokens(self, batch: Batch, world: int) -> int:
-        """How many real tokens, of sources and targets, all processes read."""
+        """Return the number of real tokens, of sources and targets, that all processes read."""
         return batch.tokens
 
     def loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
-        """The cross entropy of the targets, smoothed where the config says so."""
+        """Compute the cross entropy of the targets, with the config's label smoothing, divided by count."""
         return self.entropy(model, batch, self.config.label_smoothing) / max(count, 1)
 
     def nats(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Σ -log p(target)."""
+        """Compute Σ -log p(target)."""
         return self.entropy(model, batch, 0.0)
 
     def entropy(self, model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
-        """The cross entropy of all targets, after all that stands before each."""
+        """Compute the summed cross entropy of all targets, each predicted from the tokens before it."""
         logits = model(batch.sources, batch.lengths, batch.before)  # (b, t, n)
         return cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
 
     def sampled(self, model: Translator, reader: subject.Reader, step: int) -> str:
-        """A sentence and what the model makes of it: the prompt, or the first held-out one."""
+        """Return a sentence and its translation by the model: the prompt, or the first held-out sentence."""
         batch = reader.read(0)
         ids: Sequence[int] = self.text.encode(self.config.prompt) or batch.sources[0, : batch.lengths[0] - 1].tolist()
         (found,) = translate(model, [[*ids, self.text.end]], longest=self.config.sample_tokens)
         return f"{self.text.decode(ids)}\n{self.text.decode([one for one in found.tokens if one != self.text.end])}"
 
     def save(self, folder: Path, model: Translator, weights: dict[str, Tensor]) -> None:
-        """Writes a folder that regard.models.translator.load reads."""
+        """Write a folder that regard.models.translator.load reads."""
         files.save(folder, self.sizes.kind, model.sizes, weights, self.text)
 
     def about(self, reader: subject.Reader) -> str:
-        """The pairs that are trained on, and the batches of an epoch."""
+        """Describe the number of training pairs, and the batches of an epoch."""
         return f"{len(self.part(self.corpus.train)):,} sentence pairs, {reader.batches:,} batches an epoch"
 
 
 def pairs_of(config: TrainConfig, *, is_first: bool = True) -> Pairs:
-    """The sentence pairs that a config names; of several processes the first prepares them, before the others load."""
+    """Return the sentence pairs of a config; with several processes the first prepares them, before the others load."""
     if bool(config.corpus) == bool(config.pairs):
         raise ConfigError(
             "a translator needs its corpus, a folder of pairs that were prepared, or pairs, files to prepare: one of the two."
@@ -126,14 +126,14 @@ def pairs_of(config: TrainConfig, *, is_first: bool = True) -> Pairs:
 
 
 def prepare_pairs(config: TrainConfig, folder: Path) -> Pairs:
-    """The sentence pairs of a config's files, prepared into a folder."""
+    """Prepare the sentence pairs of a config's files into a folder."""
     source, target = config.languages
     size = BytePair.gpt2() if config.vocabulary == "gpt2" else int(config.vocabulary)
     return prepare(config.pairs, folder, vocabulary=size, languages=(source, target))
 
 
 def origin_of(config: TrainConfig) -> Origin:
-    """Return what a config's pairs are: what the files hold, and how they are read."""
+    """Return the origin of a config's pairs: the hash of the files' contents, and the settings that they are read with."""
     source, target = config.languages
     paths = [path for one in config.pairs for path in list_files(one, (source, target))]
     settings = {"vocabulary": config.vocabulary, "languages": [source, target]}
@@ -141,7 +141,7 @@ def origin_of(config: TrainConfig) -> Origin:
 
 
 def fitted(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
-    """The sizes with the vocabulary of the pairs, where none was said; ConfigError where there are too few logits for it."""
+    """Return the sizes with the pairs' vocabulary if none was given; raise ConfigError if the given one is too small for it."""
     assert isinstance(config.model, TranslatorSizes)
     size, asked = corpus.text.vocabulary, config.model.vocabulary
     if asked and asked < size:
@@ -150,7 +150,7 @@ def fitted(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
 
 
 def refuse_long(part: Part, context: int | None) -> None:
-    """Raises ConfigError where a sentence is longer than a model of this context reads."""
+    """Raise ConfigError if a sentence is longer than the model's context."""
     longest = int(part.lengths.max()) + 1 if len(part) else 0
     if context is not None and longest > context:
         raise ConfigError(

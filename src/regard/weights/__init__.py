@@ -1,1 +1,1 @@
-"""Other people's numbers: files of arrays, and the projections they hold, by our names."""
+"""Weights from other sources: files of arrays and checkpoints, with their tensors under regard's names."""

@@ -1,4 +1,4 @@
-"""The files that hold a model's tensors, one or several, safetensors, pickles or NumPy's, as tensors that are not yet read."""
+"""Open the files of a model's tensors, one or several, safetensors, pickles or NumPy's, without reading the tensors."""
 
 import json
 import struct
@@ -22,14 +22,14 @@ from regard.weights.json_object import read_weight_map
 from regard.weights.storages import list_records
 from regard.weights.stored import Stored, held, matrix, part_of, reason_of
 
-INDEX = ".index.json"  # says which of several files holds a tensor
+INDEX = ".index.json"  # names the file of each tensor
 SINGLE = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 SAFETENSORS = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    "I8": torch.int8,  # weights with a scale beside them alone
+    "I8": torch.int8,  # only weights with a scale
 }
 NUMPY = {"<f8": torch.float64, "<f4": torch.float32, "<f2": torch.float16}
 Tensors = dict[str, Stored]
@@ -37,7 +37,7 @@ Tensors = dict[str, Stored]
 
 @dataclass(frozen=True, eq=False)
 class Archive:
-    """The tensors of a model by the names they have there, where they lie, and what the file says beside them."""
+    """The tensors of a model by their names in the file, the path, and the settings stored with them."""
 
     path: Path
     tensors: Tensors
@@ -45,12 +45,12 @@ class Archive:
 
     @property
     def folder(self) -> Path:
-        """Where a config and a vocabulary may lie."""
+        """The folder that may contain a config and a vocabulary."""
         return self.path if self.path.is_dir() else self.path.parent
 
 
 def opened(path: Path) -> Archive:
-    """The archive at a path, a folder or a file; WeightsError where there is none, or where it is damaged."""
+    """Open the archive in a folder or file; raise WeightsError if there is none or it is damaged."""
     file = chosen(path) if path.is_dir() else path
     says: Mapping[str, Any] = {}
     try:
@@ -64,13 +64,13 @@ def opened(path: Path) -> Archive:
             tensors = reader(file)(file)
     except RegardError:
         raise
-    except Exception as error:  # a damaged file makes its parser raise anything
+    except Exception as error:  # the parser of a damaged file may raise anything
         raise WeightsError(f"{file} is damaged, or not what its name says: {reason_of(error)}.") from None
     return Archive(path, tensors, says)
 
 
 def chosen(folder: Path) -> Path:
-    """The file of a folder that holds the model, or the folder itself where that is a TensorFlow checkpoint."""
+    """Return the file of a folder that holds the model, or the folder itself if it is a TensorFlow checkpoint."""
     for name in SINGLE:
         if (folder / name).is_file():
             return folder / name
@@ -86,14 +86,14 @@ def chosen(folder: Path) -> Path:
 
 
 def reader(file: Path) -> Callable[[Path], Tensors]:
-    """What reads a file of tensors alone, by its ending."""
+    """Return the reader of a tensor file by its suffix."""
     if file.suffix not in READERS:
         raise WeightsError(f"{file} ends in {file.suffix or 'nothing'}; regard reads {', '.join(KINDS)}.")
     return READERS[file.suffix]
 
 
 def together(index: Path) -> Tensors:
-    """The tensors of several files, by the index that says which file holds which."""
+    """Return the tensors of several files, by the index that maps tensors to files."""
     places = read_weight_map(index)
     files = {}
     for file in sorted(set(places.values())):
@@ -112,8 +112,8 @@ def together(index: Path) -> Tensors:
 
 
 def read_safetensors(path: Path) -> Tensors:
-    """The tensors of a .safetensors file."""
-    with safe_open(path, framework="pt"):  # checks the header, and that the tensors are all of the file
+    """Return the tensors of a .safetensors file."""
+    with safe_open(path, framework="pt"):  # checks the header, and that the tensors cover the whole file
         pass
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -132,13 +132,13 @@ def read_safetensors(path: Path) -> Tensors:
 
 
 def read_npz(path: Path) -> Tensors:
-    """The arrays of a .npz file, compressed or not; their checksums are the archive's own."""
-    archive = zipfile.ZipFile(path)  # stays open for the arrays
+    """Return the arrays of a .npz file, compressed or not; they are verified by the archive's own checksums."""
+    archive = zipfile.ZipFile(path)  # stays open to read the arrays
     return {name.removesuffix(".npy"): array(path, archive, info) for name, info in list_records(archive).items()}
 
 
 def array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
-    """An array of an archive; WeightsError where it has more or fewer numbers than its shape says."""
+    """Return an array of an archive; raise WeightsError if the number of elements does not match its shape."""
     name = info.filename.removesuffix(".npy")
     with archive.open(info) as file:
         shape, fortran, dtype = header_of(file)
@@ -152,17 +152,17 @@ def array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored
 
 
 def header_of(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape, the order and the dtype of an array; the file then stands at its first number."""
+    """Read the shape, the order and the dtype of an array; the file is then at its first number."""
     version = np.lib.format.read_magic(file)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about how the file was written
+        warnings.simplefilter("ignore")  # of how the file was written
         shape, fortran, dtype = read_header(file)
     return shape, fortran, dtype
 
 
 def inside(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> BufferedIOBase:
-    """An array's numbers inside an archive, checked against the archive's checksum as they are read."""
+    """Open an array's numbers in an archive, verified against the archive's checksum while they are read."""
     file = archive.open(info)
     header_of(file)
     return cast(BufferedIOBase, file)

@@ -1,4 +1,4 @@
-"""Files of numbers as named tensors: .npy, .npz, .csv and .safetensors. Nothing in a file is ever executed."""
+"""Read files of numbers as named tensors: .npy, .npz, .csv and .safetensors. Nothing in a file is ever executed."""
 
 import csv
 import os
@@ -22,11 +22,11 @@ PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """The arrays of a file by name, float32, every number finite.
+    """Read the arrays in a file by name, in float32, every number finite.
 
-    A .npy or .csv of numbers alone is one tensor under the file's own name without its ending. A .csv whose first column
-    holds words is one tensor (d,) for each word; a first line of titles is left out.
-    Raises DataError, in one sentence, where the file is missing, damaged, of another kind, or holds anything but numbers.
+    A .npy or .csv of numbers alone is one tensor, named after the file without its suffix. A .csv whose first column holds
+    words is one tensor (d,) for each word; a first line of titles is skipped. Raises DataError, in one sentence, if the file is
+    missing, damaged, of another kind, or contains anything but numbers.
     """
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
@@ -42,7 +42,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def unknown(path: Path) -> str:
-    """The sentence for a file that no reader takes."""
+    """Return the error message for a file that no reader supports."""
     kinds = ", ".join(READERS)
     if path.suffix.lower() in PICKLES:
         return (
@@ -53,15 +53,15 @@ def unknown(path: Path) -> str:
 
 
 def read_numpy(path: Path) -> dict[str, Tensor]:
-    """The arrays of a .npy or .npz file."""
+    """Return the arrays of a .npy or .npz file."""
     with path.open("rb") as data, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about how the file was written; what is in it is checked here
+        warnings.simplefilter("ignore")  # of how the file was written; its content is checked here
         try:
             loaded = np.load(data, allow_pickle=False)
             arrays = {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
             if isinstance(loaded, np.ndarray) and data.tell() < os.fstat(data.fileno()).st_size:
                 raise ValueError("it does not end with its last number")
-        except Exception as error:  # a damaged file makes its parser raise anything
+        except Exception as error:  # the parser of a damaged file may raise anything
             if "allow_pickle" in str(error):
                 error = ValueError("it holds Python objects, or is no NumPy file at all")
             raise DataError(damaged(path, "NumPy", error)) from None
@@ -69,11 +69,11 @@ def read_numpy(path: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file."""
+    """Return the tensors of a .safetensors file."""
     data = path.read_bytes()
     try:
         tensors: dict[str, Tensor] = load_safetensors(data)
-    except Exception as error:  # a damaged file makes its parser raise anything
+    except Exception as error:  # the parser of a damaged file may raise anything
         raise DataError(damaged(path, "safetensors", error)) from None
     for name, tensor in tensors.items():
         if tensor.is_complex() or (tensor.dtype == torch.bool and name.rpartition(".")[2] != "mask"):
@@ -82,7 +82,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_csv(path: Path) -> dict[str, Tensor]:
-    """The rows of a .csv file: one tensor (t, d), or one (d,) for each word of the first column."""
+    """Return the rows of a .csv file: one tensor (t, d), or one (d,) for each word of the first column."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             text = lines.read()
@@ -98,7 +98,7 @@ def read_csv(path: Path) -> dict[str, Tensor]:
     if not rows:
         return {}
     named = sum(not is_number(row[0]) for _, row in rows)
-    worded = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may hold the word '7'
+    worded = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may contain the word '7'
     table = [numbers_of(path, line, row[1:] if worded else row, worded) for line, row in rows]
     for (line, _), row in zip(rows, table, strict=True):
         if len(row) != len(table[0]):
@@ -112,7 +112,7 @@ def read_csv(path: Path) -> dict[str, Tensor]:
 
 
 def numbered(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a table that are not empty, each with its number in the file."""
+    """Yield the rows of a table that are not empty, each with its line number in the file."""
     reader = csv.reader(text.splitlines(), delimiter=delimiter, strict=True)
     for row in reader:
         if any(cell.strip() for cell in row):
@@ -120,7 +120,7 @@ def numbered(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def numbers_of(path: Path, line: int, cells: Sequence[str], worded: bool) -> list[float]:
-    """The cells of a row as numbers, or DataError naming the first that is none."""
+    """Return the cells of a row as numbers; raise DataError, naming the first cell that is not a number."""
     for column, cell in enumerate(cells, 2 if worded else 1):
         if not is_number(cell):
             came = f"{cell.strip()[:40]!r} is not a number" if cell.strip() else "is empty"
@@ -129,7 +129,7 @@ def numbers_of(path: Path, line: int, cells: Sequence[str], worded: bool) -> lis
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell reads as a number."""
+    """Return whether a cell can be parsed as a number."""
     try:
         float(cell)
     except ValueError:
@@ -138,16 +138,16 @@ def is_number(cell: str) -> bool:
 
 
 def numeric(array: Array, name: str) -> Tensor:
-    """A NumPy array as a tensor, or DataError where it does not hold real numbers."""
+    """Return a NumPy array as a tensor; raise DataError if it does not hold real numbers."""
     if array.dtype.kind not in "fiub" or (array.dtype.kind == "b" and not name.endswith("mask'")):
         kind = {"U": "text", "S": "bytes", "c": "complex numbers", "b": "truth values"}.get(array.dtype.kind, str(array.dtype))
         raise DataError(f"{name} holds {kind}, not real numbers.")
-    with np.errstate(all="ignore"):  # of NaN and of what is too large; that is refused with its place
+    with np.errstate(all="ignore"):  # of NaN and numbers that are too large; these are refused with their position
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape))
 
 
 def finite(numbers: Tensor, name: str) -> Tensor:
-    """The numbers in float32, or DataError naming the first that is NaN, infinite or too large."""
+    """Return the numbers in float32; raise DataError, naming the first one that is NaN, infinite or too large."""
     if not numbers.numel():
         raise DataError(f"{name} has the shape {tuple(numbers.shape)}: it holds no numbers.")
     single = numbers.float()
@@ -160,7 +160,7 @@ def finite(numbers: Tensor, name: str) -> Tensor:
 
 
 def damaged(path: Path, kind: str, error: Exception) -> str:
-    """The sentence for a file that is not what its name says, with the reader's own reason."""
+    """Return the error message for a file that cannot be parsed, with the parser's reason."""
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return f"{path} is damaged, or not a {kind} file: {reason[:200]}."
 

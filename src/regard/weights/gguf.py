@@ -1,7 +1,7 @@
-"""The layout of a .gguf file, checked before transformers reads it: its reader takes the counts in a file for granted.
+"""Check the layout of a .gguf file before transformers reads it, because its reader trusts the counts in a file.
 
-The format has no checksum: a number that was altered stays unnoticed, but every count, name and place must fit the file.
-Source: docs/gguf.md of https://github.com/ggml-org/ggml, and ggml-common.h for the blocks.
+The format has no checksum: an altered weight is not detected, but every count, name and offset must be consistent with the
+file. Source: docs/gguf.md of https://github.com/ggml-org/ggml, and ggml-common.h for the blocks.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from regard.weights.stored import reason_of
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY, UINT32 = 8, 9, 4
 AXES, LONGEST_NAME = 4, 1 << 16
-BYTES = {  # of a block of so many numbers, by the type of a tensor
+BYTES = {  # bytes of a block, by its number of elements and the type of the tensor
     1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
     32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},
     64: {40: 36},
@@ -29,7 +29,7 @@ BLOCKS = {kind: (numbers, size) for numbers, sizes in BYTES.items() for kind, si
 
 
 class Placed(NamedTuple):
-    """A tensor of the file: its type, its axes as the file has them, and where its bytes begin in the part of numbers."""
+    """A tensor of the file: its type, its axes in the file's order, and the offset of its bytes in the data section."""
 
     name: str
     kind: int
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """The number of bytes of the tensor."""
         numbers, size = BLOCKS[self.kind]
         if not self.shape or prod(self.shape) == 0 or self.shape[0] % numbers:
             raise ValueError(f"{self.name} has the shape {self.shape}, of blocks of {numbers}")
@@ -46,25 +46,25 @@ class Placed(NamedTuple):
 
 
 class Cursor:
-    """A place in a file, which moves on with all that is read; EOFError where the file ends before."""
+    """A position in a file, which advances with everything that is read; raises EOFError beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
 
     def skip(self, size: int) -> None:
-        """Move on."""
+        """Advance by a number of bytes."""
         self.at += size
         if self.at > len(self.data):
             raise EOFError("it ends before its last setting")
 
     def read_number(self, code: str) -> int:
-        """Return a number, by its code of struct."""
+        """Read a number, given its struct format code; return 0 for a float."""
         start = self.at
         self.skip(struct.calcsize(f"<{code}"))
         return int(struct.unpack_from(f"<{code}", self.data, start)[0]) if code not in "fd" else 0
 
     def read_text(self) -> str:
-        """Return a short text."""
+        """Read a short text."""
         length, start = self.read_number("Q"), self.at
         if length > LONGEST_NAME:
             raise ValueError(f"a name has {length:,} bytes")
@@ -73,7 +73,7 @@ class Cursor:
 
 
 def read_layout(path: Path) -> list[Placed]:
-    """Return the tensors of a .gguf file; WeightsError where its counts, names and places do not fit the file."""
+    """Return the tensors of a .gguf file; raise WeightsError if its counts, names or offsets are inconsistent with the file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return read_tensors(Cursor(data))
@@ -84,7 +84,7 @@ def read_layout(path: Path) -> list[Placed]:
 
 
 def read_tensors(cursor: Cursor) -> list[Placed]:
-    """Return the tensors of a file that fits itself from its first byte to its last."""
+    """Return the tensors of a file after checking it from its first byte to its last."""
     cursor.skip(4)
     if cursor.data[:4] != b"GGUF":
         raise ValueError("it does not begin with GGUF")
@@ -108,7 +108,7 @@ def read_tensors(cursor: Cursor) -> list[Placed]:
 
 
 def read_setting(cursor: Cursor) -> tuple[int, int]:
-    """Return the type of a setting and, where it is a whole number, what it is."""
+    """Return the type of a setting and, if it is a whole number, its value, else 0."""
     kind = cursor.read_number("I")
     if kind in SCALARS:
         return kind, cursor.read_number(SCALARS[kind])
@@ -124,7 +124,7 @@ def read_setting(cursor: Cursor) -> tuple[int, int]:
 
 
 def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
-    """Return where each tensor lies, each of another name and a known type."""
+    """Yield the name, type, shape and offset of each tensor; raise ValueError for a repeated name or an unknown type."""
     names = set()
     for _ in range(count):
         name, axes = cursor.read_text(), cursor.read_number("I")
@@ -139,7 +139,7 @@ def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
 
 
 def check_places(cursor: Cursor, tensors: list[Placed], alignment: int) -> None:
-    """Raise where the tensors do not follow one another, each on a multiple of the alignment, up to the end of the file."""
+    """Raise ValueError unless the tensors are consecutive, aligned, and end with the file."""
     start, end, expected = -(-cursor.at // alignment) * alignment, 0, 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.offset != expected:

@@ -1,11 +1,10 @@
-"""The weights of a GPT-2 from whoever wrote them, as config and tensors by our names; and back, as transformers reads them.
+"""Read the weights of a GPT-2 from many sources as a config and tensors by regard's names; write them in transformers' format.
 
-Read are, by their folder or their file:
-transformers' folders, safetensors or pickles, whole or in several files; OpenAI's TensorFlow checkpoints, and .npz files of
-the same names; nanoGPT's and minGPT's checkpoints and state dicts, and those of the lectures' GPT; models of the Hugging Face
-hub by their name; and the pocket model and the sorter, which are carried here. A config.json beside the file, in
-transformers' spelling, has the last word. nanoGPT's activation is the exact GELU, as it has been since June 2023. A pickle is
-opened by torch's reader of plain tensors alone.
+Supported sources, by folder or file: transformers' folders, safetensors or pickles, whole or in several files; OpenAI's
+TensorFlow checkpoints, and .npz files with the same names; nanoGPT's and minGPT's checkpoints and state dicts, and those of the
+lectures' GPT; models of the Hugging Face hub by their name; and the pocket model and the sorter, which are included in the
+package. A config.json beside the file, in transformers' spelling, takes precedence. nanoGPT's activation is the exact GELU, as
+it has been since June 2023. A pickle is only opened by torch's reader of plain tensors.
 """
 
 import json
@@ -28,12 +27,12 @@ from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialec
 from regard.weights.stored import REAL, Stored, allocate
 from regard.writing import whole
 
-CARRIED = {name: Path(__file__).parent / name for name in ("pocket", "sorter")}  # models in this package, with their licence
+CARRIED = {name: Path(__file__).parent / name for name in ("pocket", "sorter")}  # models in this package, with their license
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The arguments of GPT2Config, the tensors by our names, and the folder in which a vocabulary may lie."""
+    """The arguments of GPT2Config, the tensors by regard's names, and the folder that may contain a vocabulary."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -41,7 +40,7 @@ class Checkpoint:
 
 
 class Description(NamedTuple):
-    """A checkpoint before its numbers are read: its config and folder, its tensors by their names, and which becomes which."""
+    """A checkpoint before its tensors are read: config, folder, stored tensors by name, and their mapping to regard's."""
 
     config: dict[str, Any]
     folder: Path
@@ -50,12 +49,12 @@ class Description(NamedTuple):
 
 
 def load(name: str | PathLike[str], dtype: torch.dtype | None = None) -> Checkpoint:
-    """The checkpoint of a folder or file, or of a model of the hub; in the file's own dtype where none is given.
+    """Load the checkpoint of a folder or file, or of a model of the hub, by default in the file's own dtype.
 
-    What is carried here is kept in bfloat16, or in float32, and comes in float32.
+    Models included in the package are stored in bfloat16 or float32, and loaded in float32 by default.
 
-    Takes the memory of the tensors and some megabytes. Raises WeightsError, naming the file and the tensor, where one is
-    missing, too much, of another shape or damaged, and where the file says something that regard does not compute.
+    Takes the memory of the tensors and a few megabytes. Raises WeightsError, naming the file and the tensor, if one is missing,
+    superfluous, of another shape or damaged, and if the file has settings that regard does not support.
     """
     if dtype not in (None, *REAL):
         raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL))}, got {dtype}.")
@@ -69,13 +68,13 @@ def load(name: str | PathLike[str], dtype: torch.dtype | None = None) -> Checkpo
             stored[line.theirs].fill(list(parts.values()), line.turned)
         else:
             for part in parts.values():
-                part.zero_()  # a bias that the model does without
+                part.zero_()  # a bias that the checkpoint does not have
         tensors |= parts
     return Checkpoint(config, tensors, folder)
 
 
 def described(name: str | PathLike[str]) -> Description:
-    """What a checkpoint says of itself, checked; none of its numbers is read. Raises as load does."""
+    """Return the validated description of a checkpoint without reading its tensors. Raises the errors of load."""
     archive = archives.opened(place(name))
     stored = renamed(archive)
     dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
@@ -84,7 +83,7 @@ def described(name: str | PathLike[str]) -> Description:
 
 
 def place(name: str | PathLike[str]) -> Path:
-    """Where the checkpoint of this name lies."""
+    """Return the path of a checkpoint by its path or name."""
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -98,7 +97,7 @@ def place(name: str | PathLike[str]) -> Path:
 
 
 def renamed(archive: Archive) -> Tensors:
-    """The tensors by their plain names, without the buffers that hold a mask."""
+    """Return the tensors by their plain names, without the buffers that hold a mask."""
     found: Tensors = {}
     for name, tensor in archive.tensors.items():
         if plain(name) in found:
@@ -109,18 +108,18 @@ def renamed(archive: Archive) -> Tensors:
 
 
 def configured(archive: Archive, dialect: Dialect, stored: Tensors) -> dict[str, Any]:
-    """The arguments of GPT2Config, from what the file says, what is said beside it, and what the tensors tell."""
+    """Return the arguments of GPT2Config, from the file's settings, those in the config beside it, and the tensors."""
     settings.refuse_unknown(archive.says, archive.path)
     beside, file = settings.read(archive.folder)
     said = {**archive.says, **beside}
     tied = is_tied(archive, dialect, stored, said.get("tie_word_embeddings", True if said.get("model_type") else None))
-    exact = dialect is KARPATHY and (archive.says or tied)  # minGPT is not tied, says nothing, and has the tanh form
+    exact = dialect is KARPATHY and (archive.says or tied)  # minGPT is not tied, stores no settings, and uses the tanh form
     sizes = settings.measured(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)
     return {**settings.arguments(said, sizes, "gelu" if exact else "gelu_tanh", file or archive.path), "tied": tied}
 
 
 def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -> bool:
-    """Whether the head is the token embedding: as is said, and where nothing is said, as the tensors are."""
+    """Return whether the head is the token embedding: as the settings state or, if they do not, as the tensors show."""
     if said is not None and not isinstance(said, bool):
         raise WeightsError(f"{archive.path} says tie_word_embeddings={show_value(said)}; it must be true or false.")
     head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
@@ -134,7 +133,7 @@ def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -
 
 
 def checked(archive: Archive, dialect: Dialect, config: Mapping[str, Any], stored: Tensors) -> Iterator[Line]:
-    """Every line of the model, each with its tensor in the file and of its shape, and no tensor left over."""
+    """Yield every line of the model; raise WeightsError for a missing or superfluous tensor, or one of another shape."""
     left = {**stored}
     if config["tied"]:
         left.pop(dialect.head.theirs, None)
@@ -155,7 +154,7 @@ def checked(archive: Archive, dialect: Dialect, config: Mapping[str, Any], store
 
 
 def widest(stored: Iterable[Stored]) -> torch.dtype:
-    """The dtype that holds the numbers of all."""
+    """Return the dtype that holds the numbers of all tensors."""
     dtypes = {tensor.dtype for tensor in stored if isinstance(tensor.dtype, torch.dtype)}
     found = dtypes.pop()
     for dtype in dtypes:
@@ -164,7 +163,7 @@ def widest(stored: Iterable[Stored]) -> torch.dtype:
 
 
 def save(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Writes a folder that transformers reads: config.json and model.safetensors, each whole or not there."""
+    """Write a folder that transformers reads: config.json and model.safetensors, each complete or absent."""
     folder = Path(folder)
     header = json.dumps(settings.written(config), indent=2)
     named = foreign(config, tensors)
@@ -178,7 +177,7 @@ def save(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mappin
 
 
 def foreign(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as transformers names and turns them."""
+    """Return the tensors with transformers' names and layout."""
     left, found = {**tensors}, {}
     for line in TRANSFORMERS.lines(config["layers"], config["tied"]):
         for ours in line.ours:

@@ -1,4 +1,4 @@
-"""Models by their name on the Hugging Face hub: from this machine's cache, or downloaded into it."""
+"""Models by their name on the Hugging Face hub: from the local cache, or downloaded into it."""
 
 import re
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ CONFIG, WORDS = "config.json", ("vocab.json", "merges.txt")
 
 
 def is_name(name: str) -> bool:
-    """Whether this is a released size, or owner/model."""
+    """Return whether a name is a released size, or owner/model."""
     return name in RELEASED or re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
 def fetch(name: str) -> Path:
-    """The folder that holds a model of the hub; WeightsError that says what to do where it cannot be had."""
+    """Return the folder of a model of the hub, downloaded if needed; raise WeightsError, saying what to do, if that fails."""
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -37,23 +37,23 @@ def fetch(name: str) -> Path:
 
 
 def full(name: str) -> str:
-    """The name with its owner."""
+    """Return the name with its owner."""
     return f"{OWNER}/{name}" if name in RELEASED else name
 
 
 def by_hand(name: str) -> str:
-    """What to do without the hub."""
+    """Describe how to download a model without the hub's client."""
     files = f"{CONFIG}, {SINGLE[0]}, {' and '.join(WORDS)}"
     return f"Download {files} from https://huggingface.co/{full(name)} into a folder, and load it by the folder's path"
 
 
 def cached(hub: Any, name: str) -> bool:
-    """Whether the cache holds a model under this very name, as it does where transformers fetched "gpt2"."""
+    """Return whether the cache holds a model under this very name, as after transformers downloaded "gpt2"."""
     return isinstance(hub.try_to_load_from_cache(name, CONFIG), str)
 
 
 def download(repository: str, hub: Any, absent: type[Exception]) -> Path:
-    """Brings the files of a model into the cache, those that are not there yet, and says where they are."""
+    """Download the missing files of a model into the cache, and return its folder there."""
     folder = Path(hub.hf_hub_download(repository, CONFIG)).parent
     for number, file in enumerate(SINGLE):
         try:
@@ -71,7 +71,7 @@ def download(repository: str, hub: Any, absent: type[Exception]) -> Path:
 
 
 def parts(file: Path) -> Iterator[str]:
-    """The files that an index names."""
+    """Yield the files that an index lists."""
     if file.name.endswith(INDEX):
-        with suppress(WeightsError):  # a damaged one is refused where it is read
+        with suppress(WeightsError):  # a damaged index is refused when it is read
             yield from sorted(set(read_weight_map(file).values()))

@@ -1,4 +1,4 @@
-"""JSON files that say something about weights: read as an object, within limits, or refused in a sentence."""
+"""Read JSON files that describe weights as objects, within limits, with clear errors."""
 
 import json
 import reprlib
@@ -15,7 +15,7 @@ SHOWN.maxstring = SHOWN.maxlong = SHOWN.maxother = 60
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; WeightsError where it holds anything else, or cannot be read."""
+    """Read the JSON object in a file; raise WeightsError if it contains anything else or cannot be read."""
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
@@ -30,7 +30,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Return which file holds which tensor, as the index of several files says it; WeightsError where it does not."""
+    """Read which file holds which tensor from the index of several files; raise WeightsError if it is invalid."""
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise WeightsError(f'{index} must say "weight_map", an object of tensors and files; got {show_value(places)}.')
@@ -41,7 +41,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def show_value(value: object) -> str:
-    """Return a value as Python writes it, shortened where it is long or deep."""
+    """Return the repr of a value, shortened if it is long or deep."""
     return SHOWN.repr(value)
 
 

@@ -1,7 +1,7 @@
-"""What others call the tensors of a GPT-2, and what this house calls them.
+"""The names of a GPT-2's tensors in other libraries' checkpoints, and regard's names.
 
-transformers and OpenAI keep query, key and value side by side in one tensor, and their matrices are (in, out); nanoGPT and
-minGPT keep transformers' names and turn the matrices; the lectures' GPT has one tensor for each of ours.
+transformers and OpenAI store query, key and value side by side in one tensor, and their matrices are (in, out); nanoGPT and
+minGPT use transformers' names with transposed matrices; the lectures' GPT has one tensor for each of regard's.
 """
 
 import re
@@ -11,48 +11,48 @@ from dataclasses import dataclass, replace
 from regard.errors import WeightsError
 
 Shapes = Mapping[str, tuple[int, ...]]
-WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")  # what torch.compile and DistributedDataParallel put before a name
+WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")  # prefixes added by torch.compile and DistributedDataParallel
 QKV = ("attention.W_query", "attention.W_key", "attention.W_value")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One of their tensors, and ours that lie in it side by side; turned where theirs is (in, out)."""
+    """A tensor of a checkpoint, and the tensors of regard that it holds side by side; turned if it is (in, out)."""
 
     theirs: str
     ours: tuple[str, ...]
     turned: bool = False
 
     def of(self, block: int) -> "Line":
-        """The line of a block, by its number."""
+        """Return the line of the given block."""
         return Line(self.theirs.format(block), tuple(ours.format(block) for ours in self.ours), self.turned)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one kind of checkpoint calls its tensors."""
+    """The names of the tensors in one kind of checkpoint."""
 
     title: str
     once: tuple[Line, ...]
     block: tuple[Line, ...]  # {} is the number of the block
     head: Line
-    biasless: tuple[str, ...] = ()  # endings of the biases that a model may do without
+    biasless: tuple[str, ...] = ()  # endings of optional biases
 
     def lines(self, layers: int, tied: bool) -> Iterator[Line]:
-        """Every tensor of a model."""
+        """Yield every tensor of a model."""
         yield from self.once
         yield from (line.of(number) for number in range(layers) for line in self.block)
         if not tied:
             yield self.head
 
     def number(self, name: str) -> str | None:
-        """The number of the block that a tensor belongs to."""
+        """Return the number of the block that a tensor belongs to, None if it belongs to none."""
         found = re.match(re.escape(self.block[0].theirs).partition(r"\{\}")[0] + r"(\d{1,6})\b", name)
         return found and found[1]
 
 
 def translated(modules: Mapping[str, tuple[str, ...]], matrix: str, norm: str, turned: bool = False) -> tuple[Line, ...]:
-    """The lines of modules that have a weight and a bias; matrix and norm say what follows a module's name."""
+    """Return the lines of modules with a weight and a bias; matrix and norm are the name endings of these two."""
     found = []
     for theirs, ours in modules.items():
         normal = "norm" in ours[0]
@@ -63,11 +63,11 @@ def translated(modules: Mapping[str, tuple[str, ...]], matrix: str, norm: str, t
 
 
 def blocks(modules: Mapping[str, tuple[str, ...]], prefix: str) -> dict[str, tuple[str, ...]]:
-    """The modules of a block, their whole names and ours."""
+    """Return the modules of a block with the full names of both sides."""
     return {prefix + theirs: tuple(f"blocks.{{}}.{one}" for one in ours) for theirs, ours in modules.items()}
 
 
-COLUMNS = {  # of transformers, and with slashes of OpenAI
+COLUMNS = {  # of transformers, and with slashes those of OpenAI
     "ln_1": ("norm_attention",),
     "attn.c_attn": QKV,
     "attn.c_proj": ("attention.out_proj",),
@@ -122,16 +122,16 @@ LECTURES = Dialect(
     Line("out_head.weight", ("head.weight",)),
     biasless=("W_query.bias", "W_key.bias", "W_value.bias"),
 )
-MASKS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|att\.mask)$")  # buffers that say who sees whom: causal, as everywhere
+MASKS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|att\.mask)$")  # buffers of the causal mask
 
 
 def plain(name: str) -> str:
-    """A name without what wrappers put before it, and without the prefix of the model that a head stands on."""
+    """Return a name without the prefixes of wrappers and of the model under a head."""
     return WRAPPERS.sub("", name).removeprefix("transformer.")
 
 
 def recognise(shapes: Shapes, source: object) -> Dialect:
-    """The dialect of these names, or WeightsError."""
+    """Return the dialect of these names; raise WeightsError if there is none."""
     for dialect in (TRANSFORMERS, OPENAI, LECTURES):
         if dialect.once[0].theirs in shapes:
             width = shapes[dialect.once[0].theirs][-1:]
@@ -144,7 +144,7 @@ def recognise(shapes: Shapes, source: object) -> Dialect:
 
 
 def shape(ours: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape that one of our tensors must have."""
+    """Return the shape that a tensor of regard must have."""
     c, inner = sizes["width"], sizes["inner"]
     module, _, kind = ours.rpartition(".")
     if kind == "bias":
@@ -157,13 +157,13 @@ def shape(ours: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def whole_shape(line: Line, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape that one of their tensors must have."""
+    """Return the shape that a tensor of a checkpoint must have."""
     first = shape(line.ours[0], sizes)
     joined = (len(line.ours) * first[0], *first[1:])
     return joined[::-1] if line.turned else joined
 
 
 def shortened(names: Iterable[str]) -> str:
-    """A few of many names."""
+    """List a few of many names."""
     some = sorted(names)
     return ", ".join(some[:4]) + (f" and {len(some) - 4} more" if len(some) > 4 else "") or "no tensors"

@@ -1,4 +1,4 @@
-"""What torch.save writes, read by torch's own reader of plain tensors: a pickle that asks for anything else is refused."""
+"""Read the files of torch.save with torch's own reader of plain tensors: a pickle with anything else is refused."""
 
 import pickle
 import warnings
@@ -15,16 +15,16 @@ from regard.weights.storages import Saved, Way, open_saved
 from regard.weights.stored import Stored, held, read_into, reason_of
 
 ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
-MODEL = ("model", "model_state_dict", "state_dict")  # where training scripts put the tensors
-SETTINGS = ("model_args",)  # and the sizes
-PLAIN = (type(None), bool, int, float, str)  # what a setting may be
+MODEL = ("model", "model_state_dict", "state_dict")  # keys under which training scripts store the tensors
+SETTINGS = ("model_args",)  # and the sizes of the model
+PLAIN = (type(None), bool, int, float, str)  # types of a setting
 
 
 def read(path: Path) -> tuple[dict[str, Stored], Mapping[str, Any]]:
-    """The tensors of a pickle, and the settings that nanoGPT writes beside them."""
+    """Return the tensors of a pickle, and the settings that nanoGPT stores with them."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about how the file was written; what is in it is checked here
+            warnings.simplefilter("ignore")  # of how the file was written; its content is checked here
             return list_tensors(path, open_saved(path))
     except RegardError:
         raise
@@ -33,23 +33,23 @@ def read(path: Path) -> tuple[dict[str, Stored], Mapping[str, Any]]:
             f"{path} is a pickle of more than plain tensors, and could run any code: regard reads what "
             "torch.save(model.state_dict(), path) writes."
         ) from None
-    except Exception as error:  # a damaged pickle makes its reader raise anything
+    except Exception as error:  # the reader of a damaged pickle may raise anything
         raise WeightsError(f"{path} is damaged, or not what torch.save writes: {reason_of(error)}.") from None
 
 
 def list_tensors(path: Path, saved: Saved) -> tuple[dict[str, Stored], Mapping[str, Any]]:
-    """Return the tensors, and the settings beside them."""
+    """Return the tensors of a saved object, and the settings stored with them."""
     state, says = unwrapped(saved.object)
     if not isinstance(state, Mapping) or not all(isinstance(x, Tensor) and isinstance(n, str) for n, x in state.items()):
         raise WeightsError(f"{path} must hold tensors by their names, or those under one of {', '.join(MODEL)}.")
     if not all(isinstance(name, str) and isinstance(value, PLAIN) for name, value in says.items()):
         raise WeightsError(f"{path}: {', '.join(SETTINGS)} must be numbers and words by their names.")
-    ways: dict[object, Way] = {}  # tensors that are one in the file get one way to it
+    ways: dict[object, Way] = {}  # tensors that share their numbers in the file share the function
     return {name: stored(path, name, tensor, saved, ways) for name, tensor in state.items()}, says
 
 
 def unwrapped(found: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The tensors, and the settings beside them."""
+    """Return the state dict within a saved object, and the settings stored with it."""
     if not isinstance(found, Mapping):
         return found, {}
     says: Mapping[str, Any] = next((found[name] for name in SETTINGS if isinstance(found.get(name), Mapping)), {})
@@ -57,7 +57,7 @@ def unwrapped(found: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def stored(path: Path, name: str, tensor: Tensor, saved: Saved, ways: dict[object, Way]) -> Stored:
-    """A tensor of a pickle, read where it lies. WeightsError where it is not plain numbers that lie in the file."""
+    """Return a tensor of a pickle without reading it. Raises WeightsError unless it consists of plain numbers in the file."""
     plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
     identity = tensor.untyped_storage()._cdata if plain else None
     if identity not in saved.storages or tensor.is_neg() or tensor.is_conj():
@@ -67,7 +67,7 @@ def stored(path: Path, name: str, tensor: Tensor, saved: Saved, ways: dict[objec
     if (start + span) * size > place.size:
         raise WeightsError(f"{path}: {name} has the shape {shape}, which is more than the numbers it has in the file.")
     if prod(shape) > span or (prod(shape) < span and not saved.has_checksums):
-        # overlapping numbers, or, where no checksum tells it from damage, numbers with gaps
+        # overlapping numbers or, if no checksum can distinguish that from damage, numbers with gaps
         raise WeightsError(f"{path}: {name} has the strides {strides}; save it once more as tensor.contiguous().")
     way = way_to(place.part(start * size, span * size), tensor)
     way = ways.setdefault((identity, start, shape, strides, tensor.dtype), way)
@@ -80,12 +80,12 @@ def span_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 def way_to(part: Way, tensor: Tensor) -> Way:
-    """Return a way to the bytes of a tensor, the rows one after the other, whichever strides it has in its part of the file."""
+    """Return a function that opens the bytes of a tensor in row-major order, whatever its strides in the file."""
     return part if tensor.is_contiguous() else held(lambda: lay_out(part, tuple(tensor.shape), tensor.stride(), tensor.dtype))
 
 
 def lay_out(part: Way, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return the tensor that lies in a part of the file with these strides."""
+    """Return the tensor that is stored in a part of the file with these strides."""
     content = bytearray(span_of(shape, strides) * dtype.itemsize)
     with part() as file:
         read_into(file, memoryview(content))

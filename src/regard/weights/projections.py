@@ -26,9 +26,9 @@ class Linear:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Projections:
-    """W_query, W_key and W_value of all heads side by side, and out_proj where there is one.
+    """W_query, W_key and W_value, with those of all heads side by side, and out_proj if there is one.
 
-    heads is the number of heads that the names tell, None where they tell none; causal, whether the lectures' mask is there.
+    heads is the number of heads in the names, None if there are none; causal, whether the lectures' mask is present.
     """
 
     query: Linear
@@ -45,11 +45,11 @@ class Projections:
 
 
 def projections(tensors: Mapping[str, Tensor]) -> Projections:
-    """The projections that a file holds.
+    """Return the projections in a file.
 
     Names: `W_query.weight` (d_out, d_in) with `W_query.bias`, as nn.Linear writes them; `W_query` (d_in, d_out), a plain
-    parameter; `heads.0.W_query.weight`, ..., stacked heads. The lectures' `mask` buffers say that the layer is causal.
-    Raises WeightsError where one is missing, of another shape, or unknown.
+    parameter; `heads.0.W_query.weight`, ..., stacked heads. The lectures' `mask` buffers mark the layer as causal. Raises
+    WeightsError if a tensor is missing, of another shape, or unknown.
     """
     rest = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] != "mask"}
     causal = len(rest) < len(tensors)
@@ -63,13 +63,13 @@ def projections(tensors: Mapping[str, Tensor]) -> Projections:
 
 
 def stacked(tensors: Mapping[str, Tensor]) -> int | None:
-    """How many stacked heads the names tell of."""
+    """Return the number of stacked heads in the names, None if there are none."""
     numbers = [int(found[1]) for name in tensors if (found := re.match(r"heads\.(\d{1,4})\.", name))]
     return max(numbers) + 1 if numbers else None
 
 
 def beside(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
-    """A projection, those of stacked heads side by side."""
+    """Return a projection, with those of stacked heads side by side."""
     if count is None:
         return linear(tensors, name)
     parts = [linear(tensors, f"heads.{head}.{name}") for head in range(count)]
@@ -80,7 +80,7 @@ def beside(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
 
 
 def linear(tensors: dict[str, Tensor], name: str) -> Linear:
-    """Takes a projection out of the tensors, (d_in, d_out) whichever way it is stored."""
+    """Remove a projection from the tensors and return it as (d_in, d_out), whichever way it is stored."""
     if name in tensors:
         weight = matrix(tensors.pop(name), name)
     elif f"{name}.weight" in tensors:
@@ -95,14 +95,14 @@ def linear(tensors: dict[str, Tensor], name: str) -> Linear:
 
 
 def matrix(tensor: Tensor, name: str) -> Tensor:
-    """The tensor, or WeightsError where it has not two axes."""
+    """Return the tensor; raise WeightsError if it does not have two axes."""
     if tensor.dim() != 2:
         raise WeightsError(f"{name} must have two axes, got {tuple(tensor.shape)}.")
     return tensor
 
 
 def agree(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None:
-    """Raises WeightsError where the projections do not fit one another."""
+    """Raise WeightsError if the shapes of the projections do not match."""
     shapes = {name: tuple(one.weight.shape) for name, one in zip(NAMES, (query, key, value), strict=True)}
     if len({d_in for d_in, _ in shapes.values()}) > 1 or query.weight.shape != key.weight.shape:
         laid_out = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

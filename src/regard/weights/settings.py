@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, in whichever spelling, as the arguments of GPT2Config; computed as it says, or refused."""
+"""The settings of a checkpoint, in any known spelling, as arguments of GPT2Config; unsupported ones are refused."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from regard.weights.json_object import read_object, show_settings, show_value
 from regard.weights.names import Dialect, Line, Shapes
 
 Said = Mapping[str, Any]
-SIZES = {  # ours, and how transformers, OpenAI, nanoGPT and the lectures spell it
+SIZES = {  # regard's name, and those of transformers, OpenAI, nanoGPT and the lectures
     "layers": ("n_layer", "num_hidden_layers", "n_layers"),
     "heads": ("n_head", "num_attention_heads", "n_heads"),
     "width": ("n_embd", "hidden_size", "emb_dim"),
@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-ONLY = {  # settings of transformers that regard computes in one way
+ONLY = {  # settings of transformers of which regard supports one value
     "model_type": "gpt2",
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -37,13 +37,13 @@ ONLY = {  # settings of transformers that regard computes in one way
     "quantization_config": None,
     "auto_map": None,
 }
-HARMLESS = {"bias", "qkv_bias"}  # told by the tensors
-RELEASED = (768, 1024, 1280, 1600)  # widths whose heads are known
-HEAD_WIDTH = 64  # in each of them
+HARMLESS = {"bias", "qkv_bias"}  # inferred from the tensors
+RELEASED = (768, 1024, 1280, 1600)  # widths whose number of heads is known
+HEAD_WIDTH = 64  # for each of these widths
 
 
 def read(folder: Path) -> tuple[dict[str, Any], Path | None]:
-    """What config.json or hparams.json of a folder says, and which of them; nothing where there is neither."""
+    """Read config.json or hparams.json in a folder, and return its path; empty and None if there is neither."""
     path = next((folder / name for name in ("config.json", "hparams.json") if (folder / name).is_file()), None)
     if path is None:
         return {}, None
@@ -51,7 +51,7 @@ def read(folder: Path) -> tuple[dict[str, Any], Path | None]:
 
 
 def measured(dialect: Dialect, shapes: Shapes, source: object) -> dict[str, int]:
-    """The sizes that the shapes of the tensors tell."""
+    """Infer the sizes of a model from the shapes of its tensors."""
 
     def shape_of(line: Line) -> tuple[int, ...]:
         shape = shapes.get(line.theirs, ())
@@ -73,7 +73,7 @@ def measured(dialect: Dialect, shapes: Shapes, source: object) -> dict[str, int]
 
 
 def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: object) -> dict[str, Any]:
-    """The arguments of GPT2Config but `tied`, from what is said, and where nothing is said from the tensors."""
+    """Return the arguments of GPT2Config except `tied`, from the settings or, for those that are missing, from the tensors."""
     for name, only in ONLY.items():
         if (said.get(name) or None) != (only or None) and name in said:
             raise WeightsError(f"{source} says {show_settings({name: said[name]})}; regard computes only {name}={only!r}.")
@@ -91,7 +91,7 @@ def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: obj
 
 
 def size(said: Said, theirs: tuple[str, ...], source: object) -> int | None:
-    """A size under any of its names, None where it is not said."""
+    """Return a size stored under any of its names, None if it is missing."""
     given = {name: said[name] for name in theirs if said.get(name) is not None}
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
         raise WeightsError(f"{source} says {show_settings(given)}; it must be a whole number of at least 1.")
@@ -101,7 +101,7 @@ def size(said: Said, theirs: tuple[str, ...], source: object) -> int | None:
 
 
 def heads(said: Said, width: int, source: object) -> int:
-    """The number of heads where it is not said, and no tensor tells it."""
+    """Return the number of heads if the settings do not include it; it cannot be inferred from tensors."""
     if said.get("model_type") == "gpt2":
         return 12  # transformers' default
     if width not in RELEASED:
@@ -113,7 +113,7 @@ def heads(said: Said, width: int, source: object) -> int:
 
 
 def dropout(said: Said, source: object) -> float:
-    """The probability of dropout, one for its three places."""
+    """Return the dropout probability, the same for its three places."""
     default = dict.fromkeys(DROPOUTS[:3], 0.1) if said.get("model_type") else {}  # transformers'
     given = default | {name: said[name] for name in DROPOUTS if said.get(name) is not None}
     if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
@@ -124,7 +124,7 @@ def dropout(said: Said, source: object) -> float:
 
 
 def activated(said: Said, otherwise: str, source: object) -> str:
-    """The activation by our name."""
+    """Return regard's name of the activation."""
     name = said.get("activation_function")
     if name is not None and not (isinstance(name, str) and name in ACTIVATIONS):
         raise WeightsError(f"{source} says activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
@@ -132,7 +132,7 @@ def activated(said: Said, otherwise: str, source: object) -> str:
 
 
 def refuse_unknown(said: Said, source: object) -> None:
-    """Raises where a checkpoint's own settings hold one that is unknown, and so might change what is computed."""
+    """Raise WeightsError if a checkpoint's own settings include an unknown one, which might change the results."""
     names = {*(name for theirs in SIZES.values() for name in theirs), *DROPOUTS, *HARMLESS}
     strange = sorted(name for name in said if name not in names)
     if strange:
@@ -142,8 +142,8 @@ def refuse_unknown(said: Said, source: object) -> None:
 
 
 def written(config: Said) -> dict[str, Any]:
-    """The config.json of transformers for GPT2Config's arguments."""
-    own = 50256 if config["vocabulary"] == 50257 else None  # the end of text, where the vocabulary is GPT-2's
+    """Return the content of transformers' config.json for GPT2Config's arguments."""
+    own = 50256 if config["vocabulary"] == 50257 else None  # the end-of-text token, if the vocabulary is GPT-2's
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -1,6 +1,6 @@
-"""The sorted table of LevelDB, in which TensorFlow writes the index of a checkpoint: keys to values, in blocks.
+"""Read LevelDB's sorted table, the format of a TensorFlow checkpoint's index: keys and values, in blocks.
 
-Source: doc/table_format.md of https://github.com/google/leveldb; TensorFlow keeps the format in tensorflow/core/lib/io.
+Source: doc/table_format.md of https://github.com/google/leveldb; TensorFlow's code is in tensorflow/core/lib/io.
 """
 
 import struct
@@ -10,12 +10,12 @@ from pathlib import Path
 import google_crc32c
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
-MASK = 0xA282EAD8  # added to a rotated checksum, so that a checksum of checksums is sound
-LARGEST = 1 << 28  # bytes; the index of GPT-2's largest takes some 40,000
+MASK = 0xA282EAD8  # added to a rotated checksum, so that data with embedded checksums can be checksummed
+LARGEST = 1 << 28  # bytes; the index of the largest GPT-2 has about 40,000
 
 
 def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Every key and value. ValueError, or struct.error, where the file is no such table or a checksum does not fit."""
+    """Yield every key and value. Raises ValueError or struct.error for a file that is no such table or a wrong checksum."""
     if path.stat().st_size > LARGEST:
         raise ValueError("it is too large for an index")
     data = path.read_bytes()
@@ -23,14 +23,14 @@ def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("its last bytes are not those of a sorted table")
     footer = data[-FOOTER:]
     at = 0
-    for _ in range(2):  # where other blocks are, which TensorFlow writes none of
+    for _ in range(2):  # the location of other blocks, which TensorFlow does not write
         _, at = varint(footer, at)
     for _, handle in entries(block(data, footer, at)):
         yield from entries(block(data, handle, 0))
 
 
 def block(data: bytes, handle: bytes, at: int) -> bytes:
-    """The block that a handle points to, its checksum verified."""
+    """Return the block that a handle points to, after verifying its checksum."""
     start, at = varint(handle, at)
     length, _ = varint(handle, at)
     end = start + length
@@ -45,7 +45,7 @@ def block(data: bytes, handle: bytes, at: int) -> bytes:
 
 
 def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block; a key says how many bytes it shares with the one before."""
+    """Yield keys and values of a block; each key stores the number of bytes that it shares with the previous one."""
     (restarts,) = struct.unpack("<I", data[-4:])
     end, at, key = len(data) - 4 * (restarts + 1), 0, b""
     while at < end:
@@ -61,7 +61,7 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A whole number of seven bits a byte, the lowest first, and the place after it."""
+    """Decode a whole number of seven bits per byte, the lowest first; return it and the position after it."""
     number = shift = 0
     while shift < 64:
         byte = data[at]
@@ -73,6 +73,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def unmasked(checksum: int) -> int:
-    """The crc32c that was masked."""
+    """Return the crc32c of a masked one."""
     rotated = (checksum - MASK) & 0xFFFFFFFF
     return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF

@@ -1,8 +1,8 @@
-"""The two file formats of torch.save, opened without their numbers: the object, and where the bytes of its tensors lie.
+"""Open the two file formats of torch.save without reading tensors: return the object, and the location of its tensors' bytes.
 
-Since torch 1.6 a file is a zip archive: `data.pkl` is the object, `data/KEY` the bytes of a storage, and each record has a
-CRC, which is compared for all that is read. Before, a file was five pickles and the storages, one after the other, without a
-checksum. torch's own unpickler of plain tensors reads the pickles; torch.load would guess where records lie.
+Since torch 1.6 a file is a zip archive: `data.pkl` is the object, `data/KEY` the bytes of a storage, and each record has a CRC,
+which is verified for everything that is read. Before, a file was five pickles and the storages, one after the other, without a
+checksum. torch's own unpickler of plain tensors reads the pickles; torch.load would guess the location of records.
 """
 
 import pickle
@@ -21,20 +21,20 @@ from torch.storage import TypedStorage, UntypedStorage
 from regard.errors import WeightsError
 from regard.weights.stored import part_of
 
-LARGEST = 1 << 28  # bytes of a pickle; that of GPT-2's largest takes some 60,000
+LARGEST = 1 << 28  # bytes of a pickle; that of the largest GPT-2 has about 60,000
 CHUNK = 1 << 20
 Way = Callable[[], BufferedIOBase]
 
 
 class Bytes(NamedTuple):
-    """The bytes of a storage: how many there are, and a way to a part of them, by its start and length."""
+    """The bytes of a storage: their number, and a function that returns the opener of a part, given its start and length."""
 
     size: int
     part: Callable[[int, int], Way]
 
 
 class Saved(NamedTuple):
-    """The object of a file, its tensors without numbers; the bytes of each storage, by its identity."""
+    """The object in a file, its tensors without numbers, and the bytes of each storage, by its identity."""
 
     object: Any
     storages: dict[int, Bytes]
@@ -43,11 +43,11 @@ class Saved(NamedTuple):
 
 
 class Unread:
-    """The storages that a pickle names, as memory of torch's device "meta"."""
+    """The storages that a pickle names, on torch's "meta" device."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, TypedStorage] = {}
-        self.sizes: dict[str, int] = {}  # in bytes; torch enlarges a storage of "meta" that is too small for a tensor
+        self.sizes: dict[str, int] = {}  # in bytes; torch enlarges a "meta" storage that is too small for a tensor
 
     def find(self, saved_id: Any) -> TypedStorage:
         """Return the storage of a persistent id: ("storage", type, key, device, numbers), and before 1.6 a view, here None."""
@@ -64,7 +64,7 @@ class Unread:
         return self.by_key[key]
 
     def locate(self, find_bytes: Callable[[str], Bytes]) -> dict[int, Bytes]:
-        """Return where the bytes of each storage lie, by its identity; ValueError where they are more or fewer than it has."""
+        """Return the bytes of each storage, by its identity; raise ValueError if their number is not that of the storage."""
         places = {}
         for key, storage in self.by_key.items():
             place = find_bytes(key)
@@ -75,7 +75,7 @@ class Unread:
 
 
 def open_saved(path: Path) -> Saved:
-    """Return what torch.save wrote. Raises WeightsError, or whatever a parser raises on a damaged file."""
+    """Open a file written by torch.save. Raises WeightsError, or whatever a parser raises on a damaged file."""
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04" and not zipfile.is_zipfile(file):
             file.seek(0)
@@ -84,23 +84,23 @@ def open_saved(path: Path) -> Saved:
 
 
 def unpickle(file: BinaryIO | BytesIO, storages: Unread) -> Any:
-    """Return the next object of a file, of plain tensors alone; pickle.UnpicklingError where it asks for more."""
+    """Return the next object in a file, of plain tensors only; raise pickle.UnpicklingError for anything else."""
     unpickler = Unpickler(file, encoding="utf-8")
     unpickler.persistent_load = storages.find  # type: ignore[method-assign]
     return unpickler.load()
 
 
 def open_zip(path: Path) -> Saved:
-    """Return what a zip archive holds, by its own directory, whoever zipped it, compressed or not."""
-    archive = zipfile.ZipFile(path)  # stays open for the tensors
+    """Open a zip archive by its own directory, whoever created it, compressed or not."""
+    archive = zipfile.ZipFile(path)  # stays open to read the tensors
     records = list_records(archive)
     roots = [name.removesuffix("data.pkl") for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(roots) != 1 or f"{roots[0]}constants.pkl" in records:
         raise WeightsError(f"{path} is an archive, but none of torch.save: it must hold one data.pkl and no constants.pkl.")
     has_checksums = any(info.CRC for info in records.values())
-    if not has_checksums:  # as torch.serialization.set_crc32_options(False) has it
+    if not has_checksums:  # written with torch.serialization.set_crc32_options(False)
         for info in records.values():
-            del info.CRC  # zipfile then compares nothing
+            del info.CRC  # zipfile then verifies nothing
     storages, intact = Unread(), set[str]()
     found = unpickle(BytesIO(read_record(archive, records[f"{roots[0]}data.pkl"])), storages)
     order = records.get(f"{roots[0]}byteorder")
@@ -118,18 +118,18 @@ def open_zip(path: Path) -> Saved:
 
 
 def list_records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the records of an archive by name, each of them once and with the name that the directory gives it."""
+    """Return the records of an archive by name; raise if a name is repeated or differs from that in the directory."""
     records: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         if info.filename in records:
             raise ValueError(f"it holds {info.filename} twice")
-        archive.open(info).close()  # compares the names
+        archive.open(info).close()  # verifies the name
         records[info.filename] = info
     return records
 
 
 def read_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of a short record, its CRC compared."""
+    """Return the bytes of a short record after verifying its CRC."""
     if info.file_size > LARGEST:
         raise ValueError(f"its {info.filename} has {info.file_size:,} bytes")
     with archive.open(info) as file:
@@ -137,7 +137,7 @@ def read_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def open_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, start: int, length: int, intact: set[str]) -> BufferedIOBase:
-    """Open a record at a byte. Its CRC is compared when its last byte is read, or here where only a part will be."""
+    """Open a record at a byte. Its CRC is verified when its last byte is read, or here if only a part will be."""
     if length < info.file_size and info.filename not in intact:
         with archive.open(info) as file:
             skip(file, info.file_size)
@@ -148,7 +148,7 @@ def open_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, start: int, len
 
 
 def skip(file: Any, count: int) -> None:
-    """Read over a part of a file; EOFError where it ends before."""
+    """Skip a part of a file by reading it; raise EOFError if the file ends before."""
     while count:
         read = len(file.read(min(count, CHUNK)))
         if not read:
@@ -157,7 +157,7 @@ def skip(file: Any, count: int) -> None:
 
 
 def open_legacy(path: Path, file: BinaryIO) -> Saved:
-    """Return what torch wrote before 1.6."""
+    """Open a file that torch wrote before 1.6."""
     storages = Unread()
     magic, protocol, _ = (unpickle(file, storages) for _ in range(3))
     if magic != MAGIC_NUMBER or protocol != PROTOCOL_VERSION:
@@ -180,6 +180,6 @@ def open_legacy(path: Path, file: BinaryIO) -> Saved:
 
 
 def open_part(path: Path, first: int, start: int, length: int) -> Way:
-    """Return the way to a part of a storage."""
-    del length  # no checksum to compare
+    """Return the opener of a part of a storage."""
+    del length  # no checksum to verify
     return part_of(path, first + start)

@@ -1,6 +1,6 @@
-"""A tensor that still lies in its file, and its way into memory: some rows at a time, straight into the dtype wanted.
+"""A tensor in a file, read some rows at a time, directly into the requested dtype.
 
-What is read passes through one small buffer, so that loading takes the memory of what is loaded and little more.
+Reading uses one small buffer, so that loading takes little more memory than the loaded tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
 
-BUFFER = 1 << 23  # bytes
+BUFFER = 1 << 23  # bytes read at a time
 REAL = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A tensor in a file: its name there, its shape and dtype, and a way to its bytes, the rows one after the other.
+    """A tensor in a file: its name there, shape and dtype, and a function that opens its bytes, in row-major order.
 
-    The dtype is a word where the file's is none of torch's, or none of weights.
+    The dtype is a string if it is none of torch's, or none of weights.
     """
 
     path: Path
@@ -30,14 +30,14 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype | str
     open: Callable[[], BufferedIOBase]
-    checksum: int | None = None  # crc32c of the bytes, where the file states it
-    swapped: bool = False  # whether the bytes of a number stand in the other order
+    checksum: int | None = None  # crc32c of the bytes, if the file has one
+    swapped: bool = False  # whether the byte order is reversed
 
     def __str__(self) -> str:
         return f"{self.path}: {self.name}"
 
     def rows(self, width: int) -> Iterator[Tensor]:
-        """The numbers in order, (r, width), r as many as fit the buffer. WeightsError where they end early, or are damaged."""
+        """Yield the numbers in order, (r, width), r as fits the buffer. Raises WeightsError if they are damaged or too few."""
         assert isinstance(self.dtype, torch.dtype)
         left, size = torch.Size(self.shape).numel() // max(width, 1), width * self.dtype.itemsize
         buffer, checksum = bytearray(size * max(1, min(left, BUFFER // max(size, 1)))), 0
@@ -56,13 +56,13 @@ class Stored:
                     left -= rows
         except RegardError:
             raise
-        except Exception as error:  # a damaged file makes its parser raise anything
+        except Exception as error:  # the parser of a damaged file may raise anything
             raise WeightsError(f"{self} is damaged or cut short: {reason_of(error)}.") from None
         if self.checksum not in (None, checksum):
             raise WeightsError(f"{self} is damaged: its checksum is {checksum:08x}, the file states {self.checksum:08x}.")
 
     def fill(self, targets: Sequence[Tensor], turned: bool = False) -> None:
-        """Copies the numbers into tensors that lie in them side by side, along the first axis, or turned along the last."""
+        """Copy the numbers into tensors that are stored side by side, along the first axis or, transposed, along the last."""
         matrices = [target if target.dim() == 2 else target[:, None] for target in targets]
         width = sum(map(len, matrices)) if turned else matrices[0].shape[1]
         row = 0
@@ -75,20 +75,20 @@ class Stored:
             row += len(block)
 
     def same(self, other: "Stored") -> bool:
-        """Whether another tensor of this shape is the same, number for number."""
+        """Return whether another tensor of this shape is equal, number for number."""
         if self.open is other.open or self.dtype != other.dtype:
             return self.dtype == other.dtype
         return self.dtype in REAL and all(torch.equal(a, b) for a, b in zip(self.rows(1), other.rows(1), strict=True))
 
 
 def read_into(file: BufferedIOBase, view: memoryview) -> None:
-    """Fill the view from a file; EOFError where that ends before."""
+    """Fill the view from a file; raise EOFError if the file ends before."""
     if file.readinto(view) < len(view):
         raise EOFError("the file ends before its last number")
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, source: object) -> Tensor:
-    """Return memory for a tensor; WeightsError where there is not enough."""
+    """Allocate a tensor; raise WeightsError if there is not enough memory."""
     try:
         return torch.empty(shape, dtype=dtype)
     except RuntimeError:
@@ -97,12 +97,12 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, source: object) -> Tens
 
 
 def reason_of(error: Exception) -> str:
-    """Return what another library's error says, in one line without its full stop; its class where it says nothing."""
+    """Return the message of another library's error, in one line without its full stop; its class name if there is none."""
     return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
 
 
 def spread(block: Tensor, row: int, matrices: Sequence[Tensor]) -> None:
-    """Copies rows, of which the first is the row-th, into the matrices that lie one below the other."""
+    """Copy rows, the first of which is the row-th, into matrices that are stacked along the first axis."""
     for matrix in matrices:
         first, last = max(row, 0), min(row + len(block), len(matrix))
         if first < last:
@@ -111,12 +111,12 @@ def spread(block: Tensor, row: int, matrices: Sequence[Tensor]) -> None:
 
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape, without the first axis that OpenAI's matrices (1, in, out) have."""
+    """Return the shape, without the first axis of OpenAI's matrices (1, in, out)."""
     return shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
 
 
 def part_of(path: Path, start: int) -> Callable[[], BufferedIOBase]:
-    """A way to a place in a file."""
+    """Return a function that opens a file at a position."""
 
     def opened() -> BufferedIOBase:
         file = path.open("rb")
@@ -127,7 +127,7 @@ def part_of(path: Path, start: int) -> Callable[[], BufferedIOBase]:
 
 
 def held(tensor: Callable[[], Tensor]) -> Callable[[], BufferedIOBase]:
-    """A way to the bytes of a tensor that comes into memory as a whole."""
+    """Return a function that opens the bytes of a tensor that is loaded as a whole."""
 
     def opened() -> BufferedIOBase:
         return BytesIO(tensor().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,7 +1,7 @@
-"""OpenAI's own checkpoints, read without TensorFlow: hparams.json, checkpoint, model.ckpt.index and model.ckpt.data-*.
+"""Read OpenAI's own checkpoints without TensorFlow: hparams.json, checkpoint, model.ckpt.index and model.ckpt.data-*.
 
-The index is a sorted table whose first entry says how many data files there are, and every other, under the name of a
-tensor, where its bytes lie and their checksum. Source: tensorflow/core/protobuf/tensor_bundle.proto.
+The index is a sorted table. Its first entry holds the number of data files; every other entry is keyed by the name of a tensor
+and holds the location of its bytes and their checksum. Source: tensorflow/core/protobuf/tensor_bundle.proto.
 """
 
 import re
@@ -18,16 +18,16 @@ from regard.weights.stored import Stored, matrix, part_of, reason_of
 
 DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 INDEX = ".index"
-Fields = dict[int, list[int | bytes]]  # of a message, by their numbers
+Fields = dict[int, list[int | bytes]]  # of a message, by field number
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a TensorFlow checkpoint."""
+    """Return whether a folder contains a TensorFlow checkpoint."""
     return (folder / "checkpoint").is_file() or any(folder.glob(f"*{INDEX}"))
 
 
 def read(folder: Path) -> dict[str, Stored]:
-    """The tensors of a folder's checkpoint."""
+    """Return the tensors of a folder's checkpoint."""
     index = latest(folder)
     try:
         entries = dict(sorted_table.read(index))
@@ -38,12 +38,12 @@ def read(folder: Path) -> dict[str, Stored]:
         return {name.decode(): tensor(index, files, name.decode(), fields(entry)) for name, entry in entries.items()}
     except RegardError:
         raise
-    except Exception as error:  # a damaged index makes its parser raise anything
+    except Exception as error:  # the parser of a damaged index may raise anything
         raise WeightsError(f"{index} is damaged, or no index of a TensorFlow checkpoint: {reason_of(error)}.") from None
 
 
 def latest(folder: Path) -> Path:
-    """The index of the checkpoint that the file `checkpoint` names, or of the only one there is."""
+    """Return the index of the checkpoint that the file `checkpoint` names, or of the only one in the folder."""
     note = folder / "checkpoint"
     text = note.read_text("utf-8", "replace") if note.is_file() else ""
     named = re.search(r'^model_checkpoint_path: "(?:.*[/\\])?([^/\\"\n]+)"', text, re.M)
@@ -55,7 +55,7 @@ def latest(folder: Path) -> Path:
 
 
 def shards(index: Path, count: int) -> list[Path]:
-    """The data files."""
+    """Return the data files of an index."""
     stem = index.name.removesuffix(INDEX)
     files = [index.with_name(f"{stem}.data-{number:05}-of-{count:05}") for number in range(min(count, 1000))]
     missing = next((file for file in files if not file.is_file()), None)
@@ -65,7 +65,7 @@ def shards(index: Path, count: int) -> list[Path]:
 
 
 def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
-    """A tensor by its entry: 1 dtype, 2 shape, 3 data file, 4 offset, 5 bytes, 6 checksum, 7 slices."""
+    """Return a tensor, given its entry, in which 1 is dtype, 2 shape, 3 data file, 4 offset, 5 bytes, 6 checksum, 7 slices."""
     if 7 in entry:
         raise WeightsError(f"{index}: {name} is stored in slices, which OpenAI's checkpoints are not.")
     sizes = fields(blob(entry, 2)).get(2, [])
@@ -80,7 +80,7 @@ def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
 
 
 def fields(message: bytes) -> Fields:
-    """The fields of a protocol buffer's message."""
+    """Return the fields of a protocol buffer message."""
     found: Fields = {}
     for number, value in walk(message):
         found.setdefault(number, []).append(value)
@@ -88,7 +88,7 @@ def fields(message: bytes) -> Fields:
 
 
 def walk(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field: whole numbers, bytes, and four or eight bytes as a whole number."""
+    """Yield the number and value of each field: varints, bytes, and four or eight bytes as a whole number."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)
@@ -109,7 +109,7 @@ def walk(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def one(entry: Fields, number: int, default: int = 0) -> int:
-    """A whole number of a message; one that is not written is 0."""
+    """Return a whole number of a message; 0 by default if it is not stored."""
     value = entry.get(number, [default])[-1]
     if not isinstance(value, int):
         raise ValueError(f"field {number} is no number")
@@ -117,7 +117,7 @@ def one(entry: Fields, number: int, default: int = 0) -> int:
 
 
 def blob(entry: Fields, number: int) -> bytes:
-    """The bytes of a message's field."""
+    """Return the bytes of a message's field."""
     value = entry.get(number, [b""])[-1]
     if not isinstance(value, bytes):
         raise ValueError(f"field {number} is no message")

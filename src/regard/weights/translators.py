@@ -1,7 +1,6 @@
-"""Translators of this house: a folder of settings.json, which kind it is and its sizes, and model.safetensors.
+"""Read and write regard's own translators: a folder of settings.json, with the kind and sizes, and model.safetensors.
 
-A matrix may lie there in bytes: whole numbers from -127 to 127 under its name, and under name.scale what a row of them is
-multiplied by.
+A matrix may be stored as int8: whole numbers from -127 to 127 under its name, and a scale for each row under name.scale.
 """
 
 import json
@@ -23,20 +22,20 @@ from regard.weights.stored import REAL, Stored
 from regard.writing import whole
 
 SETTINGS, TENSORS = "settings.json", "model.safetensors"
-LARGEST, DEEPEST = 1 << 20, 1000  # a size in the settings, and a number of layers
-SCALE = ".scale"  # after the name of a matrix in bytes: one number for each of its rows
-CARRIED = {name: Path(__file__).parent / name for name in ("translator", "translator-plain")}  # in this package
+LARGEST, DEEPEST = 1 << 20, 1000  # the largest size in the settings, and the most layers
+SCALE = ".scale"  # after the name of an int8 matrix: one number for each of its rows
+CARRIED = {name: Path(__file__).parent / name for name in ("translator", "translator-plain")}  # included in this package
 
 
 class Text(Protocol):
-    """A vocabulary that writes itself into a folder."""
+    """A vocabulary that can be saved to a folder."""
 
     def save(self, folder: str | Path) -> None:
-        """Its files, beside the others."""
+        """Write the files of the vocabulary into a folder."""
 
 
 class Settings(NamedTuple):
-    """What a folder says: the kind of model, the arguments that make it, and where it lies."""
+    """The settings of a translator: its kind, its constructor arguments, and its folder."""
 
     kind: str
     sizes: dict[str, Any]
@@ -44,7 +43,7 @@ class Settings(NamedTuple):
 
 
 def read(name: str | Path) -> Settings:
-    """The settings of a folder, or of a model that is carried here by its name; WeightsError where there are none."""
+    """Read the settings of a folder, or of a model included in the package, by name; raise WeightsError if there are none."""
     folder = place(name)
     path = folder / SETTINGS
     said = read_object(path)
@@ -61,13 +60,13 @@ def read(name: str | Path) -> Settings:
 
 
 def is_no_size(name: str, size: object) -> bool:
-    """Return whether a setting can be none: a model of it would take all time or memory before it meets its tensors."""
+    """Return whether a size is invalid: creating a model of it would exhaust time or memory before its tensors are read."""
     most = DEEPEST if name == "layers" else LARGEST
     return isinstance(size, dict | list) or (isinstance(size, int | float) and not size <= most)
 
 
 def place(name: str | Path) -> Path:
-    """The folder of this path or name."""
+    """Return the folder of a path or of the name of an included translator."""
     path = Path(name).expanduser()
     carried = CARRIED.get(str(name))
     if path.is_dir() or carried is None:
@@ -80,7 +79,7 @@ def place(name: str | Path) -> Path:
 
 
 def fill(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Copies the numbers of a folder into a model's tensors, which must be all there are, and of their shapes."""
+    """Copy the weights in a folder into a model's tensors, which must be the same and of the same shapes."""
     archive = check_tensors(folder, tensors)
     for name, tensor in tensors.items():
         stored = archive.tensors[name]
@@ -91,14 +90,14 @@ def fill(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Archive:
-    """Return the tensors of a folder, none of them read; WeightsError where they are not a model's, all and of their shapes."""
+    """Return the archive of a folder without reading tensors; raise WeightsError unless names and shapes are the model's."""
     archive = archives.opened(folder / TENSORS)
     refuse_others(archive, tensors)
     return archive
 
 
 def multiplied(stored: Stored, scale: Stored) -> Tensor:
-    """A matrix that lies in bytes, in float32: each row times its scale."""
+    """Return an int8 matrix in float32: each row times its scale."""
     values, scales = torch.empty(stored.shape, dtype=torch.int8), torch.empty(scale.shape)
     stored.fill([values])
     scale.fill([scales])
@@ -110,7 +109,7 @@ def multiplied(stored: Stored, scale: Stored) -> Tensor:
 
 
 def refuse_others(archive: Archive, tensors: Mapping[str, Tensor]) -> None:
-    """Raises WeightsError where the tensors of a file are not those of the model, naming the first."""
+    """Raise WeightsError, naming the first one, if the tensors of a file are not those of the model."""
     asked = {}
     for name, tensor in tensors.items():
         asked[name] = tuple(tensor.shape)
@@ -130,7 +129,7 @@ def refuse_others(archive: Archive, tensors: Mapping[str, Tensor]) -> None:
 
 
 def reason(name: str, asked: Mapping[str, tuple[int, ...]]) -> str:
-    """What asks for a tensor: the settings; for a scale, the matrix in bytes."""
+    """Return what requires a tensor: the settings or, for a scale, the int8 matrix."""
     matrix = name.removesuffix(SCALE)
     return f"its {SETTINGS}" if matrix == name or matrix not in asked else f"{matrix}, which is in bytes,"
 
@@ -143,10 +142,10 @@ def save(
     text: Text | None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Writes the folder, each file whole or not there: the text first, without which the numbers mean nothing.
+    """Write a translator's folder, each file complete or absent: first the vocabulary, without which the weights are useless.
 
-    dtype is that of the numbers there, their own where it is None. torch.int8 is of matrices alone, a scale for each row beside
-    them: a number is off by at most half of that, a 254th of the largest of its row.
+    dtype is the dtype of the stored weights, by default their own. torch.int8 applies to matrices only, with a scale for each
+    row: the error of a number is at most half of the scale, 1/254 of the largest number in its row.
     """
     if dtype not in (None, torch.int8, *REAL):
         raise ConfigError(f"dtype must be torch.int8, {', '.join(map(str, REAL))} or None; got {dtype!r}.")
@@ -165,11 +164,11 @@ def save(
 
 
 def stored_as(name: str, tensor: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """What is written of a tensor: itself, or the whole numbers and scales that are nearest to it."""
+    """Return the tensors to store for a tensor: the tensor itself, or its int8 values and scales."""
     if dtype != torch.int8:
         return {name: tensor.to(dtype or tensor.dtype).contiguous()}
     if tensor.dim() != 2:
-        return {name: tensor.contiguous()}  # a bias or the weights of a norm: few, and each counts for many numbers
+        return {name: tensor.contiguous()}  # biases and norm weights are few, and each affects many numbers
     if not tensor.isfinite().all():
         raise WeightsError(f"{name} holds a number that is not finite, which torch.int8 cannot hold.")
     found = Quantised.of(tensor)

@@ -1,4 +1,4 @@
-"""Modules without numbers: the shapes of a model that will get its numbers from a file, at no cost in memory or time."""
+"""Create modules without initial values, at no cost in memory or time: the values will come from a file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-DRAWS = (nn.init.normal_, Tensor.normal_)  # on "meta" the first of them imports 800 modules of torch, a second or more
+DRAWS = (nn.init.normal_, Tensor.normal_)  # on "meta" the first one imports 800 modules of torch, which takes a second or more
 
 
 class SkipRandom(TorchFunctionMode):
-    """Leaves tensors as they are where normal numbers would be drawn."""
+    """Skip the normal initialization of tensors."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -23,6 +23,6 @@ class SkipRandom(TorchFunctionMode):
 
 @contextmanager
 def without_numbers() -> Iterator[None]:
-    """Make modules on torch's device "meta", their initial numbers not drawn."""
+    """Create modules on torch's "meta" device within the context, without drawing initial values."""
     with torch.device("meta"), SkipRandom():
         yield

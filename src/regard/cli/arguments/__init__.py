@@ -1,3 +1,3 @@
-"""What may stand after each command: parsed, checked and explained by --help without PyTorch, which takes seconds to import."""
+"""The arguments of each command: parsed, checked and explained by --help without PyTorch, which takes seconds to import."""
 
 COMMANDS = ("walk", "look", "heads", "serve", "generate", "train", "evaluate", "translate", "examine", "verify", "info")

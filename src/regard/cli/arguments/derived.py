@@ -1,4 +1,4 @@
-"""The flags that are fields of a Python class, as `python -m docs.flags` writes them into derived.json."""
+"""The flags that correspond to fields of a Python class; `python -m docs.flags` writes them into derived.json."""
 
 import argparse
 import json
@@ -11,18 +11,18 @@ FILE = Path(__file__).with_suffix(".json")
 
 @cache
 def read_file() -> dict[str, Any]:
-    """The flags of each command."""
+    """Read the flags of each command."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
 def read(command: str) -> Any:
-    """Return what the file holds for a command."""
+    """Return the content of the file for a command."""
     return read_file()[command]
 
 
 def add_flag(parser: argparse._ActionsContainer, name: str, kind: str, default: Any, says: str) -> None:
-    """Add a flag of a field; one that is not given is not among the options."""
+    """Add the flag of a field; if it is not given, the options have no such attribute."""
     flag, known = f"--{name.replace('_', '-')}", {"default": argparse.SUPPRESS, "dest": name}
     shown = f"({', '.join(map(str, default))})" if kind == "floats" else default
     told = (f"{says} ({shown})" if default not in ("", None) else says).replace("%", "%%")

@@ -1,4 +1,4 @@
-"""regard evaluate: how well a model foretells a text: its perplexity by token, word and byte; LAMBADA's last words."""
+"""regard evaluate: measure how well a model predicts a text: perplexity by token, word and byte; the last words of LAMBADA."""
 
 import argparse
 
@@ -11,7 +11,7 @@ gives each token more before it, and takes longer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard evaluate`."""
+    """Add the arguments of `regard evaluate`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""What may stand after `regard examine`: its own module, which needs no PyTorch."""
+"""The arguments of `regard examine`: those of its own module, which does not import PyTorch."""
 
 from regard.cli.examine import __doc__, add_arguments
 

@@ -1,4 +1,4 @@
-"""regard generate: what a model writes after a text, word by word; what else it held likely, and what each word looked at."""
+"""regard generate: continue a text with a model, token by token; show likely alternatives, and what each token looked at."""
 
 import argparse
 
@@ -11,7 +11,7 @@ model has no vocabulary beside it, the text is the numbers of its tokens.
 --look averages the attention of the token that each new one was chosen after,
 over all heads of the last layers, a quarter of them."""
 
-TOKENS = 100  # where nothing is said, and the context has room
+TOKENS = 100  # the default, if the context has room
 FLAGS = {
     "temperature": "below 1 bolder, above 1 wilder, 0 always the likeliest",
     "top_k": "only the N likeliest tokens, 0 all",
@@ -23,7 +23,7 @@ FLAGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard generate`."""
+    """Add the arguments of `regard generate`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")

@@ -1,4 +1,4 @@
-"""regard heads: what kind each head of a saved recording is."""
+"""regard heads: show the kind of each head of a saved recording."""
 
 import argparse
 
@@ -6,6 +6,6 @@ from regard.cli.arguments.look import add_table_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard heads`."""
+    """Add the arguments of `regard heads`."""
     parser.add_argument("recording", metavar="FILE", help="what `regard look --out` or recording.save wrote")
     add_table_arguments(parser)

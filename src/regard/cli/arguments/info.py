@@ -1,4 +1,4 @@
-"""regard info: the machine, the versions, the kernels that regard takes on it, and which extras are installed."""
+"""regard info: show the machine, the versions, the kernels that regard uses on it, and which extras are installed."""
 
 import argparse
 

@@ -1,10 +1,10 @@
-"""regard look: what the attention of a model does on a text: what kind each head is, and the strongest links."""
+"""regard look: show what the attention of a model does on a text: the kind of each head, and the strongest links."""
 
 import argparse
 
 from regard.cli.arguments import derived
 
-MODEL = "pocket"  # where none is named
+MODEL = "pocket"  # the default
 EPILOG = """\
 TEXT is a file, or the words themselves, or - for standard input. The model
 runs as it always does; queries and keys are kept, and every number comes
@@ -23,7 +23,7 @@ The columns are means over the words of the text. Of a word's attention:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard look`."""
+    """Add the arguments of `regard look`."""
     parser.epilog = EPILOG
     parser.add_argument("text", metavar="TEXT", help="a text file, the words themselves, or -")
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `regard look` and `regard heads` say about the table alike."""
+    """Add the arguments of the table that `regard look` and `regard heads` share."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (parser.epilog or "") + COLUMNS
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")

@@ -1,4 +1,4 @@
-"""regard serve: a recording, or a model and what you type, as a page in the browser."""
+"""regard serve: show a recording, or a model and the text you type, on a page in the browser."""
 
 import argparse
 
@@ -13,7 +13,7 @@ token, and without it nothing is answered."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard serve`."""
+    """Add the arguments of `regard serve`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("recording", metavar="RECORDING", nargs="?", help="a file of a recording")

@@ -1,4 +1,4 @@
-"""regard train: a GPT-2 from its first weight, on a text of your own; the same command goes on where a run was left."""
+"""regard train: train a GPT-2 from scratch on a text of your own; the same command resumes a run."""
 
 import argparse
 
@@ -14,7 +14,7 @@ setting under the name that its flag has here, the sizes under [model]."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard train`: a flag for each field of the config, and of its model."""
+    """Add the arguments of `regard train`: a flag for each field of the config, and of its model."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags go before it")

@@ -1,10 +1,10 @@
-"""regard translate: a sentence in another language; how near translations are to people's; a translator from its first weight."""  # noqa: E501
+"""regard translate: translate sentences, score translations against human ones, or train a translator from scratch."""
 
 import argparse
 
 from regard.cli.arguments import derived
 
-MODEL = "translator"  # where none is named
+MODEL = "translator"  # the default
 
 EPILOG = """\
 With --train, every setting under it is that of `regard train`: a run lies in
@@ -14,7 +14,7 @@ it is a size, with kind = "transformer" or "recurrent"."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard translate`."""
+    """Add the arguments of `regard translate`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="what to translate, each in quotes")

@@ -4,6 +4,6 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard verify`."""
+    """Add the arguments of `regard verify`."""
     parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="only these examples, by name; all where none is named")
     parser.add_argument("--json", action="store_true", help="every comparison with its numbers, for a program")

@@ -1,4 +1,4 @@
-"""regard walk: each step of attention with its formula, its numbers and a sentence, on an example or on your own words."""
+"""regard walk: show each step of attention with its formula, numbers and an explanation, on an example or your own words."""
 
 import argparse
 
@@ -14,7 +14,7 @@ width where there is no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What may stand after `regard walk`."""
+    """Add the arguments of `regard walk`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     known = derived.read("walk")

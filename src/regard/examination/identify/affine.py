@@ -1,4 +1,4 @@
-"""The matrices of a module, found by shape: each as x W + b in float64, with the name that it goes by."""
+"""The matrices of a module, found by shape: each as x W + b in float64, with its name."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ DOUBLE = torch.float64
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """x weight + bias: weight (c_in, c_out), bias (c_out,) or None; `heads` where the shape of the parameter says how many."""
+    """x weight + bias: weight (c_in, c_out), bias (c_out,) or None; `heads` if the parameter's shape gives their number."""
 
     name: str
     weight: Tensor
@@ -20,33 +20,33 @@ class Affine:
     heads: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (..., c_in) to (..., c_out)."""
+        """Compute x weight + bias: (..., c_in) to (..., c_out)."""
         y = x @ self.weight
         return y if self.bias is None else y + self.bias
 
     @property
     def inward(self) -> int:
-        """c_in."""
+        """The input width, c_in."""
         return self.weight.shape[0]
 
     @property
     def outward(self) -> int:
-        """c_out."""
+        """The output width, c_out."""
         return self.weight.shape[1]
 
     def columns(self, index: Tensor | slice) -> "Affine":
-        """Some of its outputs."""
+        """Return the matrix with some of its output columns."""
         return replace(self, weight=self.weight[:, index], bias=None if self.bias is None else self.bias[index])
 
 
 def beside(parts: list[Affine]) -> Affine:
-    """Several, their outputs side by side."""
+    """Concatenate matrices, their outputs side by side."""
     biases = [part.weight.new_zeros(part.outward) if part.bias is None else part.bias for part in parts]
     return Affine(parts[0].name, torch.cat([part.weight for part in parts], 1), torch.cat(biases))
 
 
 def affines(module: nn.Module, width: int) -> Iterator[Affine]:
-    """Every matrix of a module, in the order in which it holds them; `width` is that of the input."""
+    """Yield every matrix of a module, in the order in which it holds them; `width` is that of the input."""
     for path, part in module.named_modules():
         own = {name: wide(one) for name, one in part.named_parameters(recurse=False)}
         if isinstance(part, nn.Embedding) or not own:
@@ -58,17 +58,17 @@ def affines(module: nn.Module, width: int) -> Iterator[Affine]:
 
 
 def is_layer(part: nn.Module, own: dict[str, Tensor]) -> bool:
-    """Whether a part of a module is one matrix and its bias, as nn.Linear is."""
+    """Return whether a part of a module is one matrix and its bias, as nn.Linear is."""
     return set(own) <= {"weight", "bias"} and "weight" in own and flat(own["weight"]) and not isinstance(part, nn.LayerNorm)
 
 
 def flat(weight: Tensor) -> bool:
-    """Whether a weight is a matrix: nn.Linear's, or that of a convolution over one token."""
+    """Return whether a weight is a matrix: nn.Linear's, or that of a convolution over one token."""
     return weight.dim() == 2 or (weight.dim() in (3, 4) and all(size == 1 for size in weight.shape[2:]))
 
 
 def turned(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A layer's weight as (c_in, c_out): nn.Linear's is stored the other way round, that of transformers' Conv1D is not."""
+    """Return a layer's weight as (c_in, c_out): nn.Linear stores its transpose, transformers' Conv1D does not."""
     weight = weight.flatten(1)
     as_is = type(part).__name__ == "Conv1D" or (
         not isinstance(part, nn.Linear) and bias is not None and len(bias) == weight.shape[1] != weight.shape[0]
@@ -77,14 +77,14 @@ def turned(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def bare(path: str, own: dict[str, Tensor], width: int) -> Iterator[Affine]:
-    """The matrices among plain parameters, with the biases whose names fit."""
+    """Yield the matrices among plain parameters, with the biases whose names match."""
     biases = {id(bias) for name in own if (bias := bias_of(name, own)) is not None}
     for name, one in own.items():
         if id(one) in biases:
             continue
         full, bias = f"{path}.{name}".lstrip("."), flattened(bias_of(name, own))
         if one.dim() == 2:
-            stored_turned = name.endswith("_weight") or one.shape[0] != width  # as torch's functional form has it
+            stored_turned = name.endswith("_weight") or one.shape[0] != width  # as in torch.nn.functional
             weight = one.T if stored_turned and one.shape[1] == width else one
             yield Affine(full, weight, fits(bias, weight.shape[1]))
         elif one.dim() == 3:
@@ -92,7 +92,7 @@ def bare(path: str, own: dict[str, Tensor], width: int) -> Iterator[Affine]:
 
 
 def of_heads(name: str, one: Tensor, bias: Tensor | None, width: int) -> Iterator[Affine]:
-    """A parameter with an axis for heads: (h, c, d), (c, h, d), or of an output projection (h, d, c)."""
+    """Yield the matrix of a parameter with a head axis: (h, c, d), (c, h, d), or of an output projection (h, d, c)."""
     h, middle, last = one.shape
     if middle == width and h != width:
         yield Affine(name, one.permute(1, 0, 2).flatten(1), fits(bias, h * last), h)
@@ -103,7 +103,7 @@ def of_heads(name: str, one: Tensor, bias: Tensor | None, width: int) -> Iterato
 
 
 def bias_of(name: str, own: dict[str, Tensor]) -> Tensor | None:
-    """The bias that belongs to a plain parameter: in_proj_bias to in_proj_weight, b_Q to W_Q, bq to wq."""
+    """Return the bias of a plain parameter, by name: in_proj_bias for in_proj_weight, b_Q for W_Q, bq for wq; else None."""
     for pattern, instead in ((r"weight", "bias"), (r"^W", "b"), (r"^w", "b"), (r"$", "_bias"), (r"$", ".bias")):
         found = own.get(re.sub(pattern, instead, name, count=1))
         if found is not None and found is not own[name] and (found.dim() == 1 or own[name].dim() == 3):
@@ -112,15 +112,15 @@ def bias_of(name: str, own: dict[str, Tensor]) -> Tensor | None:
 
 
 def flattened(bias: Tensor | None) -> Tensor | None:
-    """A bias of one axis."""
+    """Return a bias with one axis."""
     return None if bias is None else bias.flatten()
 
 
 def fits(bias: Tensor | None, width: int) -> Tensor | None:
-    """A bias, where it has this width."""
+    """Return a bias if it has this width, else None."""
     return bias if bias is not None and len(bias) == width else None
 
 
 def wide(one: Tensor) -> Tensor:
-    """A parameter in float64, outside of any graph, on the CPU."""
+    """Return a parameter in float64, detached, on the CPU."""
     return one.detach().to("cpu", DOUBLE)

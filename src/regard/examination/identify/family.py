@@ -1,4 +1,4 @@
-"""Which variants are worth trying: every single deviation that makes a difference here, those that people make first."""
+"""The variants worth trying: every single deviation that makes a difference here, the most common ones first."""
 
 import itertools
 from collections.abc import Iterator
@@ -24,9 +24,10 @@ OFTEN = (
 
 
 def singles(given: Projected, told: bool, output: bool, own_heads: bool = False) -> Iterator[Variant]:
-    """One deviation each, and pairs that go together.
+    """Yield variants with one deviation each, and pairs that often occur together.
 
-    `told` where q and k have names, `output` where there is an output projection, `own_heads` where heads are apart.
+    `told` is whether q and k have names, `output` whether there is an output projection, `own_heads` whether heads are
+    separate.
     """
     every = choices(given, told, output, own_heads)
     for name, values in every.items():
@@ -37,15 +38,15 @@ def singles(given: Projected, told: bool, output: bool, own_heads: bool = False)
 
 
 def pairs(given: Projected, told: bool, output: bool, own_heads: bool = False) -> Iterator[Variant]:
-    """Two deviations each, of two fields."""
+    """Yield variants with two deviations each, in two fields."""
     every = choices(given, told, output, own_heads)
     for (one, firsts), (other, seconds) in itertools.combinations(every.items(), 2):
         yield from (replace(RIGHT, **{one: a, other: b}) for a in firsts for b in seconds)
 
 
 def choices(given: Projected, told: bool, output: bool, own_heads: bool) -> dict[str, list[str]]:
-    """The values of each field that differ from the right one for these shapes."""
-    apart = given.heads > 1 and not own_heads  # heads that are modules, or that came apart, cannot be mixed up
+    """Return the values of each field that differ from the right one for these shapes."""
+    apart = given.heads > 1 and not own_heads  # separate heads cannot be mixed up
     return {
         "scale": scales_apart(given),
         "mask": masks_apart(given),
@@ -60,13 +61,13 @@ def choices(given: Projected, told: bool, output: bool, own_heads: bool) -> dict
 
 
 def axes_apart(given: Projected) -> list[str]:
-    """The axes other than that of the keys along which there is more than one score."""
+    """Return the axes other than that of the keys along which there is more than one score."""
     heads = ["heads", "heads and keys"] if given.heads > 1 else []
     return ["queries", *heads, *(["batch"] if len(given.q) > 1 else []), "everything"]
 
 
 def scales_apart(given: Projected) -> list[str]:
-    """The scales that differ from those before them; √t is another one at another length."""
+    """Return the scales that differ from those before them; √t always, since it differs at another length."""
     kept: dict[str, float] = {}
     for name, scale in scales(given).items():
         if name in ("after", "tokens") or all(abs(scale - other) > 1e-9 * other for other in kept.values()):
@@ -75,7 +76,7 @@ def scales_apart(given: Projected) -> list[str]:
 
 
 def masks_apart(given: Projected) -> list[str]:
-    """The ways of marking hidden keys, none where nothing is hidden; who was measured to see whom where it is not the rule."""
+    """Return the ways of marking hidden keys, none if nothing is hidden, and "measured" if the measurement is not the rule."""
     other = given.measured is not None and not torch.equal(given.measured.expand_as(both(given)), both(given))
     square = given.seen.shape[-2] == given.seen.shape[-1]
     hidden = [one for one in (*MASKS, *SIGNS) if square or one != "transposed"] if not given.seen.all() else []
@@ -83,13 +84,13 @@ def masks_apart(given: Projected) -> list[str]:
 
 
 def both(given: Projected) -> torch.Tensor:
-    """The rule in the shape of what was measured."""
+    """Return the rule in the shape of the measurement."""
     assert given.measured is not None
     return given.seen.expand(torch.broadcast_shapes(given.seen.shape, given.measured.shape))
 
 
 def roles_apart(given: Projected, told: bool) -> list[str]:
-    """The exchanges of roles that are possible in these widths and make a difference."""
+    """Return the exchanges of roles that are possible with these widths and make a difference."""
     named = {"q": given.q, "k": given.k, "v": given.v, "x": given.x}
     counts = {"q": given.heads, "k": given.groups, "v": given.groups, "x": given.heads}
 

@@ -1,4 +1,4 @@
-"""A match written out: the formula that a subject computes, and how exactly."""
+"""Format a match: the formula that a subject computes, and how exactly."""
 
 from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import mistake
@@ -8,7 +8,7 @@ PLAIN = {"none": "scores", "sum": "scores", "sigmoid": "sigmoid", "logarithm": "
 
 
 def formula(match: Match) -> str:
-    """`softmax(q kᵀ / √8) v with 4 heads`."""
+    """Format the formula: `softmax(q kᵀ / √8) v with 4 heads`."""
     variant = match.variant
     q, k, v = ("k", "q", "v") if variant.roles == "kqv" else tuple("qkv" if variant.roles == "turned" else variant.roles)
     inner = f"{q} {k}ᵀ{factor(match)}"
@@ -22,7 +22,7 @@ def formula(match: Match) -> str:
 
 
 def factor(match: Match) -> str:
-    """What stands behind the scores."""
+    """Format the factor on the scores."""
     if match.variant.scale == "after" or match.scale == 1:
         return ""
     square = match.scale**-2
@@ -32,19 +32,19 @@ def factor(match: Match) -> str:
 
 
 def heads(match: Match) -> str:
-    """`1 head`, `8 heads of which 2 of keys`."""
+    """Format the numbers of heads: `1 head`, `8 heads and 2 of keys`."""
     number = f"{match.heads} head{'s' * (match.heads != 1)}"
     return number if match.groups == match.heads else f"{number} and {match.groups} of keys"
 
 
 def equals(match: Match) -> str:
-    """How exactly the formula is known."""
+    """Describe how exactly the formula is known."""
     mistakes = "" if match.right else ", with the mistake that is named,"
     return f"equals {formula(match)}{mistakes} to {max(match.error, 1e-16):.0e}"
 
 
 def evidence(match: Match, field: str) -> str:
-    """What is computed instead, how exactly it is known, and how far that is from what should be."""
+    """Describe what is computed instead, how exactly it is known, and how far it is from the right formula."""
     wrong = mistake(match, field)
     does = "" if wrong is None else wrong.does
     others = len(match.variant.deviations) - 1
@@ -57,11 +57,11 @@ def evidence(match: Match, field: str) -> str:
 
 
 def told_apart(match: Match) -> str:
-    """What gives the same outputs, and so may be meant as well."""
+    """Describe the variants that give the same outputs, and so may be meant as well."""
     others = [said(one) for one in match.alike if one.mask != "measured"]
     return f"; on these inputs it cannot be told from {', '.join(others[:3])}" if others else ""
 
 
 def said(variant: Variant) -> str:
-    """A variant by its deviations."""
+    """Format a variant by its deviations."""
     return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the right formula"

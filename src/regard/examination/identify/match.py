@@ -1,4 +1,4 @@
-"""Which variant gives a subject's outputs: the right one first, then single deviations, then pairs of them."""
+"""Find the variant that gives a subject's outputs: the right one first, then single deviations, then pairs of them."""
 
 import itertools
 import math
@@ -14,20 +14,20 @@ from regard.examination.identify.projections import Layout, crowded
 from regard.examination.identify.trial import Target, Trial, aim, as_given, projected, tried
 from regard.examination.identify.variants import Projected, Variant, scale_of
 
-SPREAD = 1.5  # of the scaled scores: enough that every variant differs, little enough that no weight is lost
+SPREAD = 1.5  # of the scaled scores: every variant differs, and no weight underflows
 CLOSE = {torch.float64: 2e-6, torch.float32: 2e-4}  # of the largest output; layers may compute in float32 inside
 LOOSE = 0.03  # in half precision
-BUDGET, EACH = 40_000_000, 10_000  # numbers that all variants may make, beside what each costs
-SCALES = torch.logspace(-3, 2, 41, dtype=torch.float64).tolist()  # times the expected one, where none with a name fits
+BUDGET, EACH = 40_000_000, 10_000  # numbers that all variants may compute, and a fixed cost of each
+SCALES = torch.logspace(-3, 2, 41, dtype=torch.float64).tolist()  # times the expected scale, if no named scale fits
 MEASURED = replace(RIGHT, mask="measured")
 Fit = tuple[Trial, Variant]
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What a subject computes: `error` the largest difference from its outputs, `right_error` that of the right formula.
+    """What a subject computes: `error` is the largest difference from its outputs, `right_error` that of the right formula.
 
-    `alike` are the variants that gave the same outputs, and so cannot be told from this one.
+    `alike` are the variants that give the same outputs, and so cannot be distinguished from this one.
     """
 
     variant: Variant
@@ -35,7 +35,7 @@ class Match:
     heads: int
     groups: int
     width: int  # d, of each head
-    scale: float  # what the scores are multiplied by
+    scale: float  # the factor on the scores
     expected_scale: float
     error: float
     right_error: float
@@ -43,25 +43,25 @@ class Match:
 
     @property
     def right(self) -> bool:
-        """Whether it is attention, over whatever tokens it sees."""
+        """Whether the match is attention, over whatever tokens it sees."""
         return not set(self.variant.deviations) - {"mask"} and self.variant.mask in ("hidden", "measured")
 
     def deviates(self, field: str) -> bool:
-        """Whether this field is not as it should be."""
+        """Return whether a field differs from what it should be."""
         return field in self.variant.deviations
 
     def clears(self, field: str) -> bool:
-        """Whether this field is as it should be, and a deviation in it would have shown."""
+        """Return whether a field is as it should be, and a deviation in it would have been detected."""
         return not self.deviates(field) and not any(field in other.deviations for other in self.alike)
 
 
 def identify(case: Case) -> Match | None:
-    """What the subject computes, by its own parameters; None where nothing in the family gives its outputs."""
+    """Return what the subject computes, by its own parameters; None if no variant gives its outputs."""
     best = case.double or case
     try:
         size = fitting(best)
         target, other = aim(best, 0, size), aim(best, 1, 1.5 * size, shorter=True)
-    except Exception:  # whatever somebody's layer raises: another probe says so
+    except Exception:  # whatever a user's layer raises: another probe reports it
         return None
     close = CLOSE.get(best.subject.dtype, LOOSE)
     found = judged(rights(best, target), other, close)
@@ -80,13 +80,13 @@ def identify(case: Case) -> Match | None:
 
 
 class Budget:
-    """What may still be tried, in numbers made: the same for every machine, so that a verdict never hangs on its speed."""
+    """The work that may still be done, in numbers computed: the same on every machine, so no verdict depends on its speed."""
 
     def __init__(self, numbers: float) -> None:
         self.left = numbers
 
     def spend(self, trial: Trial) -> bool:
-        """Takes what one variant of a trial makes; False where too little is left."""
+        """Deduct the cost of one variant of a trial, and return whether the budget allows it."""
         given = trial.given
         scores = len(given.q) * given.heads * given.seen.shape[-2] * given.seen.shape[-1]
         self.left -= EACH + given.q.numel() + 2 * scores
@@ -94,7 +94,7 @@ class Budget:
 
 
 def rights(case: Case, target: Target) -> Iterator[Fit]:
-    """The right formula in the layouts that are usual, and then in every other."""
+    """Yield the right formula in the usual layouts, and then in every other."""
     for usual in (True, False):
         for trial in tried(case, target, plain=usual):
             if usual or not trial.layout.plain:
@@ -102,7 +102,7 @@ def rights(case: Case, target: Target) -> Iterator[Fit]:
 
 
 def fitting(case: Case) -> float:
-    """The size of inputs at which the scores of the likeliest layout have the spread that is wanted; 1 where there is none."""
+    """Return the size of inputs that gives scores the standard deviation SPREAD in the likeliest layout; 1 without a layout."""
     trial = next(tried(case, aim(case, 0, 1.0), plain=True), None)
     if trial is None:
         return 1.0
@@ -112,13 +112,13 @@ def fitting(case: Case) -> float:
 
 
 def seen_by(case: Case) -> Tensor | None:
-    """Who was measured to see whom, (b, 1, q, k); None where that is what the rule says, or was not measured."""
+    """Return who was measured to see whom, (b, 1, q, k); None if that is what the rule says, or was not measured in full."""
     found, expected = case.reach.found, case.expected(*case.usual()).cpu()
     return None if torch.equal(found, expected) or not case.reach.measured.all() else found.unsqueeze(1)
 
 
 def judged(candidates: Iterable[Fit], other: Target, close: float) -> Match | None:
-    """The first that fits, other inputs as well; what else of its trial does is said to be alike."""
+    """Return the match of the first candidate that also fits other inputs; rivals that fit as well are listed as `alike`."""
     first = next(lasting(candidates, other, close), None)
     if first is None:
         return None
@@ -133,12 +133,12 @@ def judged(candidates: Iterable[Fit], other: Target, close: float) -> Match | No
 
 
 def same_number(variant: Variant, given: Projected) -> bool:
-    """Whether a variant is the right one at this length: 1 / √t, where t is d."""
+    """Return whether a variant only has another name for the right scale at this length: 1 / √t, where t is d."""
     return set(variant.deviations) == {"scale"} and scale_of(variant, given) == given.scale and variant.scale != "after"
 
 
 def lasting(candidates: Iterable[Fit], other: Target, close: float) -> Iterator[Fit]:
-    """Those that fit, and fit other inputs as well."""
+    """Yield the candidates that fit, and fit other inputs as well."""
     for trial, variant in candidates:
         if trial.error(variant) < close:
             again = again_on(trial, other)
@@ -147,18 +147,18 @@ def lasting(candidates: Iterable[Fit], other: Target, close: float) -> Iterator[
 
 
 def again_on(trial: Trial, other: Target) -> Trial | None:
-    """The same layout and heads on other inputs."""
+    """Return the trial of the same layout and heads on other inputs."""
     return as_given(other) if len(other.inputs) == 3 else projected(trial.layout, trial.given.heads, other)
 
 
 def ones(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
-    """Single deviations."""
+    """Yield single deviations, within the budget."""
     every = ((trial, variant) for trial in trials for variant in trial.singles())
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)
 
 
 def rescaled(trials: Sequence[Trial], left: Budget, base: Variant) -> Iterator[Fit]:
-    """A variant with any scale at all."""
+    """Yield a variant with the scale that fits best, whatever it is."""
     for trial in trials:
         if (base == RIGHT or trial.given.measured is not None) and all(left.spend(trial) for _ in SCALES):
             scale = nearest(trial, base)
@@ -167,7 +167,7 @@ def rescaled(trials: Sequence[Trial], left: Budget, base: Variant) -> Iterator[F
 
 
 def nearest(trial: Trial, base: Variant) -> float | None:
-    """The scale that comes closest to the outputs, by a grid and then by golden section; None where none comes near."""
+    """Find the scale that comes closest to the outputs, by a grid and then by golden section; None if none comes near."""
     scales = [trial.given.scale * times for times in SCALES]
     errors = [trial.error(replace(base, scale=scale)) for scale in scales]
     best = min(range(len(scales)), key=errors.__getitem__)
@@ -182,6 +182,6 @@ def nearest(trial: Trial, base: Variant) -> float | None:
 
 
 def twos(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
-    """Two deviations at once."""
+    """Yield pairs of deviations, within the budget."""
     every = ((trial, variant) for trial in trials for variant in trial.pairs())
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)

@@ -1,4 +1,4 @@
-"""What each deviation is: its formula, its kind, what it does, and the line that mends it."""
+"""Describe each deviation: its kind of finding, what it does, and the line that fixes it."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A deviation as people know it: `kind` of finding, what it does, and the cure."""
+    """A deviation in common terms: the `kind` of finding, what it does, and the cure."""
 
     kind: str
     does: str
@@ -89,7 +89,7 @@ ROLES = {
 
 
 def mistake(match: Match, field: str) -> Mistake | None:
-    """What this field of a match does wrong; None where it is right, or is only who sees whom."""
+    """Return the mistake in a field of a match; None if the field is right, or is only who sees whom."""
     value = match.variant.deviations.get(field)
     if value is None or value == "measured":
         return None
@@ -110,14 +110,14 @@ def mistake(match: Match, field: str) -> Mistake | None:
 
 
 def roles_said(roles: str) -> str:
-    """`q k v are made of k k x`."""
+    """Describe exchanged roles: `the key stands where the query belongs, and the input stands where the value belongs`."""
     names = {"q": "the query", "k": "the key", "v": "the value", "x": "the input"}
     wrong = [f"{names[one]} stands where {names[own]} belongs" for one, own in zip(roles, "qkv", strict=True) if one != own]
     return ", and ".join(wrong)
 
 
 def mixed(field: str, value: str) -> Mistake:
-    """Heads and tokens, or the heads of keys, in the wrong places."""
+    """Return the mistake of heads and tokens, or heads of keys, in the wrong places."""
     if field == "share":
         cure = "Repeat each key head beside itself: k.repeat_interleave(heads // groups, dim=1), as enable_gqa and published "
         cure += "weights have it."
@@ -144,7 +144,7 @@ def mixed(field: str, value: str) -> Mistake:
 
 
 def scaling(match: Match) -> str:
-    """What is done to the scores."""
+    """Describe what is done to the scores."""
     d, c = match.width, match.width * match.heads
     said = {
         "none": "the scores are not scaled",
@@ -164,7 +164,7 @@ def scaling(match: Match) -> str:
 
 
 def scale_cure(match: Match) -> str:
-    """The line with the scale that is expected."""
+    """Return the cure with the expected scale."""
     own = match.width**-0.5
     if abs(match.expected_scale - own) > 1e-9:
         return f"Multiply the scores by {match.expected_scale:.4g} as is stated, or state scale={match.scale:.4g}."

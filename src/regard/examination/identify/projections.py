@@ -1,4 +1,4 @@
-"""Which parameters of a module make q, k, v and the output: by name where names tell, else by shape and by trying."""
+"""Find which parameters of a module make q, k, v and the output: by name if names tell, else by shape and by trial."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.examination.identify.affine import Affine, affines, beside
 
-MOST = 8  # matrices, above which no layout is tried: a module with more is not one attention layer
+MOST = 8  # matrices; with more, a module is not one attention layer and no layout is tried
 TOKENS = {
     "q": {"q", "wq", "qs", "query", "queries", "toq", "qw", "qlin"},
     "k": {"k", "wk", "ks", "key", "keys", "tok", "kw", "klin"},
@@ -23,10 +23,10 @@ TOKENS = {
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What makes q, k, v (and the output) of x; None is x itself, or no output projection.
+    """The matrices that make q, k, v (and the output) of x; None is x itself, or no output projection.
 
-    `told` is False where names and shapes do not say which of them is q and which k. `heads` is the number of them where
-    the parameters say it. What one matrix makes together is its `whole`, divided when the number of heads is known.
+    `told` is False if names and shapes do not say which of them is q and which k. `heads` is the number of them if the
+    parameters give it. `whole` is one matrix that makes them together, divided when the number of heads is known.
     """
 
     says: str
@@ -36,16 +36,16 @@ class Layout:
     v: Affine | None = None
     output: Affine | None = None
     heads: int | None = None
-    apart: bool = False  # each head is a module of its own
+    apart: bool = False  # each head is a separate module
     told: bool = True
-    whole: Affine | None = None  # the product that q, k and v are taken from
-    order: str = ""  # how the columns of the whole stand: of 3, h and d; "" where it is not taken apart by heads
-    roles: str = "qkv"  # of the thirds
-    plain: bool = True  # of several layouts of the same parameters: the usual one
+    whole: Affine | None = None  # the fused matrix of q, k and v
+    order: str = ""  # the column order of the whole: of 3, h and d; "" if it is not fused
+    roles: str = "qkv"  # the order of q, k and v in the whole
+    plain: bool = True  # whether this is the usual layout of these parameters
 
 
 def layouts(module: nn.Module | None, width: int, out: int) -> Iterator[Layout]:
-    """The layouts that a module's parameters may have, the likeliest first; width of its input, `out` of its output."""
+    """Yield the layouts that a module's parameters may have, the likeliest first; `width` of its input, `out` of its output."""
     found = [] if module is None else list(affines(module, width))
     if module is None or not found:
         yield Layout("no parameters: q = k = v = x")
@@ -62,14 +62,14 @@ def layouts(module: nn.Module | None, width: int, out: int) -> Iterator[Layout]:
 
 
 def crowded(module: nn.Module, width: int) -> bool:
-    """Whether a module is more than attention: it normalises, or has more matrices than q, k, v and an output."""
+    """Return whether a module is more than attention: it normalizes, or has more matrices than q, k, v and an output."""
     stacked = side_by_side(module, width)
-    single = list(affines(module, width)) if stacked is None else stacked[1]  # beside the heads of a list
+    single = list(affines(module, width)) if stacked is None else stacked[1]  # besides the heads in a list
     return len(single) > 4 or any("norm" in type(part).__name__.lower() for part in module.modules())
 
 
 def finished(layout: Layout, rest: list[Affine], out: int) -> Iterator[Layout]:
-    """A layout with each matrix that may be its output projection, those that are called so first; else without one."""
+    """Yield a layout with each matrix that may be its output projection, those named so first, and without one if none is."""
     fit = sorted((one for one in rest if one.outward == out), key=lambda one: role(one.name) != "o")
     yield from (replace(layout, output=one) for one in fit[:3])
     if not fit or role(fit[0].name) != "o":
@@ -77,7 +77,7 @@ def finished(layout: Layout, rest: list[Affine], out: int) -> Iterator[Layout]:
 
 
 def layouts_of(found: list[Affine], width: int) -> Iterator[Layout]:
-    """The layouts of some matrices, without their output."""
+    """Yield the layouts of some matrices, without their output projection."""
     inner = [one for one in found if one.inward == width]
     named: dict[str, Affine] = {}
     for one in inner:
@@ -94,14 +94,14 @@ def layouts_of(found: list[Affine], width: int) -> Iterator[Layout]:
 
 
 def separate(q: Affine, k: Affine, v: Affine | None, told: bool = True, plain: bool = True) -> Layout:
-    """q, k and v by matrices of their own; v is x where there is none for it."""
+    """Return the layout of q, k and v by matrices of their own; v is x if there is none for it."""
     made = tuple(dict.fromkeys(one.name for one in (q, k, v) if one is not None))
     says = ", ".join(made) if len(made) > 1 else f"{made[0]} for q, k and v alike"
     return Layout(says, made, q, k, v, heads=q.heads or k.heads, told=told, plain=plain)
 
 
 def unnamed(inner: list[Affine]) -> Iterator[Layout]:
-    """Matrices whose names do not tell: in the order in which they are held, then in every other; one for all, or fused."""
+    """Yield the layouts of matrices whose names do not tell: in the order held, then in every other; one for all, or fused."""
     alike = [one for one in inner if one.outward == inner[0].outward]
     for n, (q, k, v) in enumerate(itertools.permutations(alike[:4], 3)):
         yield separate(q, k, v, told=False, plain=n == 0)
@@ -118,17 +118,17 @@ def unnamed(inner: list[Affine]) -> Iterator[Layout]:
 
 
 def of_whole(whole: Affine) -> Iterator[Layout]:
-    """One matrix for q, k and v: thirds or groups, and the orders in which their columns may stand for each head."""
+    """Yield the layouts of one matrix for q, k and v: thirds or groups, in the orders that its columns may have per head."""
     for order in ("3hd", "h3d", "grouped", "hd3", "3dh", "d3h", "dh3"):
         for roles in ("qkv", "kqv", "qvk", "kvq", "vqk", "vkq"):
             plain = roles == "qkv" and order in ("3hd", "h3d", "grouped")
             says = f"{whole.name} for q, k and v"
-            told = roles == "qkv"  # in any other order the columns are as right, but that they are meant so cannot be told
+            told = roles == "qkv"  # any other order may be right too, but whether it is meant is unknown
             yield Layout(says, (whole.name,), whole=whole, order=order, roles=roles, told=told, plain=plain)
 
 
 def of_two(q: Affine, kv: Affine) -> Iterator[Layout]:
-    """One matrix for q and one for k and v: halves, or for each head."""
+    """Yield the layouts of one matrix for q and one for k and v: in halves, or for each head."""
     for order in ("2gd", "g2d"):
         for roles in ("kv", "vk"):
             says, both, made = f"{q.name}, {kv.name} for k and v", beside([q, kv]), (q.name, kv.name)
@@ -136,7 +136,10 @@ def of_two(q: Affine, kv: Affine) -> Iterator[Layout]:
 
 
 def columns_of(layout: Layout, heads: int) -> dict[str, Tensor] | None:
-    """Which columns of the whole are q's, k's and v's with this many heads, each in the order (h, d)."""
+    """Return which columns of the whole are q's, k's and v's with this many heads, each in the order (h, d).
+
+    None if the widths do not allow it.
+    """
     assert layout.whole is not None
     total = layout.whole.outward
     if layout.order in ("2gd", "g2d"):
@@ -152,7 +155,7 @@ def columns_of(layout: Layout, heads: int) -> dict[str, Tensor] | None:
 
 
 def columns_of_two(layout: Layout, heads: int, total: int) -> dict[str, Tensor] | None:
-    """The columns where q has a matrix of its own and k and v share one."""
+    """Return the columns if q has a matrix of its own and k and v share one; None if the widths do not allow it."""
     wide = int(layout.roles[1:-2])
     d = wide // heads
     if wide % heads or not d or (total - wide) % (2 * d):
@@ -164,7 +167,10 @@ def columns_of_two(layout: Layout, heads: int, total: int) -> dict[str, Tensor] 
 
 
 def columns_of_groups(layout: Layout, heads: int, total: int) -> dict[str, Tensor] | None:
-    """The columns of h heads of queries and then fewer of keys and of values; their width is that of the output."""
+    """Return the columns of h heads of queries and then fewer of keys and of values; queries are as wide as the output's input.
+
+    None if the widths do not allow it.
+    """
     if layout.output is None or layout.output.inward % heads:
         return None
     wide = layout.output.inward
@@ -176,7 +182,7 @@ def columns_of_groups(layout: Layout, heads: int, total: int) -> dict[str, Tenso
 
 
 def side_by_side(module: nn.Module, width: int) -> tuple[list[list[Affine]], list[Affine]] | None:
-    """The matrices of each of several heads that a module holds in a list, and the rest; None where there is no such list."""
+    """Return the matrices of each of several heads that a module holds in a list, and the rest; None without such a list."""
     for path, part in module.named_modules():
         children = list(part.children()) if isinstance(part, nn.ModuleList) else []
         each = [list(affines(child, width)) for child in children]
@@ -186,7 +192,7 @@ def side_by_side(module: nn.Module, width: int) -> tuple[list[list[Affine]], lis
 
 
 def joined(heads: list[Layout]) -> Layout:
-    """The layouts of several heads of their own as one of many heads."""
+    """Join the layouts of separate heads into one of many heads."""
     first = heads[0]
 
     def all_of(name: str) -> Affine | None:
@@ -198,7 +204,7 @@ def joined(heads: list[Layout]) -> Layout:
 
 
 def role(name: str) -> str:
-    """What a name says that a matrix is for: q, k, v, qkv, kv, o, or nothing."""
+    """Return what a matrix is for by its name: q, k, v, qkv, kv, o, or an empty string."""
     parts = [part for part in name.split(".") if not part.isdigit()]
     last = next((part for part in reversed(parts) if part not in ("weight", "linear")), parts[-1] if parts else "")
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last).lower()
@@ -216,7 +222,7 @@ def role(name: str) -> str:
 
 
 def counts(module: nn.Module | None, width: int) -> list[int]:
-    """The numbers of heads that divide a width: those that the module states of itself first, then the usual."""
+    """Return the numbers of heads that divide a width: those that the module states first, then the usual."""
     stated = [] if module is None else list(numbers(module))
     divisors = [
         n for n in range(1, width + 1) if width % n == 0 and (width < 256 or n == 1 or n in stated or 8 <= width // n <= 256)
@@ -225,7 +231,7 @@ def counts(module: nn.Module | None, width: int) -> list[int]:
 
 
 def numbers(module: nn.Module) -> Iterator[int]:
-    """Whole numbers that a module and its parts keep under a name that speaks of heads."""
+    """Yield integer attributes of a module and its parts whose name means a number of heads."""
     for part in module.modules():
         for name, one in vars(part).items():
             if isinstance(one, int) and not isinstance(one, bool) and re.search(r"head|groups|^h$|^n$", name):

@@ -1,4 +1,4 @@
-"""Weights read from the outside: of a function with the identity as its values, of a module where it returns them."""
+"""Read weights from outside: of a function with the identity as its values, of a module if it returns them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from regard.examination.case import Case
 from regard.examination.identify.trial import Trial, aimed, tried
 from regard.mechanism.heads import join, share, split
 
-LINEAR = 2e-2  # of log weights, beyond which they are no multiple of q kᵀ, whatever is added to it
+LINEAR = 2e-2  # relative residual of log weights above which they are no multiple of q kᵀ plus a constant
 SMALL = 0.05  # the spread of scaled scores at which a softcap changes nothing
 
 
@@ -22,17 +22,17 @@ class Slope:
 
 
 def exact(case: Case) -> Case:
-    """The case in float64 where that runs."""
+    """Return the case in float64 if that runs, else the case itself."""
     return case.double or case
 
 
 def close(case: Case) -> float:
-    """The difference below which two numbers of a subject may be the same."""
+    """Return the difference below which two numbers of a subject may be the same."""
     return {torch.float64: 2e-6, torch.float32: 1e-4}.get(case.subject.dtype, 0.03)
 
 
 def read(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
-    """The weights (b, h, q, k) of a function: its context where v is the identity, as many columns at a time as v has."""
+    """Read the weights (b, h, q, k) of a function: its context for v = identity, as many columns at a time as v has."""
     q, k, v = inputs
     columns = []
     for first in range(0, k.shape[-2], v.shape[-1]):
@@ -44,14 +44,14 @@ def read(case: Case, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def linear(case: Case, weights: Tensor, inputs: tuple[Tensor, ...]) -> bool:
-    """Whether the context is these weights times v: that they are all there is."""
+    """Return whether the context is these weights times v, and nothing else."""
     made = case.ask(*inputs).context.to("cpu", torch.float64)
     meant = weights @ share(inputs[2].to("cpu", torch.float64), weights.shape[1])
     return made.shape == meant.shape and torch.allclose(made, meant, rtol=0, atol=close(case) * (1 + float(meant.abs().max())))
 
 
 def weights_of(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """The weights (b, h, q, k) for these inputs, of a function or as a module returns them; None where they do not show."""
+    """Return the weights (b, h, q, k) for these inputs, read from a function or returned by a module; None if neither works."""
     if case.subject.form == "qkv":
         weights = read(case, inputs)
         return weights if linear(case, weights, inputs) else None
@@ -59,7 +59,10 @@ def weights_of(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def returned(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
-    """The weights (b, h, q, k) that a subject returns: of their shape, and adding to one or giving the context; else None."""
+    """Return the weights (b, h, q, k) that a subject returns if they have that shape and add to one or give the context.
+
+    None otherwise.
+    """
     found = case.ask(*inputs).weights
     b, q, k = len(inputs[0]), inputs[0].shape[-2], inputs[-1].shape[-2]
     if found is None or found.dim() not in (3, 4) or found.shape[0] != b or found.shape[-2:] != (q, k):
@@ -69,14 +72,17 @@ def returned(case: Case, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def probable(case: Case, inputs: tuple[Tensor, ...], weights: Tensor) -> bool:
-    """Whether no weight is negative and every row that may see something adds to one."""
+    """Return whether no weight is negative and every row that may see something adds to one."""
     seen = case.expected(*inputs).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])
     rows = weights[seen]
     return bool((rows > -close(case)).all() and ((rows.sum(-1) - 1).abs() < close(case)).all())
 
 
 def gives(case: Case, inputs: tuple[Tensor, ...], weights: Tensor) -> bool:
-    """Whether a module's context is these weights times its values, through its output projection; a residual may be beside."""
+    """Return whether a module's context is these weights times its values, through its output projection.
+
+    A residual may be added.
+    """
     if case.subject.form != "x":
         return False
     target = aimed(case, inputs, None)
@@ -96,15 +102,18 @@ def gives(case: Case, inputs: tuple[Tensor, ...], weights: Tensor) -> bool:
 
 
 def slope(case: Case) -> Slope | None:
-    """How log weights follow q kᵀ; None where they do not show, or are no multiple of it."""
+    """Return how log weights follow q kᵀ; None if they cannot be read, or are no multiple of it."""
     try:
         return sloped(exact(case))
-    except Exception:  # whatever somebody's layer raises
+    except Exception:  # a user's layer may raise anything
         return None
 
 
 def sloped(case: Case) -> Slope | None:
-    """The same; differences between two inputs take out whatever depends on positions alone."""
+    """Fit log weights to q kᵀ and k qᵀ, by differences between two inputs, which cancel whatever depends on positions alone.
+
+    None if weights cannot be read, or do not fit.
+    """
     size = small(case)
     pairs = [case.usual(seed, size) for seed in (0, 1)]
     found = [weights_of(case, inputs) for inputs in pairs]
@@ -129,7 +138,7 @@ def sloped(case: Case) -> Slope | None:
 
 
 def scores_of(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tensor | None:
-    """q kᵀ (b, h, q, k): of a function's own inputs, or by a module's projections with as many heads as its weights have."""
+    """Compute q kᵀ (b, h, q, k), of a function's own inputs, or by a module's projections with this many heads, else None."""
     if case.subject.form == "qkv":
         q, k = (x.to("cpu", torch.float64) for x in inputs[:2])
         return q @ share(k, q.shape[1]).mT
@@ -140,20 +149,20 @@ def scores_of(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Tensor | No
 
 
 def laid_out(case: Case, inputs: tuple[Tensor, ...], heads: int) -> Trial | None:
-    """The projections of a module for these inputs, where their names tell which is which, with so many heads."""
+    """Return a module's projections for these inputs with this many heads, if their names tell which is which; else None."""
     trials = tried(case, aimed(case, inputs, None), plain=True)
     return next((trial for trial in trials if trial.given.heads == heads and trial.layout.told), None)
 
 
 def width(case: Case) -> int | None:
-    """The width of one head of a module whose weights show how many heads there are."""
+    """Return the width of one head of a module whose weights show how many heads there are; else None."""
     weights = weights_of(case, case.usual())
     trial = None if weights is None else laid_out(case, case.usual(), weights.shape[1])
     return None if trial is None else trial.given.width
 
 
 def small(case: Case) -> float:
-    """The size of inputs at which scores are so small that a softcap changes nothing."""
+    """Return the size of inputs at which scores are so small that a softcap changes nothing."""
     inputs = case.usual(0, 1.0)
     scores = scores_of(case, inputs, 1) if case.subject.form == "x" else scores_of(case, inputs, inputs[0].shape[1])
     spread = 1.0 if scores is None else float(scores.std()) * inputs[0].shape[-1] ** -0.5
@@ -161,6 +170,6 @@ def small(case: Case) -> float:
 
 
 def centred(x: Tensor, seen: Tensor) -> Tensor:
-    """Less the mean of each row over the keys that are seen; 0 elsewhere."""
+    """Subtract from each row its mean over the keys that are seen; 0 elsewhere."""
     kept = x.masked_fill(~seen, 0)
     return (kept - kept.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)).masked_fill(~seen, 0)

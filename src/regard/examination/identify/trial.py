@@ -1,4 +1,4 @@
-"""A trial: the parameters read in one way, with one number of heads, and how far each variant is from the outputs."""
+"""A trial: the parameters read in one layout with one number of heads, and how far each variant is from the outputs."""
 
 import math
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from regard.examination.identify.projections import Layout, columns_of, counts, 
 from regard.examination.identify.variants import Projected, Variant, blind, context
 from regard.mechanism.heads import join
 
-SKETCH = 24  # columns in which outputs are compared
+SKETCH = 24  # number of mixed columns in which outputs are compared
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Inputs in float64, what the subject made of them, y (b, t, c), and who may see whom, (b or 1, h or 1, q, k).
+    """Inputs in float64, the subject's outputs y (b, t, c), and who may see whom, (b or 1, h or 1, q, k).
 
-    `sketch`, (c, n), mixes the columns of outputs to a few; `products` are those of the inputs with each matrix.
+    `sketch`, (c, n), mixes the columns of outputs to a few; `products` caches the products of the inputs with each matrix.
     """
 
     inputs: tuple[Tensor, ...]
@@ -36,16 +36,16 @@ class Target:
 
     @cached_property
     def short(self) -> Tensor:
-        """The outputs, mixed."""
+        """The outputs times the sketch."""
         return self.y @ self.sketch
 
     @cached_property
     def finite(self) -> Tensor:
-        """The rows (b, q) that are numbers."""
+        """Which rows are finite, bool (b, q)."""
         return self.y.isfinite().all(-1)
 
     def through(self, matrix: Affine | None) -> Tensor:
-        """The input times a matrix, or itself."""
+        """Return the input times a matrix, or the input itself for None."""
         if matrix is None:
             return self.inputs[0]
         if matrix.name not in self.products:
@@ -55,23 +55,23 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A layout with its number of heads, and q, k and v of the target by it."""
+    """A layout with its number of heads, and the q, k and v of the target in it."""
 
     layout: Layout
     given: Projected
     target: Target
 
     def singles(self) -> Iterator[Variant]:
-        """The single deviations that are possible."""
+        """Yield the single deviations that are possible."""
         return singles(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
 
     def pairs(self) -> Iterator[Variant]:
-        """Two deviations."""
+        """Yield the pairs of deviations that are possible."""
         return pairs(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
 
     @property
     def mixed(self) -> tuple[Tensor, Tensor]:
-        """The output projection and the sketch in one: one product for each variant."""
+        """The output projection times the sketch, weight and bias: one product for each variant."""
         output, sketch = self.layout.output, self.target.sketch
         if output is None:
             return sketch, sketch.new_zeros(sketch.shape[1])
@@ -82,10 +82,10 @@ class Trial:
         return self.target.products[key], bias
 
     def error(self, variant: Variant) -> float:
-        """How far the variant is from the outputs, of the largest of them; infinite where its shapes do not fit."""
+        """Return how far the variant is from the outputs, relative to the largest; infinite if its shapes do not fit."""
         try:
             made = context(variant, self.given)
-        except RuntimeError:  # two deviations whose shapes do not go together
+        except RuntimeError:  # two deviations with incompatible shapes
             return math.inf
         weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.mixed
         if made.shape[-1] != weight.shape[0] or made.shape[1] != self.target.y.shape[1]:
@@ -94,14 +94,14 @@ class Trial:
         return apart / top if top > 0 else math.inf
 
     def difference(self, variant: Variant) -> float:
-        """The largest difference of the variant from the outputs, in full and as it is."""
+        """Return the largest difference of the variant from the full outputs, without the sketch, not relative."""
         made = context(variant, self.given)
         if variant.output != "left out" and self.layout.output is not None:
             made = self.layout.output(made)
         return self.farthest(variant, made, self.target.y)[1] if made.shape == self.target.y.shape else math.inf
 
     def farthest(self, variant: Variant, made: Tensor, y: Tensor) -> tuple[float, float]:
-        """The largest number, and the largest difference, in the rows that say something."""
+        """Return the largest number and the largest difference, in the rows that are finite and see something."""
         rows = self.target.finite & ~blind(variant, self.given)
         if rows.sum() < min(2, rows.numel()):
             return 0.0, math.inf
@@ -109,17 +109,17 @@ class Trial:
 
 
 def aim(case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None) -> Target:
-    """What the subject makes of seeded inputs of this size; of one token less, where that may be asked and is taken."""
+    """Return the target of seeded inputs of this size; with `shorter`, of one token less if that may be tried and works."""
     if shorter and case.free and case.shapes.tokens > 3 and measured is None:
         try:
             return aimed(case, case.inputs(case.shapes.tokens - 1, case.shapes.batch, seed, size), measured)
-        except Exception:  # whatever somebody's layer raises: another length is refused
+        except Exception:  # a user's layer may raise anything: it refuses another length
             pass
     return aimed(case, case.usual(seed, size), measured)
 
 
 def aimed(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Target:
-    """What the subject makes of these inputs."""
+    """Return the target of these inputs."""
     y = joined(case.ask(*inputs).context, case.subject.form).to("cpu", torch.float64)
     q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
     seen = case.expects.table(q, k, case.offset).cpu()
@@ -131,7 +131,7 @@ def aimed(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Ta
 
 
 def tried(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
-    """Every layout with every number of heads that its widths allow; those that are usual, or all."""
+    """Yield every layout, or with `plain` every usual one, with every number of heads that its widths allow."""
     if case.subject.form == "qkv":
         yield as_given(target)
         return
@@ -142,7 +142,7 @@ def tried(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
 
 
 def headed(module: nn.Module | None, layout: Layout, target: Target) -> Iterator[Trial]:
-    """A layout with every number of heads that its widths allow."""
+    """Yield a layout with every number of heads that its widths allow."""
     whole = layout.whole
     wide = layout.q.outward if layout.q is not None else target.inputs[0].shape[-1]
     if whole is not None:
@@ -154,7 +154,7 @@ def headed(module: nn.Module | None, layout: Layout, target: Target) -> Iterator
 
 
 def projected(layout: Layout, heads: int, target: Target) -> Trial | None:
-    """A layout with this many heads; None where its widths do not allow it."""
+    """Return the trial of a layout with this many heads; None if its widths do not allow it."""
     whole = None
     if layout.whole is not None:
         index, product = columns_of(layout, heads), target.through(layout.whole)
@@ -174,14 +174,14 @@ def projected(layout: Layout, heads: int, target: Target) -> Trial | None:
 
 
 def as_given(target: Target) -> Trial:
-    """The q, k and v of a function, (b, h, t, d), heads side by side."""
+    """Return the trial of a function's own q, k and v, (b, h, t, d), with heads side by side."""
     q, k, v = target.inputs
     layout = Layout("q, k and v as given", heads=q.shape[1], apart=True)
     return Trial(layout, finished(join(q), join(k), join(v), q.shape[1], k.shape[1], target, None), target)
 
 
 def finished(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: Target, whole: Tensor | None) -> Projected:
-    """What variants are computed from."""
+    """Return the tensors that variants are computed from, with the scale."""
     scale = (q.shape[-1] // heads) ** -0.5 if target.scale is None else target.scale
     x = target.inputs[0] if len(target.inputs) == 1 else q
     return Projected(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole)

@@ -6,26 +6,26 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-HIDDEN = -1e9  # finite: which rows are blind is told apart from what is computed of them
+HIDDEN = -1e9  # finite, so that blind rows stay numbers; blind() excludes them
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One computation, a field for each thing that can be done wrong; the defaults are right."""
+    """One computation, with a field for each thing that can be wrong; the defaults are right."""
 
     mask: str = "hidden"
     scale: str | float = "expected"
     axis: str = "keys"
     norm: str = "softmax"
-    split: str = ""  # which of q, k and v become heads by a view alone; "tokens": heads attend to one another instead
+    split: str = ""  # which of q, k and v become heads by a view alone; "tokens": attention runs over heads
     merge: str = "joined"
-    roles: str = "qkv"  # what stands where q, k and v belong; x is the input itself
+    roles: str = "qkv"  # the tensors used as q, k and v; x is the input itself
     share: str = "interleaved"
     output: str = "projected"
 
     @property
     def right(self) -> bool:
-        """Whether nothing deviates."""
+        """Whether no field deviates."""
         return not self.deviations
 
     @property
@@ -38,8 +38,8 @@ class Variant:
 class Projected:
     """What a variant is computed from: q (b, t, h d), k (b, t, g d), v (b, t, g e), x (b, t, c), heads side by side.
 
-    `seen` is the rule, bool, (b or 1, h or 1, q, k); `measured`, of the same shape, who was found to see whom; `scale` what the
-    scores should be multiplied by; `whole` the product of a fused projection, (b, t, ...), before it is taken apart.
+    `seen` is the rule, bool, (b or 1, h or 1, q, k); `measured`, of the same shape, who was found to see whom; `scale` the
+    expected factor on the scores; `whole` the product of a fused projection, (b, t, ...), before it is split.
     """
 
     q: Tensor
@@ -56,14 +56,14 @@ class Projected:
 
     @property
     def width(self) -> int:
-        """d, of each head."""
+        """The width d of each head."""
         return self.q.shape[-1] // self.heads
 
 
 def context(variant: Variant, given: Projected) -> Tensor:
-    """The contexts of all heads side by side, (b, t, h e), as this variant computes them."""
+    """Compute the contexts of all heads side by side, (b, t, h e), by this variant."""
     q, k, v = parts(variant, given)
-    if variant.split == "tokens":  # (b, t, h, d): no axis was moved, and each token's heads attend to one another
+    if variant.split == "tokens":  # (b, t, h, d): each token's heads attend to one another
         weights = normalised(variant, q @ k.mT * scale_of(variant, given), torch.ones((), dtype=torch.bool))
         return (weights @ v).flatten(-2)
     q, k, v = (shared(each, given.heads, variant.share) for each in (q, k, v))
@@ -75,7 +75,7 @@ def context(variant: Variant, given: Projected) -> Tensor:
 
 
 def weights_of(variant: Variant, scores: Tensor, given: Projected) -> Tensor:
-    """Scores (b, h, q, k) to weights."""
+    """Compute weights from scores (b, h, q, k)."""
     seen = table(variant, given)
     scaled = scores * scale_of(variant, given)
     weights = normalised(variant, masked(variant, scaled, seen), seen)
@@ -85,7 +85,7 @@ def weights_of(variant: Variant, scores: Tensor, given: Projected) -> Tensor:
 
 
 def masked(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
-    """The scores, hidden keys marked in the variant's way."""
+    """Return the scores with hidden keys marked in the variant's way."""
     match variant.mask:
         case "none" | "zeroed weights":
             return scaled
@@ -102,7 +102,7 @@ def masked(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
 
 
 def table(variant: Variant, given: Projected) -> Tensor:
-    """Who sees whom in this variant, (b or 1, h or 1, q, k)."""
+    """Return who sees whom in this variant, (b or 1, h or 1, q, k)."""
     seen = given.seen
     own = torch.ones(seen.shape[-2:], dtype=torch.bool).tril(given.offset).triu(given.offset)
     match variant.mask:
@@ -121,7 +121,7 @@ def table(variant: Variant, given: Projected) -> Tensor:
 
 
 def blind(variant: Variant, given: Projected) -> Tensor:
-    """The queries, (b or 1, q), that see nothing in some head: what is made of them is no part of the variant."""
+    """Return the queries, (b or 1, q), that see nothing in some head, whose outputs are not compared."""
     if variant.mask not in MASKS_THAT_HIDE or variant.split == "tokens":
         return torch.zeros(1, given.q.shape[1], dtype=torch.bool)
     return (~table(variant, given).any(-1)).any(1)
@@ -131,12 +131,12 @@ MASKS_THAT_HIDE = ("hidden", "inverted", "strict", "beyond", "transposed", "meas
 
 
 def scale_of(variant: Variant, given: Projected) -> float:
-    """What the variant multiplies its scores by."""
+    """Return the factor on the scores in this variant."""
     return variant.scale if isinstance(variant.scale, float) else scales(given)[variant.scale]
 
 
 def scales(given: Projected) -> dict[str, float]:
-    """Every scale that has a name, those that people write first."""
+    """Return every scale that has a name, the most common ones first."""
     d, tokens = given.width, given.k.shape[1]
     return {
         "expected": given.scale,
@@ -155,7 +155,7 @@ def scales(given: Projected) -> dict[str, float]:
 
 
 def normalised(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
-    """The scores made weights along the variant's axis."""
+    """Normalize scores to weights along the variant's axis."""
     if variant.axis == "everything":
         return scores.flatten(-2).softmax(-1).reshape(scores.shape)
     if variant.axis == "heads and keys":
@@ -185,7 +185,7 @@ def normalised(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
 
 
 def parts(variant: Variant, given: Projected) -> list[Tensor]:
-    """What stands as q, k and v, each as heads: (b, h, t, d)."""
+    """Return the tensors in the roles of q, k and v, split into heads: (b, h, t, d)."""
     if variant.split in WHOLE_VIEWS and given.whole is not None:
         return whole_views(variant.split, given.whole, given.heads)
     named = {"q": given.q, "k": given.k, "v": given.v, "x": given.x}
@@ -198,15 +198,15 @@ def parts(variant: Variant, given: Projected) -> list[Tensor]:
 
 
 def as_heads(x: Tensor, heads: int, viewed: bool, apart: bool) -> Tensor:
-    """(b, t, h d) to (b, h, t, d): by a view and a transpose, or by a view alone; (b, t, h, d) where not taken apart."""
+    """Split (b, t, h d) to (b, h, t, d), by a view and a transpose, or by a view alone; to (b, t, h, d) if not `apart`."""
     b, t, _ = x.shape
     if viewed and apart:
-        return x.reshape(b, heads, t, -1)  # tokens and heads are mixed: what this is here to compute
+        return x.reshape(b, heads, t, -1)  # mixes tokens and heads on purpose
     split = x.reshape(b, t, heads, -1)
     return split.transpose(1, 2) if apart else split
 
 
-WHOLE_VIEWS = {  # how the product of a fused projection is viewed, and how the axes then stand as (3, b, h, t, d)
+WHOLE_VIEWS = {  # axes of a fused product as viewed, and their order as (3, b, h, t, d)
     "whole, heads before tokens": ("bht3d", "3bhtd"),
     "whole, thirds first": ("3bhtd", "3bhtd"),
     "whole, thirds after the batch": ("b3htd", "3bhtd"),
@@ -216,7 +216,7 @@ WHOLE_VIEWS = {  # how the product of a fused projection is viewed, and how the 
 
 
 def whole_views(name: str, whole: Tensor, heads: int) -> list[Tensor]:
-    """q, k and v of a fused product (b, t, 3 h d) that was viewed as other axes than it has."""
+    """Return q, k and v of a fused product (b, t, 3 h d) that is viewed with axes other than its own."""
     b, t, columns = whole.shape
     sizes = {"b": b, "t": t, "3": 3, "h": heads, "d": columns // 3 // heads}
     came, meant = WHOLE_VIEWS[name]
@@ -224,7 +224,7 @@ def whole_views(name: str, whole: Tensor, heads: int) -> list[Tensor]:
 
 
 def shared(k: Tensor, heads: int, how: str) -> Tensor:
-    """(b, g, t, d) to (b, h, t, d): each key head beside itself, or all of them over and over, or the first alone."""
+    """Expand (b, g, t, d) to (b, h, t, d): each key head repeated beside itself, all of them tiled, or the first alone."""
     times = heads // k.shape[1]
     if times <= 1:
         return k

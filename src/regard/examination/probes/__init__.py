@@ -1,4 +1,4 @@
-"""What is asked of a case, one property a file: look(case) yields what it found, checked or cannot tell."""
+"""The probes, one property in each file: look(case) yields what it found, checked or cannot determine."""
 
 from collections.abc import Callable, Iterator
 

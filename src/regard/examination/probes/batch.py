@@ -1,4 +1,4 @@
-"""Batch: the sequences of a batch do not see one another."""
+"""Check that the sequences of a batch do not see one another."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ CURE = (
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A batch leak: which sequence moves which."""
+    """Check for a batch leak, and find which sequence moves which."""
     if not case.subject.batched:
         return
     if case.shapes.batch < 2:

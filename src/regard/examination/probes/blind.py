@@ -1,4 +1,4 @@
-"""Blind: no row of the output is NaN, and a query that may see nothing sees nothing."""
+"""Check that no row of the output is NaN, and that a query that may see nothing sees nothing."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ UNIFORM = (
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A blind row: NaN, or, where a query may see nothing, what it sees nevertheless."""
+    """Check for a blind row: a row that is not finite, or a query that may see nothing and still sees something."""
     inputs = case.usual()
     context = case.context(*inputs).detach().cpu()
     expected = case.expected(*inputs)
@@ -41,7 +41,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
-    """What is not finite, and where."""
+    """Return the finding of a row that is not finite, or of weights that are not."""
     module = case.subject.module
     weights = [name for name, one in module.named_parameters() if not one.isfinite().all()] if module is not None else []
     if weights:
@@ -72,7 +72,7 @@ def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Fi
 
 
 def uniform(case: Case, expected: Tensor) -> Tensor:
-    """What the queries that may see nothing see nevertheless, (b, q, k): not their own token, which a residual passes on."""
+    """Return what queries that may see nothing see, (b, q, k), other than their own token, which a residual passes on."""
     _, q, k = expected.shape
     own = rules.own(q, k, case.offset).expand_as(expected) if case.subject.form == "x" else expected & False
     return case.reach.found & ~own & ~expected.any(-1, keepdim=True)

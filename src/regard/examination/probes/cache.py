@@ -1,4 +1,4 @@
-"""Cache: decoding token by token gives what the full forward gives, where the subject takes a cache."""
+"""Check that decoding token by token gives what the full forward gives, if the subject takes a cache."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from regard.mechanism import Causal
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What decoding differs by; nothing where a query sees what it may not, which a cache could not show."""
+    """Check decoding with a cache; yields nothing if a query sees what it may not, since a cache could not show that."""
     module, subject = case.subject.module, case.subject
     if module is None or subject.again is None or subject.rank != 3 or not case.free or case.expects != Causal():
         return
@@ -24,5 +24,5 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def read(returned: Any, part: Tensor) -> Tensor:
-    """The context."""
+    """Return the context of a module's output."""
     return answered(returned, part.shape[1], part.shape[:2]).context

@@ -1,4 +1,4 @@
-"""Dropout: nothing is drawn in evaluation, and in training the mean of what is drawn is what evaluation gives."""
+"""Check that nothing is random in evaluation, and that in training the mean of dropout is what evaluation gives."""
 
 import copy
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from regard.examination.case import Case, joined
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.untouched import seeded
 
-DRAWS, PART = 4096, 512  # sequences in training mode, and as many of them at a time
-SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors, and how far from 1, beyond which it is another; a size of inputs
-STRAIGHT = 1e-3  # of an output, below which it is a straight line in the input
+DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at a time
+SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors and distance from 1 that make a mean differ; a size of inputs
+STRAIGHT = 1e-3  # of an output: tolerance for being affine in the input
 RESCALED = "in training the mean of what dropout gives is what evaluation gives"
 DRAWN = (
     "Drop in training only: F.dropout(weights, p, training=self.training), nn.Dropout, or "
@@ -28,7 +28,7 @@ AFTER = "Drop weights, after the softmax, never scores: weights = F.dropout(scor
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What is drawn in evaluation; in training, what its mean is."""
+    """Check that evaluation is not random, and in training the mean of dropout."""
     change = drawn(case)
     if change > 0:
         what = "function" if case.subject.module is None else "layer in evaluation mode"
@@ -45,7 +45,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def drawn(case: Case) -> float:
-    """How far two calls in evaluation are apart, beyond rounding."""
+    """Return how far two calls in evaluation differ beyond rounding."""
     inputs = case.usual()
     calls = []
     for seed in (1, 2):
@@ -56,24 +56,27 @@ def drawn(case: Case) -> float:
 
 
 def trained(case: Case) -> Call | None:
-    """The call of a copy in training mode, a new one each time: a call may leave something behind; None where none is made."""
+    """Return a call that runs a copy in training mode, a new one each time, since a call may leave something behind.
+
+    None if the subject cannot be copied.
+    """
     module, again = case.subject.module, case.subject.again
     if module is None or again is None:
         return None
     try:
         copied(module)
-    except Exception:  # of the many things that a module may hold, some cannot be copied
+    except Exception:  # some objects that a module holds cannot be copied
         return None
     return lambda *inputs: again(copied(module))(*inputs)
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy in training mode."""
+    """Return a copy of a module in training mode."""
     return copy.deepcopy(module).train()
 
 
 def settled(case: Case) -> bool:
-    """Whether a call in training leaves buffers as they are: else what it gives is not evaluation's, even with no dropout."""
+    """Return whether a call in training leaves buffers as they are: if not, it differs from evaluation without dropout too."""
     module, again = case.subject.module, case.subject.again
     if module is None or again is None:
         return True
@@ -85,30 +88,30 @@ def settled(case: Case) -> bool:
 
 
 def spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
-    """How far two draws in training are apart, beyond rounding; 0 where it raises."""
+    """Return how far two draws in training differ beyond rounding; 0 if a call raises."""
     outputs = []
     for seed in (1, 2):
         seeded(seed, case.subject.device)
         try:
             with torch.no_grad():
                 outputs.append(call(*inputs).context.double().cpu())
-        except Exception:  # training may ask for more than evaluation, as batch norms do
+        except Exception:  # training may need more than evaluation, as batch norms do
             return 0.0
     change = float((outputs[0] - outputs[1]).abs().nan_to_num().max())
     return change if change > 1e2 * reach.rounding(case.subject.dtype) * float(outputs[0].abs().nan_to_num().max()) else 0.0
 
 
 def in_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
-    """What dropout does in training, where the subject takes single tokens and as many sequences as there are draws."""
+    """Check dropout in training, if the subject takes single tokens and as many sequences as there are draws."""
     try:
         said = list(of_one_token(case, call)) if case.free and case.subject.form == "x" else []
-    except Exception:  # refusing another shape is no fault
+    except Exception:  # refusing another shape is allowed
         said = []
     yield from said or [Unknown(f"whether {RESCALED}", "a layer that takes a single token, and any number of sequences")]
 
 
 def of_one_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
-    """What the mean is of one token, whose weight is 1: where what follows is a straight line, it is that of evaluation."""
+    """Check the mean of outputs of one token, whose weight is 1: if the rest is linear, it is the output of evaluation."""
     one = case.inputs(1, 2)
     case.ask(*one)
     if spread(call, one, case) == 0:
@@ -126,7 +129,7 @@ def of_one_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown
 
 
 def straight(case: Case) -> bool:
-    """Whether the output of a single token is a straight line in its input: then a mean goes through it unchanged."""
+    """Return whether the output of a single token is affine in its input, so that it preserves a mean."""
     best = case.double or case
     (x,), (y,) = best.inputs(1, 2, 31), best.inputs(1, 2, 32)
     of_both, of_x, of_y, of_none = (best.ask(z).context.double() for z in (x + y, x, y, 0 * x))
@@ -134,7 +137,7 @@ def straight(case: Case) -> bool:
 
 
 def draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
-    """Outputs (b, t, c) in training of one sequence over and over, a part of them at a time."""
+    """Yield outputs (b, t, c) in training of one sequence, repeated DRAWS times in batches of PART."""
     for n in range(DRAWS // PART):
         seeded(100 + n, case.subject.device)
         with torch.no_grad():
@@ -142,11 +145,11 @@ def draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
 
 
 def off(case: Case, call: Call) -> str | None:
-    """How the mean over draws of a single token differs from evaluation, in words; None where it may be the same."""
+    """Describe how the mean over draws of a single token differs from evaluation; None if it may be the same."""
     (x,) = case.inputs(1, 1, 33)
     expected, none = case.ask(x).context.double().cpu(), case.ask(0 * x).context.double().cpu()
     direction = expected - none
-    # of each draw: 1 where it is what evaluation gives
+    # for each draw: 1 if it equals evaluation
     share = torch.cat([((y - none) * direction).flatten(1).sum(1) for y in draws(case, call, x)]) / direction.square().sum()
     mean, error = float(share.mean()), float(share.std()) / DRAWS**0.5
     if abs(mean - 1) < max(SURE * error, LEAST):
@@ -155,7 +158,10 @@ def off(case: Case, call: Call) -> str | None:
 
 
 def apart(case: Case, call: Call) -> str | None:
-    """How the mean over draws differs from evaluation where a single token's does not, in words: what is dropped are scores."""
+    """Describe how the mean over draws differs from evaluation if a single token's does not, as with dropout of scores.
+
+    None if it may be the same.
+    """
     (x,) = case.inputs(None, 1, 33, LARGE)
     expected, total, squares = case.ask(x).context.double().cpu(), torch.zeros(()), torch.zeros(())
     for y in draws(case, call, x):

@@ -1,4 +1,4 @@
-"""Future: no query sees a token that comes after it, where the expectation hides it."""
+"""Check that no query sees a token that comes after it, if the expectation hides it."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ HIDE = (
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A future leak, with the first query that has one and the later token that it sees most."""
+    """Check for a future leak, and find the first query that has one and the later token that it sees most."""
     hidden = hidden_future(case)
     if not hidden.any():
         return
@@ -34,7 +34,10 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def hidden_future(case: Case) -> Tensor:
-    """The later tokens that a query may not see, bool (b, q, k): not for padding alone, and not of one that may see nothing."""
+    """Return the later tokens that a query may not see, bool (b, q, k).
+
+    Tokens that only padding hides are left out, and queries that may see nothing.
+    """
     inputs = case.usual()
     expected = case.expected(*inputs)
     b, q, k = expected.shape
@@ -46,7 +49,7 @@ def hidden_future(case: Case) -> Tensor:
 
 
 def told(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]:
-    """What the leaks have in common, and what cures them."""
+    """Return what the leaks have in common, in words, and the cure."""
     measured = case.reach.measured[0].unsqueeze(-1) & hidden
     next_one = rules.later(leaks.shape[0], leaks.shape[1], case.offset).cumsum(-1) == 1
     if leaks.shape[-1] > 2 and (leaks == (measured & next_one)).all():

@@ -1,4 +1,4 @@
-"""Gradient: every weight that asks for a gradient gets one, and the module knows of all its weights."""
+"""Check that every weight that requires a gradient gets one, and that all weights are registered."""
 
 import inspect
 import re
@@ -26,7 +26,7 @@ LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.Paramete
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Weights that the optimiser does not know, that get no gradient, or one that is NaN."""
+    """Check for weights that are not registered, get no gradient, or get one that is NaN."""
     module = case.subject.module
     if module is None:
         return
@@ -42,7 +42,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     try:
         found = gradients(case, list(asking.values()))
-    except AskedError as error:  # a kernel that has no gradient, say
+    except AskedError as error:  # such as a kernel without a gradient
         yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it {error.did}")
         return
     if found is None:
@@ -64,7 +64,10 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
-    """The gradient of each weight, over some inputs; None of one that the output does not hang on, None where there is none."""
+    """Return the gradient of each weight, summed over some inputs, None for a weight that the output does not depend on.
+
+    None for all if no output has a gradient.
+    """
     total: list[Tensor | None] = [None] * len(weights)
     connected = False
     for seed in range(SEEDS):
@@ -82,7 +85,7 @@ def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
 
 
 def asked(case: Case, seed: int) -> Tensor:
-    """The context of inputs that ask for a gradient too, as torch.utils.checkpoint wants; of plain ones where that raises."""
+    """Return the context of inputs that require gradients too, as torch.utils.checkpoint needs; of plain ones if it raises."""
     try:
         return case.context(*(x.requires_grad_().clone() for x in case.usual(seed)))  # clones may be changed in place
     except AskedError:
@@ -90,16 +93,16 @@ def asked(case: Case, seed: int) -> Tensor:
 
 
 def backward(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradient of a number on each weight; raises AskedError where the way back raises."""
+    """Compute the gradient of a number on each weight. Raises AskedError if the backward pass raises."""
     try:
         slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
-    except Exception as error:  # a kernel that has no gradient, or somebody's own backward
+    except Exception as error:  # a kernel without a gradient, or a user's own backward
         raise AskedError("the way back", error) from error
     return slopes if all(slope is not None for slope in slopes) else accumulated(value, weights)
 
 
 def accumulated(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """The same by .backward(), the one way that torch.utils.checkpoint with use_reentrant knows; what weights held stays."""
+    """Compute gradients by .backward(), the only way with torch.utils.checkpoint(use_reentrant=True); restores weight.grad."""
     kept = [weight.grad for weight in weights]
     try:
         for weight in weights:
@@ -114,7 +117,7 @@ def accumulated(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ..
 
 
 def unused(case: Case) -> str:
-    """An argument of a module that could be another source of keys and values, and was not given; "" where there is none."""
+    """Return a module's unused argument that may be another source of keys and values; "" if there is none."""
     module = case.subject.module
     if module is None or case.subject.form != "x":
         return ""
@@ -123,9 +126,9 @@ def unused(case: Case) -> str:
 
 
 def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
-    """Whether a weight without gradient is a projection that stands beside others which have one.
+    """Return whether a weight without gradient is a projection in the same module as others which have one.
 
-    What a model holds for other inputs or outputs, an embedding or a pooler say, is a part of its own.
+    What a model holds for other inputs or outputs, such as an embedding or a pooler, is a part of its own.
     """
     part = module.get_submodule(name.rpartition(".")[0])
     return not isinstance(part, nn.Embedding) and any(
@@ -134,18 +137,18 @@ def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
 
 
 def holder(module: nn.Module, name: str) -> str:
-    """The path of the module that holds a weight, or the linear layer that the weight is of."""
+    """Return the path of the module that holds a weight, or that holds the weight's linear layer."""
     owner = name.rpartition(".")[0]
     return owner.rpartition(".")[0] if owner and isinstance(module.get_submodule(owner), nn.Linear) else owner
 
 
 def finite(case: Case) -> bool:
-    """Whether every output is a number: else another probe says so."""
+    """Return whether every output is a number; if not, another probe reports it."""
     return bool(case.context(*case.usual(80)).detach().isfinite().all())
 
 
 def unregistered(module: nn.Module) -> Iterator[str]:
-    """The names of modules and of weights that are held beside the registers of nn.Module."""
+    """Yield the names of modules and weights that are held outside the registers of nn.Module."""
     known = {id(part) for part in module.modules()} | {id(weight) for weight in module.parameters()}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
@@ -157,14 +160,14 @@ def unregistered(module: nn.Module) -> Iterator[str]:
 
 
 def trainable(one: object) -> bool:
-    """Whether it is a weight that asks for a gradient, or a module with one."""
+    """Return whether an object is a weight that requires a gradient, or a module with one."""
     if isinstance(one, nn.Module):
         return any(weight.requires_grad for weight in one.parameters())
     return isinstance(one, Tensor) and one.requires_grad and one.is_leaf
 
 
 def named(names: list[str]) -> str:
-    """`a`, `a and b`, `a, b, c and 9 more`; a layer by its name, whether by weight or bias."""
+    """Format names as `a`, `a and b`, `a, b, c and 9 more`; a layer by its name, for weight and bias alike."""
     parts = list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
     shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

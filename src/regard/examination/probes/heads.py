@@ -1,4 +1,4 @@
-"""Heads: each stays by itself, and each head of keys serves the heads of queries that are its own."""
+"""Check that heads are independent, and that each head of keys serves its own heads of queries."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ APART = "Let no product or view run over the axis of heads: q, k and v are (b, h
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says of heads; without it which heads of a function answer to which."""
+    """Check the heads by the identified formula, or else which heads of a function's output depend on which of its inputs."""
     match = case.identified
     if match is not None:
         yield from of_match(match)
@@ -26,12 +26,12 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     elif case.shapes.heads > 1:
         try:
             yield from of_function(reading.exact(case))
-        except Exception:  # whatever somebody's function raises: another probe says so
+        except Exception:  # whatever a user's function raises: another probe reports it
             return
 
 
 def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says."""
+    """Yield results about heads from the identified formula."""
     fields = ("split", "merge", "share")
     for field in fields:
         wrong = mistake(match, field)
@@ -46,7 +46,7 @@ def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
 
 
 def of_function(case: Case) -> Iterator[Finding | Checked]:
-    """Which heads of the output move with each head of q, of k and of v."""
+    """Check which heads of the output move with each head of q, of k and of v."""
     h, g = case.shapes.heads, case.shapes.groups
     for name, place, count in (("q", 0, h), ("k", 1, g), ("v", 2, g)):
         found = torch.stack([answering(case, place, n) for n in range(count)])  # (h or g, h)
@@ -63,7 +63,7 @@ def of_function(case: Case) -> Iterator[Finding | Checked]:
 
 
 def answering(case: Case, place: int, n: int) -> Tensor:
-    """Which heads (h,) of the output move where head n of one input is replaced."""
+    """Return which heads (h,) of the output move if head n of one input is replaced."""
     inputs, other = list(case.usual(0)), case.usual(7)
     before = case.ask(*inputs).context.double()
     inputs[place] = inputs[place].clone()
@@ -73,6 +73,6 @@ def answering(case: Case, place: int, n: int) -> Tensor:
 
 
 def moves(name: str, wrong: Tensor) -> str:
-    """`changing head 1 of k moves head 3 of the output`."""
+    """Describe the first wrong dependence: `changing head 1 of k moves head 3 of the output`."""
     n, h = wrong.nonzero()[0].tolist()
     return f"changing head {n} of {name} moves head {h} of the output"

@@ -1,4 +1,4 @@
-"""Lengths: shorter and longer inputs follow the same rule and formula, where the subject takes them."""
+"""Check that shorter and longer inputs follow the same rule and formula, if the subject takes them."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
 LONGEST, SHORT = 1100, 64  # tokens
-BLOCKS = 32  # tokens, from which on a kernel may go block by block
+BLOCKS = 32  # tokens, from which a kernel may work in blocks
 CURE = (
     "Make the mask for the tokens that came: mask[:t, :t] of one that is long enough, or a new one for each length; in a "
     "kernel mask every block that the diagonal crosses."
@@ -19,7 +19,7 @@ CURE = (
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A leak, a blind row or another formula at another length than the usual."""
+    """Check for a leak, a blind row or another formula at lengths other than the usual."""
     if not case.free or case.shapes.gap:
         return
     taken: list[int] = []
@@ -40,14 +40,14 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def same(taken: list[int], refused: list[int], how: str) -> Checked:
-    """That lengths make no difference."""
+    """Return the result that lengths make no difference."""
     told = f"; it refuses {evidence.listed(sorted(refused))}" if refused else ""
     tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
     return Checked("shorter and longer inputs follow the same rule", f"with {tokens}{how}{told}")
 
 
 def others(case: Case) -> list[int]:
-    """Other lengths that are worth a trial: few tokens, several blocks of a kernel, more than the masks in a module take."""
+    """Return other lengths to try: few tokens, several blocks of a kernel, more than the masks in a module take."""
     usual = case.shapes.tokens
     made = [t for t in shapes.lengths_of(case.subject.module, case.shapes.width) if t < LONGEST]
     few = {1, 2, usual - 1, 2 * usual + 1, *(t for t in made if t <= SHORT)}
@@ -56,7 +56,7 @@ def others(case: Case) -> list[int]:
 
 
 def whole(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
-    """Whole blocks of a kernel, for what refuses parts of one, or so many tokens; asked for after the others."""
+    """Yield lengths of whole kernel blocks, if one of LENGTHS was refused; consumed after the others."""
     if any(t in longer.LENGTHS for t in refused):
         yield from (
             t for t in longer.WHOLE if t not in tried and t <= (case.shapes.most or LONGEST) and t != case.shapes.tokens
@@ -64,11 +64,11 @@ def whole(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
 
 
 def judged(case: Case, t: int) -> Finding | bool:
-    """What is wrong with t tokens; True where nothing is, False where the subject refuses them."""
+    """Return the finding with t tokens; True if nothing is wrong, False if the subject refuses them."""
     inputs = case.inputs(t, b=2 if t <= SHORT else 1)
     try:
         context = case.repeated(*inputs).cpu()
-    except Exception:  # refusing another shape is no fault
+    except Exception:  # refusing another shape is allowed
         return False
     if context.shape[:2] != (len(inputs[0]), t):
         return False
@@ -87,9 +87,9 @@ def judged(case: Case, t: int) -> Finding | bool:
 
 
 def changed(t: int) -> list[tuple[int, int]]:
-    """The tokens, from one to before another, that are changed together: what a row before them moves by is a leak.
+    """Return ranges of tokens, (first, end), to change together: if a row before them moves, that is a leak.
 
-    From within a block on, whatever its size, and from where blocks meet; and the first half, which a window leaves behind.
+    They start within a block of any size and where blocks end; one is the first half, which a window leaves behind.
     """
     if t < BLOCKS:
         return [(j, j + 1) for j in (t - 1, t // 2, 0)]
@@ -100,12 +100,12 @@ def changed(t: int) -> list[tuple[int, int]]:
 
 
 def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
-    """The first output that moves with these tokens of the first sequence and may see none of them."""
+    """Return the finding of the first output that moves with these tokens of the first sequence and may see none of them."""
     t, (first, end) = inputs[0].shape[-2], keys
     hidden = ~case.expected(*inputs)[..., first:end].any(-1)
     hidden[1:] = case.subject.batched
     if case.subject.form == "x":
-        hidden[0, first:end] = False  # what passes on a token's own value beside attention
+        hidden[0, first:end] = False  # a residual passes on a token's own value
     if not hidden.any():
         return None
     instead = replaced(inputs, case.inputs(t, len(inputs[0]), seed=104), keys)
@@ -121,7 +121,7 @@ def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[in
 
 
 def replaced(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Inputs with some tokens of the first sequence, x or key and value, from elsewhere."""
+    """Return inputs with a range of tokens of the first sequence, their x or key and value, taken from `other`."""
     chosen = slice(*keys)
     changed = [x.clone() for x in inputs]
     for n, (x, instead) in enumerate(zip(changed, other, strict=True)):
@@ -131,7 +131,7 @@ def replaced(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[
 
 
 def found(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Tensor) -> Finding:
-    """The leak, in words."""
+    """Return the finding of a leak."""
     b, i = (int(n) for n in leaking.nonzero()[0])
     first, end = keys
     which = f"token {first}" if end - first == 1 else f"tokens {first} to {end - 1}"

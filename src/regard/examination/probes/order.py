@@ -1,4 +1,4 @@
-"""Order: it matters where tokens stand only where positions enter, and where a layer holds positions it does matter."""
+"""Check that the order of tokens matters only if positions enter, and that it matters if a layer holds positions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,11 +14,11 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.subjects import AskedError
 from regard.mechanism import Causal
 
-SHARE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of how far the same tokens move an output when they are replaced
+SHARE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of how far an output moves if the same tokens are replaced
 COARSE = 0.05  # in half precision
-APART = 1e-3  # of log weights, beyond which they are not the same further on
-SHIFTS = (1, 2, 3)  # places further on: a grid of rows shows its distances after a row
-ROWS = 3  # that are asked
+APART = 1e-3  # of log weights, above which a shift changes them
+SHIFTS = (1, 2, 3)  # positions to shift by: a grid of rows shows its distances after a row
+ROWS = 3  # queries to check
 PLACES = (
     "Give each token the position that it has along the tokens' axis, arange(t): angles (t, d / 2) fit q and k (b, h, t, d); "
     "before the transpose, (b, t, h, d), they must be (t, 1, d / 2). Turn keys as well as queries. A bias differs from key to "
@@ -29,7 +29,7 @@ UNSURE = "the layer without its positions, where the order must not matter; noth
 
 
 class Row(NamedTuple):
-    """A query i of sequence b, and the tokens that it may see beside its own, two at least."""
+    """A query i of sequence b, and the tokens that it may see besides its own, two at least."""
 
     b: int
     i: int
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Whether an output moves when the tokens that its query sees change places, its own staying where it is."""
+    """Check whether an output moves if the tokens that its query sees change places, except its own."""
     rows = chosen(case)
     if not rows or evidence.idle(case):
         return
@@ -60,7 +60,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def chosen(case: Case) -> list[Row]:
-    """Queries that may see two tokens beside their own, not one before and one after, which distance does not tell apart."""
+    """Return queries that may see two tokens besides their own, not just one before and one after at the same distance."""
     expected = case.expected(*case.usual()).cpu()
     own = rules.own(expected.shape[1], expected.shape[2], case.offset).expand_as(expected)
     found = []
@@ -75,12 +75,12 @@ def chosen(case: Case) -> list[Row]:
 
 
 def turned(case: Case, row: Row) -> tuple[float, float] | None:
-    """How far an output moves where each of its tokens takes the next one's place, and that beside other tokens there.
+    """Return how far an output moves if each of its tokens takes the next one's place, and its ratio to other tokens' effect.
 
-    None where other tokens do not move it either.
+    None if other tokens do not move the output either.
     """
     inputs, others = case.usual(), case.usual(9)
-    first = 0 if case.subject.form == "x" else 1  # of a function the keys change places with their values
+    first = 0 if case.subject.form == "x" else 1  # for a function, keys and values move together
     before = case.repeated(*inputs)[row.b, row.i]
 
     def moved(source: tuple[Tensor, ...], places: list[int]) -> float:
@@ -95,12 +95,12 @@ def turned(case: Case, row: Row) -> tuple[float, float] | None:
 
 
 def least(case: Case) -> float:
-    """The share that is no rounding."""
+    """Return the smallest ratio that is not rounding."""
     return SHARE.get(case.subject.dtype, COARSE)
 
 
 def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Finding | Unknown]:
-    """What is said of positions that are held where the order does not matter: used for nothing, alike, or wrong."""
+    """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
     what = f"whether the order of tokens is to matter: it does not, though it holds {name}"
     try:
         asking = other(case, positions.asked_for)
@@ -108,7 +108,7 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
         drawn = other(case, positions.drawn)
         shares = [turned(drawn[0], row) for row in rows] if drawn is not None else []
         hidden = any(one is not None and one[1] > least(case) for one in shares)
-    except (AskedError, RuntimeError):  # no way back, or numbers that cannot be written
+    except (AskedError, RuntimeError):  # no backward pass, or tensors that cannot be written
         drawn = None
     if drawn is None:
         yield Unknown(what, "a module that can be copied, its positions among its parameters or buffers")
@@ -123,7 +123,7 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
 
 
 def other(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, nn.Module] | None:
-    """The case of a changed copy of its module, and that copy; None where there is no copy that can be asked."""
+    """Return the case of a changed copy of its module, and that copy; None if no copy can be called."""
     module, again = copied(case.subject), case.subject.again
     if module is None or again is None:
         return None
@@ -132,7 +132,7 @@ def other(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, n
 
 
 def mattering(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Finding | Checked | Unknown]:
-    """What is said where the order matters: by distance, where weights that show are the same further on."""
+    """Yield the result if the order matters: by distance, if weights can be read and are the same for shifted tokens."""
     change = further(case) if case.expects == Causal() else None
     name = next(iter(held), "")
     if change is not None and change < APART:
@@ -143,12 +143,12 @@ def mattering(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Findin
         yield Finding("wrong positions", f"{far}: {name} enters by place, not by distance", TURN, 1.4, "positions")
     elif held:
         yield Checked("the order of tokens matters, as it may where positions are held", f"{told}; it holds {name}")
-    elif case.identified is None:  # else the formula is known, which has no position in it, and its mistake is named
+    elif case.identified is None:  # an identified formula has no positions, and its mistake is reported
         yield Unknown(f"whether the order of tokens may matter: {told}, and no positions are found in it", UNSURE)
 
 
 def plain(case: Case) -> bool:
-    """Whether without what its positions do the same tokens have the same weights further on: one softmax of pairs."""
+    """Return whether, with positions neutralized, the same tokens have the same weights if shifted: one softmax of pairs."""
     try:
         still = other(case, positions.stilled)
         change = None if still is None else further(still[0])
@@ -158,9 +158,9 @@ def plain(case: Case) -> bool:
 
 
 def further(case: Case) -> float | None:
-    """How much differences of log weights change where all tokens stand further on, the least of some shifts.
+    """Return how much differences of log weights change if all tokens are shifted, the least over SHIFTS.
 
-    A factor for a whole row, as of a temperature by place, is no change. None where weights do not show, or some are 0.
+    A factor on a whole row, such as a temperature by position, is no change. None if weights cannot be read, or some are 0.
     """
     inputs = case.usual()
     if inputs[0].shape[-2] != inputs[-1].shape[-2] or inputs[0].shape[-2] <= max(SHIFTS) + 2:
@@ -172,7 +172,7 @@ def further(case: Case) -> float | None:
 
 
 def shifted(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:
-    """The same for one shift."""
+    """Return how much differences of log weights change with one shift; None if weights cannot be read, or some are 0."""
     moved = [torch.cat((y[..., :shift, :], x[..., :-shift, :]), -2) for x, y in zip(inputs, case.usual(9), strict=True)]
     there = reading.weights_of(case, tuple(moved))
     if there is None:

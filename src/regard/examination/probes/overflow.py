@@ -1,4 +1,4 @@
-"""Overflow: scores of thousands give numbers, and what is hidden from a query stays hidden."""
+"""Check that scores of thousands give finite outputs, and that what is hidden from a query stays hidden."""
 
 import math
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from regard.examination.case import Case
 from regard.examination.identify.trial import aim, as_given, projected
 from regard.examination.report import Checked, Finding, Unknown
 
-SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision ends at 65504, and so do the products of a right layer
-SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, where scores are not known
+SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
+SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
     "Take away each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
@@ -22,7 +22,7 @@ LOWEST = "Hide with scores.masked_fill(~mask, -torch.inf), or by torch.finfo(sco
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """The first size of scores at which an output is no number, or moves with what is hidden."""
+    """Find the first size of scores at which an output is not finite, or moves with a hidden token."""
     whole = case.repeated(*case.usual()).double().cpu()
     if not whole.isfinite().any():
         return
@@ -32,7 +32,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         inputs = grown(case, 0, size)
         try:
             context = case.repeated(*inputs).double().cpu()
-        except Exception:  # refusing large numbers is no fault
+        except Exception:  # refusing large numbers is allowed
             return
         broken = whole.isfinite().all(-1) & ~context.isfinite().all(-1)
         if broken.any():
@@ -52,19 +52,19 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def sizes(case: Case) -> Iterator[tuple[float, str]]:
-    """How large inputs are made, and in words what scores that gives."""
+    """Yield factors on the inputs, each with the scores that it gives in words."""
     half = torch.finfo(case.subject.dtype).max < 1e5
     known = usual_score(case)
     if known is None:
         yield from ((size, f"inputs {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
         return
-    power = 1 if case.subject.form == "qkv" else 2  # of a function only the queries are made larger
+    power = 1 if case.subject.form == "qkv" else 2  # for a function, only the queries grow
     for score in HALF if half else SCORES:
         yield max(1.0, (score / known) ** (1 / power)), f"scores of about {score:.0e}"
 
 
 def usual_score(case: Case) -> float | None:
-    """The size of scores of usual inputs; None where q and k are not known."""
+    """Return the size of scores of usual inputs; None if q and k are not known."""
     best, match = case.double or case, case.identified
     if case.subject.form != "qkv" and (match is None or (match.layout.q is None and match.layout.whole is None)):
         return None
@@ -79,7 +79,7 @@ def usual_score(case: Case) -> float | None:
 
 
 def grown(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
-    """Usual inputs, x times size; of a function the queries alone."""
+    """Return usual inputs with x times size; of a function only the queries."""
     if case.subject.form == "qkv":
         q, k, v = case.usual(seed)
         return q * size, k, v
@@ -87,19 +87,19 @@ def grown(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
 
 
 def leaks(case: Case) -> bool:
-    """Whether more is seen than may be with ordinary inputs already."""
+    """Return whether more is seen than may be with ordinary inputs already."""
     return bool((case.reach.found & ~case.expected(*case.usual()).cpu()).any())
 
 
 def unhidden(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: float) -> str | None:
-    """The first output that moves with a token hidden from it, in words; None where none does."""
+    """Describe the first output that moves with a token hidden from it; None if none does."""
     expected = case.expected(*inputs).cpu()
     other = grown(case, 100, size)
     top = context.abs().amax(-1).nan_to_num()
     for j in rules.chosen(expected.shape[-1], case.expects):
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
-            hidden[j] = False  # what passes on a token's own value beside attention
+            hidden[j] = False  # a residual passes on a token's own value
         moved = (case.repeated(*reach.replaced(inputs, other, 0, j)).double().cpu() - context)[0].abs().amax(-1)
         leaking = hidden & (moved > HIDDEN * top[0])
         if leaking.any():

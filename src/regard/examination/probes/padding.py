@@ -1,4 +1,4 @@
-"""Padding: no query sees a key that is padding."""
+"""Check that no query sees a key that is padding."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ WRONG_SIDE = (
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A padding leak, and whether it is the real tokens that are hidden instead."""
+    """Check for a padding leak, and whether the real tokens are hidden instead."""
     padding = rules.padding(case.expects)
     if padding is None:
         return
@@ -48,19 +48,19 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def missing(case: Case, row: int, i: int) -> list[int]:
-    """The real tokens that a query may see and does not."""
+    """Return the real tokens that a query may see and does not."""
     expected = case.expected(*case.usual())
     return [int(j) for j in (expected & ~case.reach.found)[row, i].nonzero().flatten()]
 
 
 def padded(case: Case, b: int, q: int, k: int) -> Tensor:
-    """The keys that are padding, bool (b, q, k)."""
+    """Return the keys that are padding, bool (b, q, k)."""
     padding = rules.padding(case.expects)
     return torch.zeros(b, q, k, dtype=torch.bool) if padding is None else ~rules.written(padding, b, q, k)
 
 
 def real_queries(case: Case, b: int, q: int, k: int) -> Tensor:
-    """The queries that are no padding themselves, bool (b, q, 1): of the others nobody asks."""
+    """Return the queries that are not padding themselves, bool (b, q, 1); the others are not checked."""
     padding = rules.padding(case.expects)
     if padding is None:
         return torch.ones(b, q, 1, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Pattern: who sees whom is what the rule says, beside the future and padding: turned round, one off, itself left out."""
+"""Check the rest of who sees whom, besides future and padding: an inverted mask, one off, the own token left out."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ LESS = "Hide no more than the rule does: give only the keys that may not be seen
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What is seen and should not be, other than by future and padding, and what is not seen and should be."""
+    """Check what is seen and should not be, other than by future and padding, and what is not seen and should be."""
     if evidence.idle(case):
         if case.reach.measured.any():
             yield Unknown("who sees whom: no output depends on any token", "a layer whose weights are not zero")
@@ -35,7 +35,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if table.inverted:
         yield inverted(case, table)
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):
-        yield wrong(case, table)  # what is hidden in the place of padding is told with the padding
+        yield wrong(case, table)  # the padding probe reports tokens hidden instead of padding
     elif table.judged.any():
         yield Checked(f"every query sees all that {case.expects} lets it see", evidence.sensitivity(case))
     if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.identified is None:
@@ -43,7 +43,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 class Compared:
-    """What is found beside what is expected, (b, q, k), of the rows that can be judged."""
+    """What is found next to what is expected, (b, q, k), in the rows that can be judged."""
 
     def __init__(self, case: Case) -> None:
         self.expected, self.found = case.expected(*case.usual()), case.reach.found
@@ -54,8 +54,8 @@ class Compared:
         self.own_is_plain = (
             case.subject.form == "qkv" or case.reach.own is not None or not (self.own & self.judged & self.found).any()
         )
-        itself = (self.expected & self.own).any(-1) & (self.expected.sum(-1) > 1)  # else nobody was asked who may see itself
-        unseen = ~self.found | self.own if case.reach.own is False and itself.any() else ~self.found  # there only as the query
+        itself = (self.expected & self.own).any(-1) & (self.expected.sum(-1) > 1)  # else no such query was measured
+        unseen = ~self.found | self.own if case.reach.own is False and itself.any() else ~self.found  # seen only as the query
         self.missing = self.judged & self.expected & unseen
         padded = padding.padded(case, b, q, k)
         self.padding_seen = bool((padded & self.judged & self.found).any())
@@ -73,13 +73,13 @@ class Compared:
         return any(self._is(table, rows & table.any(-1, keepdim=True)) for table in turned)  # blind rows may be uniform
 
     def _is(self, table: Tensor, rows: Tensor) -> bool:
-        """Whether another table is what is found in these entries, and tells itself from the rule there."""
+        """Return whether another table is what is found in these entries, and differs from the rule there both ways."""
         differs = (table != self.expected) & rows
         return bool(((self.found == table) | ~rows).all() and (differs & table).any() and (differs & ~table).any())
 
 
 def passing(case: Case, own: Tensor) -> Tensor:
-    """Of own tokens (b, q, k) that move an output and may not be seen: those whose value is passed on, not the query alone."""
+    """Return the own tokens (b, q, k) that may not be seen and whose value is passed on, not only their query."""
     passed = own & False
     if case.reach.own is not None:
         best = case.double or case
@@ -89,7 +89,7 @@ def passing(case: Case, own: Tensor) -> Tensor:
 
 
 def inverted(case: Case, table: Compared) -> Finding:
-    """The finding of a mask that is turned round."""
+    """Return the finding of an inverted mask."""
     wrong = table.judged & (table.found != table.expected) & ~table.own
     b = int(wrong.any(-1).any(-1).int().argmax())
     telling = wrong & table.missing if (wrong & table.missing)[b].any() else wrong
@@ -101,13 +101,13 @@ def inverted(case: Case, table: Compared) -> Finding:
 
 
 def wrong(case: Case, table: Compared) -> Finding:
-    """The finding of any other mask: by the name of the rule that was found, where it has one."""
+    """Return the finding of any other wrong mask, with the name of the rule that was found if it has one."""
     cause, strength = ("batch", 0.8) if (case.reach.across > case.reach.threshold).any() else ("mask", 0.9)
     missing, extra = table.missing, table.extra
     if not extra.any() and not (missing & ~table.own).any() and int(missing.sum()) > 1:
         b, i, j = (int(n) for n in missing.nonzero()[0])
         told = f"query {i} does not see its own token {evidence.token(case, j)}: its value is no part of output {i}"
-        return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # before the blind row that it makes of the first
+        return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
     if missing.any() and not (table.found & table.judged & ~table.own).any():
         pairs = int(missing.sum((1, 2)).max())
         told = f"no output moves with any token but its own, where {case.expects} lets {pairs} pairs of two meet"
@@ -126,7 +126,7 @@ def wrong(case: Case, table: Compared) -> Finding:
 
 
 def fits(case: Case, rule: Mask, table: Compared) -> bool:
-    """Whether another rule is what was found."""
+    """Return whether another rule is what was found."""
     b, q, k = table.expected.shape
     seen = rules.written(rule, b, q, k, case.offset)
     judged = table.judged if table.own_is_plain else table.judged & ~table.own
@@ -134,7 +134,7 @@ def fits(case: Case, rule: Mask, table: Compared) -> bool:
 
 
 def neighbours(rule: Mask) -> Iterator[Mask]:
-    """Rules that are easily mistaken for this one: with a bound one off, or left out, or too much of it."""
+    """Yield rules that are easily mistaken for this one: with a bound one off or left out, or only a part of it."""
     if isinstance(rule, Pair):
         yield from (rule.one, rule.other)
         yield from (replace(rule, one=one) for one in neighbours(rule.one))
@@ -152,12 +152,12 @@ def neighbours(rule: Mask) -> Iterator[Mask]:
 
 
 def off(bound: int | None) -> list[int | None]:
-    """A bound that was missed by one, or left out."""
+    """Return the bounds that are one off, and None for one that is left out."""
     return [] if bound is None else [bound + 1, *([bound - 1] if bound else []), None]
 
 
 def inequality(rule: Mask) -> str:
-    """A rule on the positions i of a query and j of a key, as code has it."""
+    """Format a rule on the positions i of a query and j of a key, as in code."""
     if isinstance(rule, Pair):
         return f"{inequality(rule.one)} {'|' if isinstance(rule, Or) else '&'} {inequality(rule.other)}"
     if isinstance(rule, Causal):
@@ -169,5 +169,5 @@ def inequality(rule: Mask) -> str:
 
 
 def plural(numbers: list[int]) -> str:
-    """` 0`, or `s 0 and 3`."""
+    """Format numbers after a noun: ` 0`, or `s 0 and 3`."""
     return f"{'s' * (len(numbers) > 1)} {evidence.listed(numbers)}" if numbers else "s of none"

@@ -1,4 +1,4 @@
-"""Precision: no number inside is rounded to fewer bits than the subject's own, and its error is that of a right layer."""
+"""Check that no number inside is rounded to fewer bits than the subject's own, and that its error is that of a right layer."""
 
 from collections.abc import Iterator
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from regard.examination.case import Case, copied, joined
 from regard.examination.report import Checked, Finding, Unknown
 
-STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; how much a smooth output bends at most, of a step and of how far it goes
-SHAKES = 2  # times inputs and weights are moved by a rounding, to see how far outputs go
-TIMES = 100.0  # that far, below which a right layer's error is: 16 was the most of a hundred, and it grows with the width
-HALF_TIMES = 4.0  # in half precision, whose sums are kept in float32: 2.4 was the most
-LONG = 300  # tokens, beyond the 256 ones that a sum in bfloat16 can hold
+STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output bends, per step and relative to its change
+SHAKES = 2  # how often inputs and weights are perturbed by a rounding
+TIMES = 100.0  # times that effect bounds a right layer's error: the most of a hundred was 16, and it grows with the width
+HALF_TIMES = 4.0  # in half precision, where sums are kept in float32: the most was 2.4
+LONG = 300  # tokens: more than 256, where a sum of ones in bfloat16 stops growing
 INSIDE = "Compute in the dtype of the input, scores and softmax at least in float32: torch.softmax(scores.float(), dim=-1)."
 SUMS = "Add up in float32, and round once at the end: torch.softmax and @ do so inside."
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Steps where a smooth function has none; an error beyond what rounding inputs and weights makes."""
+    """Check for steps in a smooth function, and for an error beyond what rounding inputs and weights causes."""
     exact = case.double
     if exact is None:
         needs = "a layer that copy.deepcopy copies and that runs in float64 after .double()"
@@ -36,7 +36,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def bending(case: Case, step: float) -> float:
-    """How far outputs half way are from the middle, of how far they go in all; of most rows."""
+    """Return how far outputs half way are from the middle, relative to how far they go in all; the median over rows."""
     bends = []
     for seed in range(3):
         inputs, along = case.usual(40 + seed), case.usual(50 + seed)
@@ -49,7 +49,7 @@ def bending(case: Case, step: float) -> float:
 
 
 def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
-    """The error beside the budget, for usual and for longer inputs."""
+    """Compare the error with the budget, for usual and for longer inputs."""
     dtype = returned(case)
     bits = str(dtype).removeprefix("torch.")
     found = [measured(case, exact, inputs, dtype) for inputs in several(case)]
@@ -69,27 +69,27 @@ def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def returned(case: Case) -> torch.dtype:
-    """The coarser of the subject's dtype and that of what it returns, as under torch.autocast."""
+    """Return the coarser of the subject's dtype and that of its output, which differ under torch.autocast."""
     given, made = case.subject.dtype, case.ask(*case.usual(60)).context.dtype
     return made if made.is_floating_point and torch.finfo(made).eps > torch.finfo(given).eps else given
 
 
 def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
-    """Usual inputs, and one sequence of many tokens where that is taken."""
+    """Yield usual inputs, and one sequence of LONG tokens if the subject takes it."""
     yield case.usual(60)
     if not case.free or case.shapes.gap or (case.shapes.most or LONG) < LONG:
         return
     try:
         inputs = case.inputs(LONG, 1, 61)
         whole = case.ask(*inputs).context.shape[-2] == LONG
-    except Exception:  # refusing another length is no fault
+    except Exception:  # refusing another length is allowed
         return
     if whole:
         yield inputs
 
 
 def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[float, float, int]:
-    """The error, how far outputs go where inputs and weights are rounded, and the number of tokens."""
+    """Return the error, how far outputs move if inputs and weights are rounded, and the number of tokens."""
     wide = tuple(x.double() for x in inputs)
     right = exact.repeated(*wide).double()
     error = distance(case.repeated(*inputs).double(), right)
@@ -99,7 +99,7 @@ def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.d
 
 
 def distance(context: Tensor, right: Tensor) -> float:
-    """How far the outputs of most rows of the later half are, of the largest number."""
+    """Return how far outputs are apart, relative to the largest number: the median over rows of the later half."""
     half = right.shape[1] // 2
     rows = (context - right)[:, half:].abs().amax(-1).flatten()
     top = float(right.abs().nan_to_num().max())
@@ -108,7 +108,7 @@ def distance(context: Tensor, right: Tensor) -> float:
 
 
 def shaken(case: Case, exact: Case, inputs: tuple[Tensor, ...], eps: float, seed: int) -> Tensor:
-    """Outputs in float64 of inputs and weights that are moved by up to half a rounding each."""
+    """Compute outputs in float64 of inputs and weights that are each moved by up to half a rounding."""
     draw = torch.Generator().manual_seed(70 + seed)
 
     def moved(x: Tensor) -> Tensor:

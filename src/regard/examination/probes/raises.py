@@ -1,4 +1,4 @@
-"""Raises: the subject takes its own sample, and what torch.compile made of it gives what it gives."""
+"""Check that the subject takes its own sample, and that its torch.compile version gives the same output."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,18 +9,18 @@ from regard.examination.case import Case
 from regard.examination.evidence import rows
 from regard.examination.report import Checked, Finding, Unknown
 
-COMPILED = 1e3  # times rounding: a compiled module adds in another order
+COMPILED = 1e3  # times rounding: a compiled module sums in another order
 
 
 def refused(errors: Sequence[str]) -> Finding:
-    """The finding of a subject that raises whatever it is given."""
+    """Return the finding of a subject that raises for every input."""
     return Finding(
         "raises", errors[0], "Mend what raises, or pass sample= as the subject is meant to be called.", 3.0, "raises"
     )
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """A compiled module beside its original."""
+    """Compare a compiled module with its original."""
     compiled = case.subject.compiled
     if compiled is None:
         return
@@ -29,7 +29,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     try:
         with torch.no_grad():
             found = compiled(*inputs).context
-    except Exception as error:  # the compiler's own, or the layer's
+    except Exception as error:  # of the compiler, or of the layer
         yield Finding(
             "raises",
             f"compiled, it raises {type(error).__name__}: {error}",

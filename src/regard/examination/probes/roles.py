@@ -1,4 +1,4 @@
-"""Roles: the query asks, the key is asked, the value is passed on."""
+"""Check that query, key and value are not exchanged, and that each is used."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ ONE = "whether the keys are meant to be the values: one projection makes both"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says of roles; without it what the output of a function depends on, and how its weights do."""
+    """Check the roles by the identified formula, or else what a function's output and its weights depend on."""
     match = case.identified
     if match is not None:
         yield from of_match(match)
@@ -27,12 +27,12 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     else:
         try:
             yield from of_function(reading.exact(case))
-        except Exception:  # whatever somebody's function raises: another probe says so
+        except Exception:  # whatever a user's function raises: another probe reports it
             return
 
 
 def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says."""
+    """Yield results about roles from the identified formula."""
     fields = ("roles", "output")
     for field in fields:
         wrong = mistake(match, field)
@@ -51,13 +51,13 @@ def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
 
 
 def one_for_all(match: Match) -> bool:
-    """Whether q and k are the same by design, so that nothing can be exchanged."""
+    """Return whether q and k are the same by design, so that nothing can be exchanged."""
     layout = match.layout
     return layout.whole is None and layout.q is layout.k and match.layout.says != "q, k and v as given"
 
 
 def of_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Which of q, k and v the output of a function answers to, and whether its weights follow q kᵀ or k qᵀ."""
+    """Check which of q, k and v the output of a function depends on, and whether its weights follow q kᵀ or k qᵀ."""
     idle = [name for place, name in enumerate(NAMES) if not answers(case, place)]
     if idle:
         yield Finding("wrong roles", f"the output does not change with the {' and the '.join(idle)}", ROLE, 1.5, "roles")
@@ -73,7 +73,7 @@ def of_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def answers(case: Case, place: int) -> bool:
-    """Whether the output moves where one of q, k and v is replaced."""
+    """Return whether the output moves if one of q, k and v is replaced."""
     inputs, other = list(case.usual(0)), case.usual(9)
     before = case.ask(*inputs).context
     inputs[place] = other[place]

@@ -1,4 +1,4 @@
-"""Scale: scores are multiplied by 1 / √d of one head, or by what is stated."""
+"""Check that scores are multiplied by 1 / √d of one head, or by the stated scale."""
 
 from collections.abc import Iterator
 
@@ -9,19 +9,19 @@ from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import mistake
 from regard.examination.report import Checked, Finding, Unknown
 
-OFF = 0.02  # of the scale that is expected
+OFF = 0.02  # of the expected scale
 WHAT = "the scale of the scores"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says of the scale; without it how weights that show follow q kᵀ."""
+    """Check the scale by the identified formula, or else by how weights that can be read follow q kᵀ."""
     match = case.identified
     if match is not None:
         yield from of_match(match)
         return
     slope = reading.slope(case)
     heads_width = width(case)
-    found = 0.0 if slope is None else max(slope.along, slope.across)  # across, where queries and keys are exchanged
+    found = 0.0 if slope is None else max(slope.along, slope.across)  # across if queries and keys are exchanged
     if slope is None or heads_width is None or min(abs(slope.along), abs(slope.across)) > OFF * found or found <= 0:
         yield Unknown(WHAT, evidence.ALONE)
         return
@@ -33,7 +33,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says."""
+    """Yield results about the scale from the identified formula."""
     wrong = mistake(match, "scale")
     if wrong is not None:
         yield Finding(wrong.kind, formula.evidence(match, "scale"), wrong.cure, 2.1, "scale")
@@ -44,14 +44,14 @@ def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
 
 
 def width(case: Case) -> int | None:
-    """The width of one head of a function, or of a module whose weights show how many heads it has."""
+    """Return the width of one head of a function, or of a module whose weights show how many heads it has."""
     if case.subject.form == "qkv":
         return case.shapes.width
     return reading.width(case)
 
 
 def off(found: float, expected: float, d: int, stated: bool) -> Finding:
-    """The finding of a scale that was measured from weights."""
+    """Return the finding of a wrong scale that was measured from weights."""
     meant = "the stated" if stated else f"1 / √{d} ="
     told = f"log weights follow the scores times {found:.4g}, where {meant} {expected:.4g} is expected"
     line = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k of one head"

@@ -1,4 +1,4 @@
-"""Weights: each query's row adds to one, over the keys."""
+"""Check that each query's row of weights adds to one, over the keys."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ SAME = "rows of weights add to the same"
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says of mask, softmax and axis; without it what the weights show, or constant sequences."""
+    """Check mask, softmax and axis by the identified formula, or else by the weights, or by constant sequences."""
     if case.identified is not None:
         yield from of_match(case, case.identified)
         return
@@ -29,12 +29,12 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     try:
         weights = reading.weights_of(best, best.usual())
         yield from of_weights(best, weights) if weights is not None else of_constants(best)
-    except Exception:  # whatever somebody's layer raises: another probe says so
+    except Exception:  # whatever a user's layer raises: another probe reports it
         return
 
 
 def of_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
-    """What identification says."""
+    """Yield results about mask, softmax and axis from the identified formula."""
     for field in ("norm", "axis"):
         wrong = mistake(match, field)
         if wrong is not None:
@@ -50,7 +50,7 @@ def of_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
 
 
 def kind_of_leak(case: Case) -> str:
-    """Which kind of token is seen that should not be."""
+    """Return the kind of finding for a token that is seen and should not be."""
     if future.hidden_future(case).any():
         return "future leak"
     b, q, k = case.expected(*case.usual()).shape
@@ -58,7 +58,7 @@ def kind_of_leak(case: Case) -> str:
 
 
 def leak(case: Case) -> str:
-    """The first token that is seen and may not be, with numbers."""
+    """Describe the first token that is seen and may not be, in numbers; "" if there is none."""
     extra = case.reach.found & ~case.expected(*case.usual()).cpu()
     places = extra.nonzero().tolist()
     if not places:
@@ -68,7 +68,7 @@ def leak(case: Case) -> str:
 
 
 def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unknown]:
-    """What weights (b, h, q, k) show."""
+    """Check weights (b, h, q, k) that were read."""
     seen = case.expected(*case.usual()).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])  # blind rows may be anything
     rows, near = weights.sum(-1), reading.close(case)
     off = ((rows - 1).abs() > near) & seen
@@ -87,7 +87,7 @@ def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unkn
 
 
 def unequal(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor) -> Finding | Unknown:
-    """What rows that do not add to one come from: a mistake, a sink, or heads that are mixed."""
+    """Return what explains rows that do not add to one: a mistake, a sink, or mixed heads."""
     near, told, of_function = reading.close(case), row(rows, off), case.subject.form == "qkv"
     if mixed(rows, seen, near, weights):
         return Unknown(f"whether {ROWS}: {told}, and so in every row, as of mixed or subtracted heads", evidence.ALONE)
@@ -104,14 +104,14 @@ def unequal(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor
 
 
 def row(rows: Tensor, off: Tensor) -> str:
-    """`row 0 of weights adds to 0.31, not to 1`."""
+    """Describe the first wrong row: `the weights of row 0 add to 0.31, not to 1`."""
     b, h, i = off.nonzero()[0].tolist()
     head = f" of head {h}" if rows.shape[1] > 1 else ""
     return f"the weights of row {i}{head} add to {float(rows[b, h, i]):.3g}, not to 1"
 
 
 def mixed(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
-    """Whether softmaxes were mixed or subtracted, as by talking heads and differential attention.
+    """Return whether softmaxes were mixed or subtracted, as by talking heads and differential attention.
 
     All rows of a head then add to one number, and heads to different ones, or some weights are negative.
     """
@@ -123,10 +123,10 @@ def mixed(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
 
 
 def unlike_sinks(case: Case, rows: Tensor) -> bool:
-    """Whether no sink explains rows that add to less than one: where all scores are alike it takes c / (n + c) of n keys."""
+    """Return whether no sink explains rows that add to less than one: for n equal scores a sink takes c / (n + c)."""
     seen = case.expected(*case.usual()).cpu()
     if float((rows.amax(-1) - rows.amin(-1)).max()) < reading.close(case) and seen.sum(-1).float().std() > 0:
-        return True  # the same is missing everywhere, whatever the scores
+        return True  # every row lacks the same, whatever the scores
     if case.subject.form == "x":
         return bool((future.hidden_future(case) & case.reach.found).any())
     sink = taken(case)
@@ -134,7 +134,7 @@ def unlike_sinks(case: Case, rows: Tensor) -> bool:
 
 
 def taken(case: Case) -> Tensor | None:
-    """The c (b, h, q) of a sink that takes c / (n + c) where all scores are alike; None where a bias makes rows differ."""
+    """Return the c (b, h, q) of a sink that takes c / (n + c) if all scores are equal; None if a bias makes rows differ."""
     q, k, v = case.usual()
     weights = reading.read(case, (q * 0, k, v))
     n = case.expected(q, k, v).cpu().sum(-1).unsqueeze(1).clamp_min(1)
@@ -145,23 +145,23 @@ def taken(case: Case) -> Tensor | None:
 
 
 def other(sink: Tensor, one: Tensor) -> bool:
-    """Whether what a sink takes is not this anywhere."""
+    """Return whether the c of a sink differs from this one anywhere."""
     return bool(((sink - one).abs() > 1e-3 * (1 + sink.abs())).any())
 
 
 def filled(case: Case) -> bool:
-    """Whether what seems a sink takes something else at another length, as keys do that fill up a block."""
+    """Return whether an apparent sink differs at another length, as with keys that fill up a block."""
     if case.subject.form == "x" or not case.free or case.shapes.tokens - case.shapes.gap < 3:
         return False
     try:
         sinks = taken(case), taken(case.at(case.shapes.tokens - 1))
-    except Exception:  # refusing another length is no fault
+    except Exception:  # refusing another length is allowed
         return False
     return sinks[0] is not None and sinks[1] is not None and other(sinks[0], sinks[1][:1, :, :1])
 
 
 def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
-    """Where every token is the same, each row of a right layer gives the same, for any length, whatever the scores."""
+    """Check sequences of equal tokens: each row of a right layer gives the same output, for any length and any scores."""
     outputs = [constant(case, t) for t in lengths(case)]
     rows = outputs[0]
     top = float(rows.abs().max())
@@ -181,31 +181,31 @@ def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 
 def lengths(case: Case) -> list[int]:
-    """The usual length, and one less where that may be asked."""
+    """Return the usual length, and one less if other lengths may be tried."""
     t = case.shapes.tokens
     return [t, t - 1] if case.free and t > 2 else [t]
 
 
 def constant(case: Case, t: int) -> Tensor:
-    """The outputs (b, t, c) of sequences of one token, over and over."""
+    """Return the outputs (b, t, c) of sequences of one repeated token."""
     (x,) = case.inputs(t, case.shapes.batch, 5)
     (token,) = case.inputs(case.shapes.tokens, case.shapes.batch, 5)
     return case.ask(token[:, :1].expand_as(x).contiguous()).context.to("cpu", torch.float64)
 
 
 def on_a_line(rows: Tensor, case: Case) -> bool:
-    """Whether outputs (b, t, c) differ, and only by how much of one direction is in each."""
+    """Return whether outputs (b, t, c) differ, and only along one direction."""
     apart = (rows - rows[:, -1:])[0]
     sizes = torch.linalg.svdvals(apart)
     return len(sizes) > 2 and float(sizes[0]) > 0 and float(sizes[1]) < max(reading.close(case), 1e-9) * float(sizes[0])
 
 
 def moved(outputs: list[Tensor]) -> bool:
-    """Whether the first output is another at another length."""
+    """Return whether the first output changes with the length."""
     return float((outputs[0][:, 0] - outputs[1][:, 0]).abs().max()) > 1e-3 * float(outputs[0].abs().max())
 
 
 def ratio(outputs: list[Tensor]) -> float:
-    """How much the first output's distance from the last changes with the length."""
+    """Return the factor by which the first output's distance from the last changes with the length."""
     first, second = (float((one[:, 0] - one[:, -1]).norm()) for one in outputs)
     return second / first if first > 0 else 0.0

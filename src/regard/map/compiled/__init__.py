@@ -1,1 +1,1 @@
-"""The passes of `fast.py`, compiled by numba; nothing else imports it, and this only where it is installed."""
+"""The passes of `fast.py` compiled by numba; only `fast.py` imports this package, and only if numba is installed."""

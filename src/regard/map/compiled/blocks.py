@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Blocks of a few rows, scored and put through the softmax while they are in the cache, compiled by numba.
 
-A block's scores are stretches of CHUNK keys, each of which leaves the registers once, is exponentiated while it is in the
-cache, with the largest score so far for a shift, and is brought to the common shift when the whole row is known.
+A block's scores are stored in chunks of CHUNK keys. Each chunk is written once, exponentiated while it is in the cache, with
+the largest score so far as its shift, and rescaled to the common shift once the whole row has been seen.
 """
 
 import math
@@ -16,47 +16,47 @@ from regard.compiled.kept import kept
 from regard.compiled.registers import COLUMNS, ROWS, highest, tile
 from regard.compiled.vectors import LEAST, ZERO, add, cap, exponentiate, hide, merge
 
-CHUNK = 1024  # keys of a stretch, a multiple of COLUMNS
-STRIDE = CHUNK + COLUMNS  # numbers between its rows: those of a power of two would share a place in the cache
+CHUNK = 1024  # most keys of a chunk, a multiple of COLUMNS
+STRIDE = CHUNK + COLUMNS  # numbers between rows of a chunk: rows a power of two apart would evict one another
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 
 class Plan(NamedTuple):
-    """Which keys some runs of rows meet."""
+    """Which keys each run of rows sees."""
 
-    runs: Integers  # a line for each: start, stop; first and last line of its ranges, first and last of its partial ones
-    ranges: Integers  # a line for each: start, stop; every start a multiple of COLUMNS
-    partial: Integers  # a line for each part of a range that is not seen by all: start, stop, where in the table it begins
-    table: NDArray[np.bool_]  # which keys are seen, row after row
-    chunks: int  # stretches of keys that a row has at most
-    rows: int  # of a block at most, a multiple of ROWS
+    runs: Integers  # a line each: start, stop; first and last line of its ranges; first and last line of its partial ranges
+    ranges: Integers  # a line each: start, stop; every start a multiple of COLUMNS
+    partial: Integers  # a line for each part of a range that not all rows see: start, stop, its index in the table
+    table: NDArray[np.bool_]  # which keys are visible, row after row
+    chunks: int  # most chunks of keys in a row
+    rows: int  # most rows of a block, a multiple of ROWS
 
 
 class Scores(NamedTuple):
-    """What scores are made of."""
+    """The inputs of the scores."""
 
-    q: Floats  # the queries in memory; rows up to a multiple of ROWS may be read
-    stride: int  # from one of them to the next
+    q: Floats  # the queries, flat; readable up to a multiple of ROWS rows
+    stride: int  # from one query to the next
     panels: Floats  # the keys, scaled, (panels, d, COLUMNS)
     softcap: np.float32  # 0 for none
-    bias: Floats  # (rows or 1, k or 1), of the rows of the plan; (0, 0) for none
+    bias: Floats  # (rows or 1, k or 1) for the rows of the plan; (0, 0) for none
     sink: np.float32  # -inf for none
-    position: int  # of the first row among the keys
+    position: int  # of the first query among the keys
 
 
 class Room(NamedTuple):
-    """What one thread works in."""
+    """The buffers of one thread."""
 
     e: Floats  # (chunks, rows, STRIDE): scores, then their exponentials
-    factors: Floats  # (chunks, rows): what makes weights of them
-    sums: NDArray[np.float64]  # (chunks, rows, 4): the shift of each, and what exponentiate says
-    keys: Integers  # (chunks, 3): the first key, the number of keys, and the same with what fills the last vectors up
+    factors: Floats  # (chunks, rows): exponentials times their factor are weights
+    sums: NDArray[np.float64]  # (chunks, rows, 4): the shift, and the three sums of exponentiate
+    keys: Integers  # (chunks, 3): first key, number of keys, number of keys rounded up to full vectors
 
 
 @kept("void(float32[:,:], float32, float32[:,:,::1])")
 def pack(x, scale, panels):
-    """Columns (d, n), scaled, as panels (n / COLUMNS, d, COLUMNS)."""
+    """Pack columns (d, n), scaled, as panels (n / COLUMNS, d, COLUMNS)."""
     for j in range(x.shape[1]):
         panel, place = panels[j // COLUMNS], j % COLUMNS
         for p in range(len(x)):
@@ -65,7 +65,7 @@ def pack(x, scale, panels):
 
 @njit(nogil=True)
 def room_for(plan):
-    """Room for a block of a plan."""
+    """Allocate the buffers for a block of a plan."""
     chunks, rows = plan.chunks, plan.rows
     return Room(
         np.empty((chunks, rows, STRIDE), np.float32),
@@ -77,7 +77,7 @@ def room_for(plan):
 
 @njit(nogil=True)
 def seen_by(plan, line, first, rows, width):
-    """The first column of a part of the table that one of some rows sees, and the one after the last; width, 0 for none."""
+    """Return the first column of a part of the table that any of some rows sees, and one past the last; (width, 0) for none."""
     at = plan.partial[line, 2] + first * width
     seen = np.zeros(width, np.bool_)
     for r in range(rows):
@@ -92,7 +92,7 @@ def seen_by(plan, line, first, rows, width):
 
 @njit(nogil=True)
 def cut(plan, run, row, stop, keys):
-    """The keys that some rows of a run meet, in stretches; how many there are."""
+    """Split the keys that some rows of a run see into chunks; return the number of chunks."""
     count = 0
     for line in range(plan.runs[run, 2], plan.runs[run, 3]):
         first, last = plan.ranges[line]
@@ -115,11 +115,11 @@ def cut(plan, run, row, stop, keys):
 
 @njit(nogil=True)
 def score(plan, scores, run, row, stop, c, room):
-    """A stretch of the scores that the softmax takes."""
+    """Compute the scores of one chunk, as the softmax takes them: capped, with bias and mask."""
     first, length, full = room.keys[c]
     depth = scores.panels.shape[1]
     for j in range(0, full, COLUMNS):
-        for r in range(0, stop - row, ROWS):  # while the panel is in the nearest cache
+        for r in range(0, stop - row, ROWS):  # while the panel is in the L1 cache
             at, out = (first + j) * depth, (c * plan.rows + r) * STRIDE + j
             tile(scores.q, (row + r) * scores.stride, scores.stride, 1, scores.panels, at, depth, room.e, out, STRIDE)
     for r in range(stop - row):
@@ -143,9 +143,9 @@ def score(plan, scores, run, row, stop, c, room):
 
 @njit(nogil=True)
 def softmax(plan, scores, run, row, stop, room, found):
-    """Rows of exponentials in stretches, the factors that make weights of them, and what `fast.NAMES` says of each row.
+    """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `fast.NAMES`.
 
-    found is (NAMES, rows). The number of stretches.
+    The statistics go to `found` (NAMES, rows). Return the number of chunks.
     """
     count = cut(plan, run, row, stop, room.keys)
     tops = np.full(plan.rows, LEAST, np.float32)
@@ -166,10 +166,10 @@ def softmax(plan, scores, run, row, stop, room, found):
 
 @njit(nogil=True)
 def describe(row, r, count, top, scores, room, found):
-    """Brings the stretches of a row to one shift."""
+    """Rescale the chunks of a row to one shift, and write the statistics of the row to `found`."""
     sink = scores.sink
     shift = max(top, sink)
-    shift = shift if shift > LEAST else ZERO  # of a blind row
+    shift = shift if shift > LEAST else ZERO  # a row that sees nothing
     alone, weighted, place = 0.0, 0.0, 0.0
     for c in range(count):
         own, a, b, p = room.sums[c, r]
@@ -192,7 +192,7 @@ def describe(row, r, count, top, scores, room, found):
 
 @njit(nogil=True)
 def weight_on(key, r, count, room):
-    """The weight of a row on a key, 0 where the row has none for it."""
+    """Return the weight of a row on a key, 0 if no chunk of the row holds the key."""
     for c in range(count):
         first, length, _ = room.keys[c]
         if first <= key < first + length:

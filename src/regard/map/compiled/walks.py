@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The passes over a matrix, compiled by numba: what is made of each block of rows, in one of several parts of the blocks."""
+"""The passes over a matrix, compiled by numba; each processes the blocks of rows of one part, for one thread."""
 
 import numpy as np
 from numba import njit
@@ -12,7 +12,7 @@ from regard.map.compiled.blocks import CHUNK, STRIDE, cut, room_for, score, soft
 
 @njit(nogil=True)
 def flush(first, summed, largest, edges, received, total, most):
-    """Hands sums and maxima of some keys from the first on to the columns and to a row of the picture, and begins anew."""
+    """Add the sums and maxima of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
     for j in range(len(summed)):
         received[first + j] += summed[j]
     j, part = max(edges[0] - first, 0), max(np.searchsorted(edges, first, side="right") - 1, 0)
@@ -31,7 +31,7 @@ def flush(first, summed, largest, edges, received, total, most):
 
 @njit(nogil=True)
 def pool(row, stop, count, room, bins, edges, received, total, most, summed, largest):
-    """A block's weights, on to the columns and, bin after bin of its rows, to the picture."""
+    """Add a block's weights to the column sums and, one bin of rows after the other, to the picture."""
     start = row
     while start < stop:
         end = start
@@ -46,7 +46,7 @@ def pool(row, stop, count, room, bins, edges, received, total, most, summed, lar
 
 @njit(nogil=True)
 def add_up(e, factors, r, end, summed, largest):
-    """The weights of the rows r to end, added to one row of numbers and compared with another."""
+    """Add the weights of the rows r to end to `summed`, and take their maximum into `largest`."""
     n = len(summed)
     while r + 4 <= end:
         four = factors[r], factors[r + 1], factors[r + 2], factors[r + 3]
@@ -59,7 +59,7 @@ def add_up(e, factors, r, end, summed, largest):
 
 @kept()
 def overview(plan, scores, blocks, part, parts, bins, edges, found, received, total, most):
-    """All that an overview says, of one of several parts of the blocks."""
+    """Compute all statistics of an overview and its picture, for one of several parts of the blocks."""
     room = room_for(plan)
     summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
     for unit, run, row, stop in blocks:
@@ -76,7 +76,7 @@ def overview(plan, scores, blocks, part, parts, bins, edges, found, received, to
 
 @kept()
 def picture(plan, scores, blocks, part, parts, bins, edges, below, received, total, most):
-    """The picture alone, by shifts and totals (2, rows) that are known."""
+    """Compute only the picture, from known shifts and totals (2, rows), for one of several parts of the blocks."""
     room = room_for(plan)
     summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
     for unit, run, row, stop in blocks:
@@ -93,7 +93,7 @@ def picture(plan, scores, blocks, part, parts, bins, edges, below, received, tot
 
 @kept()
 def top(plan, scores, blocks, part, parts, found, values, keys):
-    """The largest weights of each row and their keys, (rows, n), largest first."""
+    """Find the largest weights of each row and their keys, (rows, n), largest first, for one of several parts of the blocks."""
     room = room_for(plan)
     for unit, run, row, stop in blocks:
         if unit % parts != part:
@@ -105,7 +105,7 @@ def top(plan, scores, blocks, part, parts, found, values, keys):
 
 @njit(nogil=True)
 def pick(plan, r, count, room, values, keys):
-    """The largest weights of a row of a block, and keys of weight 0 where it has not enough."""
+    """Find the largest weights of a row of a block, filled up with keys of weight 0 if the row has too few."""
     held, n = 0, len(values)
     for c in range(count):
         first, length, full = room.keys[c]
@@ -123,7 +123,7 @@ def pick(plan, r, count, room, values, keys):
                         place -= 1
                     values[place], keys[place] = weight, first + i
     key = 0
-    while held < n:  # whatever the stretches leave out
+    while held < n:  # keys that no chunk holds
         if not np.any(keys[:held] == key):
             values[held], keys[held] = ZERO, key
             held += 1
@@ -132,7 +132,7 @@ def pick(plan, r, count, room, values, keys):
 
 @kept()
 def forward(plan, scores, blocks, part, parts, found, v, out):
-    """A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS)."""
+    """Compute A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS)."""
     room, some = room_for(plan), np.empty((ROWS, COLUMNS), np.float32)
     for unit, run, row, stop in blocks:
         if unit % parts != part:
@@ -150,7 +150,7 @@ def forward(plan, scores, blocks, part, parts, found, v, out):
 
 @kept()
 def backward(plan, scores, blocks, part, parts, found, x, out):
-    """Its transpose times x: x (rows, n COLUMNS), out (k and as many more as fill a panel, n COLUMNS)."""
+    """Compute Aᵀ x: x (rows, n COLUMNS), out (k rounded up to full panels, n COLUMNS)."""
     room, some = room_for(plan), np.empty((ROWS, COLUMNS), np.float32)
     weighed = np.empty((plan.rows, COLUMNS), np.float32)
     for unit, run, row, stop in blocks:

@@ -1,1 +1,1 @@
-"""The loops of `cpu.py` and `additive.py`, compiled by numba; nothing else imports them, and these only where it is there."""
+"""The loops of `cpu.py` and `additive.py`, compiled by numba; only those two import them, and only if numba is installed."""

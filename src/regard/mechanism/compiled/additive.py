@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""weightᵀ tanh(q + k) and its gradient, compiled by numba: of each pair of query and key the sum alone is in memory.
+"""weightᵀ tanh(q + k) and its gradient, compiled by numba: only the sum of each pair of query and key is stored.
 
-A thread takes one matrix of queries and keys after another. The gradient computes the tanh again, which takes less time than
-to write it down and read it.
+A thread takes one matrix of queries and keys after another. The backward pass computes the tanh again, which is faster than
+to store and load it.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from regard.compiled.kept import callback
 from regard.compiled.pointers import at, take
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, tangent
 
-SAID = 13  # numbers that a thread is handed
+SAID = 13  # numbers in the arguments of a thread
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
 def score(q, k, weight):
-    """Σ weight tanh(q + k) of one query and one key."""
+    """Compute Σ weight tanh(q + k) of one query and one key."""
     total = ZERO
     for n in range(len(weight)):
         total += weight[n] * tangent(q[n] + k[n])
@@ -26,7 +26,7 @@ def score(q, k, weight):
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
 def bend(q, k, weight, slope, dq, dk, dweight):
-    """Adds to the gradients of one query, one key and the weight what comes of the slope of their score."""
+    """Add the gradients from one score's slope to those of its query, its key and the weight."""
     for n in range(len(weight)):
         t = tangent(q[n] + k[n])
         rise = slope * weight[n] * (ONE - t * t)
@@ -37,7 +37,7 @@ def bend(q, k, weight, slope, dq, dk, dweight):
 
 @njit(nogil=True)
 def met(said):
-    """The sizes, how many matrices, queries, keys and numbers of each, and the arrays that both functions read."""
+    """Read the sizes, the number of matrices, queries, keys and numbers of each, and the arrays that both passes use."""
     units, queries, keys, n = said[1], said[2], said[3], said[4]
     q, k = carray(at(said[5]), (units, queries, n), np.float32), carray(at(said[6]), (units, keys, n), np.float32)
     return q, k, carray(at(said[7]), (n,), np.float32), carray(at(said[8]), (units, queries, keys), np.float32)
@@ -45,7 +45,7 @@ def met(said):
 
 @callback(types.void(types.voidptr))
 def ahead(place):
-    """The scores."""
+    """Compute the scores."""
     q, k, weight, scores = met(carray(place, SAID, np.int64))
     while True:
         unit = take(place)
@@ -58,7 +58,7 @@ def ahead(place):
 
 @callback(types.void(types.voidptr))
 def back(place):
-    """The gradients of q and k, and that of the weight, a row for each matrix; they begin as zeros."""
+    """Add the gradients of q and k, and that of the weight, a row for each matrix, to arrays that start as zeros."""
     said = carray(place, SAID, np.int64)
     q, k, weight, slopes = met(said)
     dq, dk = carray(at(said[9]), q.shape, np.float32), carray(at(said[10]), k.shape, np.float32)
@@ -70,5 +70,5 @@ def back(place):
         for i in range(q.shape[1]):
             for j in range(k.shape[1]):
                 slope = slopes[unit, i, j]
-                if slope != ZERO:  # a hidden key has none
+                if slope != ZERO:  # 0 for a hidden key
                     bend(q[unit, i], k[unit, j], weight, slope, dq[unit, i], dk[unit, j], dweight[unit])

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""softmax(q kᵀ / √d) v and its gradient, compiled by numba, for queries that each see one stretch of keys.
+"""softmax(q kᵀ / √d) v and its gradient, compiled by numba, for one contiguous key range per query.
 
-A thread takes one head of keys after another, with the queries that share it: a block of queries is scored, put through the
-softmax and multiplied by the values while it lies in the cache. The gradient scores the block again, by the log-sum-exp that
-was kept. Sums are float32, whatever the numbers in memory are; of bfloat16, weights and the gradients of scores are rounded to
-it before they are summed over. `cpu.py` says what these functions are handed.
+A thread takes one key head after another, with the queries that share it: a block of queries is scored, put through the
+softmax and multiplied by the values while it is in the cache. The backward pass computes the scores again, and the weights
+from the saved log-sum-exp. Sums are float32 for every dtype; in bfloat16, weights and the gradients of scores are rounded to
+bfloat16 before they are summed over. `cpu.py` lists the arguments of these functions.
 """
 
 import math
@@ -37,14 +37,14 @@ from regard.mechanism.compiled.panels import (
     slope,
 )
 
-BLOCK = 64  # queries at a time, a multiple of ROWS
-SAID = 33  # numbers that a thread is handed
+BLOCK = 64  # queries of a block, a multiple of ROWS
+SAID = 33  # numbers in the arguments of a thread
 FAR = 2**40  # beyond the end of any array
 Floats = NDArray[np.float32]
 
 
 class Sizes(NamedTuple):
-    """How many there are of each: batch rows, heads, heads of keys, queries, keys, numbers of a key and of a value."""
+    """The number of batch rows, heads, key heads, queries, keys, and numbers of a key and of a value."""
 
     b: int
     h: int
@@ -56,29 +56,29 @@ class Sizes(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a block of queries is worked on in."""
+    """The buffers for one block of queries."""
 
-    rows: Any  # (BLOCK, places of d), the queries
+    rows: Any  # (BLOCK, slots of d), the queries
     scores: Floats  # (BLOCK, stride)
-    low: NDArray[np.int64]  # (BLOCK / ROWS,), of each ROWS queries the first key that one of them sees
-    high: NDArray[np.int64]  # the one after the last
+    low: NDArray[np.int64]  # (BLOCK / ROWS,), the first key that any query of each group of ROWS sees
+    high: NDArray[np.int64]  # (BLOCK / ROWS,), the key after the last one
 
 
 @njit(nogil=True)
 def padded(n):
-    """n, up to a multiple of COLUMNS."""
+    """Round n up to a multiple of COLUMNS."""
     return -(-n // COLUMNS) * COLUMNS
 
 
 @njit(nogil=True)
 def places(n, x):
-    """How many places n numbers like those of x take."""
+    """Return the number of slots that n numbers of the dtype of x take."""
     return -(-n // each(x))
 
 
 @njit(nogil=True)
 def room_for(sizes, x):
-    """Room for a block; rows of scores do not lie a power of two apart, where they would share a place in the cache."""
+    """Allocate the buffers for a block; rows of scores are not a power of two apart, which would share one cache set."""
     groups = BLOCK // ROWS
     rows, scores = made(x, (BLOCK, places(sizes.d, x))), np.zeros((BLOCK, padded(sizes.k) + COLUMNS), np.float32)
     return Room(rows, scores, np.zeros(groups, np.int64), np.zeros(groups, np.int64))
@@ -86,7 +86,7 @@ def room_for(sizes, x):
 
 @njit(nogil=True)
 def bound(lows, highs, first, count, room):
-    """The keys that each group of queries sees, and the whole block; the first a multiple of COLUMNS."""
+    """Find the keys that each group of queries sees, and those of the whole block; the first is a multiple of COLUMNS."""
     start, stop = np.int64(2**62), np.int64(0)
     for group in range(len(room.low)):
         low, high = np.int64(2**62), np.int64(0)
@@ -101,7 +101,7 @@ def bound(lows, highs, first, count, room):
 
 @njit(nogil=True)
 def score(rows, panels, start, stop, out, room):
-    """Each group's rows times the panels of keys that it sees."""
+    """Multiply the rows of each group by the panels of keys that the group sees."""
     depth, stride = rows.shape[1], out.shape[1]
     for j in range(start, stop, COLUMNS):
         for group in range(len(room.low)):
@@ -112,7 +112,7 @@ def score(rows, panels, start, stop, out, room):
 
 @njit(nogil=True)
 def look(s, low, high, scale):
-    """Scores within a stretch are scaled; those outside -inf."""
+    """Scale the scores from low to high, and set those outside to -inf."""
     s[:low] = LEAST
     scaled(s[low:high], scale)
     s[high:] = LEAST
@@ -120,9 +120,9 @@ def look(s, low, high, scale):
 
 @njit(nogil=True)
 def softmax(low, high, group, r, scale, weights, room):
-    """Exponentials of a row's scores; their sum and the log of it with the shift, 0 and -inf for a blind row.
+    """Replace a row's scores by exponentials; return their sum, and its log plus the shift, 0 and -inf for a row without keys.
 
-    low and high are the stretch of keys that this row of the group sees.
+    low and high bound the keys that this row of the group sees.
     """
     first, last = room.low[group], padded(room.high[group])
     s = room.scores[r, first:last]
@@ -139,7 +139,7 @@ def softmax(low, high, group, r, scale, weights, room):
 
 @njit(nogil=True)
 def forward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
-    """The context (b, q, h, e) and the log-sum-exp (b, h, q), of the heads of keys that no other thread takes."""
+    """Compute the context (b, q, h, e) and the log-sum-exp (b, h, q) of the key heads that this thread takes."""
     b, h, g, queries, keys, d, e = sizes
     room, shared, wide = room_for(sizes, q), h // g, padded(keys)
     kt = made(q, (wide // COLUMNS, places(d, q), COLUMNS))
@@ -169,7 +169,7 @@ def forward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse):
 
 @njit(nogil=True)
 def spread(weights, panels, count, width, factor, out, to, step, some, room):
-    """The rows of a block's queries times the panels of keys, each row by its factor, to memory."""
+    """Multiply the rows of a block by the panels of keys, scale each row by its factor, and store the result."""
     stride, deep = weights.shape[1], panels.shape[1]
     for r in range(0, count, ROWS):
         low, high = room.low[r // ROWS], room.high[r // ROWS]
@@ -183,7 +183,7 @@ def spread(weights, panels, count, width, factor, out, to, step, some, room):
 
 @njit(nogil=True)
 def weigh(lows, highs, seen, count, logs, deltas, scale, grads, room):
-    """A block's weights in the place of its scores, and the scores' gradients in that of the weights'."""
+    """Replace a block's scores by its weights, and the gradients of the weights by those of the scores."""
     for r in range(BLOCK):
         first, last = room.low[r // ROWS], padded(room.high[r // ROWS])
         s, x = room.scores[r, first:last], grads[r, first:last]
@@ -197,7 +197,7 @@ def weigh(lows, highs, seen, count, logs, deltas, scale, grads, room):
 
 @njit(nogil=True)
 def couple(scores, start, stop, rows, couples, room):
-    """Brings the scores of a block to where they are summed over rows and along them; 0 where no row of a group sees."""
+    """Copy a block's scores to the arrays that are summed over rows and along them; 0 where no row of a group sees a key."""
     for r in range(0, BLOCK, 2):
         first, last = room.low[r // ROWS], padded(room.high[r // ROWS])
         coupled(scores, rows, r, first, last, couples)
@@ -208,7 +208,7 @@ def couple(scores, start, stop, rows, couples, room):
 
 @njit(nogil=True)
 def backward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, dq, dk, dv):
-    """The gradients (b, q, h, d), (b, k, g, d) and (b, k, g, e), of the heads of keys that no other thread takes."""
+    """Compute the gradients (b, q, h, d), (b, k, g, d) and (b, k, g, e) of the key heads that this thread takes."""
     b, h, g, queries, keys, d, e = sizes
     room, shared, wide = room_for(sizes, q), h // g, padded(keys)
     kt, vt = made(q, (wide // COLUMNS, places(d, q), COLUMNS)), made(q, (wide // COLUMNS, places(e, q), COLUMNS))
@@ -260,7 +260,7 @@ def backward(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, d
 
 @njit(nogil=True)
 def gather(x, j, first, last, panels, sums):
-    """xᵀ times panels of rows, from the first to the last of a block, added to the sums of ROWS keys."""
+    """Add xᵀ times panels of rows, from the first to the last row of a block, to the sums of ROWS keys."""
     stride, deep, row, depth = x.shape[1], panels.shape[1], first // each(x), (last - first) // each(x)
     for c in range(len(panels)):
         at, to = (c * deep + row) * COLUMNS, j * sums.shape[1] + c * COLUMNS
@@ -269,7 +269,7 @@ def gather(x, j, first, last, panels, sums):
 
 @njit(nogil=True)
 def seen_by(j, room):
-    """The first row of a block whose group sees one of ROWS keys, and the one after the last."""
+    """Return the first row of a block whose group sees one of the ROWS keys from j on, and the one after the last."""
     first, last = BLOCK, 0
     for group in range(len(room.low)):
         if room.low[group] < j + ROWS and j < room.high[group]:
@@ -279,14 +279,14 @@ def seen_by(j, room):
 
 @njit(nogil=True)
 def hand(sums, out, place, step, count, width):
-    """Rows of sums, to memory."""
+    """Store rows of sums."""
     for j in range(count):
         put_row(sums, j * sums.shape[1], ONE, out, place + j * step, width)
 
 
 @njit(nogil=True)
 def met(said, dtype):
-    """What both take of the numbers that `cpu.py` lists; strides say how much of an array is read."""
+    """Read the arguments of both passes from the numbers that `cpu.py` lists; the strides bound what is read of an array."""
     sizes = Sizes(said[1], said[2], said[3], said[4], said[5], said[6], said[7])
     scale, count = carray(at(said[21]), (1,), np.float32)[0], said[8] * sizes.q
     lows, highs = carray(at(said[22]), (count,), np.int32), carray(at(said[23]), (count,), np.int32)
@@ -297,7 +297,7 @@ def met(said, dtype):
 
 @cache
 def ahead(kind):
-    """What a thread does to find the context of numbers of a kind, given the address of what `cpu.py` lists."""
+    """Build the callback that computes the context of numbers of a kind; it takes the address of what `cpu.py` lists."""
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))
@@ -310,7 +310,7 @@ def ahead(kind):
 
 @cache
 def back(kind):
-    """What it does to find the gradients."""
+    """Build the callback that computes the gradients of numbers of a kind; it takes the address of what `cpu.py` lists."""
     dtype = np.dtype(kind).type
 
     @callback(types.void(types.voidptr))

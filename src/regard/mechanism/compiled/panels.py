@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""What the compiled loops of attention multiply: rows of numbers, and panels of rows, as the tiles of registers read them.
+"""The operands of the compiled attention loops: rows of numbers, and panels of rows in the layout of the register tiles.
 
-Numbers that are float32 in memory stay so. Those that are bfloat16 lie two to a place, as a uint32, for tiles that multiply
-pairs: two of a row where it is summed along rows, one of each of two rows where it is summed over these. `each` is how many
-numbers a place has; a last place that has but one holds 0 beside it.
+float32 numbers are stored as they are, one to a slot. bfloat16 numbers are stored in pairs, two to a uint32 slot, for tiles
+that multiply pairs: two neighbors of a row for sums along rows, one from each of two rows for sums over rows. `each` is how
+many numbers a slot holds; a last slot with one number only is padded with 0.
 """
 
 import numpy as np
@@ -18,60 +18,60 @@ NOTHING = np.uint16(0)
 
 
 def each(x):
-    """How many numbers a place has, of an array in memory or of one made for it: 1, or of bfloat16 2."""
+    """Return how many numbers a slot of x holds, of an array in memory or of one made by `made`: 1, or 2 for bfloat16."""
 
 
 def made(x, shape):
-    """Room for places, of numbers like those of x: 0 everywhere."""
+    """Return an array of zeros, of slots for numbers of the dtype of x."""
 
 
 def beside(scores, x):
-    """Where scores go for sums along their rows: they stay, or lie as numbers like those of x in an array of their own."""
+    """Return the array for scores that are summed along rows: scores itself, or for bfloat16 a new array of pairs."""
 
 
 def below(scores, x):
-    """Where they go for sums over rows: they stay, or lie in pairs of two rows in an array of their own."""
+    """Return the array for scores that are summed over rows: scores itself, or for bfloat16 a new one, of pairs of two rows."""
 
 
 def numbers(x):
-    """An array of places as one of numbers."""
+    """View an array of slots as one of numbers."""
 
 
 def across(x, place, step, count, width, panels):
-    """Rows of x as panels (rows / COLUMNS, places of a row, COLUMNS)."""
+    """Copy rows of x to panels (rows / COLUMNS, slots of a row, COLUMNS)."""
 
 
 def along(x, place, step, count, width, panels):
-    """Rows of x as panels (numbers of a row / COLUMNS, places of a column, COLUMNS)."""
+    """Copy rows of x to panels (numbers of a row / COLUMNS, slots of a column, COLUMNS)."""
 
 
 def bring(x, place, step, count, width, rows):
-    """Rows of x, (rows, places of a row); the others 0."""
+    """Copy rows of x to rows (rows, slots of a row), and set the other rows to 0."""
 
 
 def kept(scores, r, first, last, rows):
-    """Brings some scores of a row to what `beside` made."""
+    """Copy some scores of a row to the array that `beside` returned."""
 
 
 def coupled(scores, rows, r, first, last, couples):
-    """Brings some scores of two rows to what `beside` made, and from there to what `below` made."""
+    """Copy some scores of two rows to the array that `beside` returned, and from there to the one that `below` returned."""
 
 
 @overload(each, inline="always")
 def each_of(x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
     return (lambda x: 2) if halved(x) else (lambda x: 1)
 
 
 @overload(made)
 def made_of(x, shape):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
     return (lambda x, shape: np.zeros(shape, np.uint32)) if halved(x) else (lambda x, shape: np.zeros(shape, np.float32))
 
 
 @overload(beside)
 def beside_of(scores, x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def apart(scores, x):
         return np.zeros((scores.shape[0], scores.shape[1] // 2), np.uint32)
@@ -81,7 +81,7 @@ def beside_of(scores, x):
 
 @overload(below)
 def below_of(scores, x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def apart(scores, x):
         return np.zeros((scores.shape[0] // 2, scores.shape[1]), np.uint32)
@@ -91,13 +91,13 @@ def below_of(scores, x):
 
 @overload(numbers)
 def numbers_of(x):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
     return (lambda x: x.view(np.uint16)) if halved(x) else (lambda x: x)
 
 
 @overload(across)
 def across_of(x, place, step, count, width, panels):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def pairs(x, place, step, count, width, panels):
         for j in range(count):
@@ -118,7 +118,7 @@ def across_of(x, place, step, count, width, panels):
 
 @overload(along)
 def along_of(x, place, step, count, width, panels):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def pairs(x, place, step, count, width, panels):
         flat, deep, none = panels.ravel(), panels.shape[1], np.zeros(COLUMNS, np.uint16)
@@ -141,7 +141,7 @@ def along_of(x, place, step, count, width, panels):
 
 @overload(bring)
 def bring_of(x, place, step, count, width, rows):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def brought(x, place, step, count, width, rows):
         taken = numbers(rows)
@@ -154,7 +154,7 @@ def bring_of(x, place, step, count, width, rows):
 
 @overload(kept)
 def kept_of(scores, r, first, last, rows):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def rounded(scores, r, first, last, rows):
         stride = scores.shape[1]
@@ -165,7 +165,7 @@ def kept_of(scores, r, first, last, rows):
 
 @overload(coupled)
 def coupled_of(scores, rows, r, first, last, couples):
-    """What numba compiles of it."""
+    """Return the implementation that numba compiles for these types."""
 
     def pairs(scores, rows, r, first, last, couples):
         kept(scores, r, first, last, rows)
@@ -178,27 +178,27 @@ def coupled_of(scores, rows, r, first, last, couples):
 
 
 def halved(x):
-    """Whether an array's type is that of pairs, or of bfloat16 in memory."""
+    """Return whether an array's type is that of bfloat16 numbers, single (uint16) or in pairs (uint32)."""
     return x.dtype in (types.uint16, types.uint32)
 
 
 @njit(nogil=True)
 def copy(x, out):
-    """The numbers of x in the first ones of out."""
+    """Copy the numbers of x to the start of out."""
     for p in range(len(x)):
         out[p] = x[p]
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def scaled(s, scale):
-    """s times a number, in its place."""
+    """Multiply s by a number in place."""
     for j in range(len(s)):
         s[j] *= scale
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def exponentiate(s, shift):
-    """exp(s - shift) in the place of s; their sum."""
+    """Replace s by exp(s - shift) and return the sum."""
     total = ZERO
     for j in range(len(s)):
         z = s[j] - shift
@@ -210,7 +210,7 @@ def exponentiate(s, shift):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def slope(s, x, log, delta, scale):
-    """Weights w in the place of scores s, and w (x - delta) scale, the gradient of the scores, in that of x, the weights'."""
+    """Replace scores s by weights w, and x, the gradients of the weights, by those of the scores, w (x - delta) scale."""
     for j in range(len(s)):
         z = min(s[j] - log, ZERO)
         w = ZERO if z <= LOWEST else exponential(LOWEST if z <= LOWEST else z)
@@ -220,7 +220,7 @@ def slope(s, x, log, delta, scale):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def dot(x, y):
-    """The sum of the products of two rows in memory."""
+    """Compute the dot product of two rows in memory."""
     total = ZERO
     for p in range(len(x)):
         total += read(x[p]) * read(y[p])

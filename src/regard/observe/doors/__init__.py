@@ -1,4 +1,4 @@
-"""The doors through which calls of attention pass, and how they are opened and shut."""
+"""Interception of attention calls: install the hooks around a model while it is watched, and remove them."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ __all__ = ["watching"]
 
 
 def patches() -> list[Patch]:
-    """What stands for something else while anyone, in any thread, watches."""
+    """Return the attribute patches that are active while any thread watches a model."""
     ours = registry.patches() + calls.patches() + additive.patches() + states.patches() + scripted.patches()
     return ours + compiled.patches(ALL.add)
 
@@ -31,8 +31,8 @@ NUMBERS = count()
 
 @contextmanager
 def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """A context in which a watcher meets every call of attention in these modules, in this thread and what runs in it."""
-    entry, scene = Entry(watcher, SCENE.frames, next(NUMBERS)), vars(SCENE)  # of this thread, whichever leaves
+    """Dispatch every attention call of these modules in this thread to a watcher while the context is active."""
+    entry, scene = Entry(watcher, SCENE.frames, next(NUMBERS)), vars(SCENE)  # of this thread, whichever thread exits
     with ALL, flex.NAMES:
         if watcher.changes:
             flex.NAMES.add(flex.patches(modules[""]))
@@ -59,7 +59,10 @@ def watching(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[Non
 
 
 def is_in_generator() -> bool:
-    """Return whether a generator or a coroutine enters the context: another thread may close it, and no mode may be left."""
+    """Return whether a generator or a coroutine enters the context.
+
+    Another thread may close it, so no torch function mode may be left on the stack.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("regard", "contextlib"):
         frame = frame.f_back
@@ -67,7 +70,7 @@ def is_in_generator() -> bool:
 
 
 def shut(scene: dict[str, Any]) -> None:
-    """Forgets what ran in a thread, and takes its mode away where it still is."""
+    """Clear the state of a thread and pop its torch function mode if it is still on the stack."""
     if scene is vars(SCENE):
         remove_mode()
     scene.update(mode=None, stays=False, context=None)

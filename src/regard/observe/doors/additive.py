@@ -1,6 +1,6 @@
-"""The door of additive attention: its function wherever it is called, and its layer where a decoder passes by its forward.
+"""Interception of additive attention: its function, and its layer where a decoder bypasses the layer's forward.
 
-A decoder calls `AdditiveAttention.over` once a step, often outside of any module: that counts as a call of the layer.
+A decoder calls `AdditiveAttention.over` once a step, often outside of any module; such a call counts as a call of the layer.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from regard.observe.doors.states import turned
 
 
 def of_additive(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """additive_attention on its way."""
+    """Intercept a call of additive_attention."""
 
     def run() -> Tensor:
         return func(*args, **kwargs)
@@ -35,10 +35,13 @@ def of_additive(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tenso
 def understood(
     run: Callable[[], Tensor], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask = EVERYTHING, *, offset: Offset = 0
 ) -> tuple[Passage, Crossing]:
-    """The call in our terms. Only queries as many as the keys, and made of the same tensor right here, are self-attention."""
+    """Read the call.
+
+    It is self-attention only where q and k have equal lengths and were made from the same tensor in the innermost module.
+    """
     made_apart = apart(SCENE.frames[-1:], q, k)
     q, k, v, weight = (plain(x) for x in (q, k, v, weight))
-    with exactly(q.device):  # torch.autocast rounds nothing of it
+    with exactly(q.device):  # computed without torch.autocast
         found = request(q, k, v, weight, mask, offset)
     passage = Passage("additive", found.q, found.k, found.v, found.mask, 1.0, offset=found.offset, weight=weight)
     passage.crosses = made_apart is not False or found.q.shape[2] != found.k.shape[2]
@@ -51,7 +54,7 @@ DOORS: dict[Any, Callable[..., Any]] = {additive_attention: of_additive}
 
 
 def patches() -> list[Patch]:
-    """What stands in for the layer's own way past its forward."""
+    """Return the attribute patch for `AdditiveAttention.over`, which bypasses the layer's forward."""
     passed = vars(AdditiveAttention)["over"]
 
     def over(self: AdditiveAttention, *args: Any, **kwargs: Any) -> Tensor:
@@ -64,7 +67,7 @@ def patches() -> list[Patch]:
 
 
 def framed(call: Callable[..., Tensor], module: AdditiveAttention, *args: Any, **kwargs: Any) -> Tensor:
-    """The layer's way past its forward, as a call of the layer."""
+    """Run the method that bypasses a layer's forward as a call of the layer, inside a new frame."""
     frame = begin(module, args, kwargs)
     try:
         output = call(module, *args, **kwargs)

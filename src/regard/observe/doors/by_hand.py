@@ -1,8 +1,8 @@
-"""Attention written out by hand: weights that a softmax made, multiplied with values and summed, with no kernel to record.
+"""Detection of handwritten attention: softmax weights multiplied with values and summed, with no kernel to record.
 
-What becomes of scores and weights is followed through every function, whatever it is called. A product of weights with
-values is attention where the values are tokens, neither weights of the model nor constants, and either
-- the scores are of pairs of tokens: a product, a distance or a network of two, whatever made weights of them; or
+Scores and weights are followed through every function. A product of weights with values is attention where the values are
+tokens, neither parameters nor constants, and either
+- the scores are of pairs of tokens: a product, a distance or a network of two, whatever turned them into weights; or
 - they are a softmax of anything, and several rows of weights share the values, which the scores did not choose.
 A router, a gate, a classifier and a pooling layer are neither.
 """
@@ -19,15 +19,15 @@ from regard.observe.doors.routing import is_pair, is_residual, is_routed
 from regard.observe.doors.traces import Kind, Trace, Traced, Traces, is_followable, join_roots
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
-STRAIGHT = (nn.Dropout, nn.Identity)  # modules without parameters that make no weights of scores
-SMALL = 4096  # entries of a matrix that mixes heads, of which there are 64 at most
+STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
+SMALL = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
 
 class Followed(Traces):
-    """The scores and the weights of this forward, by what made them."""
+    """The scores, weights and weighted values of one forward, followed from operation to operation."""
 
     def note(self, frames: list[Frame], name: str, role: Role | None, args: Any, kwargs: Any, result: Any) -> str | None:
-        """Follow a function. Return what attended, such as "softmax and matmul"; None where that was not attention."""
+        """Follow a function; return the steps of attention that it completes, as in "softmax and matmul", or None."""
         given = [x for x in tensors(args, kwargs) if not x.is_nested]
         traced = self.find_all(given)
         results = [y for y in ([result] if isinstance(result, Tensor) else flat(result)) if is_followable(y)]
@@ -55,7 +55,7 @@ class Followed(Traces):
         return None
 
     def note_child(self, frame: Frame, child: nn.Module, x: Tensor, y: Any) -> None:
-        """Follow a module that cannot attend, such as dropout, one that mixes heads, or a network that scores pairs."""
+        """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
         if not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
             return
         if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
@@ -69,7 +69,7 @@ class Followed(Traces):
             self.follow(y, trace)
 
     def normalise(self, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor) -> None:
-        """Follow the result of a softmax, or of its logarithm."""
+        """Follow the result of a softmax or log-softmax."""
         axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
         extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
         scores = [one for one in traced if one[1].pairs]
@@ -78,7 +78,7 @@ class Followed(Traces):
             self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip(name))
 
     def multiply(self, frames: list[Frame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor) -> str | None:
-        """Follow a product that sums over an axis, or a distance."""
+        """Follow a product that sums over an axis, or a distance; return the steps of attention that it completes, or None."""
         operands = find_operands(name, args, kwargs)
         traced = self.find_all(operands)
         for x, trace in traced if role is Role.PRODUCT else ():
@@ -111,14 +111,14 @@ class Followed(Traces):
         return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
 
     def are_values(self, frame: Frame, v: Tensor, trace: Trace) -> bool:
-        """Return whether a tensor holds tokens, and did not come of the weights that it is multiplied with."""
+        """Return whether a tensor holds tokens and was not made from the weights that it is multiplied with."""
         known = self.find(v)
         return not (known is not None and known.roots & trace.roots) and v.is_floating_point() and holds_tokens(frame, v)
 
     def weigh(self, frames: list[Frame], name: str, given: list[Tensor], x: Tensor, trace: Trace, y: Tensor) -> bool:
-        """Follow the product of weights x with values, entry by entry; return whether there were any."""
+        """Follow the entrywise product of weights x with values; return whether there are any values."""
         if trace.kind is not Kind.WEIGHTS or y.numel() <= trace.size or strip(name) not in ("mul", "multiply", "addcmul"):
-            return False  # what has no axis beyond those of the weights is a mask
+            return False  # a factor without an axis beyond those of the weights is a mask
         values = [v for v in given if v is not x and self.are_values(frames[-1], v, trace)]
         shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
         if values:
@@ -128,7 +128,7 @@ class Followed(Traces):
     def pass_on(
         self, role: Role | None, name: str, args: Any, x: Tensor, trace: Trace, others: list[Tensor], results: list[Tensor]
     ) -> None:
-        """Follow what any other function makes of scores or weights."""
+        """Follow the results that any other function computes from scores or weights."""
         scales = role is Role.TIMES and others and results[0].numel() > x.numel()
         gates = role is Role.ADD and others and trace.kind is Kind.WEIGHTS and not trace.pairs
         made = trace.kind is Kind.SCORES and bends(role, args)
@@ -148,7 +148,10 @@ class Followed(Traces):
     def add_up(
         self, role: Role | None, name: str, x: Tensor, trace: Trace, several: bool, others: list[Tensor], results: list[Tensor]
     ) -> str | None:
-        """Follow weighted values to where they are summed over the keys; with other tokens they are something else."""
+        """Follow weighted values; return the steps of attention where they are summed over the keys, or None.
+
+        A sum with other tokens ends the following.
+        """
         y = results[0]
         if role is Role.SUM:
             along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
@@ -164,14 +167,14 @@ class Followed(Traces):
         return None
 
     def tell(self, trace: Trace, *names: str) -> str:
-        """Return what attended; what follows is no longer its own."""
+        """Return the steps of attention in words, and clear the followed tensors."""
         self.clear()
         steps = [trace.function, *map(strip, names)]
         return f"{', '.join(steps[:-1])} and {steps[-1]}"
 
 
 def holds_tokens(frame: Frame, x: Tensor) -> bool:
-    """Return whether a tensor was computed, from what the module was handed or by a product of weights."""
+    """Return whether a tensor was computed from the module's inputs, or by a product of parameters."""
     if isinstance(x, nn.Parameter):
         return False
     return frame.find_contents(weakref.ref(x)) >= LEARNED

@@ -1,7 +1,7 @@
-"""The door of modules: which of them runs inside which, and torch's own encoder layers kept as fast as they are.
+"""Interception of nn.Module calls: which module runs inside which, without slowing torch's own encoder layers down.
 
-Those turn slow where a mode of functions is on, so it is taken away while they run; they look their functions up by
-name, and for that while the names stand for ours.
+A torch function mode makes those layers slow, so it is popped while they run. They look their functions up by name, so those
+names are patched meanwhile.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
 
 
 def patches() -> list[Patch]:
-    """What stands in for the call of a module."""
+    """Return the attribute patch for `nn.Module.__call__`."""
     call = vars(nn.Module)["__call__"]
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -32,13 +32,13 @@ def patches() -> list[Patch]:
             look_around()
         if not SCENE.live:
             return aside(call, self, *args, **kwargs)
-        passes = len(args) == 1 and not kwargs and id(self) in SCENE.harmless  # of two, it might make pairs
+        passes = len(args) == 1 and not kwargs and id(self) in SCENE.harmless  # two arguments could form pairs of tokens
         output = passed(call, self, args[0]) if passes else framed(call, self, *args, **kwargs)
         frames = SCENE.frames
         if frames:
             with torch._C.DisableTorchFunction():
                 if passes and isinstance(args[0], Tensor):
-                    SCENE.mode.followed.note_child(frames[-1], self, args[0], output)  # it keeps scores, or makes them of pairs
+                    SCENE.mode.followed.note_child(frames[-1], self, args[0], output)  # maybe scores of pairs
                 frames[-1].note(args, kwargs, output, child=True)
         return output
 
@@ -46,7 +46,7 @@ def patches() -> list[Patch]:
 
 
 def passed(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
-    """A module that cannot attend runs, and nobody looks."""
+    """Call a module that cannot attend, with the torch function mode popped."""
     if module._forward_hooks or module._forward_pre_hooks:
         return framed(call, module, x)
     if not SCENE.frames:
@@ -63,7 +63,7 @@ def passed(call: Callable[..., Any], module: nn.Module, x: Any) -> Any:
 
 
 def framed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module runs, and what runs inside is seen."""
+    """Call a module inside a new frame, so that the attention calls in it are intercepted."""
     frame = begin(module, args, kwargs)
     try:
         if isinstance(module, FAST) == SCENE.fast:
@@ -76,7 +76,7 @@ def framed(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: An
 
 @contextmanager
 def turned(fast: bool) -> Iterator[None]:
-    """A context without the mode of functions and with the names, or the reverse inside it."""
+    """Pop the torch function mode and patch the names while the context is active if `fast`; else push the mode again."""
     before, SCENE.fast = SCENE.fast, fast
     try:
         if fast:
@@ -96,12 +96,12 @@ def turned(fast: bool) -> Iterator[None]:
 
 
 def aside(call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A module runs where nobody looks; where that is torch.jit's tracing, or another thread or task, it is missed."""
+    """Call a module that is not recorded here; report torch.jit tracing and modules that other threads or tasks watch."""
     if SCENE.watchers and torch._C._get_tracing_state() is not None and not SCENE.quiet:
         for watcher in SCENE.watchers:
             if watcher.names.get(id(module)) == "":
                 watcher.miss(Missed("torch.jit.trace", "", TRACED))
-    ours = SCENE.watchers or SCENE.stray or backward() != -1  # in a backward pass runs what was seen before
+    ours = SCENE.watchers or SCENE.stray or backward() != -1  # a backward pass only recomputes
     if ours or not tell_others(module):
         return call(module, *args, **kwargs)
     SCENE.stray = True

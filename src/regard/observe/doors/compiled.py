@@ -1,6 +1,7 @@
-"""Compiled code: it meets no door, and runs as if nobody watched; where it may hold attention, that is said.
+"""Compiled code: it runs unintercepted, and is reported where it may contain attention.
 
-While it runs the mode of functions is away: else it would be compiled anew, and would keep something of ours.
+The torch function mode is popped while it runs: otherwise torch.compile would recompile the code and hold references to the
+mode.
 """
 
 import functools
@@ -20,15 +21,15 @@ from regard.observe.doors.passage import Missed
 from regard.observe.doors.scene import SCENE, Quiet, missed, name_for, why
 
 MODULE = "torch._dynamo.eval_frame"
-SWITCH = "_maybe_set_eval_frame"  # called when a compiled function begins, and when it ends
+SWITCH = "_maybe_set_eval_frame"  # called when a compiled function starts and when it ends
 REASON = "compiled code ran here, and meets no door: record the model before it is compiled"
 WORDS = ("attention", "attn", "softmax")
 HOLDERS = (nn.Module, FunctionType, MethodType, dict, list)
-MOST = 10_000  # values looked at
+MOST = 10_000  # values visited
 
 
 def patches(add: Callable[[list[Patch]], None]) -> list[Patch]:
-    """What stands in for the switch of compiled functions, or for torch.compile, which brings it."""
+    """Return the attribute patch for dynamo's switch of compiled functions, or for torch.compile, which imports it."""
     found = sys.modules.get(MODULE)
     if found is not None:
         return [(found, SWITCH, switched(vars(found)[SWITCH]))]
@@ -46,7 +47,7 @@ def patches(add: Callable[[list[Patch]], None]) -> list[Patch]:
 
 
 def switched(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The switch, which tells of compiled code that begins and takes the mode away until it has ended."""
+    """Wrap the switch: report compiled code that starts, and keep the torch function mode popped until it ends."""
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         caller = sys._getframe(1)
@@ -63,7 +64,7 @@ def switched(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def away() -> ExitStack:
-    """A context, entered, without the mode and without the names of flex_attention."""
+    """Return an entered context without the torch function mode and without the patched names of flex_attention."""
     stack = ExitStack()
     stack.enter_context(Quiet())
     stack.enter_context(flex.NAMES.suspended())
@@ -71,14 +72,14 @@ def away() -> ExitStack:
 
 
 def begun(called: dict[str, Any]) -> None:
-    """A compiled function begins: flex_attention is looked at, any other that may hold attention is missed."""
+    """Intercept a compiled flex_attention that starts; report any other compiled function that may contain attention."""
     function, args, kwargs = called.get("fn"), called.get("args", ()), called.get("kwargs", {})
     if not SCENE.live or flex.looked_at(function, args, kwargs):
         return
     words: set[str] = set()
     try:
         modules = list(reached([function, args, kwargs], words))
-    except Exception as error:  # whatever a program holds, it goes on
+    except Exception as error:  # an unreadable object must not stop the program
         missed("torch.compile", why(error))
         return
     speaks = any(word in one.lower() for one in words for word in WORDS)
@@ -90,7 +91,10 @@ def begun(called: dict[str, Any]) -> None:
 
 
 def reached(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
-    """The modules that values lead to, through functions, methods and what they hold; the names in their code are put down."""
+    """Yield the modules reachable from values through functions, methods and containers.
+
+    Adds the names in the code of those functions to `words`.
+    """
     waiting, seen = list(values), set[int]()
     while waiting and len(seen) < MOST:
         value = waiting.pop()
@@ -117,7 +121,7 @@ def reached(values: list[Any], words: set[str]) -> Iterator[nn.Module]:
 
 
 def names(code: CodeType) -> Iterator[str]:
-    """The names in a function's code, and in that of the functions it makes."""
+    """Yield the names in a function's code and in the code of its nested functions."""
     yield from code.co_names
     for one in code.co_consts:
         if isinstance(one, CodeType):

@@ -7,13 +7,13 @@ from torch import Tensor
 from regard.observe.doors.lineage import tensors
 from regard.observe.doors.roles import strip
 
-ADDS = ("addmm", "addmv", "addbmm", "baddbmm", "sspaddmm")  # to their first argument
-BY_ROWS = ("linear", "inner")  # both are multiplied along their last axis
+ADDS = ("addmm", "addmv", "addbmm", "baddbmm", "sspaddmm")  # add to their first argument
+BY_ROWS = ("linear", "inner")  # multiply both along their last axis
 MATRICES = {"matmul", "rmatmul", "mm", "bmm", "mv", "dot", *ADDS, *BY_ROWS}
 
 
 class Axes(NamedTuple):
-    """Whether weights have several rows for the same values, and how long the axis is that is summed; None where unknown."""
+    """Whether weights have several rows for the same values, and the length of the summed axis; None if unknown."""
 
     shared: bool
     summed: int | None
@@ -23,7 +23,7 @@ UNKNOWN = Axes(True, None)
 
 
 def find_operands(name: str, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors that a product multiplies: not its bias, nor what it writes into."""
+    """Return the tensors that a product multiplies, without its bias and its output."""
     core = strip(name)
     found = tensors(args, {name: x for name, x in kwargs.items() if name not in ("out", "bias", "input")})
     if "input" in kwargs and core not in ADDS:
@@ -49,7 +49,10 @@ def find_axes(name: str, args: Any, operands: list[Tensor], weights: Tensor) -> 
 
 
 def find_axes_of_einsum(args: Any, operands: list[Tensor], weights: Tensor) -> Axes:
-    """Return the same of an equation; one that is given by numbers, or has no arrow, is not read."""
+    """Return what an einsum does along the axes of the weights among its operands.
+
+    UNKNOWN if the equation is given by numbers or has no arrow.
+    """
     if not args or not isinstance(args[0], str) or "->" not in args[0]:
         return UNKNOWN
     left, right = args[0].replace(" ", "").split("->")
@@ -65,14 +68,14 @@ def find_axes_of_einsum(args: Any, operands: list[Tensor], weights: Tensor) -> A
 
 
 def find_sizes(term: str, x: Tensor) -> dict[str, int]:
-    """Return the size of each letter of a term, those before and after an ellipsis."""
+    """Return the size of each letter of an einsum term, before and after an ellipsis."""
     before, _, after = term.partition("...")
     sizes = dict(zip(before, x.shape, strict=False))
     return sizes | dict(zip(reversed(after), reversed(x.shape), strict=False))
 
 
 def is_shared(weights: Tensor, values: Tensor, extent: int) -> bool:
-    """Return whether an entrywise product has several rows of weights for the same values, each `extent` long."""
+    """Return whether an entrywise product has several rows of weights, each `extent` long, for the same values."""
     sizes = [find_own_sizes(x) for x in (weights, values)]
     length = max(map(len, sizes))
     pairs = list(zip(*([1] * (length - len(one)) + one for one in sizes), strict=True))
@@ -81,5 +84,5 @@ def is_shared(weights: Tensor, values: Tensor, extent: int) -> bool:
 
 
 def find_own_sizes(x: Tensor) -> list[int]:
-    """Return the size of each axis, 1 for one along which a tensor was expanded."""
+    """Return the size of each axis, 1 for an axis along which the tensor is expanded."""
     return [1 if stride == 0 else size for size, stride in zip(x.shape, x.stride(), strict=True)]

@@ -1,7 +1,7 @@
-"""The door of flex_attention: its block mask as a rule, its change of scores as a softcap and a bias.
+"""Interception of flex_attention: its block mask becomes a rule, its score_mod a softcap and a bias.
 
-Compiled or not, it runs as compiled code of torch's, and is looked at when that begins, whoever holds it in whatever way.
-To change what it computes, the names under which modules hold it must stand for ours.
+Eager or compiled, flex_attention runs as compiled code of torch, so it is intercepted where that code starts, whatever name
+holds it. To change what it computes, the names that hold it in modules must be patched.
 """
 
 import functools
@@ -20,19 +20,19 @@ from regard.observe.doors.plain import plain
 from regard.observe.doors.scene import SCENE, meet, missed
 from regard.observe.doors.written_out import rule_of
 
-COMPILED_FROM = "_torchdynamo_orig_callable"  # where torch.compile notes what it compiled
+COMPILED_FROM = "_torchdynamo_orig_callable"  # the attribute in which torch.compile keeps the original
 MODULE = "torch.nn.attention.flex_attention"
-EAGER = "_flex_attention_hop_wrapper"  # what it compiles of itself where nobody compiled it
+EAGER = "_flex_attention_hop_wrapper"  # what eager flex_attention compiles
 HELD = "it is held where it cannot be changed: let a name of a Python module, or an attribute of a torch module, hold it"
 NAMES = Names(list)
 
 
 class StandIn:
-    """flex_attention, or what torch.compile made of it, with our door before it; copied and pickled as what it stands for."""
+    """A wrapper of flex_attention, or of its compiled form; copying or pickling it gives the original."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
-        setattr(self, COMPILED_FROM, vars(function).get(COMPILED_FROM, function))  # torch.compile of ours compiles what it is
+        setattr(self, COMPILED_FROM, vars(function).get(COMPILED_FROM, function))  # torch.compile compiles the original
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -46,13 +46,13 @@ class StandIn:
 
 
 def original() -> Any:
-    """flex_attention itself; None where nobody has imported it."""
+    """Return flex_attention itself; None if it has not been imported."""
     found = getattr(sys.modules.get(MODULE), "flex_attention", None)
     return found.function if isinstance(found, StandIn) else found
 
 
 def patches(model: nn.Module) -> list[Patch]:
-    """What stands in for flex_attention wherever a Python module, or a part of this model, holds it."""
+    """Return attribute patches for every Python module, and every part of this model, that holds flex_attention."""
     flex = original()
     if flex is None:
         return []
@@ -63,12 +63,12 @@ def patches(model: nn.Module) -> list[Patch]:
 
 
 def is_flex(value: Any, flex: Any) -> bool:
-    """Whether a value is flex_attention, or what torch.compile made of it."""
+    """Return whether a value is flex_attention or its compiled form."""
     return value is flex or (type(value) is FunctionType and value.__dict__.get(COMPILED_FROM) is flex)
 
 
 def enter(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """flex_attention(q, k, v, score_mod, block_mask, scale, enable_gqa, ...) on its way."""
+    """Intercept flex_attention(q, k, v, score_mod, block_mask, scale, enable_gqa, ...)."""
 
     def run() -> Any:
         return function(*args, **kwargs)
@@ -93,7 +93,7 @@ def understood(
     *_: Any,
     **__: Any,
 ) -> Passage:
-    """The call in our terms."""
+    """Read the call."""
     made_apart = apart(SCENE.frames, query, key)
     q, k, v = plain(query), plain(key), plain(value)
     b = max(q.shape[0], k.shape[0])
@@ -104,7 +104,10 @@ def understood(
 
 
 def looked_at(function: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a compiled function that begins is flex_attention: then it has been looked at."""
+    """Return whether a compiled function that starts is flex_attention, after recording its call.
+
+    The call is reported as missed where a watcher wants to change it.
+    """
     if function is None or (function is not original() and getattr(function, "__name__", "") != EAGER):
         return False
     if any(watcher.changes for watcher in SCENE.watchers):
@@ -115,5 +118,5 @@ def looked_at(function: Any, args: Any, kwargs: Any) -> bool:
 
 
 def of_block_mask(block_mask: Any, q: Tensor, k: Tensor) -> tuple[Mask, int] | None:
-    """The rule of a block mask and its offset; None where it is none."""
+    """Return the rule and offset of a block mask; None if it is no block mask."""
     return rule_of(block_mask, None, q, k)[:2] if hasattr(block_mask, "mask_mod") else None

@@ -1,6 +1,6 @@
-"""The door of functions: F.scaled_dot_product_attention wherever it is called, regard.attention, and what has no door.
+"""The torch function mode: intercepts F.scaled_dot_product_attention and regard.attention, reports other attention.
 
-A mode of torch functions sees every call of them in its thread, by names bound at import too.
+A torch function mode sees every call of a torch function in its thread, including functions whose names were bound at import.
 """
 
 import re
@@ -35,13 +35,13 @@ BY_HAND = (
 
 
 class Functions(TorchFunctionMode):
-    """Sees the torch functions of a thread and sends those of attention through their door."""
+    """A torch function mode that dispatches the attention functions of a thread to their wrappers."""
 
     def __init__(self) -> None:
         self.followed = Followed()
 
     def forget(self) -> None:
-        """A forward begins."""
+        """Clear the followed tensors when a forward starts."""
         self.followed.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,7 +62,7 @@ class Functions(TorchFunctionMode):
         return result
 
     def follow(self, name: str, role: Role | None, args: Any, kwargs: Any, made: Any) -> None:
-        """Follow what a function makes of scores and weights; where that is attention, it is missed."""
+        """Follow the scores and weights that a function makes; report attention that is written out by hand."""
         found = self.followed.note(SCENE.frames, name, role, args, kwargs, made)
         if found is not None:
             missed(found, BY_HAND)
@@ -70,14 +70,17 @@ class Functions(TorchFunctionMode):
 
 @cache
 def known(func: Any) -> tuple[Callable[..., Any] | None, str, bool, Role | None]:
-    """The door of a function, if it has one, its name, whether it is a kernel of attention that has none, and its role."""
+    """Return the wrapper, name, kernel flag and role of a torch function.
+
+    The wrapper is None if there is none; the flag says whether the function is an attention kernel without a wrapper.
+    """
     named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
     name = str(getattr(named, "__name__", ""))
     return DOORS.get(func), name, func not in DOORS and KERNEL.search(name) is not None, infer_role(name)
 
 
 def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """regard.attention, which says everything itself."""
+    """Intercept a call of regard.attention, whose arguments state the whole call."""
 
     def run() -> Tensor:
         return func(*args, **kwargs)
@@ -98,7 +101,7 @@ def of_regard(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
 
 
 def copy_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return a copy of a bias, one for all the layers of a forward that share it."""
+    """Return a copy of a bias, one per forward for all layers that share it."""
     return once((bias,), q, k, lambda: (EVERYTHING, 0, bias.detach().clone()), "bias")[2]
 
 

@@ -1,7 +1,7 @@
-"""Modules that cannot attend, told by their code: they and all their parts need no looking at while they run.
+"""Modules that cannot attend, according to their code: neither they nor their parts need interception while they run.
 
-Attention takes a kernel, or products and a softmax. Where the forward of a module, and every function that it calls,
-can be read and names none of them, no call of attention is in it.
+Attention takes a kernel, or products and a softmax. A module cannot attend if its forward, and every function that it calls,
+can be read and names none of these.
 """
 
 import builtins
@@ -18,14 +18,14 @@ from torch import nn
 from regard.observe.doors.roles import MULTIPLIES, NORMALISES
 
 ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
-STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of attention written out by hand
+STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
 PRODUCTS = "regard.products."
-KINDS = 1024  # classes that are remembered: those made while a program runs must not be held for ever
+KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
 GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
 
 
 def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
-    """Those of a model's modules that cannot attend, by id; the modules come from the outermost inwards."""
+    """Return the modules of a model that cannot attend, by id. `modules` must be ordered from the outermost inwards."""
     found: dict[int, nn.Module] = {}
     for module in reversed(list(modules)):
         kind: Any = type(module)
@@ -40,7 +40,7 @@ def harmless(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
 
 @lru_cache(KINDS)
 def used(kind: Any) -> frozenset[str] | None:
-    """The attributes that the forward of a class of modules uses; None where it attends, or calls what cannot be read."""
+    """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code."""
     if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
         return None
     attributes: set[str] = set()
@@ -71,7 +71,7 @@ def used(kind: Any) -> frozenset[str] | None:
 
 
 def names(code: CodeType) -> Iterator[tuple[str, str]]:
-    """What code loads by name, and how; that of the functions made in it too."""
+    """Yield the names that code loads, each with its operation, including those of nested functions."""
     for step in dis.get_instructions(code):
         if step.opname in GLOBAL | ATTRIBUTE | IMPORTS:
             yield step.opname, str(step.argval)
@@ -82,12 +82,15 @@ def names(code: CodeType) -> Iterator[tuple[str, str]]:
 
 
 def innocent(name: str) -> bool:
-    """Whether a name is none of what attention is made of."""
+    """Return whether a name is not one that attention is made of."""
     return name not in STEPS and not ATTENDS.search(name)
 
 
 def trusted(value: Any) -> bool:
-    """Whether a value is of Python, torch or the house's products, and has no name of attention; or is no function at all."""
+    """Return whether a value cannot attend.
+
+    It belongs to Python, torch or `regard.products` and has no name of attention, or is not callable code.
+    """
     if isinstance(value, ModuleType):
         return value.__name__.split(".")[0] in ("torch", "math")
     if isinstance(value, FunctionType | BuiltinFunctionType | type):

@@ -1,4 +1,4 @@
-"""What the tensors of a running module were made from: so that cross attention is told from self, whatever the lengths."""
+"""Provenance of tensors: what each tensor of a running module was made from, to distinguish cross attention from self."""
 
 import weakref
 from functools import cache
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from regard.observe.doors.roles import Role, infer_role
 
-JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all that goes in
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
 PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
-NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may lie in lists
-FRESH = {  # whose result has the shape of a tensor, and none of its numbers
+NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may be in lists
+FRESH = {  # results with the shape of a tensor, but not its numbers
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
     *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
 }
-PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # entries of a table
-CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds: LEARNED are tokens that a product made of weights
+PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # look-ups in a table
+CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
 SERIAL = count()
 NOTHING: frozenset[int] = frozenset()
 
 
 class Made(NamedTuple):
-    """A tensor, the sources it was made from in its frame, and whether a module or a matrix product was on the way."""
+    """A tensor, the sources in its frame that it was made from, and whether a module or matrix product was on the way."""
 
     tensor: "weakref.ref[Tensor]"
     sources: frozenset[int]
@@ -31,7 +31,7 @@ class Made(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """A function or a child that made tensors, what it was given, and how many entries each of these had."""
+    """An operation: a function or child module, its argument tensors, their numbers of entries, and its results."""
 
     name: str
     child: bool
@@ -41,9 +41,9 @@ class Maker(NamedTuple):
 
 
 class Frame:
-    """A module that is running, the watchers it has been announced to, and what was made in it from what.
+    """A running module, the watchers notified of it, and the operations that ran directly in it.
 
-    What was made is put down while the model runs, and looked through when somebody asks.
+    Operations are only logged while the model runs; provenance is computed when it is queried.
     """
 
     __slots__ = ("__weakref__", "args", "contents", "kwargs", "made", "makers", "module", "noted", "settled", "watchers")
@@ -51,18 +51,18 @@ class Frame:
     def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
         self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
         self.noted: list[Maker] = []
-        self.made: dict[int, Made] = {}  # by the id of the weak reference, of which a tensor has one
-        self.settled: list[Maker] = []  # noted in `made`, and not yet in the two below
+        self.made: dict[int, Made] = {}  # by the id of the tensor's weak reference, which is unique
+        self.settled: list[Maker] = []  # resolved in `made`, not yet in the two below
         self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
-        self.makers: dict[int, list[Maker]] = {}  # by the same; those that wrote into a tensor are among its makers
+        self.makers: dict[int, list[Maker]] = {}  # by the same id; includes in-place writes
 
     @property
     def given(self) -> list[Tensor]:
-        """The tensors that the module was handed."""
+        """The tensors among the module's arguments."""
         return tensors(self.args, self.kwargs)
 
     def known(self, x: Tensor) -> Made | None:
-        """What is known of a tensor."""
+        """Return the sources of a tensor; None if it does not occur in this frame."""
         self.settle_all()
         return self.made.get(id(weakref.ref(x)))
 
@@ -72,12 +72,12 @@ class Frame:
         return self.look_up_contents(x)
 
     def find_makers(self, x: "weakref.ref[Tensor]") -> list[Maker]:
-        """Return what made a tensor here, or wrote into it; nothing where it was handed over."""
+        """Return the operations that made a tensor here or wrote into it; none for an argument of the module."""
         self.read_makers()
         return self.makers.get(id(x), [])
 
     def read_makers(self) -> None:
-        """Put down what made which tensor, and what the tensor holds."""
+        """Compute the contents and makers of all results logged since the last call."""
         self.settle_all()
         for maker in self.settled:
             holds = self.infer_contents(maker)
@@ -87,13 +87,13 @@ class Frame:
         self.settled.clear()
 
     def note(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
-        """That a function or a child made a result from its arguments."""
+        """Log that a function or a child module computed a result from its arguments."""
         values = tensors((*args, *kwargs.values()), {}) if name in NESTED else tensors(args, kwargs) if kwargs else args
         given, sizes = [], []
         for x in values:
             if isinstance(x, Tensor):
                 given.append(weakref.ref(x))
-                sizes.append(x.numel() if owns(x) else 0)  # of one without numbers the question would be part of a trace
+                sizes.append(x.numel() if owns(x) else 0)  # numel() of a wrapper subclass would be traced
         results = (result,) if isinstance(result, Tensor) else [y for y in flat(result) if isinstance(y, Tensor)]
         made = [*map(weakref.ref, results)]
         if writes(name) or (kwargs and kwargs.get("out") is not None):
@@ -101,7 +101,7 @@ class Frame:
         self.noted.append(Maker(name, child, given, sizes, made))
 
     def settle_all(self) -> None:
-        """Settle what was noted since."""
+        """Compute the sources of all results logged since the last call."""
         for noted in self.noted:
             self.settle(*noted)
         self.settled += self.noted
@@ -115,7 +115,7 @@ class Frame:
         sizes: list[int],
         results: "list[weakref.ref[Tensor]]",
     ) -> None:
-        """What was made came of the largest of the arguments, or of all that were joined."""
+        """Compute the sources of an operation's results: those of the largest argument, or of all that it joins."""
         joins, sources, most = name in JOINS, NOTHING, -1
         projects = projected = child or name in PROJECTS
         for x, size in zip(given, sizes, strict=False):
@@ -128,12 +128,15 @@ class Frame:
             self.made[id(y)] = Made(y, sources, projected)
 
     def source(self, x: "weakref.ref[Tensor]") -> Made:
-        """An argument from outside the frame is a source itself; a weight has none."""
+        """Register a tensor from outside the frame as its own source; a parameter has none."""
         self.made[id(x)] = made = Made(x, NOTHING if isinstance(x(), nn.Parameter) else frozenset((next(SERIAL),)))
         return made
 
     def infer_contents(self, maker: Maker) -> int:
-        """Return what a result holds: what the largest argument does, or the most of all that were joined or multiplied."""
+        """Return what the result of an operation holds.
+
+        It is what the largest argument holds, or the maximum over all arguments that were joined or multiplied.
+        """
         name, child, given, sizes, _ = maker
         if name in FRESH or not (given or child):
             return CONSTANT
@@ -148,7 +151,7 @@ class Frame:
         return WEIGHT if most >= {WEIGHT, LEARNED} and TOKEN not in most else max(most)
 
     def look_up_contents(self, x: "weakref.ref[Tensor]") -> int:
-        """Return what a tensor holds; one that was not made here is a weight, or what the module was handed."""
+        """Return what a tensor holds; one not made in this frame is a weight or an argument of the module."""
         if id(x) not in self.contents:
             tensor = x()
             weighs = isinstance(tensor, nn.Parameter) or is_buffer(self.module, tensor)
@@ -156,13 +159,13 @@ class Frame:
         return self.contents[id(x)][1]
 
     def outside(self, sources: frozenset[int]) -> Tensor | None:
-        """The tensor from outside the frame that is the first of some sources."""
+        """Return the tensor from outside the frame that is the first of some sources; None if it is gone."""
         first = frozenset((min(sources),)) if sources else None
         return next((x for made in self.made.values() if made.sources == first and (x := made.tensor()) is not None), None)
 
 
 def tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors among arguments, those in lists too."""
+    """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
     found = [x for x in args if isinstance(x, Tensor)]
     if len(found) < len(args):
         found += [x for arg in args for x in flat(arg) if isinstance(x, Tensor)]
@@ -173,12 +176,12 @@ def tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 @cache
 def writes(name: str) -> bool:
-    """Return whether a function of this name writes into its first argument."""
+    """Return whether the function of this name writes into its first argument."""
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith(("__iadd", "__imul"))
 
 
 def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
-    """Return whether a tensor is a parameter of many matrices, such as those of experts: one of them is a weight."""
+    """Return whether a tensor is a parameter of many matrices, such as experts: an entry of it is a weight."""
     table = x()
     return isinstance(table, nn.Parameter) and table.dim() > 2
 
@@ -190,19 +193,19 @@ def is_buffer(module: nn.Module, x: Tensor | None) -> bool:
 
 
 def flat(x: Any) -> Any:
-    """The entries of a list or a dictionary; none of anything else."""
+    """Return the entries of a list, tuple or dictionary; none for anything else."""
     return x if isinstance(x, list | tuple) else x.values() if isinstance(x, dict) else ()
 
 
 def owns(x: Tensor) -> bool:
-    """Whether a tensor has numbers of its own."""
+    """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
     return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def apart(frames: list[Frame], query: Tensor, key: Tensor) -> bool | None:
-    """Whether queries and keys were projected from different tensors; None where that was not seen.
+    """Return whether queries and keys were projected from different tensors; None if that was not observed.
 
-    Where a module was handed them ready-made, it is asked of the module around it.
+    For tensors that a module received ready-made, the search continues in the module around it, up to four modules.
     """
     q: Tensor | None = query
     k: Tensor | None = key
@@ -222,9 +225,9 @@ def apart(frames: list[Frame], query: Tensor, key: Tensor) -> bool | None:
 
 
 def shifted(frame: Frame, one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two tensors are one to which something was added, such as positions."""
+    """Return whether two tensors are the same one with something added to it, such as positions."""
     if one is None or other is None or one.shape != other.shape:
         return False
     ours, theirs = frame.known(one), frame.known(other)
     shares = ours is not None and theirs is not None and bool(ours.sources & theirs.sources)
-    return shares and not (one._base is not None and one._base is other._base)  # the halves of a tensor are two
+    return shares and not (one._base is not None and one._base is other._base)  # two views of one tensor are different

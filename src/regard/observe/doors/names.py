@@ -1,4 +1,4 @@
-"""Names that stand for something else while anyone, in any thread, needs them to."""
+"""Attribute patches that are in place while at least one user, in any thread, needs them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-Patch = tuple[Any, str, Any]  # owner, name, what is to stand there
+Patch = tuple[Any, str, Any]  # owner, attribute name, replacement
 
 
 class Names:
-    """Names that stand for something of ours while it is entered; entered by several, until the last of them leaves."""
+    """A set of attribute patches: the first user to enter applies them, the last one to leave restores the originals."""
 
     def __init__(self, patches: Callable[[], list[Patch]]) -> None:
         self.patches = patches
         self.lock = threading.RLock()
-        self.former: list[tuple[Any, str, bool, Any, Any]] = []  # owner, name, whether it was its own, what it was, ours
+        self.former: list[tuple[Any, str, bool, Any, Any]] = []  # owner, name, whether its own, original, ours
         self.users = self.absent = 0
 
     def __enter__(self) -> "Names":
@@ -33,24 +33,24 @@ class Names:
                 self.former.clear()
 
     def add(self, patches: list[Patch]) -> None:
-        """Puts ours in the place of what they were."""
+        """Set the attributes to their replacements and remember the originals."""
         with self.lock:
             for owner, name, ours in patches:
                 was = vars(owner).get(name)
                 if isinstance(ours, FunctionType):
-                    vars(ours)["_torchdynamo_inline"] = was  # torch.compile sees through it
+                    vars(ours)["_torchdynamo_inline"] = was  # torch.compile inlines the original
                 self.former.append((owner, name, name in vars(owner), was, ours))
                 setattr(owner, name, ours)
 
     def restore(self) -> None:
-        """Every name is what it was, but for those that the program has set anew."""
+        """Set every attribute back to its original, except those that the program has since set itself."""
         for owner, name, own, was, ours in reversed(self.former):
             if vars(owner).get(name) is ours:
                 setattr(owner, name, was) if own else delattr(owner, name)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """A context in which every name is what it was."""
+        """Restore the original attributes while the context is active."""
         with self.lock:
             self.absent += 1
             if self.absent == 1:

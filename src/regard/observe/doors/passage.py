@@ -1,4 +1,4 @@
-"""One call of attention on its way through a door, in the terms of the house."""
+"""One intercepted attention call, in regard's terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from regard.mechanism.rule import EVERYTHING, Mask, Offset
 
 @dataclass(eq=False)
 class Passage:
-    """What a kernel is handed: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), the rule and what else enters the scores."""
+    """The arguments of an attention kernel: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), the rule and the score settings."""
 
     door: str
     q: Tensor
@@ -24,30 +24,30 @@ class Passage:
     sinks: Tensor | None = None
     offset: Offset = 0
     dropout: float = 0.0
-    module: nn.Module | None = None  # that made the call, where the door knows it
-    crosses: bool | None = None  # whether keys come from elsewhere than queries, where the door knows it
-    apart: bool | None = None  # whether they were made from different tensors, where that was seen
-    weight: Tensor | None = None  # of additive scores; None where they are dot products
-    caches: bool = True  # whether more keys than queries may mean that the first of them are from earlier steps
-    stepwise: bool = False  # whether calls of the same keys, in one forward or in many, are steps of one decoder
-    room: int = 0  # keys behind these that the kernel was handed and that no query sees
-    turned: Tensor | None = None  # the row of the step before that each row continues, where that was seen
+    module: nn.Module | None = None  # the caller, if known
+    crosses: bool | None = None  # whether it is cross attention, if the kernel determines it
+    apart: bool | None = None  # whether q and k were made from different tensors, if that was observed
+    weight: Tensor | None = None  # (d,) of additive scores; None for dot products
+    caches: bool = True  # whether more keys than queries may mean that the first keys come from a cache
+    stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
+    room: int = 0  # number of further keys that the kernel was given and that no query sees
+    turned: Tensor | None = None  # each row's parent row in the previous step, if that was observed
 
 
 @dataclass(eq=False)
 class Crossing:
-    """How a door lets a call pass: `run` is the call as it was made, the other two move between its result and a context."""
+    """How an intercepted call runs (`run`), and how its result converts to a context and back."""
 
     run: Callable[[], Any]
     context: Callable[[Any], Tensor] | None = None  # result to (b, h, q, e)
-    result: Callable[[Tensor, Any], Any] | None = None  # a context (b, h, q, e) and the former result to a result
-    told: Callable[[Any], Tensor | None] | None = None  # result to the weights (b, h, q, k) that the caller's own code computed
-    answer: Callable[[Any, Any], Any] | None = None  # result and map to a result, where the caller asked for weights
+    result: Callable[[Tensor, Any], Any] | None = None  # a context (b, h, q, e) and the original result to a result
+    told: Callable[[Any], Tensor | None] | None = None  # result to the weights (b, h, q, k) that the caller's code computed
+    answer: Callable[[Any, Any], Any] | None = None  # result and map to a result, if the caller asked for weights
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A kernel that ran and was not recorded, the module it ran in, and why."""
+    """An attention kernel that ran and was not recorded, the module it ran in, and the reason."""
 
     kernel: str
     module: str

@@ -1,4 +1,4 @@
-"""Tensors as they lie in memory, and a context in which nobody sees what is done with them."""
+"""Plain tensors of tensor subclasses, and a context without torch modes and transforms."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,11 +11,11 @@ from regard.observe.doors.lineage import owns
 
 
 class UnreadableError(Exception):
-    """A tensor has no numbers of its own to look at; the text says why."""
+    """A call cannot be read; the text says why."""
 
 
 def plain(x: Any) -> Any:
-    """A tensor without its subclass; UnreadableError where it has no numbers of its own."""
+    """Return a tensor without its subclass. Raises UnreadableError if it has no numbers of its own."""
     if not isinstance(x, Tensor):
         raise UnreadableError(f"it was handed a {type(x).__name__} where a tensor was expected")
     if torch._C._functorch.is_batchedtensor(x):
@@ -30,14 +30,14 @@ def plain(x: Any) -> Any:
 
 
 def unseen() -> AbstractContextManager[object]:
-    """A context in which no mode and no transform of anybody sees what is computed."""
+    """Return a context in which no torch mode and no functorch transform sees what is computed."""
     others = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack()
     return without_any() if others else torch._C.DisableTorchFunction()
 
 
 @contextmanager
 def without_any() -> Iterator[None]:
-    """The same where there are transforms, or modes of dispatch."""
+    """Disable torch function modes, torch dispatch modes and functorch transforms while the context is active."""
     with ExitStack() as stack:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack

@@ -1,7 +1,7 @@
-"""The door of Hugging Face's attention registry: whatever function a model looks up there is met on its way.
+"""Interception of Hugging Face's attention registry: every function that a model looks up there is wrapped.
 
-transformers is never imported here; where the program has imported it, its registry class answers with our wrapper of
-what it would have answered, so that masks, dispatch and the program's own entries stay what they are.
+transformers is never imported here. Where the program has imported it, its registry class returns a wrapper of the function
+that it would have returned, so masks, dispatch and the program's own entries do not change.
 """
 
 import sys
@@ -25,12 +25,12 @@ from regard.observe.rules import Found, with_position_bias
 MODULE = "transformers.modeling_utils"
 GENERATION = "transformers.generation.utils"
 CAPTURING = "transformers.utils.output_capturing"
-MASKED = ("eager", "flex_attention")  # without a mask they hide nothing
+MASKED = ("eager", "flex_attention")  # not causal without a mask
 PAGES = "keys and values lie in pages of a cache that the kernel reads itself"
 
 
 def patches() -> list[Patch]:
-    """What stands in for the two ways to look a function up and for generate, where transformers has been imported."""
+    """Return the attribute patches for the two registry look-ups and for `generate`; none if transformers is not imported."""
     interface, generation = getattr(sys.modules.get(MODULE), "AttentionInterface", None), sys.modules.get(GENERATION)
     if interface is None:
         return []
@@ -48,7 +48,7 @@ def patches() -> list[Patch]:
 
 
 def watched_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return generate of transformers, which tells the watchers of its model what it returned."""
+    """Return transformers' `generate`, wrapped so that it passes its output to the watchers of its model."""
 
     @wraps(generate)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,14 +64,14 @@ def watched_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapped(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
-    """The function with our door before it; as it is, where nobody watches this thread."""
+    """Return a wrapper that intercepts the function; the function itself if it is one or nothing is recorded now."""
     if isinstance(function, Door) or not SCENE.live:
         return function
     return Door(enter, function, str(implementation))
 
 
 class Door(partial):  # type: ignore[type-arg]
-    """A function of the registry and the name it has there, to be called like the function."""
+    """A wrapped function of the registry, called like the function itself."""
 
 
 def enter(
@@ -85,21 +85,24 @@ def enter(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A model calls attention: (module, q, k, v, mask, dropout=, scaling=, ...) to (context (b, q, h, e), weights or None)."""
+    """Intercept the call of a registry function.
+
+    Its arguments are (module, q, k, v, mask, dropout=, scaling=, ...), its result (context (b, q, h, e), weights or None).
+    """
     run = partial(function, module, query, key, value, attention_mask, *args, **kwargs)
     if "flash" not in implementation and paged(implementation, kwargs):
-        return run()  # it gathers them and calls a kernel that has a door of its own
+        return run()  # it gathers the pages and calls a kernel that is intercepted itself
     asked = partial(understood, run, implementation, module, query, key, value, attention_mask, kwargs)
     return meet(f"attention registry: {implementation}", run, asked)
 
 
 def paged(implementation: str, given: dict[str, Any]) -> bool:
-    """Whether keys and values lie in pages of a cache, of which the function that is called knows more than its caller."""
+    """Return whether keys and values lie in pages of a cache, which only the called function can read."""
     return given.get("cache") is not None or implementation.startswith("paged")
 
 
 def understood(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[Passage, Crossing]:
-    """The call in our terms, and how it passes: its result is (context (b, q, h, e), weights, ...)."""
+    """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
     passage = passage_of(implementation, *asked)
     crossing = Crossing(run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:]))
     if implementation.endswith("eager") and not passage.dropout:
@@ -112,11 +115,11 @@ def understood(run: Callable[[], Any], implementation: str, *asked: Any) -> tupl
 def passage_of(
     implementation: str, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: dict[str, Any]
 ) -> Passage:
-    """The call in our terms. Raises UnreadableError where its keys or its mask are of no known kind."""
+    """Read the call. Raises UnreadableError if its keys or its mask are of an unknown kind."""
     if paged(implementation, given):
         raise UnreadableError(PAGES)
     q, k, v = plain(query), plain(key), plain(value)
-    if not q.shape[0] == k.shape[0] == v.shape[0]:  # one of them may stand for all of the batch
+    if not q.shape[0] == k.shape[0] == v.shape[0]:  # a batch of 1 broadcasts
         b = max(q.shape[0], k.shape[0])
         q, k, v = (x.expand(b, *x.shape[1:]) for x in (q, k, v))
     causal = given.get("is_causal")
@@ -126,7 +129,7 @@ def passage_of(
         rule, offset, bias = *of_flash(q, k, mask, causal, given), None
     else:
         causal = causal and mask is None and implementation not in MASKED
-        if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: a cache with room holds keys that nobody has written
+        if causal and k.shape[2] > q.shape[2]:  # aligned to the first key: further keys are unwritten slots of a cache
             room = k.shape[2] - q.shape[2]
             k, v = (x[:, :, : q.shape[2]] for x in (k, v))
         rule, offset, bias = of_mask(mask, causal, given.get("position_bias"), q, k)
@@ -144,7 +147,7 @@ def passage_of(
 
 
 def of_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tensor) -> Found:
-    """The rule, offset and bias of a mask: none, a tensor, or a block mask; and of a bias of positions beside it."""
+    """Infer the rule, offset and bias of a mask (None, a tensor or a block mask) and of a position bias added to it."""
     bias = None if bias is None or not bias.any() else plain(bias).detach()[..., : k.shape[2]]
     if mask is not None and not isinstance(mask, Tensor):
         found = of_block_mask(mask, q, k)
@@ -161,7 +164,10 @@ def of_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tensor) 
 
 
 def of_flash(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dict[str, Any]) -> tuple[Mask, int]:
-    """The rule of the flash-attention package: aligned to the last key, a mask (b, k) of real keys, documents by their ends."""
+    """Return the rule and offset of a call of the flash-attention package.
+
+    Its rule is aligned to the last key, its mask (b, k) is True for real keys, and `cu_seq_lens_k` holds the ends of documents.
+    """
     offset = k.shape[2] - q.shape[2]
     rule: Mask = Causal() if causal else EVERYTHING
     window = given.get("sliding_window")
@@ -176,7 +182,7 @@ def of_flash(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, given: dic
 
 
 def asked_for_weights(given: dict[str, Any]) -> bool:
-    """Whether the running forward is to hand its attentions out: told by an argument, or by transformers' own collector."""
+    """Return whether the forward should return attentions: by its own argument, or by transformers' output capturing."""
     if given.get("output_attentions"):
         return True
     capturing = sys.modules.get(CAPTURING)

@@ -1,4 +1,4 @@
-"""What a torch function can be in attention that is written out by hand, told by its name, once for each function."""
+"""The roles that torch functions can have in handwritten attention, inferred from their names."""
 
 import re
 from enum import Enum, auto
@@ -9,16 +9,16 @@ ARITHMETIC = re.compile("^__[ri]?(add|sub|mul|div|truediv|floordiv|pow|matmul)__
 
 
 class Role(Enum):
-    """What a function does; of those without a role it is only asked what went in and what came out."""
+    """What a function does in attention; a function without a role is followed by its inputs and outputs alone."""
 
     SOFTMAX = auto()
     LOG_SOFTMAX = auto()
-    BENDS = auto()  # entry by entry, and not in a straight line: relu, exp, sigmoid
+    BENDS = auto()  # nonlinear, entrywise: relu, exp, sigmoid
     POWER = auto()
     LOG = auto()
-    PRODUCT = auto()  # multiplies and sums over an axis
-    DISTANCE = auto()  # of each pair of two tensors
-    TIMES = auto()  # multiplies entry by entry
+    PRODUCT = auto()  # a product that sums over an axis
+    DISTANCE = auto()  # between each pair of rows of two tensors
+    TIMES = auto()  # an entrywise product
     ADD = auto()
     SUM = auto()  # over an axis
     CONVOLVES = auto()
@@ -42,7 +42,7 @@ NAMES = {
     Role.CONVOLVES: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
 }
 ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
-MULTIPLIES = {  # in whose presence a module may attend; those that layers use beside their weights are left out
+MULTIPLIES = {  # a module that uses one may attend; names that layers also use without attention are left out
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner"),
     *("tensordot", "einsum", "multi_dot", "cdist", "cosine_similarity", "pairwise_distance"),
 }
@@ -54,7 +54,7 @@ NORMALISES = {
 
 @cache
 def infer_role(name: str) -> Role | None:
-    """Return what a function of this name does; None where that is neither a step of attention nor asked for."""
+    """Return the role of the function with this name; None if it has none. Cached per name."""
     core = strip(name)
     if SOFTMAX.search(core):
         return Role.LOG_SOFTMAX if "log" in core else Role.SOFTMAX
@@ -62,12 +62,15 @@ def infer_role(name: str) -> Role | None:
 
 
 def bends(role: Role | None, args: Any) -> bool:
-    """Return whether a function makes weights of scores: it is no straight line, nor a root that a norm takes."""
+    """Return whether a function can turn scores into weights: a nonlinear one.
+
+    A power below 1 does not count: it is the root of a norm.
+    """
     root = len(args) > 1 and isinstance(args[1], float | int) and args[1] < 1
     return role is Role.BENDS or (role is Role.POWER and not root)
 
 
 def strip(name: str) -> str:
-    """Return a function's name without what says that it is an operator, is private or works in place: iadd is add."""
+    """Return a function's name without operator, private and in-place affixes: `__iadd__` is `add`."""
     found = ARITHMETIC.match(name)
     return found[1] if found else name.strip("_")

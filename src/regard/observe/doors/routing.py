@@ -1,4 +1,4 @@
-"""Where tensors came from, looked up backwards: pairs of tokens, and values that were chosen by their own weights."""
+"""Searches back through the operations that made a tensor: for pairs of tokens, and for values chosen by their own weights."""
 
 import weakref
 
@@ -7,18 +7,18 @@ from torch import Tensor
 from regard.observe.doors.lineage import JOINS, LEARNED, Frame, Maker
 from regard.observe.doors.roles import Role, infer_role, strip
 
-STEPS = 12  # that are looked back for a pair
-MOST = 10_000  # tensors that are looked at
-CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their places
+STEPS = 12  # operations to search back for a pair
+MOST = 10_000  # tensors to visit
+CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
 
-Sized = tuple["weakref.ref[Tensor]", int]  # a tensor that may be no more, and how many entries it had
+Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
 
 
 def is_pair(frame: Frame, x: Tensor, over_last: bool) -> bool:
-    """Return whether the entries of a tensor are of pairs of tokens, so that a sum of some of them is a score.
+    """Return whether the entries of a tensor belong to pairs of tokens, so that a sum over some of them is a score.
 
-    They are where two tokens were broadcast against each other; or were multiplied or subtracted entry by entry, where
-    the sum is over the last axis.
+    That is so where two tokens were broadcast against each other, or were multiplied or subtracted entry by entry and the sum
+    is over the last axis.
     """
     ref, size = weakref.ref(x), x.numel()
     for _ in range(STEPS):
@@ -35,13 +35,13 @@ def is_pair(frame: Frame, x: Tensor, over_last: bool) -> bool:
 
 
 def find_tokens(frame: Frame, maker: Maker) -> list[Sized]:
-    """Return which of the tensors that a function was given hold tokens."""
+    """Return the arguments of an operation that hold tokens, with their numbers of entries."""
     given = zip(maker.given, maker.sizes, strict=False)
     return [(one, size) for one, size in given if frame.find_contents(one) >= LEARNED]
 
 
 def combines(frame: Frame, maker: Maker, tokens: list[Sized], size: int, last: int) -> bool:
-    """Return whether a function made pairs of tokens, `size` entries with `last` features each."""
+    """Return whether an operation formed pairs of tokens: `size` entries, with `last` features each."""
     sizes = [one for _, one in tokens]
     if maker.name in JOINS:
         return sum(was_expanded(frame, *one) for one in tokens) > 1
@@ -53,7 +53,7 @@ def combines(frame: Frame, maker: Maker, tokens: list[Sized], size: int, last: i
 
 
 def was_expanded(frame: Frame, x: "weakref.ref[Tensor]", size: int) -> bool:
-    """Return whether a tensor has more entries than the one that it was made from."""
+    """Return whether a tensor has more entries than the tensor it was made from."""
     return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
 
 
@@ -68,7 +68,11 @@ def is_residual(frames: list[Frame], x: Tensor, made: Tensor) -> bool:
 
 
 def find_scores(frames: list[Frame], weights: Tensor) -> set[int]:
-    """Return the ids of what weights were made from, back to what a module or a product made, and of what was chosen by it."""
+    """Return the ids of the tensors that weights were made from.
+
+    The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
+    topk's.
+    """
     waiting, found = [(weakref.ref(weights), weights.numel())], set[int]()
     for frame in reversed(frames):
         outside = []
@@ -86,14 +90,14 @@ def find_scores(frames: list[Frame], weights: Tensor) -> set[int]:
                 if maker.child or maker.name in CHOOSES:
                     found |= {id(other) for other in maker.results}
                 if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLVES):
-                    given = zip(maker.given, maker.sizes, strict=False)  # what is larger holds other things too
+                    given = zip(maker.given, maker.sizes, strict=False)  # a larger tensor also holds something else
                     waiting += [(other, n) for other, n in given if n <= size and id(other) not in seen]
         waiting = outside
     return found
 
 
 def find_ancestors(frames: list[Frame], x: Tensor) -> set[int]:
-    """Return the ids of all that a tensor was made from, in the frames that run."""
+    """Return the ids of all tensors that a tensor was made from, in the running frames."""
     waiting, found = [weakref.ref(x)], set[int]()
     for frame in reversed(frames):
         outside = []

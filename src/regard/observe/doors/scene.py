@@ -1,8 +1,8 @@
-"""What runs at this moment in this thread: which modules, who watches them, and how a call passes by them.
+"""The state of this thread: running modules, their watchers, and the dispatch of an attention call to them.
 
-Each thread has its own scene, so that recordings of two threads do not mix, and of a thread's watchers those watch that were
-entered in the context that runs, so that those of two tasks do not. In a backward pass nothing is noted: what checkpointing
-runs again has been seen before.
+The state is per thread, so that recordings of two threads do not mix. Of a thread's watchers only those entered in the running
+context are active, so that recordings of two asyncio tasks do not mix. Nothing is recorded in a backward pass: what activation
+checkpointing recomputes was recorded in the forward.
 """
 
 import sys
@@ -26,64 +26,69 @@ from regard.observe.doors.passage import Crossing, Missed, Passage
 from regard.observe.doors.plain import UnreadableError, unseen
 from regard.observe.rules import Found, of_mask
 
-MASKS = 8  # that are kept until the forward ends
+MASKS = 8  # cached until the forward ends
 Proceed = Callable[[Passage, Crossing], Any]
 
 
 class Watcher(Protocol):
-    """Someone who is told what a model does: a recording, or an intervention."""
+    """An object that is notified of what a model does: a recorder or an intervention."""
 
-    names: dict[int, str]  # of the modules it watches, by id
-    changes: bool  # whether it may change a call; those meet it before those that only look
+    names: dict[int, str]  # of the watched modules, by id
+    changes: bool  # whether it may change a call; such a watcher handles a call before those that only record
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A module of its own begins, which no other module of its own called."""
+        """Start a forward of a watched module that no other watched module called."""
 
     def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
-        """Note what generate of a module of its own returned for some prompts, token ids (n, t)."""
+        """Handle the token ids (n, t) that a watched module's `generate` returned for a number of prompts."""
 
     def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
-        """A call of attention passes in a module of this name: what the caller gets."""
+        """Handle an attention call in the module of this name and return what the caller gets."""
 
     def miss(self, missed: Missed) -> None:
-        """A call passed that no door understands."""
+        """Handle an attention kernel that ran and could not be intercepted."""
 
 
 class Entry(NamedTuple):
-    """A watcher, the thread's frames where it was entered, and a number for its context to know it by."""
+    """A watcher, the frames of the thread that it was entered in, and the number that marks it in its context."""
 
     watcher: Watcher
     frames: list[Frame]
     number: int
 
 
-OPEN: list[Entry] = []  # of all threads
-ENTERED: ContextVar[frozenset[int]] = ContextVar("entered", default=frozenset())  # numbers of entries, of this context
+OPEN: list[Entry] = []  # entries of all threads
+ENTERED: ContextVar[frozenset[int]] = ContextVar("entered", default=frozenset())  # numbers of this context's entries
 
 
 class Scene(threading.local):
-    """This thread's watchers and running modules."""
+    """The watchers and running modules of one thread.
+
+    Entering a watching context appends an entry and leaving it removes the entry; a module call pushes a frame and pops it; a
+    pause raises and lowers the depth of pauses. Calls are dispatched only while the thread is active: watched, not paused, not
+    in a backward pass and not traced.
+    """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.watchers: list[Watcher] = []  # of them, those of the context that runs, those that change calls last
-        self.context: frozenset[int] | None = None  # the context that they are of
+        self.watchers: list[Watcher] = []  # those of the running context; those that change calls stand last
+        self.context: frozenset[int] | None = None  # the context of `watchers`
         self.frames: list[Frame] = []
-        self.quiet = 0  # inside a door
-        self.mode: Any = None  # of functions, while there are watchers
-        self.harmless: dict[int, nn.Module] = {}  # modules of the watched models that cannot attend
-        self.passed = False  # inside one of them
-        self.stays = False  # whether the mode is on between forwards too
-        self.compiled: tuple[int, Any] | None = None  # the compiled function that runs, by its frame, and what ends with it
-        self.stray = False  # inside a module that was looked at, in a thread without watchers
-        self.fast = False  # inside a module of torch's that a mode of functions makes slow, and without it
-        self.crosses: bool | None = None  # whether keys of the kernel to come are not of its queries, where a caller knows it
-        self.masks: dict[Any, tuple[Any, ...]] = {}  # that this forward has met, with their fingerprints, and what they say
-        self.turned = WeakTensorKeyDictionary()  # keys of a decoder, and the rows of the step before that they are of
+        self.quiet = 0  # depth of pauses: 0 while calls are dispatched
+        self.mode: Any = None  # the torch function mode, while there are entries
+        self.harmless: dict[int, nn.Module] = {}  # watched modules that cannot attend, by id
+        self.passed = False  # while one of them runs
+        self.stays = False  # whether the mode stays on the stack between forwards
+        self.compiled: tuple[int, Any] | None = None  # id of the frame of the compiled function that runs, its exit stack
+        self.stray = False  # inside a module reported to watchers of other threads or tasks
+        self.fast = False  # inside a torch module that the mode would slow down, with the mode popped
+        self.crosses: bool | None = None  # whether the next kernel call is cross attention, if its caller knows
+        self.masks: dict[Any, tuple[Any, ...]] = {}  # masks of this forward, their fingerprints, their rules
+        self.turned = WeakTensorKeyDictionary()  # keys of a decoder: each row's parent row in the previous step
 
     @property
     def live(self) -> bool:
-        """Whether what happens is to be noted: not in a backward pass, and not while torch.jit traces."""
+        """Whether operations are recorded now: not in a backward pass, and not while torch.jit traces."""
         return bool(self.watchers) and not self.quiet and backward() == -1 and tracing() is None
 
 
@@ -94,7 +99,7 @@ TRACED = "the model is traced here, and what it computes with are no numbers: re
 
 
 def look_around(anew: bool = False) -> None:
-    """Let those of this thread's watchers watch that were entered in the context that runs now, or in one that it came from."""
+    """Activate those of this thread's watchers that were entered in the running context or in one it was copied from."""
     context = ENTERED.get()
     if anew or context is not SCENE.context:
         SCENE.context = context
@@ -103,18 +108,21 @@ def look_around(anew: bool = False) -> None:
 
 
 def tell_others(module: nn.Module) -> bool:
-    """Tell those who watch an outermost module in another thread or task, where nobody does here; return whether any does."""
+    """Report a module that runs here to its watchers in other threads or tasks; return whether there are any.
+
+    Return False where a watcher of this thread watches the module.
+    """
     if any(id(module) in watcher.names for watcher in SCENE.watchers):
         return False
     around = [one for one in OPEN.copy() if id(module) in one.watcher.names or getattr(module, "_is_replica", False)]
-    for entry in around:  # a replica is one of nn.DataParallel
+    for entry in around:  # replicas are made by nn.DataParallel
         here, name = entry.frames is SCENE.frames, entry.watcher.names.get(id(module), "")
         entry.watcher.miss(Missed("tasks" if here else "threads", name, TASK if here else THREAD))
     return bool(around)
 
 
 def begin(module: nn.Module, args: Any, kwargs: Any) -> Frame:
-    """A module starts to run; who watches it is told, unless one of its own modules called it."""
+    """Push the frame of a module that starts; notify its watchers, except those already notified of a calling module."""
     above = SCENE.frames[-1].watchers if SCENE.frames else ()
     outermost = not SCENE.frames
     if outermost:
@@ -135,7 +143,10 @@ def begin(module: nn.Module, args: Any, kwargs: Any) -> Frame:
 
 
 def stay(module: nn.Module) -> bool:
-    """Keep the mode on between forwards where an outermost part runs inside a method that was called by its name."""
+    """Keep the mode on the stack between forwards while a method of the model runs; return whether it stays.
+
+    The mode has to stay where a submodule is the outermost one that was called, inside a method that was called by its name.
+    """
     if not SCENE.stays and any(watcher.names.get(id(module)) for watcher in SCENE.watchers):
         SCENE.stays = called_by_name(module) is not None
         if SCENE.stays:
@@ -144,7 +155,7 @@ def stay(module: nn.Module) -> bool:
 
 
 def end(frame: Frame) -> None:
-    """A module has run, or failed; so have those that it called."""
+    """Pop the frame of a module that returned or raised, with the frames of modules that it called."""
     frames = SCENE.frames
     if frames and frames[-1] is frame:
         frames.pop()
@@ -157,7 +168,7 @@ def end(frame: Frame) -> None:
 
 
 def remove_mode() -> None:
-    """Take this thread's mode of functions off the stack, from under others that were entered after it, if it is there."""
+    """Remove this thread's mode from the torch function stack, keeping the modes that were pushed after it."""
     above = []
     while height():
         mode = pop()
@@ -169,7 +180,7 @@ def remove_mode() -> None:
 
 
 def take_mode_away() -> bool:
-    """Takes this thread's mode of functions off the stack if it is the uppermost; whether it was."""
+    """Pop this thread's mode off the torch function stack if it is on top; return whether it was."""
     if not height():
         return False
     mode = pop()
@@ -180,7 +191,7 @@ def take_mode_away() -> bool:
 
 
 class Quiet:
-    """A context in which nothing is noted, and functions run as if nobody watched."""
+    """A context in which nothing is recorded, and functions run without this thread's mode."""
 
     def __enter__(self) -> None:
         SCENE.quiet += 1
@@ -193,13 +204,16 @@ class Quiet:
 
 
 def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Passage, Crossing]]) -> Any:
-    """What the caller of a kernel gets: it passes where the call is understood, else runs as it was made and is missed."""
+    """Dispatch a call of a kernel to its watchers and return what the caller gets.
+
+    If the arguments cannot be read, the kernel runs as it was called and is reported as missed.
+    """
     if not SCENE.live or not watched(kernel):
         return run()
     try:
         with unseen():
             passage, crossing = understood()
-    except Exception as error:  # whatever a model hands over, its forward goes on
+    except Exception as error:  # an unreadable call must not stop the model
         result = run()
         missed(kernel, why(error))
         return result
@@ -208,7 +222,10 @@ def meet(kernel: str, run: Callable[[], Any], understood: Callable[[], tuple[Pas
 
 
 def pass_by(waiting: list[Watcher], passage: Passage, crossing: Crossing) -> Any:
-    """What the caller of attention gets, after the watchers of the module that called have met the passage, the last first."""
+    """Pass a call to the watchers of the module that made it, the last first, and return what the caller gets.
+
+    Each watcher calls the next one; after the last of them the call runs as the adapter defines.
+    """
     while waiting:
         watcher = waiting.pop()
         name = name_for(watcher, passage.module)
@@ -218,13 +235,13 @@ def pass_by(waiting: list[Watcher], passage: Passage, crossing: Crossing) -> Any
 
 
 def why(error: Exception) -> str:
-    """The reason for which a call could not be understood."""
+    """Return the reason why a call could not be read."""
     said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
     return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
 
 
 def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
-    """The name of the innermost module that is running and is the watcher's; None where none is."""
+    """Return the watcher's name for a module, or for the innermost running one that it watches; None if there is none."""
     name = watcher.names.get(id(module))
     for frame in reversed(SCENE.frames) if name is None else ():
         name = watcher.names.get(id(frame.module))
@@ -234,7 +251,7 @@ def name_for(watcher: Watcher, module: nn.Module | None = None) -> str | None:
 
 
 def watched(kernel: str) -> bool:
-    """Whether a module that someone watches is running; one whose forward was called by its name is missed."""
+    """Return whether a watched module is running; report a kernel of a module whose method was called by its name."""
     if SCENE.frames:
         return bool(SCENE.frames[-1].watchers) or any(name_for(watcher) is not None for watcher in SCENE.watchers)
     found = called_by_name()
@@ -246,7 +263,7 @@ def watched(kernel: str) -> bool:
 
 
 def called_by_name(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Module, str] | None:
-    """Return the innermost watched module, but for one, of which a method is running, its watcher and the method's name."""
+    """Return the innermost watched module with a running method, except `innermost`: its watcher, itself, the method."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -259,7 +276,7 @@ def called_by_name(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Modu
 
 
 def missed(kernel: str, reason: str) -> None:
-    """Tells every watcher that a call passed which no door understands."""
+    """Report a call that could not be read to every watcher of a running module."""
     for watcher in SCENE.watchers:
         name = name_for(watcher)
         if name is not None:
@@ -267,22 +284,25 @@ def missed(kernel: str, reason: str) -> None:
 
 
 def read(mask: Tensor, q: Tensor, k: Tensor) -> Found:
-    """The rule, offset and bias of a mask with four axes, found once for all the layers of a forward that share it."""
+    """Return the rule, offset and bias of a mask with four axes, inferred once per forward for all layers that share it."""
     return once((mask,), q, k, lambda: of_mask(mask, q, k))
 
 
 def once(masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, found: Callable[[], Found], *how: object) -> Found:
-    """What masks say together, found once for the same numbers and the same way to read them."""
+    """Return the rule, offset and bias of some masks, inferred once per forward.
+
+    A result is reused for masks with the same memory, layout and dtype, the same lengths, and the same way to read them, `how`.
+    """
     key = *how, *(None if m is None else (m.data_ptr(), m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
     result: Found = remember(key, masks, found)
     return result
 
 
 def remember(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:
-    """Return what was found under a key in this forward, found anew where a tensor among those held was written to since."""
+    """Return the result cached under a key in this forward; recompute it if a tensor in `held` has been written to."""
     known = SCENE.masks.pop(key, None)
     if known is None or not all(map(is_unchanged, *known[:2])):
-        held = list(held)  # kept, so that their memory and their ids are nobody else's
+        held = list(held)  # kept alive, so that their memory and ids are not reused
         with torch.no_grad():
             known = held, [fingerprint(x) if isinstance(x, Tensor) else None for x in held], found()
     while len(SCENE.masks) >= MASKS:
@@ -292,21 +312,21 @@ def remember(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:
 
 
 def fingerprint(x: Tensor) -> int | Tensor:
-    """Return what changes when x is written to: its version, or a copy of its numbers where torch may not count all writes.
+    """Return what changes when x is written to: its version, or a copy of its values where torch may not count all writes.
 
-    It counts none in inference mode, and none through numpy. A comparison would make a GPU wait.
+    torch counts none in inference mode, and none through numpy. To compare copies would make a GPU wait.
     """
     is_counted = x.device.type != "cpu" and not x.is_inference()
     return x._version if is_counted else narrow(x).clone()
 
 
 def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
-    """Return whether a tensor holds the numbers that it held when its fingerprint was taken; anything else does."""
+    """Return whether a tensor still equals its fingerprint; True for anything that is no tensor."""
     if was is None:
         return True
     return bool(x._version == was) if isinstance(was, int) else torch.equal(narrow(x), was)
 
 
 def narrow(x: Tensor) -> Tensor:
-    """Return x without the repetitions of axes that are expanded."""
+    """Return x with the axes along which it is expanded reduced to one entry."""
     return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]

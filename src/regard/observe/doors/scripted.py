@@ -1,4 +1,4 @@
-"""Functions that torch.jit compiled: no function of torch is seen inside, so their code says what they may do."""
+"""Functions compiled by torch.jit: no torch function inside them is intercepted, so their graph is read instead."""
 
 import re
 import weakref
@@ -21,7 +21,7 @@ READ: "weakref.WeakKeyDictionary[Any, set[Role | None]]" = weakref.WeakKeyDictio
 
 
 def patches() -> list[Patch]:
-    """Return what stands in for the call of a compiled function."""
+    """Return the attribute patch for the call of a scripted function."""
     call = vars(FUNCTION)["__call__"]
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def patches() -> list[Patch]:
 
 
 def note(function: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Follow a compiled function; where it is attention as a whole, it is missed."""
+    """Follow a scripted function; report it as missed if it contains whole attention."""
     roles = find_roles(function)
     if {Role.SOFTMAX, Role.PRODUCT} <= roles and tensors(args, kwargs):
         missed(function.name, SCRIPTED)
@@ -47,7 +47,7 @@ def note(function: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def find_roles(function: Any) -> "set[Role | None]":
-    """Return what the steps of a compiled function do; a product with a sum is a product over an axis."""
+    """Return the roles of a scripted function's steps; an entrywise product with a sum counts as a PRODUCT."""
     if function not in READ:
         found = {infer_role(name) for name in STEP.findall(str(function.inlined_graph)) if name != "linear"}
         READ[function] = found | ({Role.PRODUCT} if found >= {Role.TIMES, Role.SUM} else set())

@@ -1,4 +1,4 @@
-"""The door of F.scaled_dot_product_attention, the kernel that most models call."""
+"""Interception of F.scaled_dot_product_attention, the kernel that most models call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ SDPA = F.scaled_dot_product_attention
 
 
 def of_sdpa(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """F.scaled_dot_product_attention on its way."""
+    """Intercept a call of F.scaled_dot_product_attention."""
 
     def run() -> Tensor:
         return func(*args, **kwargs)
@@ -38,7 +38,10 @@ def understood(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Passage, Crossing]:
-    """The call in our terms. Any number of axes of batch, then one of heads, or none; is_causal is aligned to the first key."""
+    """Read the call.
+
+    Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
+    """
     made_apart = apart(SCENE.frames, query, key)
     query, key, value = plain(query), plain(key), plain(value)
     split = axes(query)
@@ -57,13 +60,16 @@ def understood(
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = read(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     passage = Passage("sdpa", q, k, v, rule[0], scale, bias=rule[2], offset=rule[1], dropout=dropout_p, apart=made_apart)
-    passage.crosses, passage.caches = SCENE.crosses, SCENE.crosses is None  # nn.MultiheadAttention tells, and has no cache
+    passage.crosses, passage.caches = SCENE.crosses, SCENE.crosses is None  # set by nn.MultiheadAttention, which has no cache
     four = q.shape[0], heads, q.shape[2], v.shape[3]
     return passage, Crossing(run, lambda out: plain(out).reshape(four), lambda new, out: new.reshape(out.shape))
 
 
 def axes(query: Tensor) -> tuple[int, int]:
-    """Into how much batch and how many heads the first axis of (n, t, d) splits, as the input of its module (b, t, c) tells."""
+    """Return the batch size and number of heads that the first axis of a query (n, t, d) splits into; (1, -1) if unknown.
+
+    They are inferred from an input (b, t, c) or (t, b, c) of the running modules.
+    """
     if query.dim() == 3:
         n, t = query.shape[:2]
         around = (one.given for one in reversed(SCENE.frames))
@@ -76,7 +82,7 @@ def axes(query: Tensor) -> tuple[int, int]:
 
 
 def lifted(x: Tensor, query: Tensor, split: tuple[int, int]) -> Tensor:
-    """x (..., h, t, d), of which h was none or joined with the batch."""
+    """Return x (..., h, t, d) with its axis of heads added, or split off the batch."""
     if x.dim() == 2:
         return x[None]
     return x.unflatten(0, split if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x

@@ -1,6 +1,6 @@
-"""The door of a translator's state: which of its rows a search keeps, where the keys of the next step cannot tell.
+"""Interception of a translator's state: which rows a beam search keeps, where the keys of the next step cannot show it.
 
-Rows of one sentence look at the same source, and two that end in the same word may have the same last key.
+Rows of one sentence attend to the same source, and two that end in the same word may have the same last key.
 """
 
 import sys
@@ -16,13 +16,13 @@ MODULES = ("regard.models.recurrent", "regard.models.transformer")
 
 
 def patches() -> list[Patch]:
-    """What stands in for the choice of a state's rows, in the models that the program has imported."""
+    """Return the attribute patches for `State.rows` of the translators that the program has imported."""
     found = [getattr(sys.modules.get(name), "State", None) for name in MODULES]
     return [(state, "rows", noting(vars(state)["rows"])) for state in found if state is not None]
 
 
 def noting(rows: Any) -> Any:
-    """The choice of rows, which is remembered with the keys that come of it."""
+    """Return the method that selects a state's rows, wrapped to remember the selection with the resulting keys."""
 
     def noted(self: Any, index: Tensor) -> Any:
         state = rows(self, index)
@@ -34,10 +34,10 @@ def noting(rows: Any) -> Any:
 
 
 def keys_of(state: Any) -> list[Tensor]:
-    """The keys that a decoder's next step is handed: an RNN's of the source, a Transformer's of the targets it has read."""
+    """Return the keys of a decoder's next step: an RNN's of the source, a Transformer's of the targets so far."""
     return [keys for keys, _ in state.targets] if hasattr(state, "targets") else tensors([state.keys], {})
 
 
 def turned(args: Any) -> Tensor | None:
-    """The rows of the step before that a module's arguments are of, where its keys are among those remembered."""
+    """Return the parent rows of a module's arguments in the previous step, if its keys are remembered; else None."""
     return next((SCENE.turned[x] for x in tensors(args, {}) if x in SCENE.turned), None) if SCENE.turned else None

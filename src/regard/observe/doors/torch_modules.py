@@ -1,6 +1,6 @@
-"""The doors of torch's own modules: nn.MultiheadAttention with weights, and the fast path of it and of the encoder layers.
+"""Interception of torch's own modules: nn.MultiheadAttention with weights, and the fast path of it and the encoder layers.
 
-These meet no function of attention on their way, so queries and keys are projected once more from what goes in.
+These call no attention function that could be intercepted, so queries and keys are projected again from the inputs.
 """
 
 import inspect
@@ -28,17 +28,20 @@ ARGUMENTS = inspect.signature(FORWARD)
 
 
 def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the function that torch's own modules look up by this name."""
+    """Replace the function of this name for torch's own modules, which look it up by name."""
     return of_sdpa(SDPA, *args, **kwargs)
 
 
 def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the function of this name, which hands itself by it to the modes of others."""
+    """Replace the function of this name for torch's own modules.
+
+    The function looks itself up by name to pass itself to other torch function modes.
+    """
     return of_multi_head(FORWARD, *args, **kwargs)
 
 
 def patches() -> list[Patch]:
-    """What stands in for the functions that torch's own modules look up by name."""
+    """Return the attribute patches for the functions that torch's own modules look up by name."""
 
     def encoder_layer(*args: Any) -> Any:
         return of_encoder_layer(ENCODER_LAYER, *args)
@@ -58,7 +61,10 @@ BY_NAME = Names(patches)
 
 
 def of_multi_head(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """F.multi_head_attention_forward where it is to give weights; else it calls the kernel, which has a door of its own."""
+    """Intercept F.multi_head_attention_forward where it returns weights.
+
+    Otherwise it calls F.scaled_dot_product_attention, which is intercepted itself.
+    """
 
     def run() -> Any:
         return func(query, key, value, *args, **kwargs)
@@ -80,7 +86,7 @@ def of_multi_head(func: Callable[..., Any], query: Tensor, key: Tensor, value: T
 
 
 def multi_head(run: Callable[[], Any], given: dict[str, Any], crosses: bool) -> tuple[Passage, Crossing]:
-    """A call that gives weights, in our terms."""
+    """Read a call that returns weights."""
     with torch.no_grad():
         q, k = projected(given)
         both = given["attn_mask"], given["key_padding_mask"]
@@ -89,7 +95,7 @@ def multi_head(run: Callable[[], Any], given: dict[str, Any], crosses: bool) -> 
 
 
 def told(run: Callable[[], Any], crosses: bool) -> Any:
-    """The call as it is, of which the kernel below learns whether its keys come from elsewhere."""
+    """Run the call with patched names; pass on to the kernel call inside it whether it is cross attention."""
     before, SCENE.crosses = SCENE.crosses, crosses
     try:
         with BY_NAME:
@@ -99,24 +105,27 @@ def told(run: Callable[[], Any], crosses: bool) -> Any:
 
 
 def same(query: Tensor, key: Tensor) -> bool:
-    """Whether two tensors are one."""
+    """Return whether two tensors are the same object, or the same memory and shape."""
     if query is key:
         return True
     try:
         return query.data_ptr() == key.data_ptr() and query.shape == key.shape
-    except RuntimeError:  # without memory of its own
+    except RuntimeError:  # a tensor without storage
         return False
 
 
 def made_apart(query: Tensor, key: Tensor) -> bool:
-    """Whether what a module was handed as query and as key was made from different tensors."""
+    """Return whether the query and key that a module received were made from different tensors."""
     given = SCENE.frames[-1].given if SCENE.frames else []
     handed = [next((x for x in given if same(x, one) or same(x, one.transpose(0, 1))), one) for one in (query, key)]
     return apart(SCENE.frames, *handed) is not False
 
 
 def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """q (b, h, q, d) and k (b, h, k, d) of inputs (t, b, c) or (t, c), the keys that are added among them."""
+    """Return q (b, h, q, d) and k (b, h, k, d) of inputs (t, b, c) or (t, c).
+
+    The keys include those of `bias_k` and `add_zero_attn`.
+    """
     query, key, heads = given["query"], given["key"], given["num_heads"]
     if query.dim() == 2:
         query, key = query.unsqueeze(1), key.unsqueeze(1)
@@ -138,7 +147,7 @@ def projected(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def masks(hidden: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Found:
-    """The rule and the bias of both masks of nn.MultiheadAttention, in which True hides; keys that were added are seen."""
+    """Infer the rule and bias of both masks of nn.MultiheadAttention, in which True hides; added keys are visible."""
     bias: Tensor | None = None
     if hidden is not None:
         bias = additive(hidden, q).reshape(*((q.shape[0], q.shape[1]) if hidden.dim() == 3 else (1, 1)), *hidden.shape[-2:])
@@ -151,12 +160,12 @@ def masks(hidden: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -
 
 
 def additive(mask: Tensor, q: Tensor) -> Tensor:
-    """A mask of which True hides, as one that is added; one that is added, as it is."""
+    """Convert a mask of which True hides to one that is added to the scores; return a floating mask as it is."""
     return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf) if mask.dtype == torch.bool else mask
 
 
 def of_encoder_layer(func: Callable[..., Tensor], x: Tensor, embed: int, heads: int, *rest: Any) -> Tensor:
-    """torch._transformer_encoder_layer_fwd, the fast path of a whole layer."""
+    """Intercept torch._transformer_encoder_layer_fwd, the fast path of a whole layer."""
     weight, bias, _, _, _, norm_first, eps, norm_weight, norm_bias, *_ = rest
 
     def entered() -> Tensor:
@@ -167,7 +176,7 @@ def of_encoder_layer(func: Callable[..., Tensor], x: Tensor, embed: int, heads: 
 
 
 def of_native(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, embed: int, heads: int, *rest: Any) -> Any:
-    """torch._native_multi_head_attention, the fast path of nn.MultiheadAttention."""
+    """Intercept torch._native_multi_head_attention, the fast path of nn.MultiheadAttention."""
     weight, bias, _, _, mask, _, _, mask_type = rest
     return fast(
         lambda: func(query, key, value, embed, heads, *rest),
@@ -183,7 +192,7 @@ def of_native(func: Callable[..., Any], query: Tensor, key: Tensor, value: Tenso
 def fast(
     run: Callable[[], Any], x: Tensor, entered: Callable[[], Tensor], heads: int, projection: Any, mask: Any, mask_type: Any
 ) -> Any:
-    """A call of the fast path passes; mask_type 0 is (q, k), 1 is padding (b, k), 2 is both, (b, h, q, k)."""
+    """Intercept a call of the fast path; mask_type 0 is (q, k), 1 is padding (b, k), 2 is both, (b, h, q, k)."""
     weight, bias = projection
 
     def understood() -> tuple[Passage, Crossing]:
@@ -207,5 +216,5 @@ def fast(
 
 
 def dense(x: Tensor) -> Tensor:
-    """A nested tensor padded with zeros; any other as it is."""
+    """Return a nested tensor padded with zeros; any other as it is."""
     return x.to_padded_tensor(0.0) if x.is_nested else x

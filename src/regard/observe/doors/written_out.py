@@ -1,4 +1,4 @@
-"""The rule, bias and softcap of functions that say them entry by entry, as flex_attention takes them: found by trying."""
+"""Inference of the rule, bias and softcap of flex_attention's elementwise functions, by evaluating them."""
 
 import math
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from regard.observe.doors.plain import UnreadableError
 from regard.observe.doors.scene import Quiet, remember
 from regard.observe.rules import ROWS, of_table
 
-MOST_SEEN = 2**30  # entries of a table that a mask is written out to
-MOST_ADDED = 2**27  # and of a bias
-MOST_READ = 1000  # values that a mask reads, which are looked at for changes
-EMPTY = CellType()  # of a name that has no value yet
-PLAIN = ("noop_mask", "_identity")  # torch's own functions that hide and change nothing
-Change = Callable[..., Tensor]  # of a score, or whether it is seen, by its batch, head, query and key
+MOST_SEEN = 2**30  # entries of the table of a mask function
+MOST_ADDED = 2**27  # entries of the bias of a score_mod
+MOST_READ = 1000  # values read by a mask that are checked for changes
+EMPTY = CellType()  # the cell of an unset variable
+PLAIN = ("noop_mask", "_identity")  # torch's identity mask and score functions
+Change = Callable[..., Tensor]  # mask_mod(b, h, q, k) or score_mod(score, b, h, q, k)
 Rule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, softcap
 
 
 def rule_of(block_mask: Any, change: Change | None, q: Tensor, k: Tensor) -> Rule:
-    """What a block mask and a change of scores say, found once for all the layers of a forward that share them."""
-    handed = isinstance(block_mask, tuple)  # what flex_attention makes of a block mask
+    """Return the rule, offset, bias and softcap of a block mask and a score_mod, inferred once per forward for all layers."""
+    handed = isinstance(block_mask, tuple)  # the tuple that flex_attention makes of a block mask
     mask = block_mask[-1] if handed else getattr(block_mask, "mask_mod", None)
     rows = (1, 1) if mask is None else (block_mask[2] if handed else block_mask.kv_num_blocks).shape[:2]
     mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
@@ -44,7 +44,10 @@ def rule_of(block_mask: Any, change: Change | None, q: Tensor, k: Tensor) -> Rul
 
 
 def captured(*functions: Any) -> list[Any]:
-    """Return functions and all that they read: their closures, defaults and globals, those of functions among them too."""
+    """Return functions and everything that they read: closures, defaults and globals, recursively.
+
+    At most MOST_READ values are visited.
+    """
     waiting, held = list(functions), dict[int, Any]()
     while waiting and len(held) < MOST_READ:
         one = waiting.pop()
@@ -70,7 +73,7 @@ def captured(*functions: Any) -> list[Any]:
 
 
 def found(mask: Change | None, rows: Any, change: Change | None, q: Tensor, k: Tensor) -> Rule:
-    """The same; UnreadableError where they are of no form that a map has."""
+    """Infer the rule, offset, bias and softcap. Raises UnreadableError where a map cannot express them."""
     seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else table_of(mask, rows, q, k)
     softcap, bias = (None, None) if change is None else of_change(change, seen, q, k)
     if bias is not None:
@@ -82,7 +85,10 @@ def found(mask: Change | None, rows: Any, change: Change | None, q: Tensor, k: T
 
 
 def table_of(mask: Change, rows: tuple[int, int], q: Tensor, k: Tensor) -> Tensor:
-    """The table of a function of batch and head, of which there are so many, query and key, some queries at a time."""
+    """Return the bool table of a mask function, evaluated in blocks of queries.
+
+    `rows` are the numbers of batch rows and heads that it distinguishes. Raises UnreadableError past MOST_SEEN entries.
+    """
     from torch.nn.attention.flex_attention import create_mask
 
     if math.prod((*rows, q.shape[2], k.shape[2])) > MOST_SEEN:
@@ -96,7 +102,7 @@ def table_of(mask: Change, rows: tuple[int, int], q: Tensor, k: Tensor) -> Tenso
 
 
 def later(function: Change, start: int) -> Change:
-    """A function of batch, head, query and key, whose queries begin later."""
+    """Return a function of batch, head, query and key whose queries are counted from `start`."""
 
     def shifted(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return function(b, h, i + start, j)
@@ -105,7 +111,7 @@ def later(function: Change, start: int) -> Change:
 
 
 def fewest(x: Tensor) -> Tensor:
-    """A table with one row of batch, and one of heads, where all are alike."""
+    """Return a table reduced to one batch row if all are equal, and to one head if all are equal."""
     for axis in (0, 1):
         first = x.narrow(axis, 0, 1)
         x = first if (x == first).all() else x
@@ -113,9 +119,12 @@ def fewest(x: Tensor) -> Tensor:
 
 
 def of_change(change: Change, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
-    """The softcap and the bias of a change of scores: change(s) = softcap tanh(s / softcap) + bias, with or without the cap."""
+    """Infer the softcap and bias of a score_mod: change(s) = softcap tanh(s / softcap) + bias, with or without the softcap.
+
+    Raises UnreadableError where it has no such form, or its bias has more than MOST_ADDED entries.
+    """
     shape = *q.shape[:3], k.shape[2]
-    exact: dict[str, Any] = {"dtype": wide(q.dtype), "device": q.device}  # as flex_attention scores
+    exact: dict[str, Any] = {"dtype": wide(q.dtype), "device": q.device}  # as flex_attention computes scores
     if math.prod(shape) > MOST_ADDED:
         raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large to be written out")
     bias = tried(change, torch.zeros(shape, **exact))
@@ -131,7 +140,7 @@ def of_change(change: Change, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float
 
 
 def tried(change: Change, scores: Tensor) -> Tensor:
-    """A change of scores at every place, (b, h, q, k)."""
+    """Evaluate a score_mod on all scores (b, h, q, k)."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     for axis in (4, 3, 2, 1):

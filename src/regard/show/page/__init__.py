@@ -7,11 +7,11 @@ from regard.errors import ConfigError
 
 
 def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", port: int = 0, open_browser: bool = False) -> None:
-    """Serves the page of a recording or a model to a browser until Ctrl-C, and prints its address.
+    """Serve the page of a recording or a model to a browser until Ctrl-C, and print its address.
 
-    A model is a GPT2, a translator, or an object with tokens, encode, decode and run; text is what it reads first. Bound
-    beyond this machine's own address the link holds a token, without which nothing is answered. Port 0 is any that is free.
-    Raises ConfigError where the address is taken, or starlette and uvicorn are not installed.
+    A model is a GPT2, a translator, or an object with tokens, encode, decode and run; `text` is what it reads first. On other
+    than loopback addresses the link contains a token, without which requests are refused. Port 0 selects a free one. Raises
+    ConfigError where the address is taken, or starlette and uvicorn are not installed.
     """
     from regard.mechanism.arguments import check_count, check_instance  # and torch with it, which this page needs anyway
 
@@ -23,7 +23,7 @@ def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", por
 
 
 def live() -> Any:
-    """The module that serves, whose libraries may not be there."""
+    """Import the server module. Raises ConfigError where its dependencies are not installed."""
     try:
         return import_module("regard.show.page.server")
     except ModuleNotFoundError as error:

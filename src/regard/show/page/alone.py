@@ -1,4 +1,4 @@
-"""One head of a recording alone: what it keeps of that head, without the others of its layer."""
+"""Selection of one head of a recording, without the others of its layer."""
 
 from dataclasses import replace
 
@@ -10,9 +10,9 @@ from regard.observe.strand import Piece, Strand
 
 
 def alone(recording: Recording, kind: str, part: str | None, layer: int, head: int) -> Recording:
-    """A recording whose layer has that one of its heads and no other, sharing memory; head counts those recorded.
+    """Return a recording whose layer has only one of its heads, sharing memory; `head` counts the recorded heads.
 
-    To join many calls of a layer copies them: so only this head's are copied.
+    Joining many calls of a layer copies them; after this selection only one head is copied.
     """
     run = recording.last
     chosen = run.of(layer, kind, part)
@@ -21,7 +21,7 @@ def alone(recording: Recording, kind: str, part: str | None, layer: int, head: i
 
 
 def strand_of(strand: Strand, head: int) -> Strand:
-    """The calls of a strand with one of their heads."""
+    """Select one head of the calls of a `Strand`."""
     share = strand.pieces[0].q.shape[1] // strand.keys[0].shape[1]
     own, group = slice(head, head + 1), slice(head // share, head // share + 1)
     pieces = [piece_of(piece, own, head) for piece in strand.pieces]
@@ -29,7 +29,7 @@ def strand_of(strand: Strand, head: int) -> Strand:
 
 
 def piece_of(piece: Piece, own: slice, head: int) -> Piece:
-    """One call with one of its heads."""
+    """Select one head of a call."""
     values = piece.values
     if values is not None:
         group = head * values.shape[1] // piece.q.shape[1]
@@ -46,5 +46,5 @@ def piece_of(piece: Piece, own: slice, head: int) -> Piece:
 
 
 def rule_of(mask: Mask, own: slice) -> Mask:
-    """A rule, of one head where it has a table for each."""
+    """Select one head of a mask, where it has a table for each."""
     return Given.sharing(mask.given[:, own]) if isinstance(mask, Given) and mask.given.shape[1] > 1 else mask

@@ -1,4 +1,4 @@
-"""What is answered at once: each address under /api that is no stream and runs no model, and the heads it needs to know."""
+"""Handlers of the addresses under /api that neither stream nor run a model, and the heads they need."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -23,7 +23,7 @@ Needed = list[tuple[Entry, Place]]
 
 
 class Answer(NamedTuple):
-    """How an address is answered: by work, once these heads are known, of each of which `take` is kept for it."""
+    """The handler of an address: `work` runs once the heads of `needs` are computed; `take` selects what is passed of each."""
 
     work: Callable[[Session, Request, Found], Response]
     needs: Callable[[Session, Request], Needed] = lambda session, request: []
@@ -31,17 +31,17 @@ class Answer(NamedTuple):
 
 
 def start(session: Session, request: Request, found: Found) -> Response:
-    """What a page begins with."""
+    """Return the initial state of the page."""
     return json(session.start())
 
 
 def example(session: Session, request: Request, found: Found) -> Response:
-    """The steps of one of the lectures' examples."""
+    """Return the steps of one of the lectures' examples."""
     return json(example_steps(asked.word(request.query_params, "name"), asked.number(request.query_params, "head", 0)))
 
 
 def words(session: Session, request: Request, found: Found) -> Response:
-    """Words along an axis."""
+    """Return words along an axis."""
     query = request.query_params
     first, last = asked.number(query, "from", 0), asked.number(query, "to", 2000)
     lists, name = named(session, request).lists(asked.number(query, "b", 0)), asked.word(query, "list", "words")
@@ -53,13 +53,13 @@ def words(session: Session, request: Request, found: Found) -> Response:
 
 
 def small(session: Session, request: Request, found: Found) -> Response:
-    """Small pictures of the heads of a layer."""
+    """Return small pictures of the heads of a layer."""
     pictures, sampled = thumbs(named(session, request), asked.place(request.query_params))
     return binary(pictures, {"x-sampled": str(int(sampled))})
 
 
 def tile(session: Session, request: Request, found: Found) -> Response:
-    """A tile of a head's picture."""
+    """Return a tile of a head's picture."""
     query = request.query_params
     level, row, column = (asked.number(query, name) for name in ("level", "row", "column"))
     (pyramid,) = found
@@ -67,23 +67,23 @@ def tile(session: Session, request: Request, found: Found) -> Response:
 
 
 def cell(session: Session, request: Request, found: Found) -> Response:
-    """One weight."""
+    """Return one weight."""
     query = request.query_params
     return json(numbers.cell(named(session, request), asked.place(query), asked.number(query, "q"), asked.number(query, "k")))
 
 
 def row(session: Session, request: Request, found: Found) -> Response:
-    """What a query looked at."""
+    """Return the weights of a query."""
     return binary(numbers.codes(*of_row(session, request)))
 
 
 def column(session: Session, request: Request, found: Found) -> Response:
-    """What looked at a key."""
+    """Return the weights on a key."""
     return binary(numbers.codes(*numbers.column(found, asked.number(request.query_params, "k"))))
 
 
 def top(session: Session, request: Request, found: Found) -> Response:
-    """The largest weights of a row or of a column."""
+    """Return the largest weights of a row or of a column."""
     query = request.query_params
     rows, columns = named(session, request).words(asked.place(query))
     if "q" in query:
@@ -94,33 +94,33 @@ def top(session: Session, request: Request, found: Found) -> Response:
 
 
 def of_row(session: Session, request: Request) -> tuple[Tensor, Tensor]:
-    """The weights of a row, the mean of some heads, and which are visible."""
+    """Compute the weights of a row, the mean of some heads, and which of them are visible."""
     query = request.query_params
     return numbers.row(named(session, request), asked.place(query), asked.number(query, "q"), asked.numbers(query, "heads"))
 
 
 def steps(session: Session, request: Request, found: Found) -> Response:
-    """The steps of a head."""
+    """Return the steps of a head."""
     query = request.query_params
     q = asked.number(query, "q") if "q" in query else None
     return json(steps_of(named(session, request), asked.place(query), q, STEPS))
 
 
 def one(session: Session, request: Request) -> Needed:
-    """The head of its place."""
+    """Return the requested head as the only one needed."""
     entry, place = named(session, request), asked.place(request.query_params)
     entry.shape(place)
     return [(entry, place)]
 
 
 def several(session: Session, request: Request) -> Needed:
-    """Some heads of its place's layer, to know what each of their rows is divided by."""
+    """Return the requested heads of a layer, whose row denominators are needed."""
     ((entry, place),) = one(session, request)
     return [(entry, other) for other in numbers.places(entry, place, asked.numbers(request.query_params, "heads"))]
 
 
 def of_axis(session: Session, request: Request) -> Needed:
-    """The largest of a column need them, those of a row need nothing."""
+    """Return the heads needed for the largest weights: those requested for a column, none for a row."""
     return [] if "q" in request.query_params else several(session, request)
 
 
@@ -139,17 +139,17 @@ OF_RECORDING = {
 
 
 def named(session: Session, request: Request) -> Entry:
-    """The recording that a request names."""
+    """Return the recording that a request names."""
     return session.entry(request.path_params["id"])
 
 
 def json(found: Any) -> Response:
-    """An answer in JSON."""
+    """Make a JSON response."""
     return Response(dumped(found), media_type="application/json")
 
 
 def binary(codes: Tensor, headers: dict[str, str] | None = None) -> Response:
-    """Codes, little-endian, with their shape."""
+    """Make a response of little-endian 16-bit codes, with their shape in a header."""
     shape = ",".join(map(str, codes.shape))
     data = codes.cpu().contiguous().numpy().astype("<u2").tobytes()
     return Response(data, media_type="application/octet-stream", headers={"x-shape": shape, **(headers or {})})

@@ -1,4 +1,4 @@
-"""What a request asks: its parameters as numbers and names, or one sentence on what is wrong with them."""
+"""Parameters of a request as numbers and names, or a one-sentence error."""
 
 import json
 import re
@@ -17,11 +17,11 @@ SHOWN = 40  # letters of what came, in a sentence
 
 
 class MissingError(ConfigError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """The parameters of a request, each of which is said once."""
+    """Return the parameters of a request. Raises ConfigError where one is repeated."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -31,7 +31,7 @@ def once(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def number(query: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A whole number of at least 0."""
+    """Parse a whole number of at least 0. Raises ConfigError where it is none."""
     came = query.get(name)
     if came is None and default is not None:
         return default
@@ -41,7 +41,7 @@ def number(query: Mapping[str, str], name: str, default: int | None = None) -> i
 
 
 def numbers(query: Mapping[str, str], name: str) -> list[int]:
-    """Whole numbers with commas between them; none where nothing is said."""
+    """Parse whole numbers separated by commas; return an empty list where the parameter is missing."""
     came = query.get(name) or ""
     if came and not LIST.fullmatch(came):
         raise ConfigError(f"{name} must be whole numbers with commas between them, got {shown(came)}.")
@@ -49,7 +49,7 @@ def numbers(query: Mapping[str, str], name: str) -> list[int]:
 
 
 def word(query: Mapping[str, str], name: str, default: str | None = None) -> str:
-    """A name."""
+    """Parse a name. Raises ConfigError where it is none."""
     came = query.get(name) or default
     if came is None or not NAME.fullmatch(came):
         raise ConfigError(f"{name} must be a name, got {shown(came)}.")
@@ -57,7 +57,7 @@ def word(query: Mapping[str, str], name: str, default: str | None = None) -> str
 
 
 def place(query: Mapping[str, str]) -> Place:
-    """A place in a recording."""
+    """Parse a place in a recording."""
     kind = word(query, "kind", "self")
     if kind not in KINDS:
         raise ConfigError(f"kind is self or cross, got {shown(kind)}.")
@@ -66,7 +66,7 @@ def place(query: Mapping[str, str]) -> Place:
 
 
 def body_of(data: bytes) -> dict[str, Any]:
-    """The JSON object of a request."""
+    """Parse the JSON object of a request. Raises DataError where it is none."""
     try:
         found = json.loads(data, parse_constant=refuse)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def body_of(data: bytes) -> dict[str, Any]:
 
 
 def body(data: bytes, expected: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """The JSON object of a request, its members by name, each of its type."""
+    """Parse the expected members of the JSON object of a request. Raises DataError where one has another type."""
     found = body_of(data)
     for name, kind in expected.items():
         value = found.get(name)
@@ -88,26 +88,26 @@ def body(data: bytes, expected: Mapping[str, type | tuple[type, ...]]) -> dict[s
 
 
 def seed(data: bytes) -> int | None:
-    """The seed in a request's JSON, where it has one."""
+    """Parse the seed in a request's JSON; return None where there is none."""
     if (body_of(data)).get("seed") is None:
         return None
     return int(body(data, {"seed": int})["seed"])
 
 
 def temperature(came: float) -> float:
-    """How freely the model chooses: 0, or a number with which logits can still be divided."""
+    """Check the sampling temperature: 0, or a number from 0.01 to 100, by which logits can still be divided."""
     if came != 0 and not COLDEST <= came <= HOTTEST:
         raise ConfigError(f"temperature must be 0, or at least {COLDEST} and at most {HOTTEST}, got {shown(str(came))}.")
     return float(came)
 
 
 def refuse(constant: str) -> NoReturn:
-    """Raises for NaN and the infinities, which are no JSON."""
+    """Raise ValueError for NaN and the infinities, which are not JSON."""
     raise ValueError(constant)
 
 
 def shown(came: str | None) -> str:
-    """What came, for a sentence."""
+    """Quote a received value for an error message."""
     if came is None:
         return "nothing"
     return repr(came if len(came) <= SHOWN else came[:SHOWN] + "…")

@@ -1,4 +1,4 @@
-"""The desk: work is done in threads for as long as somebody waits for it, and only so much of it at a time."""
+"""Executor: work runs in threads as long as its client is connected, with a limit on concurrent requests."""
 
 import asyncio
 import logging
@@ -24,15 +24,15 @@ LOG = logging.getLogger("regard.page")
 
 
 class GoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class BusyError(RegardError):
-    """More requests than there is room for."""
+    """More requests than the limit."""
 
 
 class Desk:
-    """Threads for what takes time, and a count of the requests that are being answered."""
+    """Threads for work that takes time, and a count of the active requests."""
 
     def __init__(self) -> None:
         self.quick = alone(QUICK, "regard-page")
@@ -48,9 +48,10 @@ class Desk:
         take: Callable[[Opened], Any] = lambda opened: opened,
         long: bool = False,
     ) -> Response:
-        """What work returns, given what it takes of these heads, once they are known.
+        """Run `work` in a thread with what `take` returns for each of these heads, once they are computed, and return its
+        response.
 
-        In it alive() raises once the client has gone or the time is up.
+        The function alive() that `work` receives raises GoneError once the client has disconnected or the time is up.
         """
         stop = threading.Event()
         self.enter()
@@ -80,7 +81,7 @@ class Desk:
         alive: Alive,
         long: bool,
     ) -> Response:
-        """What work returns, after what it needs to know; who waits for what another computes holds no thread."""
+        """Run `work` after the heads it needs are computed; waiting for another request's computation occupies no thread."""
         run = asyncio.get_running_loop().run_in_executor
         found = []
         for make in heads:
@@ -94,29 +95,29 @@ class Desk:
         return await run(self.long if long else self.quick, work, alive, found)
 
     def enter(self) -> None:
-        """Counts one more request, where there is room for it."""
+        """Count one more request. Raises BusyError at the limit."""
         if self.busy >= AT_ONCE:
             raise BusyError(f"{AT_ONCE} requests are being answered; try again in a moment.")
         self.busy += 1
 
     def leave(self, stop: threading.Event) -> None:
-        """Ends a request and what still works for it."""
+        """End a request and the work that still runs for it."""
         stop.set()
         self.busy -= 1
         if self.tidy.due():
             self.long.submit(self.tidy)
 
     def close(self) -> None:
-        """Lets the threads go; what waits for one is not begun any more."""
+        """Shut down the threads; queued work is canceled."""
         for pool in (self.quick, self.long):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def alone(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads in each of which torch computes on one core.
+    """Create threads in each of which torch computes on one core.
 
-    They answer what is quick, several side by side; threads of OpenMP that wait for each other while others compute would
-    take ten times as long.
+    They run quick work, several at a time; OpenMP threads that wait for each other while others compute would take ten times as
+    long.
     """
     before, begun = torch.get_num_threads(), threading.Barrier(count + 1)
 
@@ -133,7 +134,7 @@ def alone(count: int, name: str) -> ThreadPoolExecutor:
 
 
 def alive_until(stop: threading.Event) -> Alive:
-    """What raises once nobody waits."""
+    """Return a function that raises GoneError once `stop` is set."""
 
     def alive() -> None:
         if stop.is_set():
@@ -143,13 +144,13 @@ def alive_until(stop: threading.Event) -> Alive:
 
 
 async def left(request: Request) -> None:
-    """Returns when the client has gone away."""
+    """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def told(error: Exception) -> str:
-    """What went wrong in a sentence; what is nobody's fault but ours goes to the log whole."""
+    """Describe an error in one sentence; an unexpected error is logged with its traceback."""
     if isinstance(error, RegardError):
         return " ".join(str(error).split())
     LOG.error("a request of the page failed", exc_info=error)
@@ -157,7 +158,7 @@ def told(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> int:
-    """The status of an error."""
+    """Return the HTTP status of an error."""
     if isinstance(error, MissingError):
         return 404
     if isinstance(error, BusyError):
@@ -166,5 +167,5 @@ def status_of(error: Exception) -> int:
 
 
 def refusal(status: int, sentence: str) -> Response:
-    """An error in a sentence."""
+    """Make an error response of one sentence."""
     return Response(dumped({"error": sentence}), status, {"cache-control": "no-store"}, "application/json")

@@ -1,4 +1,4 @@
-"""Entry: a recording as the page keeps it: its name there, its maps, and the words along their axes."""
+"""A recording as the page stores it: its id, its maps, and the words along their axes."""
 
 import math
 import threading
@@ -36,9 +36,9 @@ Key = tuple[str, str | None, int, int | None]  # kind, part, layer, and head whe
 
 @dataclass(frozen=True)
 class Place:
-    """Where a head is: the kind of attention and the part of the model, the batch row, the layer within these, the head.
+    """Position of a head: the kind of attention and the part of the model, the batch row, the layer within these, the head.
 
-    The head counts those that were recorded; the model may have others before it, see Entry.number.
+    `head` counts the recorded heads; the model may have others before it, see `Entry.number`.
     """
 
     kind: str = "self"
@@ -61,9 +61,9 @@ class Attention:
 
 @dataclass(eq=False)
 class Entry:
-    """A recording under its id, and what else is to be said of it: what probably comes next, notes, the text it is of.
+    """A recording with its id, the likeliest next words, notes, and its text.
 
-    The text is there where the page's own model read it: what else there is to ask of the model can be asked on it.
+    `text` is set where the page's own model read it, so that the model can be examined on it.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Entry:
 
     @cached_property
     def attentions(self) -> list[Attention]:
-        """What was recorded, by kind and part."""
+        """Recorded layers by kind and part."""
         found = []
         parts: Sequence[str | None] = self.recording.last.parts or [None]
         for part in parts:
@@ -90,14 +90,14 @@ class Entry:
         return found
 
     def attention(self, place: Place) -> Attention:
-        """The layers of a place's kind and part."""
+        """Return the layers of a place's kind and part. Raises ConfigError where there are none."""
         for one in self.attentions:
             if one.kind == place.kind and place.part in (one.part, None):
                 return one
         raise ConfigError(f"there is no {place.kind} attention of part {place.part!r} in this recording.")
 
     def shape(self, place: Place) -> tuple[int, int, int, int]:
-        """The axes (b, h, q, k) of a place's layer; raises ConfigError where the place is not there."""
+        """Return the axes (b, h, q, k) of a place's layer. Raises ConfigError where the place does not exist."""
         attention = self.attention(place)
         within("layer", place.layer, len(attention.names))
         b, h, q, k = attention.shapes[place.layer]
@@ -106,16 +106,16 @@ class Entry:
         return b, h, q, k
 
     def layer(self, place: Place) -> AttentionMap:
-        """The map (1, h, q, k) of all heads of a place's layer, of its batch row."""
+        """Return the map (1, h, q, k) of all heads of a place's layer, of its batch row."""
         self.shape(place)
         return self.kept(place, None)[0].select(batch=place.b)
 
     def map(self, place: Place) -> AttentionMap:
-        """The map (1, 1, q, k) of a place's head."""
+        """Return the map (1, 1, q, k) of a place's head."""
         return self.known(place)[0]
 
     def known(self, place: Place) -> tuple[AttentionMap, int]:
-        """The map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
+        """Return the map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
         self.shape(place)
         strands = self.strands(place)
         if joins(strands) and size.of_strands(strands) > LAYER_BYTES:
@@ -125,7 +125,7 @@ class Entry:
         return found.select(batch=place.b, heads=place.head), count
 
     def kept(self, place: Place, head: int | None) -> tuple[AttentionMap, int]:
-        """A map of a place's layer, or of one of its heads, and its bytes; the last few are kept."""
+        """Return the map of a place's layer, or of one of its heads, and its bytes, from a cache of the last few."""
         part = self.attention(place).part
         key = place.kind, part, place.layer, head
         with self._lock:
@@ -140,11 +140,11 @@ class Entry:
             return self._maps[key]
 
     def strands(self, place: Place) -> list[Strand]:
-        """What was recorded of a place's layer."""
+        """Return the recorded calls of a place's layer."""
         return self.recording.last.of(place.layer, place.kind, self.attention(place).part)
 
     def values(self, place: Place) -> Tensor | None:
-        """The values (k, e) of a place's head, where they were kept."""
+        """Return the values (k, e) of a place's head, or None where they were not kept."""
         self.shape(place)
         part = self.attention(place).part
         one = alone(self.recording, place.kind, part, place.layer, place.head)
@@ -152,17 +152,17 @@ class Entry:
         return None if found is None else found[place.b, 0]
 
     def kind(self, place: Place) -> str | None:
-        """What kind of head this is, where that has been found."""
+        """Return the kind of a place's head, or None where it is not computed yet."""
         rows, _ = self.typed.get((place.kind, self.attention(place).part), ([], []))
         return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, self.number(place))), None)
 
     def number(self, place: Place) -> int:
-        """The number in the model of a place's head, which counts those that were recorded."""
+        """Return the number in the model of a place's head, which counts the recorded heads."""
         self.shape(place)
         return self.attention(place).numbers[place.layer][place.head]
 
     def words(self, place: Place) -> tuple[Sequence[str], Sequence[str]]:
-        """The words along the rows and along the columns of a place; numbers where there are none."""
+        """Return the words along the rows and the columns of a place, or their indices."""
         _, _, q, k = self.shape(place)
         attention = self.attention(place)
         lists, names = self.lists(place.b), (self.list_of(attention, 0), self.list_of(attention, 1))
@@ -170,9 +170,10 @@ class Entry:
         return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
 
     def lists(self, b: int = 0) -> dict[str, Sequence[str]]:
-        """The lists of words there are, of a batch row: `words`, and `queries`, the last of them, where some ran before.
+        """Return the lists of words of a batch row: `words`, and `queries`, the last of them, where earlier words are only
+        keys.
 
-        Of two texts also `source`, the other one, and `read`, what the decoder read, where that is not what it wrote.
+        With two texts also `source`, the other one, and `read`, what the decoder read, where that differs from what it wrote.
         """
         rows = self.rows
         if not rows:
@@ -190,12 +191,12 @@ class Entry:
 
     @cached_property
     def rows(self) -> list[Sequence[str]]:
-        """The words of the recording, of two texts the target's, of each batch row or of all; none where there are none."""
+        """Words of the recording, of two texts the target's, of each batch row or of all; empty where there are none."""
         tokens = self.recording.tokens
         return by_row(tokens.rows if isinstance(tokens, TwoTexts) else tokens) if tokens else []
 
     def list_of(self, attention: Attention, axis: int) -> str | None:
-        """The name of the list of words along an axis, rows or columns; None where none is of its length in all layers."""
+        """Return the name of the list of words along an axis, 0 for rows or 1 for columns; None where none fits all layers."""
         lengths = {shape[2 + axis] for shape in attention.shapes}
         lists, tokens = self.lists(), self.recording.tokens
         if isinstance(tokens, TwoTexts):
@@ -206,17 +207,17 @@ class Entry:
 
 
 def at(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
-    """The words of a batch row, or of all."""
+    """Return the words of a batch row, or of all rows."""
     return rows[b if len(rows) > 1 else 0]
 
 
 def joins(strands: list[Strand]) -> bool:
-    """Whether the map of a layer is joined of many calls, and so a copy of what they keep."""
+    """Return whether the map of a layer joins several calls, and so copies them."""
     return len(strands) > 1 or len(strands[0].pieces) > 1
 
 
 def shape(strands: list[Strand]) -> tuple[int, int, int, int]:
-    """The axes (b, h, q, k) of the map of a layer, without making it."""
+    """Return the axes (b, h, q, k) of the map of a layer, without making the map."""
     b, h = strands[0].pieces[-1].q.shape[:2]
     q = sum(piece.q.shape[2] for strand in strands for piece in strand.pieces)
     k = sum(strand.total - (strand.pieces[0].first if len(strand.pieces) == 1 else 0) for strand in strands)
@@ -224,12 +225,12 @@ def shape(strands: list[Strand]) -> tuple[int, int, int, int]:
 
 
 def short(word: str) -> str:
-    """A word, or the beginning of one of megabytes."""
+    """Cut a word at 256 letters."""
     return word if len(word) <= LETTERS else word[:LETTERS] + "…"
 
 
 def first(words: Sequence[str]) -> list[str]:
-    """The words that the summary brings along: 2,000, or fewer where they are long."""
+    """Return the words of the summary: the first 2,000, or fewer where they are long."""
     found, room = [], FIRST_LETTERS
     for word in words[:FIRST]:
         room -= min(len(word), LETTERS)
@@ -240,13 +241,13 @@ def first(words: Sequence[str]) -> list[str]:
 
 
 def within(name: str, number: int, count: int) -> None:
-    """Raises ConfigError for a number that counts none of so many."""
+    """Raise ConfigError for a number that is not at least 0 and below `count`."""
     if not 0 <= number < count:
         raise ConfigError(f"{name} must be at least 0 and below {count:,}, got {number}.")
 
 
 def layer(attention: Attention, n: int) -> dict[str, Any]:
-    """A layer in the summary; with the model's numbers of its heads where these are not simply counted."""
+    """Summarize a layer, with the model's numbers of its heads where these are not 0 to h - 1."""
     _, h, q, k = attention.shapes[n]
     found = {"name": short(attention.names[n]), "heads": h, "queries": q, "keys": k}
     numbers = attention.numbers[n]
@@ -254,7 +255,7 @@ def layer(attention: Attention, n: int) -> dict[str, Any]:
 
 
 def summary(entry: Entry) -> dict[str, Any]:
-    """What the page needs to know of a recording before it asks for anything else."""
+    """Summarize a recording: what the page needs before its other requests."""
     words = entry.lists()
     text = "".join((words.get("source") or words.get("words", ()))[:BEGINNING])
     return {

@@ -1,4 +1,4 @@
-"""Examined: who sees whom in the page's model, on the first words of what was typed, expected and found."""
+"""Examination of the page's model: the keys each word may see and sees, on the first words of the typed text."""
 
 from typing import Any
 
@@ -15,7 +15,8 @@ RULES = {"earlier": Causal(), "all": EVERYTHING}  # whom a word is expected to s
 
 
 def examined(speaker: Speaker, text: str, sees: str) -> dict[str, Any]:
-    """The report of regard.examine on the model that read a text, as JSON, its tables named by the text's first words.
+    """Return the report of regard.examine on the model that read a text, as JSON, its tables labeled with the text's first
+    words.
 
     Raises ConfigError for a rule that is not in RULES.
     """

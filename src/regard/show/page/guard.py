@@ -1,4 +1,4 @@
-"""Who may ask: the guard before every request, and the headers on every answer."""
+"""Security of the server: the check of every request, and the headers of every response."""
 
 import hmac
 import ipaddress
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Return whether an address is a loopback address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -36,23 +36,23 @@ def is_loopback(host: str) -> bool:
 
 
 def named(host: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
+    """Return the name in a Host header without its port, or None where it is invalid."""
     found = HOST.fullmatch(host)
     return found["name"].strip("[]").lower() if found else None
 
 
 class Guard:
-    """An application that lets through what comes from its own page, and puts its headers on every answer.
+    """An ASGI middleware that admits only requests of its own page, and adds its headers to every response.
 
-    On the loopback address Host must be a name of it, since any page can point a name of its own there (DNS rebinding).
-    Beyond it the page and everything under /api need the token. Everywhere an Origin must be the page's own.
+    On a loopback address Host must be a loopback name, since any site can point a name of its own there (DNS rebinding). On
+    other addresses the page and everything under /api need the token. An Origin must always be the page's own.
     """
 
     def __init__(self, inner: Application, refuse: Refuse, token: str | None) -> None:
         self.inner, self.refuse, self.token = inner, refuse, token
 
     async def __call__(self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             return
 
@@ -66,7 +66,7 @@ class Guard:
         await (self.refuse(*why) if why else self.inner)(scope, receive, dressed)
 
     def reason(self, scope: Message) -> tuple[int, str] | None:
-        """Why a request is refused: a status and a sentence; None where it is not."""
+        """Return the status and sentence with which a request is refused, or None where it is admitted."""
         size = (
             len(scope["query_string"])
             + len(scope["raw_path"])
@@ -94,6 +94,6 @@ class Guard:
 
 
 def token_in(query: bytes) -> str:
-    """The token in a page's address."""
+    """Return the token in a page's address, or an empty string."""
     found = re.search(r"(?:^|&)token=([A-Za-z0-9_-]{1,100})(?:&|$)", query.decode("latin-1"))
     return found[1] if found else ""

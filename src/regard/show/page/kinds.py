@@ -1,4 +1,4 @@
-"""What kind each head of a recording is, a head at a time."""
+"""The kind of each head of a recording, computed head by head."""
 
 import math
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ APART = 2**22  # weights of a head from which on the heads of a layer are gone o
 
 
 def typing(entry: Entry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]:
-    """A line for each head with the score of every detector, and how many are done; then the detectors and notes.
+    """Generate a line per head with the score of every detector and the progress; then the detectors and notes.
 
-    What was found is kept with the recording, so that the next to ask has it at once.
+    The result is stored with the recording, so that later requests have it at once.
     """
     attention = entry.attention(place)
     key = attention.kind, attention.part
@@ -33,7 +33,7 @@ def typing(entry: Entry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]
 
 
 def found(entry: Entry, place: Place, wanted: Wanted, alive: Alive) -> Iterator[Head]:
-    """The rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
+    """Generate the rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
     attention = entry.attention(place)
     for number, (b, h, q, k) in enumerate(attention.shapes):
         kind, part = attention.kind, attention.part
@@ -44,6 +44,6 @@ def found(entry: Entry, place: Place, wanted: Wanted, alive: Alive) -> Iterator[
 
 
 def line(row: Head) -> dict[str, Any]:
-    """A row as JSON."""
+    """Convert a row to JSON."""
     scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
     return {"layer": row.layer, "name": row.name, "head": row.head, "kind": row.kind, "scores": scores}

@@ -1,4 +1,4 @@
-"""Memory that has been freed goes back to the system: the C library keeps what threads free, hundreds of megabytes in time."""
+"""Return of freed memory to the system: the C library keeps what threads free, hundreds of megabytes in time."""
 
 import time
 
@@ -9,14 +9,14 @@ LARGE_BYTES = 2**20  # a bound of glibc's own grows with what is freed, up to 32
 
 
 class Tidy:
-    """Hands freed memory back: what is large at once, in the whole process; the rest when called, every few seconds at most."""
+    """Returns freed memory: large blocks at once, in the whole process; the rest when called, at most every few seconds."""
 
     def __init__(self) -> None:
         self.next = 0.0
         large_from(LARGE_BYTES)
 
     def due(self) -> bool:
-        """Whether it is time again."""
+        """Return whether the interval since the last call has passed."""
         return time.monotonic() >= self.next
 
     def __call__(self) -> None:

@@ -1,4 +1,4 @@
-"""Single weights, rows and columns of a recording's heads, exactly."""
+"""Exact weights, rows and columns of a recording's heads."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MOST = 100  # of the largest weights of a row or a column
 
 
 def cell(entry: Entry, place: Place, q: int, k: int) -> dict[str, Any]:
-    """One weight: its score, its rank among those of its row, 1 the largest, and how many keys its query sees."""
+    """Return one weight with its score, its rank in its row, 1 the largest, and the number of keys that its query sees."""
     m = entry.map(place)
     within("q", q, m.shape[2])
     within("k", k, m.shape[3])
@@ -41,22 +41,22 @@ def cell(entry: Entry, place: Place, q: int, k: int) -> dict[str, Any]:
 
 
 def row(entry: Entry, place: Place, q: int, heads: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """What query q looked at: the mean weights (k,) of some heads, or that of the place, and which keys it may see."""
+    """Compute the weights (k,) of query q, the mean of some heads or of the place's own, and which keys it may see."""
     within("q", q, entry.shape(place)[2])
     weights, seen = zip(*(row_of(entry.map(one), q) for one in places(entry, place, heads)), strict=True)
     return torch.stack(weights).mean(0), torch.stack(seen).any(0)
 
 
 def row_of(m: AttentionMap, q: int) -> tuple[Tensor, Tensor]:
-    """The weights (k,) of a row of a map of one matrix, and which keys its query may see."""
+    """Compute the weights (k,) of a row of a map of one matrix, and which keys its query may see."""
     keys, query = torch.arange(m.shape[3], device=m.device), torch.tensor([[q]], device=m.device)
     return m[0, 0, q], Look(m).may_see(0, 0, query, keys)[0]
 
 
 def column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
-    """What looked at key k: the mean weights (q,) of heads, each a map (1, 1, q, k), and which queries may see it.
+    """Compute the weights (q,) on key k, the mean of heads, each a map (1, 1, q, k), and which queries may see it.
 
-    Needs what the rows are divided by: a map that does not know that yet goes over its whole matrix.
+    Needs the denominators of the rows: a map that has none yet traverses its whole matrix.
     """
     _, _, q, keys = maps[0].shape
     within("k", k, keys)
@@ -66,7 +66,9 @@ def column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
 
 
 def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
-    """The n largest of some weights, with their places and words; none that is 0."""
+    """Return the n largest of some weights, with their positions and words, without zeros. Raises ConfigError for n outside 1
+    to 100.
+    """
     if not 1 <= n <= MOST:
         raise ConfigError(f"n must be at least 1 and at most {MOST}, got {n}.")
     values, places = weights.nan_to_num(0).topk(min(n, len(weights)))
@@ -78,12 +80,12 @@ def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
 
 
 def codes(weights: Tensor, seen: Tensor) -> Tensor:
-    """Weights as codes, 0 where nothing is visible."""
+    """Encode weights as codes, 0 where nothing is visible."""
     return coded(weights, seen)
 
 
 def places(entry: Entry, place: Place, heads: Sequence[int]) -> list[Place]:
-    """The places of some heads of a place's layer, or its own."""
+    """Return the places of some heads of a place's layer, or the place itself where none are given."""
     count = entry.shape(place)[1]
     for head in heads:
         within("head", head, count)
@@ -91,5 +93,5 @@ def places(entry: Entry, place: Place, heads: Sequence[int]) -> list[Place]:
 
 
 def number(x: float) -> float | None:
-    """A number that JSON can hold; None for NaN and the infinities."""
+    """Return a number, or None for NaN and the infinities, which are not JSON."""
     return x if math.isfinite(x) else None

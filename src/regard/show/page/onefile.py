@@ -1,4 +1,4 @@
-"""The page as one file that works from a disk, offline: the same page with its modules and all answers in it."""
+"""The page as one HTML file that works offline, with its modules and all answers in it."""
 
 import base64
 import gzip
@@ -36,12 +36,12 @@ Packed = tuple[str, bytes]  # an answer under the name that the page asks for it
 
 
 def page(recording: Recording, path: str | Path) -> None:
-    """Writes the page of a recording to one .html file, which needs neither server nor network.
+    """Write the page of a recording to one .html file, which needs neither server nor network.
 
-    It holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say), else
-    the zoom levels from the finest on that fits, and says so. Weights are codes of 16 bits, see regard.map.codes; exact
-    ones and scores are there where the heads together have at most a million. Raises ConfigError where nothing was recorded,
-    or there is no folder for the file.
+    The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
+    else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
+    exact ones and scores are included where the heads together have at most a million. Raises ConfigError where nothing was
+    recorded, or the folder of the file does not exist.
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Recording):
@@ -65,7 +65,7 @@ def page(recording: Recording, path: str | Path) -> None:
 
 
 def finest_level(entry: Entry) -> int:
-    """The finest zoom level at which the pictures of all heads, with those of all coarser levels, fit."""
+    """Find the finest zoom level at which the pictures of all heads, with those of all coarser levels, fit."""
     level = 0
     while pictures_bytes(entry, level) > PICTURES_BYTES:
         level += 1
@@ -73,7 +73,7 @@ def finest_level(entry: Entry) -> int:
 
 
 def pictures_bytes(entry: Entry, level: int) -> int:
-    """The bytes of the codes of all heads from a level on: a picture of level 0, a mean and a max of all others."""
+    """Compute the bytes of the codes of all heads from a level on: one picture of level 0, a mean and a max of all others."""
     found = 0
     for b, h, q, k in (shape for one in entry.attentions for shape in one.shapes):
         for z in range(level, max(coarsest(q, k), level) + 1):
@@ -82,12 +82,12 @@ def pictures_bytes(entry: Entry, level: int) -> int:
 
 
 def coarsest(q: int, k: int) -> int:
-    """The level that is a single tile."""
+    """Compute the level that is a single tile."""
     return max(max(q, k) - 1, 0).bit_length() - 8 if max(q, k) > TILE else 0
 
 
 def entries(entry: Entry, finest: int) -> Iterator[Packed]:
-    """Every answer, under the name that file.js asks for it by."""
+    """Generate every answer, under the name by which file.js requests it."""
     for name, words in entry.lists().items():
         yield f"{entry.id}/words?list={name}", dumped({"words": [short(word) for word in words]})
     for attention in entry.attentions:
@@ -104,7 +104,7 @@ def entries(entry: Entry, finest: int) -> Iterator[Packed]:
 
 
 def places(attention: Attention) -> Iterator[Place]:
-    """Every head of a kind and a part."""
+    """Generate the places of all heads of a kind and a part."""
     for layer, (b, h, _, _) in enumerate(attention.shapes):
         for row in range(b):
             for head in range(h):
@@ -112,7 +112,7 @@ def places(attention: Attention) -> Iterator[Place]:
 
 
 def of_head(entry: Entry, place: Place, finest: int) -> Iterator[Packed]:
-    """The answers about one head."""
+    """Generate the answers about one head."""
     named = f"kind={place.kind}&part={place.part or ''}&b={place.b}&layer={place.layer}&head={place.head}"
     opened = Opened(entry.map(place))
     *_, last = opening(entry, place, opened, never)
@@ -130,25 +130,25 @@ def of_head(entry: Entry, place: Place, finest: int) -> Iterator[Packed]:
 
 
 def level_of(opened: Opened, level: int, how: str) -> Tensor:
-    """The codes of a whole level."""
+    """Return the codes of a whole level."""
     rows, columns = (-(-pixels // TILE) for pixels in opened.pyramid.shape(level))
     lines = [[opened.pyramid.codes(level, r, c, how).to(torch.int32) for c in range(columns)] for r in range(rows)]  # type: ignore[arg-type]
     return torch.cat([torch.cat(line, 1) for line in lines])
 
 
 def little(numbers: Tensor, kind: str) -> bytes:
-    """Numbers as little-endian bytes."""
+    """Convert numbers to little-endian bytes."""
     return numbers.cpu().contiguous().numpy().astype(kind).tobytes()
 
 
 def script(name: str, data: bytes) -> str:
-    """An answer as an element that is no script: base64 of gzip."""
+    """Encode an answer as a script element that is not executed: base64 of gzip."""
     packed = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
     return f'<script type="application/json" data-name="{html.escape(name)}">"{packed}"</script>'
 
 
 def document(entry: Entry, parts: list[str]) -> str:
-    """index.html with its sheets, its modules and the answers in it."""
+    """Return index.html with its style sheets, its modules and the answers in it."""
     found = (STATIC / "index.html").read_text(encoding="utf-8")
     names = SHEET.findall(found)
     sheet = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names if (STATIC / name).is_file())
@@ -183,7 +183,7 @@ def document(entry: Entry, parts: list[str]) -> str:
 
 
 def modules() -> dict[str, str]:
-    """Every module by its bare name as a data: URL, its imports by bare names too."""
+    """Return every module by its bare name as a data: URL, with its imports by bare names too."""
     found = {}
     for path in sorted(STATIC.rglob("*.js")):
         name = path.relative_to(STATIC).as_posix()
@@ -197,9 +197,9 @@ def modules() -> dict[str, str]:
 
 
 def digest(text: str) -> str:
-    """What a Content-Security-Policy knows an inline text by."""
+    """Compute the hash of an inline text for a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def never() -> None:
-    """Nobody goes away."""
+    """Do nothing: an `Alive` without a client that could disconnect."""

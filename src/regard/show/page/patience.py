@@ -1,4 +1,4 @@
-"""How long the server waits for a client: a connection that is slow to ask, to send or to take is dropped."""
+"""Timeouts of the server: a connection that is slow to request, to send or to receive is dropped."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ CONNECTIONS = 256  # at a time; one more is closed at once
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol for HTTP/1.1, which waits for ever, with limits on waiting."""
+    """uvicorn's HTTP/1.1 protocol, which waits forever, with timeouts."""
 
     _asking: float  # since when no request is being answered
     _answering: float  # since when one is
@@ -30,7 +30,7 @@ class PatientProtocol(H11Protocol):
             transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Says in JSON, as all answers do, that what came is no request."""
+        """Send an error in JSON, the format of all answers, for an invalid request."""
         said = b'{"error":"what came is no HTTP request that is understood here."}'
         headers = {"content-type": "application/json", "content-length": len(said), "connection": "close", **HEADERS}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -46,7 +46,7 @@ class PatientProtocol(H11Protocol):
         super().on_response_complete()
 
     def look(self) -> None:
-        """Drops the connection where it has been slow, and else looks again a little later."""
+        """Drop the connection if it has been slow, else schedule the next check."""
         now = self.loop.time()
         if not self.transport.get_write_buffer_size():
             self._taking = now

@@ -1,4 +1,4 @@
-"""Pictures of a recording's heads, as codes: small ones of all heads of a layer, and tiles of one at every zoom."""
+"""Pictures of a recording's heads as codes: small ones of all heads of a layer, and tiles of one at every zoom level."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Alive = Callable[[], None]  # raises where nobody waits for the answer any more
 
 
 class Opened:
-    """One head that is looked at: its pyramid, gone over once by whoever comes first, while the others wait."""
+    """An opened head: its pyramid, computed once by the first thread that needs it, while the others wait."""
 
     def __init__(self, m: AttentionMap, copied: int = 0) -> None:
         self.pyramid, self.copied = Pyramid(m), copied
@@ -32,16 +32,18 @@ class Opened:
         self._turn = threading.Lock()
 
     def busy(self) -> bool:
-        """Whether somebody is going over it now."""
+        """Return whether a thread is computing the pyramid now."""
         return self._turn.locked()
 
     @property
     def nbytes(self) -> int:
-        """The bytes it keeps, those that its map keeps beside the recording among them."""
+        """Bytes of the pyramid, including those that its map keeps in addition to the recording."""
         return self.pyramid.nbytes + self.copied
 
     def strips(self, alive: Alive) -> Iterator[float]:
-        """The share that is done, until all is; alive is asked between strips, and who comes next goes on from there."""
+        """Compute the pyramid and yield the share that is done; alive() is called between strips, and the next caller
+        continues.
+        """
         while self.share < 1:
             if not self._turn.acquire(timeout=0.1):
                 alive()
@@ -56,21 +58,21 @@ class Opened:
                 self._turn.release()
 
     def wait(self, alive: Alive) -> Pyramid:
-        """The pyramid when it is known."""
+        """Return the pyramid once it is computed."""
         for _ in self.strips(alive):
             pass
         return self.pyramid
 
 
 def warm() -> None:
-    """Loads the compiled passes, so that the first picture does not wait for them."""
+    """Load the compiled passes, so that the first picture does not wait for them."""
     m = AttentionMap(torch.zeros(1, 1, 8, 4), torch.zeros(1, 1, 8, 4), Causal())
     m.overview()
     m.picture(torch.tensor([0, 2, 4]), torch.tensor([0, 2, 4]))
 
 
 def opening(entry: Entry, place: Place, opened: Opened, alive: Alive) -> Iterator[dict[str, Any]]:
-    """How far it is, and then all that is known of a head: its size, its kind, and profiles of its rows and columns."""
+    """Generate the progress, and then the statistics of a head: its size, its kind, and profiles of its rows and columns."""
     for share in opened.strips(alive):
         yield {"done": share}
     pyramid = opened.pyramid
@@ -82,7 +84,7 @@ def opening(entry: Entry, place: Place, opened: Opened, alive: Alive) -> Iterato
 
 
 def profile(numbers: Tensor) -> list[float | None]:
-    """The means of numbers (n,) in at most 512 bins; None of a bin with a NaN."""
+    """Compute the means of numbers (n,) in at most 512 bins, None for a bin with a NaN."""
     n = len(numbers)
     cuts = edges(0, n, min(n, BINS))
     broken = numbers.isnan()
@@ -94,9 +96,9 @@ def profile(numbers: Tensor) -> list[float | None]:
 
 
 def thumbs(entry: Entry, place: Place) -> tuple[Tensor, bool]:
-    """Small pictures of all heads of a place's layer, codes (h, r, c), the largest weights of each pixel.
+    """Compute small pictures of all heads of a place's layer: codes (h, r, c), the largest weight of each pixel.
 
-    The second is whether only some rows were looked at, which is so where the layer has more than 16 million weights.
+    The second result is whether only some rows were read, as in a layer of more than 16 million weights.
     """
     _, h, q, k = entry.shape(place)
     rows, columns = (edges(0, length, min(length, SMALL)) for length in (q, k))
@@ -109,12 +111,12 @@ def thumbs(entry: Entry, place: Place) -> tuple[Tensor, bool]:
 
 
 def small(m: AttentionMap, picture: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """A picture of a map of one matrix as codes, given where its pixels begin and, last, end."""
+    """Encode a picture of a map of one matrix as codes, given the edges of its pixels."""
     return coded(picture, visible(Look(m).plane(0, 0), rows, columns, picture == 0))
 
 
 def some_rows(m: AttentionMap, rows: Tensor, columns: Tensor) -> Tensor:
-    """The largest weights in the pixels of one head's picture, of a few rows of each pixel."""
+    """Compute the largest weights in the pixels of one head's picture, of a few rows of each pixel."""
     places = rows[:-1, None] + (2 * torch.arange(ROWS) + 1) * rows.diff()[:, None] // (2 * ROWS)
     bins = list(zip(columns[:-1].tolist(), columns[1:].tolist(), strict=True))
     found = []

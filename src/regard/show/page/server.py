@@ -1,4 +1,4 @@
-"""The live page: a recording, or a model and what is typed, served to a browser on this machine."""
+"""The live page: a recording, or a model and typed text, served to a browser on this machine."""
 
 import errno
 import gzip
@@ -50,7 +50,7 @@ class Page:
         self.session, self.desk = session, Desk()
 
     def routes(self) -> list[Route]:
-        """Every address there is."""
+        """List all routes."""
         return [
             Route("/", self.static, methods=GET),
             Route("/static/{path:path}", self.static, methods=GET),
@@ -65,7 +65,7 @@ class Page:
         ]
 
     def quick(self, answer: Answer) -> Callable[[Request], Any]:
-        """The route of something that is answered at once, when the heads it needs are known."""
+        """Make the route of a handler that runs at once after the heads it needs are computed."""
 
         async def route(request: Request) -> Response:
             asked.once(request.query_params.multi_items())
@@ -79,7 +79,7 @@ class Page:
         return route
 
     async def static(self, request: Request) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         name = request.path_params.get("path", "index.html")
         known = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.suffix in MEDIA}
         if name not in known:
@@ -88,19 +88,19 @@ class Page:
         return packed(request, Response(data, media_type=media, headers={"cache-control": "no-cache"}))
 
     async def heads(self, request: Request) -> Response:
-        """What kind each head is."""
+        """Stream the kind of each head."""
         entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
         entry.attention(place)
         return Lines(self.desk, request, lambda alive: typing(entry, place, alive))
 
     async def open(self, request: Request) -> Response:
-        """Goes over a head."""
+        """Compute a head and stream its progress."""
         entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
         entry.shape(place)
         return Lines(self.desk, request, lambda alive: opening(entry, place, self.session.opened(entry, place), alive))
 
     async def type(self, request: Request) -> Response:
-        """Runs the model."""
+        """Run the model on a text."""
         text = asked.body(await read(request), {"text": str})["text"]
 
         def work(alive: Alive, found: list[Any]) -> Response:
@@ -109,7 +109,7 @@ class Page:
         return await self.desk.answer(request, work, long=True)
 
     async def translation(self, request: Request) -> Response:
-        """Runs the example's translator."""
+        """Run the example's translator."""
         asked.body(await read(request), {})
 
         def work(alive: Alive, found: list[Any]) -> Response:
@@ -118,7 +118,7 @@ class Page:
         return await self.desk.answer(request, work, long=True)
 
     async def examination(self, request: Request) -> Response:
-        """Examines the model on what a recording is of."""
+        """Examine the model on the text of a recording."""
         sees = asked.body(await read(request), {"sees": str})["sees"]
 
         def work(alive: Alive, found: list[Any]) -> Response:
@@ -127,7 +127,7 @@ class Page:
         return await self.desk.answer(request, work, long=True)
 
     async def generate(self, request: Request) -> Response:
-        """Lets the model write."""
+        """Stream the text that the model generates."""
         kinds: dict[str, type | tuple[type, ...]] = {"text": str, "tokens": int, "temperature": (int, float)}
         data = await read(request)
         found = asked.body(data, kinds)
@@ -140,7 +140,7 @@ class Page:
 
 
 async def read(request: Request) -> bytes:
-    """The body of a request, of JSON and not too large."""
+    """Read the body of a request. Raises HTTPException where it is not JSON, too large or incomplete."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the request must be JSON: Content-Type: application/json.")
     found = bytearray()
@@ -155,7 +155,7 @@ async def read(request: Request) -> bytes:
 
 
 def packed(request: Request, response: Response) -> Response:
-    """The answer, smaller where the client can unpack it and it is worth it; kept by nobody but the client's own page."""
+    """Compress a response where the client accepts it and it is worth it; only the client's own page may keep it."""
     response.headers.setdefault("cache-control", "no-store")
     if len(response.body) >= WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
         quick = response.media_type == "application/octet-stream"  # codes: a tile must not wait for the last per cent
@@ -167,7 +167,7 @@ def packed(request: Request, response: Response) -> Response:
 
 
 async def failed(request: Request, error: Exception) -> Response:
-    """Any error as one sentence."""
+    """Convert any error to a response of one sentence."""
     if isinstance(error, HTTPException):
         sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not understood at this address."}
         detail = str(error.detail)
@@ -178,7 +178,7 @@ async def failed(request: Request, error: Exception) -> Response:
 
 
 def application(page: Page, token: str | None = None) -> Guard:
-    """The whole application of a page."""
+    """Make the ASGI application of a page."""
     handlers = {HTTPException: failed, RegardError: failed, Exception: failed}
     inner = Starlette(routes=page.routes(), exception_handlers=handlers)
     inner.router.redirect_slashes = False
@@ -186,24 +186,26 @@ def application(page: Page, token: str | None = None) -> Guard:
 
 
 class Quiet(uvicorn.Server):
-    """uvicorn's server, which says when it is there, and does not pass Ctrl-C and SIGTERM on when it has ended at them."""
+    """uvicorn's server, which calls `ready` when it listens, and does not raise Ctrl-C and SIGTERM again after they have ended
+    it.
+    """
 
     ready: Callable[[], None] = staticmethod(lambda: None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to listen."""
+        """Start listening."""
         await super().startup(sockets)
         self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends, and what is being answered with it."""
+        """Shut down, and cancel the active requests."""
         for task in self.server_state.tasks:
             task.cancel()
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A context in which both signals are taken, in the main thread, where they come."""
+        """Handle both signals in a context, in the main thread only, where they arrive."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -216,7 +218,7 @@ class Quiet(uvicorn.Server):
 
 
 class Server:
-    """A page that is being served; it has an address, and stops when it is told to, or at the end of a with statement."""
+    """A page that is being served: it has an address, and stops by a signal, by `stop`, or at the end of a with statement."""
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
         self._socket = bound(host, port)
@@ -242,18 +244,18 @@ class Server:
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}/" + (f"?token={self.token}" if self.token else "")
 
     def announce(self, open_browser: bool = False) -> None:
-        """Prints the address, and opens it in a browser where that is asked."""
+        """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nCtrl-C ends it.", flush=True)
         if open_browser:  # one of the terminal holds its thread until it is left
             threading.Thread(target=self.browse, name="regard-browser", daemon=True).start()
 
     def browse(self) -> None:
-        """Opens the address in a browser."""
+        """Open the address in a browser."""
         if not webbrowser.open(self.address):
             print("There is no browser to open here; the address is above.", flush=True)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serves until Ctrl-C, or until the process is told to end; ready is called once it does."""
+        """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens."""
         self._server.ready = ready
         # a daemon, as a thread begun by one is unless it is told otherwise, aborts the process where it is cut off inside torch
         threading.Thread(target=begin, name="regard-warm", daemon=False).start()
@@ -263,7 +265,7 @@ class Server:
             self.page.desk.close()
 
     def start(self) -> "Server":
-        """Serves in a thread of its own."""
+        """Serve in a thread of its own."""
         self._thread = threading.Thread(target=self.run, name="regard-server", daemon=True)
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
@@ -271,7 +273,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Ends the thread, and what is being answered in it."""
+        """Stop the thread, and cancel the active requests."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join()
@@ -285,13 +287,13 @@ class Server:
 
 
 def begin() -> None:
-    """Loads what takes a second the first time, while a browser is still on its way."""
+    """Load what takes a second the first time, while the browser starts."""
     examples()
     warm()
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at an address."""
+    """Bind a socket to an address. Raises ConfigError where that fails."""
     with ExitStack() as undo:
         try:
             wanted = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP, "flags": socket.AI_PASSIVE}
@@ -313,9 +315,10 @@ def bound(host: str, port: int) -> socket.socket:
 def server(
     subject: Any = None, *, text: str | None = None, speaker: Any = None, host: str = "127.0.0.1", port: int = 0
 ) -> Server:
-    """The server of a recording or of a model, or of both; the model reads a text first where there is one.
+    """Make the server of a recording, of a model, or of both; the model reads `text` first where it is given.
 
-    It runs with run(), until it is told to end, or in a thread of its own, in a with statement.
+    Runs by run(), until a signal ends it, or in a thread of its own, in a with statement. Raises ConfigError without recording
+    and model.
     """
     recording = subject if isinstance(subject, Recording) else None
     model = speaker if recording is not None or subject is None else subject

@@ -1,4 +1,4 @@
-"""Session: the recordings that a page looks at, within a bound of memory, and the model that makes more of them."""
+"""The recordings that a page shows, within a memory limit, and the model that makes more of them."""
 
 import functools
 import threading
@@ -30,7 +30,7 @@ TRANSLATION = "translation"  # the id of the example's recording
 
 
 class Session:
-    """Recordings by id, the opened heads, and a model; what is asked of it may be asked by several threads."""
+    """Recordings by id, the opened heads, and a model; several threads may use it at once."""
 
     def __init__(
         self, recording: Recording | None = None, speaker: Speaker | Translating | None = None, version: str = ""
@@ -45,7 +45,7 @@ class Session:
             self._kept.add(self.add(recording).id)
 
     def start(self) -> dict[str, Any]:
-        """What a page begins with."""
+        """Return the initial state of the page."""
         with self._lock:
             recordings = [summary(entry) for name, entry in self._entries.items() if name != TRANSLATION]
         return {
@@ -68,7 +68,7 @@ class Session:
         name: str | None = None,
         text: str | None = None,
     ) -> Entry:
-        """Keeps a recording; of those typed before, the oldest go where there are too many."""
+        """Store a recording; the oldest of the typed ones are removed where there are too many."""
         with self._lock:
             self._count += name is None
             entry = Entry(name or f"r{self._count}", recording, coming, notes or [], text)
@@ -80,20 +80,20 @@ class Session:
             return entry
 
     def forget(self, name: str) -> None:
-        """Drops a recording and all that was found in it."""
+        """Remove a recording and all that was computed from it."""
         del self._entries[name]
         for key in [key for key in self._opened if key[0] == name]:
             del self._opened[key]
 
     def entry(self, name: str) -> Entry:
-        """A recording by its id."""
+        """Return a recording by its id. Raises MissingError where it does not exist."""
         with self._lock:
             if name in self._entries:
                 return self._entries[name]
         raise MissingError(f"there is no recording {name[:20]!r} any more; the oldest of those typed make room for new ones.")
 
     def opened(self, entry: Entry, place: Place) -> Opened:
-        """A head that is looked at; to make room for one, those longest not looked at go before it is gone over."""
+        """Return an opened head; the least recently used ones are removed to make room, before it is computed."""
         key = entry.id, replace(place, part=entry.attention(place).part)
         with self._lock:
             known = self._opened.get(key)
@@ -107,19 +107,21 @@ class Session:
             return found
 
     def heads(self) -> list[Opened]:
-        """The heads that are kept."""
+        """Return the opened heads."""
         with self._lock:
             return list(self._opened.values())
 
     def type(self, text: str, alive: Alive) -> dict[str, Any]:
-        """Runs the model on a text: the summary of the new recording."""
+        """Run the model on a text, and return the summary of the new recording."""
         speaker = self.running(text)
         own = None if isinstance(speaker, Translating) else text
         with turn(self._model, alive):
             return summary(self.add(*typed(speaker, text, READ), text=own))
 
     def examination(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
-        """Who sees whom in the model, on the first words of a recording of what was typed."""
+        """Examine the model on the first words of a typed text, given its recording. Raises MissingError where that is not
+        possible.
+        """
         text = self.entry(name).text
         if text is None or self.speaker is None or isinstance(self.speaker, Translating):
             raise MissingError("who sees whom is asked of a model on what it read here: type a text, and ask again.")
@@ -127,7 +129,7 @@ class Session:
             return examined(self.speaker, text, sees)
 
     def translation(self, alive: Alive) -> dict[str, Any]:
-        """The summary of the example's recording, made when it is first asked for."""
+        """Return the summary of the example's recording, made on the first request."""
         if not translating.carried():
             raise MissingError("this package carries no translator, so there is no translation to show.")
         with turn(self._model, alive):
@@ -135,7 +137,7 @@ class Session:
             return summary(known or self.add(translating.example(), name=TRANSLATION))
 
     def write(self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive) -> Iterator[dict[str, Any]]:
-        """Lets the model write on from a text, token by token; at last the summary of the recording of it."""
+        """Generate text with the model, token by token, and yield the summary of its recording last."""
         speaker = self.running(text)
         if not 1 <= tokens <= TOKENS:
             raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
@@ -144,7 +146,7 @@ class Session:
                 yield {"recording": summary(self.add(one, text=text or None))} if isinstance(one, Recording) else one
 
     def running(self, text: str) -> Speaker | Translating:
-        """The model, where there is one and the text is not too long."""
+        """Return the model. Raises ConfigError where there is none or the text is too long."""
         if self.speaker is None:
             raise ConfigError("this page has no model to run: start it with one, regard serve --model NAME.")
         if len(text) > CHARACTERS:
@@ -153,12 +155,12 @@ class Session:
 
 
 def limits() -> dict[str, int]:
-    """What is asked for at most."""
+    """Return the limits of requests."""
     return {"characters": CHARACTERS, "tokens": TOKENS, "steps": STEPS}
 
 
 @functools.cache
 def examples() -> list[dict[str, str]]:
-    """The lectures' examples by name."""
+    """List the lectures' examples by name."""
     found = {name: lectures.example(name).title for name in lectures.EXAMPLES}
     return [{"name": name, "title": title, "summary": lectures.summary(name)} for name, title in found.items()]

@@ -1,4 +1,4 @@
-"""How many bytes of memory recordings and maps hold, tables of who sees whom among them."""
+"""Memory in bytes of recordings and maps, including the tables of masks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,12 +14,12 @@ from regard.observe.strand import Strand
 
 
 def of_recording(recording: Recording) -> int:
-    """What it keeps of all its runs; what several calls share is counted once."""
+    """Compute the bytes of all runs of a recording; what several calls share is counted once."""
     return of_strands([strand for run in recording.runs for strand in run.strands.values()])
 
 
 def of_strands(strands: Sequence[Strand]) -> int:
-    """What some modules' calls keep."""
+    """Compute the bytes of the calls of some modules."""
     pieces = [piece for strand in strands for piece in strand.pieces]
     found = [keys for strand in strands for keys in strand.keys]
     for piece in pieces:
@@ -29,13 +29,13 @@ def of_strands(strands: Sequence[Strand]) -> int:
 
 
 def of_map(m: AttentionMap) -> int:
-    """What a map of one matrix keeps, whoever else keeps it too."""
+    """Compute the bytes of a map of one matrix, including those that it shares."""
     request = Look(m).plane(0, 0).request
     return m.nbytes + held(tables(request.mask))
 
 
 def tables(mask: Mask) -> list[Tensor]:
-    """The tensors that a rule is written in."""
+    """List the tensors of a mask."""
     found: list[Tensor] = []
 
     def look(one: Mask) -> Mask:
@@ -50,5 +50,5 @@ def tables(mask: Mask) -> list[Tensor]:
 
 
 def held(tensors: Iterable[Tensor]) -> int:
-    """The bytes behind some tensors, of which several may be parts of one."""
+    """Compute the bytes of the storages of some tensors, each storage once."""
     return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

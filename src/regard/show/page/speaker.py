@@ -1,4 +1,4 @@
-"""Speaker: the model that the page runs on what is typed, and what it writes."""
+"""The model that the page runs on typed text, and what it generates."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -33,35 +33,38 @@ SENTENCES = (  # the first three that a model can read are offered
 
 
 class Speaker(Protocol):
-    """A model in evaluation mode, and what turns a text into its tokens."""
+    """A model in evaluation mode, and its tokenizer."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the model."""
 
     @property
     def model(self) -> nn.Module:
-        """What is recorded."""
+        """Module that is recorded."""
 
     @property
     def context(self) -> int | None:
-        """How many tokens it was made for, where it says so."""
+        """Number of tokens that the model was made for, or None."""
 
     def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
-        """The first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
+        """Return the first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
 
     def encode(self, text: str) -> list[int]:
-        """All tokens of a text and nothing else."""
+        """Return all tokens of a text and nothing else."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
 
     def run(self, ids: Tensor) -> object:
-        """The model on tokens."""
+        """Run the model on tokens."""
 
 
 def speaker_of(model: Any) -> Speaker | Translating:
-    """A model and its vocabulary, given a GPT2, a translator of this house, or what has both already."""
+    """Return a model with its tokenizer, given a GPT2, a translator of regard, or an object that has both already.
+
+    Raises ConfigError for anything else.
+    """
     if isinstance(model, GPT2):
         return Own("GPT-2", model)
     if isinstance(model, translating.Translator):
@@ -75,12 +78,12 @@ def speaker_of(model: Any) -> Speaker | Translating:
 
 
 def writes(speaker: Speaker | Translating | None) -> bool:
-    """Whether it can write on from a text."""
+    """Return whether the model can continue a text."""
     return isinstance(speaker, Own)
 
 
 def typed(speaker: Speaker | Translating, text: str, most: int) -> tuple[Recording, list[dict[str, Any]] | None, list[str]]:
-    """The recording of a model on the first tokens of a text, what it holds likely next, and notes."""
+    """Record a model on the first tokens of a text; return the recording, the likeliest next words, and notes."""
     if isinstance(speaker, Translating):
         note = byte_note(speaker.pieces(speaker.ids(text)))
         return translating.recorded(speaker, text, most), None, [note] if note else []
@@ -93,7 +96,7 @@ def typed(speaker: Speaker | Translating, text: str, most: int) -> tuple[Recordi
 
 
 def coming(speaker: Speaker, said: object) -> list[dict[str, Any]] | None:
-    """The likeliest next words, by the logits (1, t, n); None of a model that does not foretell them."""
+    """Return the likeliest next words, by the logits (1, t, n), or None for a model that does not predict them."""
     logits = getattr(said, "logits", said)
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         return None
@@ -105,7 +108,7 @@ def coming(speaker: Speaker, said: object) -> list[dict[str, Any]] | None:
 def written(
     speaker: Speaker | Translating, text: str, tokens: int, temperature: float, seed: int | None
 ) -> Iterator[dict[str, Any] | Recording]:
-    """Each new token as JSON, with what was likely and what it looked at; at last the recording of all."""
+    """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last."""
     if not isinstance(speaker, Own):
         raise ConfigError(
             f"{speaker.name} can be looked at here, but does not write: the page writes with regard's own GPT-2s."
@@ -132,7 +135,7 @@ def written(
 
 
 def refuse_beyond(speaker: Own, begun: int, tokens: int) -> None:
-    """Raises ConfigError where there is no room for so many more tokens; the last one is not read."""
+    """Raise ConfigError where the context has no room for `tokens` more; the last one is not read."""
     room = speaker.context - begun + 1
     if tokens > room:
         fits = f"choose at most {room:,} more" if room > 0 else "shorten it"
@@ -143,14 +146,14 @@ def refuse_beyond(speaker: Own, begun: int, tokens: int) -> None:
 
 
 def sentences(speaker: Speaker | Translating | None) -> list[str]:
-    """Three texts to try, which the model can read."""
+    """Return three texts to try that the model can read."""
     if isinstance(speaker, Translating):
         return list(translating.SENTENCES)
     return [] if speaker is None else [text for text in SENTENCES if reads(speaker, text)][:3]
 
 
 def reads(speaker: Speaker, text: str) -> bool:
-    """Whether a model can read a text: those of few letters refuse others."""
+    """Return whether a model can read a text; models of few letters refuse others."""
     try:
         return bool(speaker.encode(text))
     except RegardError:

@@ -1,4 +1,4 @@
-"""STEPS, what the Steps view computes from: q, k, v and the rule of one head, or of one of the lectures' examples, as JSON."""
+"""STEPS, the data of the Steps view: q, k, v and the mask of one head, or of one of the lectures' examples, as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ KEYS = 24  # of the one row that is shown of a long text
 
 
 def steps_of(entry: Entry, place: Place, q: int | None, most: int) -> dict[str, Any]:
-    """STEPS of a head: of all its queries and keys where there are at most so many, else of query q with its largest keys.
+    """Return the STEPS of a head: of all its queries and keys if at most `most`, else of query q with its largest keys.
 
     Raises ConfigError where there is no such query, DataError where a number is not finite.
     """
@@ -38,7 +38,7 @@ def steps_of(entry: Entry, place: Place, q: int | None, most: int) -> dict[str, 
 
 
 def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns: Sequence[str]) -> dict[str, Any]:
-    """STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
+    """Return the STEPS of one query with the keys it attends to most; the exponentials of all others are in the sink."""
     query, everywhere = torch.tensor([q]), torch.arange(plane.shape[1])
     (row,) = plane.masked(query, everywhere)
     count = min(KEYS, int((row != -torch.inf).sum()))
@@ -57,7 +57,7 @@ def one_row(entry: Entry, place: Place, plane: Plane, q: int, asks: str, columns
 
 
 def told(entry: Entry, place: Place, rows: Sequence[str], columns: Sequence[str], focus: int) -> dict[str, Any]:
-    """What STEPS say in words of a head."""
+    """Return the texts of the STEPS of a head."""
     return {
         "title": f"layer {place.layer}, head {entry.number(place)}",
         "source": None,
@@ -69,7 +69,7 @@ def told(entry: Entry, place: Place, rows: Sequence[str], columns: Sequence[str]
 
 
 def laid_out(plane: Plane, queries: Tensor, keys: Tensor, values: Tensor | None) -> dict[str, Any]:
-    """The numbers of STEPS: what attend would be given for these queries and keys."""
+    """Return the numbers of STEPS: the arguments of attend for these queries and keys."""
     bias = None if plane.bias is None else plane.bias[queries.unsqueeze(-1), keys]
     visible = plane.visible(queries.unsqueeze(-1), keys).expand(len(queries), len(keys))
     if bias is not None:
@@ -90,7 +90,10 @@ def laid_out(plane: Plane, queries: Tensor, keys: Tensor, values: Tensor | None)
 
 
 def example_steps(name: str, head: int = 0) -> dict[str, Any]:
-    """STEPS of one of the lectures' examples, and of one of its heads, with the scenes before and after them."""
+    """Return the STEPS of one of the lectures' examples, for one of its heads, with what comes before and after them.
+
+    Raises ConfigError where there is no such head.
+    """
     found = example(name)
     several = found.steps is not None and found.steps.scores.dim() == 3
     heads = len(found.steps.scores) if found.steps is not None and several else 1
@@ -114,12 +117,12 @@ def example_steps(name: str, head: int = 0) -> dict[str, Any]:
 
 
 def nothing() -> dict[str, Any]:
-    """The numbers of STEPS where nothing is attended to."""
+    """Return the numbers of STEPS for an example without attention."""
     return dict.fromkeys(("q", "k", "v", "scores", "softcap", "bias", "sink", "visible")) | {"scale": 1.0}
 
 
 def of_example(found: Example, steps: Steps, head: int | None) -> dict[str, Any]:
-    """The numbers of STEPS of an example, of one of its heads where it has several."""
+    """Return the numbers of the STEPS of an example, for one of its heads where it has several."""
     steps = steps if head is None else Steps(*(part[head] for _, part in steps.items()))
     q, k, v = (part if part is None or head is None else part[head] for part in (found.q, found.k, found.v))
     leaky = found.right is not None  # its mask writes 0 where -inf belongs
@@ -143,7 +146,7 @@ def of_example(found: Example, steps: Steps, head: int | None) -> dict[str, Any]
 
 
 def scene(one: Scene) -> dict[str, Any]:
-    """A scene as JSON."""
+    """Convert a `Scene` to JSON."""
     return {
         "name": one.name,
         "formula": one.formula,
@@ -154,13 +157,13 @@ def scene(one: Scene) -> dict[str, Any]:
 
 
 def panel(one: Panel) -> dict[str, Any]:
-    """A table as JSON; a number that JSON cannot hold is a string, as in regard walk --json."""
+    """Convert a table to JSON; a number that JSON cannot hold is a string, as in regard walk --json."""
     values = [[number if math.isfinite(number) else str(number) for number in row] for row in one.values.tolist()]
     return {"title": one.title, "rows": list(one.rows), "columns": list(one.columns), "axes": one.axes, "values": values}
 
 
 def numbers(name: str, values: Tensor) -> Any:
-    """Numbers as lists, or DataError where one is not finite and cannot be told as JSON."""
+    """Convert numbers to lists. Raises DataError where one is not finite, which JSON cannot hold."""
     if not values.isfinite().all():
         raise DataError(
             f"{name} of this head holds numbers that are not finite, so its steps cannot be drawn. Look at its map."
@@ -169,5 +172,5 @@ def numbers(name: str, values: Tensor) -> Any:
 
 
 def finite(value: Tensor) -> float | None:
-    """A score as a number; None where it is -inf and takes nothing."""
+    """Return a score as a number, or None where it is -inf and takes nothing."""
     return float(value) if value.isfinite() else None

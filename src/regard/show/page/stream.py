@@ -1,4 +1,4 @@
-"""Lines: an answer that comes an object a line, as they are found, for as long as somebody reads it."""
+"""Streaming responses: one object per line, sent as it is computed, as long as the client reads."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ STREAM_SECONDS = 3600.0
 
 
 class Line(NamedTuple):
-    """What is sent, whether it is the last, and the status of one that says what went wrong."""
+    """Data to send, whether it is the last, and the status of one that is an error."""
 
     data: bytes = b""
     last: bool = False
@@ -26,9 +26,9 @@ class Line(NamedTuple):
 
 
 class Lines(Response):
-    """NDJSON, an object a line as they come; an error in words is the last line of a stream that failed.
+    """An NDJSON response, an object per line as it is computed; an error is the last line of a stream that failed.
 
-    What fails before its first line is no stream, but an error with its status.
+    What fails before its first line is an error response with its status instead.
     """
 
     media_type = "application/x-ndjson"
@@ -72,14 +72,14 @@ class Lines(Response):
             doing.cancel()
 
     def head(self, first: Line) -> list[tuple[bytes, bytes]]:
-        """The headers of an answer that begins so."""
+        """Return the headers of a response that begins with this line."""
         if first.status != 200:
             self.headers["content-type"] = "application/json"
         return self.raw_headers
 
 
 async def coming(queue: "asyncio.Queue[Line]", leaving: "asyncio.Future[Any]", until: float) -> Line:
-    """The next line; GoneError where the client has gone, and what to say where the time is up."""
+    """Return the next line, or an error line where the time is up. Raises GoneError where the client has disconnected."""
     getting: asyncio.Future[Line] = asyncio.ensure_future(queue.get())
     await asyncio.wait({getting, leaving}, timeout=max(until - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED)
     if getting.done():
@@ -91,12 +91,12 @@ async def coming(queue: "asyncio.Queue[Line]", leaving: "asyncio.Future[Any]", u
 
 
 def failure(status: int, sentence: str) -> Line:
-    """The last line of a stream that failed."""
+    """Make the last line of a stream that failed."""
     return Line(dumped({"error": sentence}) + b"\n", True, status)
 
 
 def worked(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, hand: Callable[[Line], None]) -> None:
-    """Runs an iterator in one thread from its beginning to its end, since the contexts in it belong to a thread."""
+    """Run an iterator in one thread from beginning to end, since the contexts in it belong to a thread."""
     iterator: Iterator[dict[str, Any]] = iter(())
     try:
         try:

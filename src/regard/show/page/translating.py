@@ -1,4 +1,4 @@
-"""Translating: a translator that the page runs on what is typed: what it writes, and what it looked at for each word of it."""
+"""Translators that the page runs on typed text, with the translation and what each of its words attends to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,51 +20,54 @@ Translator = RecurrentTranslator | Transformer
 
 @dataclass(frozen=True, eq=False)
 class Translating:
-    """A translator of this house, with its vocabulary."""
+    """A translator of regard, with its vocabulary."""
 
     name: str
     model: Translator
 
     @property
     def context(self) -> int | None:
-        """How many tokens it reads at most, where there is a bound."""
+        """Maximum number of tokens that the model reads, or None."""
         return self.model.context
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a sentence and its end, white space as where the model learned."""
+        """Return the tokens of a sentence and its end, with white space as in training. Raises DataError where there is no
+        word.
+        """
         words, end = " ".join(text.split()), ending(self.model)
         if not words or self.model.text is None:
             raise DataError("there is no word to translate.")
         return [*self.model.text.encode(words), end]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as they are shown."""
+        """Return the text of each token."""
         end = ending(self.model)
         words = self.model.text.pieces(ids) if self.model.text is not None else map(str, ids)
         return [END if one == end else word for one, word in zip(ids, words, strict=True)]
 
 
 def translating(name: str, model: Translator) -> Translating:
-    """A translator under a name; ConfigError where it has no attention."""
+    """Wrap a translator under a name. Raises ConfigError where it has no attention."""
     if isinstance(model, RecurrentTranslator) and model.attention is None:
         raise ConfigError(f"{name} has no attention to look at: regard translate prints what it writes.")
     return Translating(name, model)
 
 
 def carried() -> bool:
-    """Whether the example's translator is in this package."""
+    """Return whether the example's translator is in this package."""
     return CARRIED[EXAMPLE].is_dir()
 
 
 def example() -> Recording:
-    """The recording of the sentence that is the example."""
+    """Record the translation of the example sentence."""
     return recorded(translating(EXAMPLE, translator.load(CARRIED[EXAMPLE])), SENTENCE, len(SENTENCE))
 
 
 def recorded(speaker: Translating, text: str, most: int) -> Recording:
-    """What a translator looks at as it writes the likeliest translation of a sentence.
+    """Record the attention of a translator as it writes the likeliest translation of a sentence.
 
-    A row of its cross attention is the word that was written there; the decoder's own attention is of the words it had read.
+    A row of the cross attention is the word that was written there; the decoder's self attention is of the words it had read.
+    Raises ConfigError where the sentence is too long.
     """
     model, source, end = speaker.model, speaker.ids(text), ending(speaker.model)
     bound = min(most, speaker.context or most)

@@ -1,4 +1,4 @@
-"""The model for one at a time, and for as long as somebody waits for what it computes."""
+"""Exclusive use of the model, as long as the client that waits for the result is connected."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 @contextmanager
 def turn(lock: threading.Lock, alive: Callable[[], None]) -> Iterator[None]:
-    """A context in which this thread has the lock; alive() is asked while it waits, and before each module that it runs."""
+    """Hold the lock in a context; alive() is called while this thread waits, and before each module that it runs."""
     own = threading.get_ident()
 
     def ask(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A corpus: texts as tokens on disk, prepared once, and a reader that gives any batch of them without reading those before."""
+"""A corpus: texts as tokens on disk, prepared once, and a reader that returns any batch without reading those before it."""
 
 from regard.text.corpus.prepare import prepare
 from regard.text.corpus.reader import Batch, Reader

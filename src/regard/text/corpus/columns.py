@@ -1,4 +1,4 @@
-"""Columns: long rows of numbers on disk, .npy files that are written as the numbers come and checked when first read."""
+"""Columns: long arrays of integers on disk, .npy files that are written incrementally and verified when first read."""
 
 import io
 import os
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from regard.errors import DataError
 
 Numbers = NDArray[np.integer]
-LONGEST = 1 << 16  # bytes of a header, by the format
+LONGEST = 1 << 16  # most bytes of a header, by the format
 DTYPES = ("<u2", "<u4", "<i4", "<i8")
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of a file of numbers: its name, how many of which kind, how many bytes, and their checksum."""
+    """The description of a file of integers: name, dtype, count, bytes, and checksum."""
 
     name: str
     dtype: str
     count: int
     size: int
-    crc32: int  # of the numbers, and then of what stands before them
+    crc32: int  # of the numbers, followed by the header
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or Path(self.name).name != self.name or self.name in ("", ".."):
@@ -38,7 +38,7 @@ class Column:
             raise ValueError(f"{self.name} cannot have {self.count:,} numbers of {self.dtype} in {self.size:,} bytes")
 
     def weighed(self, folder: Path) -> None:
-        """DataError where the file is not there or not as long as it was written."""
+        """Raise DataError if the file is missing or does not have the size that was written."""
         path = folder / self.name
         if not path.is_file():
             raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
@@ -49,7 +49,7 @@ class Column:
             )
 
     def opened(self, folder: Path) -> Numbers:
-        """The numbers, left on disk; DataError where they are not those that were written."""
+        """Return the numbers, memory-mapped; raise DataError if they are not those that were written."""
         path = folder / self.name
         self.weighed(folder)
         start = self.size - self.count * np.dtype(self.dtype).itemsize
@@ -76,14 +76,14 @@ class Growing:
         self._file.write(header(dtype, 0))
 
     def add(self, numbers: Numbers) -> None:
-        """Writes more numbers."""
+        """Append numbers to the file."""
         data = np.ascontiguousarray(numbers, np.dtype(self.dtype))
         self._file.write(data.data)
         self.crc32 = zlib.crc32(data.data, self.crc32)
         self.count += len(data)
 
     def close(self) -> Column:
-        """Says at the file's beginning how many there are, and sees that all of it is on disk."""
+        """Write the final header, flush the file to disk, and return its description."""
         size, beginning = self._file.tell(), header(self.dtype, self.count)
         self._file.seek(0)
         self._file.write(beginning)
@@ -93,12 +93,12 @@ class Growing:
         return Column(self.path.name, self.dtype, self.count, size, zlib.crc32(beginning, self.crc32))
 
     def abandon(self) -> None:
-        """Closes the file, which is then of no use."""
+        """Close the file, which is then incomplete."""
         self._file.close()
 
 
 def header(dtype: str, count: int) -> bytes:
-    """The beginning of a .npy file; numpy leaves room in it, so that it is as long for any count."""
+    """Return the header of a .npy file; numpy pads it, so that it has the same length for any count."""
     out = io.BytesIO()
     npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": (count,)})
     return out.getvalue()

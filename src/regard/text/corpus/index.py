@@ -1,4 +1,4 @@
-"""The index of a corpus: corpus.json, which says what lies in the folder, and its own checksum."""
+"""The index of a corpus: corpus.json, which describes the files of the folder, with a checksum of itself."""
 
 import json
 import zlib
@@ -19,11 +19,11 @@ NAME, FORMAT, VERSION = "corpus.json", "regard corpus", 1
 
 
 class Checked(Protocol):
-    """What tells whether it is as it was written."""
+    """An index with a checksum."""
 
     @property
     def checksum(self) -> int:
-        """One number for all of it."""
+        """A number computed from the whole index."""
 
 
 T = TypeVar("T", bound=Checked)
@@ -31,33 +31,33 @@ T = TypeVar("T", bound=Checked)
 
 @dataclass(frozen=True)
 class Index:
-    """What a corpus is made of."""
+    """The description of a corpus."""
 
     tokens: int
     documents: int
     vocabulary: int
-    shards: tuple[Column, ...]  # the tokens, as many in each but the last
-    starts: Column  # the place of each document's first token
+    shards: tuple[Column, ...]  # the tokens, the same number in each but the last
+    starts: Column  # the position of each document's first token
     text: dict[str, int]  # the files of the encoding, and the checksum of each
 
     @property
     def names(self) -> set[str]:
-        """Every file that the folder may have."""
+        """All files that the folder may have."""
         return {NAME, ORIGIN, self.starts.name, *(shard.name for shard in self.shards), *self.text}
 
     @property
     def checksum(self) -> int:
-        """One number for all of it: two corpora that share it are the same."""
+        """A number computed from the whole index: two corpora with the same checksum are the same."""
         return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
 
     def write(self, folder: Path) -> None:
-        """Writes corpus.json."""
+        """Write corpus.json."""
         said = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
         (folder / NAME).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> Index:
-    """The index of a folder; DataError where there is none, or none that this regard reads."""
+    """Read the index of a folder; raise DataError if there is none of a supported version."""
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} is no corpus: it has no {NAME}. regard.text.corpus.prepare makes one of texts.")
@@ -65,7 +65,7 @@ def read(folder: Path) -> Index:
 
 
 def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[dict[str, Any]], T]) -> T:
-    """The index in a file of this form, of a version that this regard reads, as it was written; DataError for any other."""
+    """Read the index in a file of this form and verify its version and checksum; raise DataError if one does not match."""
     try:
         said = json.loads(path.read_bytes())
         if not isinstance(said, dict) or said.get("format") != form:
@@ -81,7 +81,7 @@ def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[di
 
 
 def parsed(said: dict[str, Any]) -> Index:
-    """The index that is said; KeyError, TypeError and ValueError where it is none."""
+    """Parse an index; raise KeyError, TypeError or ValueError if it is invalid."""
     shards, starts = tuple(Column(**shard) for shard in said["shards"]), Column(**said["starts"])
     counts = [shard.count for shard in shards]
     if (
@@ -97,25 +97,25 @@ def parsed(said: dict[str, Any]) -> Index:
 
 
 def names_of(text: Any) -> dict[str, int]:
-    """The files of an encoding and their checksums; ValueError for others."""
+    """Return the files of an encoding and their checksums; raise ValueError for other files."""
     if not isinstance(text, dict) or not text.keys() <= {LETTERS, *FILES[0]} or not text:
         raise ValueError(f"text must name the files of an encoding; got {text!r}")
     return text
 
 
 def damaged(path: Path, why: str) -> DataError:
-    """The error for an index that is not as it was written."""
+    """Return the error for an index that is not as it was written."""
     return DataError(f"{path} is damaged or altered: {why}. Prepare the corpus again.")
 
 
 def text_checksums(folder: Path) -> dict[str, int]:
-    """The files of an encoding in a folder, and the checksum of each."""
+    """Return the files of an encoding in a folder, with the checksum of each."""
     found = [folder / name for name in (LETTERS, *FILES[0]) if (folder / name).is_file()]
     return {path.name: zlib.crc32(path.read_bytes()) for path in found}
 
 
 def text_of(folder: Path, files: dict[str, int]) -> Text:
-    """The encoding that lies in a corpus, of these files; DataError where it is not the one it was prepared with."""
+    """Load the encoding in a corpus folder; raise DataError if its files are not those the corpus was prepared with."""
     for name, checksum in files.items():
         path = folder / name
         if not path.is_file():

@@ -1,7 +1,7 @@
-"""A shuffle that nobody has to make: where each place goes is computed, the same in every process and every version.
+"""A shuffle that is computed place by place, without a table; the same in every process and every version.
 
-A Feistel network turns the numbers below a power of four into each other, by a function of seed and epoch; one that comes
-out above the count is turned again until it is below. Source: Black and Rogaway 2002, Ciphers with arbitrary finite domains.
+A Feistel network permutes the numbers below a power of four, keyed by seed and epoch; a result that is not below the count is
+permuted again until it is. Source: Black and Rogaway 2002, Ciphers with arbitrary finite domains.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 
 
 def shuffled(places: NDArray[np.int64], count: int, seed: int, epochs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each place below count goes in its epoch's shuffle: every place to another, and each is reached."""
+    """Return where each place below count goes in its epoch's shuffle, which is a permutation."""
     half = max((count - 1).bit_length() + 1, 2) // 2
     keys = mixed(mixed(np.full(places.shape, seed, np.uint64)) + epochs.astype(np.uint64))
     found = turned(places.astype(np.uint64), half, keys)
@@ -23,7 +23,7 @@ def shuffled(places: NDArray[np.int64], count: int, seed: int, epochs: NDArray[n
 
 
 def turned(words: Words, half: int, keys: Words) -> Words:
-    """Each number of 2 * half bits as another one."""
+    """Permute numbers of 2 * half bits."""
     width, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = words >> width, words & mask
     for n in range(1, ROUNDS + 1):
@@ -33,7 +33,7 @@ def turned(words: Words, half: int, keys: Words) -> Words:
 
 
 def mixed(words: Words) -> Words:
-    """Bits of which each depends on all: the last steps of splitmix64 (Steele, Lea and Flood 2014)."""
+    """Mix bits so that each depends on all: the last steps of splitmix64 (Steele, Lea and Flood 2014)."""
     words = words + GOLDEN
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

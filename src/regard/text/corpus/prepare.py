@@ -1,4 +1,4 @@
-"""Texts to tokens on disk: encoded by several processes, and written as they come into a folder that is whole or not there."""
+"""Prepare a corpus: encode texts with several processes, and write the tokens into a folder that is complete or absent."""
 
 import os
 import signal
@@ -21,11 +21,11 @@ from regard.text.corpus.shards import Corpus
 from regard.text.corpus.sources import BLOCK, Part, Source, parts, total
 from regard.text.folders import renewed
 
-FEW = 64  # chunks that one process has encoded before others have started
+FEW = 64  # chunks that one process encodes in the time that it takes to start others
 STARTS = "documents.npy"
 
 Chunk = list[Part]
-Encoded = tuple[Numbers, list[int]]  # the tokens of a chunk, and how many each of its parts has
+Encoded = tuple[Numbers, list[int]]  # the tokens of a chunk, and the number of tokens of each part
 Progress = Callable[[int, int | None], None]
 
 
@@ -39,12 +39,13 @@ def prepare(
     shard: int = 2**25,
     progress: Progress | None = None,
 ) -> Corpus:
-    """The corpus of a source's documents, each followed by the end of text where the encoding has one.
+    """Write the corpus of a source's documents, each followed by the end-of-text token if the encoding has one.
 
-    source is a file or folder, or gives strings or rows: regard.text.corpus.sources says which. The encoding is saved in the
-    folder too. A former corpus there is replaced; any other folder with something in it is refused. workers is how many
-    processes encode, by default as many as there are cores where the source is large; what is written is the same for any
-    number. shard is how many tokens a file has. progress is told the bytes that have been read and, of files, of how many.
+    source is a file or folder, or yields strings or rows: see regard.text.corpus.sources. The encoding is saved in the folder
+    too. A former corpus in the folder is replaced; any other folder that is not empty is refused. workers is the number of
+    processes that encode, by default the number of cores if the source is large; the result is the same for any number. shard
+    is the number of tokens per file. progress is called with the bytes read so far and, if the source consists of files, their
+    total.
     """
     if shard < 1 or (workers is not None and workers < 1):
         raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
@@ -58,7 +59,7 @@ def prepare(
 
 
 def gathered(pieces: Iterable[Part]) -> Iterator[Chunk]:
-    """Parts in chunks of about one block of text."""
+    """Yield parts in chunks of about one block of text."""
     chunk: Chunk = []
     size = 0
     for part in pieces:
@@ -72,7 +73,7 @@ def gathered(pieces: Iterable[Part]) -> Iterator[Chunk]:
 
 
 def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterator[tuple[Chunk, Encoded]]:
-    """Each chunk in order, with its tokens; by several processes where that is asked, or where there are many chunks."""
+    """Yield each chunk in order with its tokens; encoded by several processes if requested, or if there are many chunks."""
     if workers is None:
         few = list(islice(chunks, FEW))
         more = list(islice(chunks, 1))
@@ -86,7 +87,7 @@ def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterato
     try:
         for chunk in chunks:
             waiting.append((chunk, pool.submit(numbers, chunk)))
-            if len(waiting) > 2 * workers:  # no more in memory than keeps all of them busy
+            if len(waiting) > 2 * workers:  # as many in memory as keep all of them busy
                 yield waiting[0][0], waiting.popleft()[1].result()
         while waiting:
             yield waiting[0][0], waiting.popleft()[1].result()
@@ -100,28 +101,28 @@ def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterato
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def begin(text: Text) -> None:
-    """What a process does first: it keeps the encoding, and leaves Ctrl-C to the process that started it."""
+    """Initialize a worker process: store the encoding, and leave Ctrl-C to the parent process."""
     global own
     own = text
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-own: Text | None = None  # in a process that encodes, its encoding
+own: Text | None = None  # the encoding of a worker process
 
 
 def numbers(chunk: Chunk) -> Encoded:
-    """The tokens of a chunk, in a process that has begun."""
+    """Return the tokens of a chunk, in an initialized worker process."""
     assert own is not None
     return numbers_of(chunk, own)
 
 
 def numbers_of(chunk: Chunk, text: Text) -> Encoded:
-    """The tokens of a chunk's parts, one after the other, and how many each part has."""
+    """Return the concatenated tokens of a chunk's parts, and the number of tokens of each part."""
     end = [text.special[END]] if END in text.special else []
     found = []
     for part in chunk:
@@ -134,7 +135,7 @@ def numbers_of(chunk: Chunk, text: Text) -> Encoded:
 
 
 def kind(text: Text) -> str:
-    """The smallest numbers that hold a vocabulary."""
+    """Return the smallest dtype that holds a vocabulary."""
     return "<u2" if text.vocabulary <= 1 << 16 else "<u4"
 
 
@@ -146,7 +147,7 @@ def written(
     progress: Progress | None,
     whole: int | None,
 ) -> Index:
-    """Writes the tokens into shards as they come, and where documents start."""
+    """Write the tokens into shards as they come, and the positions where documents start; return the index."""
     shards: list[Column] = []
     starts, open_shard = Growing(folder / STARTS, "<i8"), Growing(folder / name(0), kind(text))
     tokens, done, fresh = 0, 0, True  # fresh: whether the next part begins a document
@@ -175,10 +176,10 @@ def written(
 
 
 def name(number: int) -> str:
-    """The file of a shard."""
+    """Return the name of a shard's file."""
     return f"tokens-{number:05d}.npy"
 
 
 def former(folder: Path) -> set[str]:
-    """The files of the corpus that a folder holds; none where it holds none."""
+    """Return the files of the corpus in a folder; none if it has none."""
     return indices.read(folder).names if (folder / indices.NAME).exists() else set()

@@ -1,4 +1,4 @@
-"""Reader: batch n of a corpus, whatever was read before, in every epoch each token once."""
+"""Reader: batch n of a corpus, independent of what was read before; every epoch has each token once."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from regard.errors import ConfigError, DataError
 from regard.text.corpus.order import shuffled
 from regard.text.corpus.shards import Corpus
 
-NONE = -100  # the target of a place that has none, which torch's cross entropy leaves out
+NONE = -100  # the target of a place without one, ignored by torch's cross entropy
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows of a corpus: what is read, what comes next, and which document each token that is read is of.
+    """Rows of a corpus: the tokens read, the next token of each as its target, and the document that each token belongs to.
 
-    Shapes: all (b, t), int64. Where the corpus ended, targets are -100, tokens 0 and documents -1.
+    Shapes: all (b, t), int64. Beyond the end of the corpus, targets are -100, tokens 0 and documents -1.
     """
 
     tokens: Tensor
@@ -27,11 +27,11 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """The batches of a corpus in the order of a seed, or of them one rank's share of the rows.
+    """The batches of a corpus in the order of a seed, or one rank's share of their rows.
 
-    The tokens are cut into windows of `context` targets, so that each but the very first, which nothing precedes, is a target
-    once an epoch. Windows are shuffled anew each epoch, and follow one another through the epochs without a gap. Of a batch,
-    world ranks have equal shares of the rows, in their order: how many there are changes nothing of what is read.
+    The tokens are cut into windows of `context` targets, so that each token but the very first is a target once an epoch.
+    Windows are shuffled anew each epoch, and continue from one epoch to the next without a gap. Each of `world` ranks reads an
+    equal share of the rows of a batch, in their order: the number of ranks does not change what is read.
     """
 
     corpus: Corpus
@@ -55,16 +55,16 @@ class Reader:
 
     @property
     def windows(self) -> int:
-        """How many windows an epoch has."""
+        """The number of windows in an epoch."""
         return -(-(self.corpus.tokens - 1) // self.context)
 
     @property
     def batches(self) -> int:
-        """How many whole batches an epoch has, one at least."""
+        """The number of whole batches in an epoch, at least one."""
         return max(self.windows // self.batch, 1)
 
     def read(self, n: int) -> Batch:
-        """Batch n, from 0 on, past the first epoch too."""
+        """Return batch n, counted from 0, also beyond the first epoch."""
         if n < 0:
             raise ConfigError(f"batches are counted from 0, got {n}.")
         rows = self.batch // self.world

@@ -1,4 +1,4 @@
-"""Corpus: the tokens of many documents on disk, read as if they were one row."""
+"""Corpus: the tokens of many documents on disk, read as one sequence."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,21 +16,21 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens of documents, one after the other; corpus[start:stop] reads some of them, as int64.
+    """The concatenated tokens of documents; corpus[start:stop] reads a range of them, as int64.
 
-    The shards are mapped into memory, and the checksum of each is compared when it is first touched.
+    The shards are memory-mapped, and the checksum of each is verified when it is first accessed.
     """
 
     folder: Path
     text: Text
     index: Index
-    first: int  # of the folder's tokens, those from here
-    last: int  # to here
+    first: int  # the first of the folder's tokens that belongs to this corpus
+    last: int  # the end of its tokens, exclusive
     _held: dict[str, Numbers] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Corpus":
-        """The corpus in a folder. DataError where a part of it is missing, cut short, altered, or of a newer regard."""
+        """Load the corpus in a folder. Raises DataError if a file is missing, cut short, altered, or of a newer version."""
         folder = Path(folder)
         index = indices.read(folder)
         for column in (*index.shards, index.starts):
@@ -42,35 +42,35 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self.last - self.first
 
     @property
     def documents(self) -> int:
-        """How many documents they are of."""
+        """The number of documents that the tokens belong to."""
         inside = self.document_of(np.array([self.first, self.last - 1]) - self.first)
         return int(inside[1] - inside[0]) + 1
 
     @property
     def vocabulary(self) -> int:
-        """How many numbers a token may be."""
+        """The number of token ids."""
         return self.index.vocabulary
 
     @property
     def checksum(self) -> str:
-        """A word that two corpora share where they are the same tokens, documents and encoding."""
+        """A string that is equal for corpora with the same tokens, documents and encoding."""
         return f"{self.index.checksum:08x}-{self.first}-{self.last}"
 
     @property
     def starts(self) -> Numbers:
-        """The place, among all tokens of the folder, of each document's first."""
+        """The position of each document's first token among all tokens of the folder."""
         return self._opened(self.index.starts)
 
     def __len__(self) -> int:
         return self.tokens
 
     def __getitem__(self, part: slice) -> Tokens:
-        """Some tokens in a row."""
+        """Return a range of tokens."""
         start, stop, step = part.indices(self.tokens)
         if step != 1:
             raise ConfigError(f"a corpus is read in rows of neighbours, corpus[start:stop]; got a step of {step}.")
@@ -85,13 +85,13 @@ class Corpus:
         return found
 
     def document_of(self, places: Tokens) -> Tokens:
-        """The number of the document that each of these tokens is of, counted from the folder's first, 0."""
+        """Return the number of the document that each of these tokens belongs to, counted from 0 in the whole folder."""
         return np.searchsorted(self.starts, np.asarray(places) + self.first, side="right") - 1
 
     def split(self, held_out: float) -> tuple["Corpus", "Corpus"]:
-        """All but the last share of the tokens, and that share: cut at the border of documents that is nearest to it.
+        """Split off the last share of the tokens, at the boundary of documents that is nearest to it: (all but it, it).
 
-        A single document is cut within. ConfigError where one of both would have fewer than two tokens.
+        A single document is split inside. Raises ConfigError if either part would have fewer than two tokens.
         """
         if not 0 < held_out < 1:
             raise ConfigError(f"held_out is the share of the tokens that is kept apart, above 0 and below 1; got {held_out!r}.")
@@ -105,13 +105,13 @@ class Corpus:
         return replace(self, last=cut), replace(self, first=cut)
 
     def check(self) -> None:
-        """Reads all of it. DataError where anything is not as it was written."""
+        """Read and verify the whole corpus. Raises DataError if anything is not as it was written."""
         for column in (*self.index.shards, self.index.starts):
             self._held.pop(column.name, None)
             self._opened(column)
 
     def _opened(self, column: Column) -> Numbers:
-        """The numbers of a column, compared with their checksum the first time."""
+        """Return the numbers of a column, verified the first time."""
         if column.name not in self._held:
             numbers = column.opened(self.folder)
             if column is self.index.starts:

@@ -1,9 +1,9 @@
-"""Documents, from wherever texts come: files, folders, JSON lines, strings, rows of a table.
+"""Documents from files, folders, JSON lines, strings, or rows of a table.
 
-A text file is one document, unless it has lines of <|endoftext|> alone: these part documents, and belong with the line breaks
-around them to none. A .jsonl file has a document a line, under "text" or another field. A folder is all its .txt, .md and
-.jsonl files, those of the folders in it too, in the order of their paths. Anything else that can be gone through gives a
-document an item: a string, or a row {"text": ...} as a datasets.Dataset has them. A document of white space alone is none.
+A text file is one document, unless it has lines that consist of <|endoftext|>: these separate documents, and belong with the
+line breaks around them to none. A .jsonl file has a document per line, under "text" or another field. A folder is all its .txt,
+.md and .jsonl files, also those in its subfolders, in the order of their paths. Any other iterable gives a document per item: a
+string, or a row {"text": ...} as in a datasets.Dataset. A document of white space only is dropped.
 """
 
 import codecs
@@ -20,28 +20,28 @@ from regard.text.byte_pair import END
 from regard.text.letters import Letters
 
 Source = str | Path | Iterable[Any]
-Cut = Callable[[str], int]  # of a text without a safe place, how many characters may be encoded apart from what follows
+Cut = Callable[[str], int]  # maps a text without a safe place to the number of characters that may be encoded separately
 KINDS = (".txt", ".md", ".jsonl")
 BLOCK = 1 << 20  # bytes read at a time, and characters of a part
 BORDER = re.compile(re.escape(END) + r"(?:\r?\n|\Z)")
-# where a text can be cut and the tokens stay the same: no piece goes on from another character into white space
+# where a text can be cut without changing tokens: no piece continues from another character into white space
 SAFE = re.compile(r"\S(?=[ \r\n])")
-MARGIN = 32  # characters at the end of a block in which a line of <|endoftext|> may yet begin
-NEAR = 1 << 12  # characters before the limit in which a place to cut is looked for
+MARGIN = 32  # characters at the end of a block in which a line of <|endoftext|> may begin
+NEAR = 1 << 12  # characters before the limit that are searched for a place to cut
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A document, or a part of one that is long."""
+    """A document, or a part of a long one."""
 
     text: str
     ends: bool  # whether its document ends here
-    size: int  # bytes that were read for it
+    size: int  # bytes read for it
     place: str  # where it comes from, for errors
 
 
 def documents(source: Source, field: str = "text") -> Iterator[str]:
-    """The documents of a source, each as one text."""
+    """Yield the documents of a source, each as one text."""
     held: list[str] = []
     for part in parts(source, field):
         held.append(part.text)
@@ -51,9 +51,9 @@ def documents(source: Source, field: str = "text") -> Iterator[str]:
 
 
 def parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> Iterator[Part]:
-    """The documents of a source in order, the long ones in parts, so that no more than a part of one is in memory.
+    """Yield the documents of a source in order, long ones in parts, so that at most one part of a document is in memory.
 
-    Parts end before white space; where there is none for a block, at the place that cut finds.
+    Parts end before white space; if a block has none, at the place that cut finds.
     """
     if isinstance(source, str | Path):
         for path in files(Path(source)):
@@ -68,12 +68,12 @@ def parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> I
 
 
 def total(source: Source) -> int | None:
-    """The bytes of a source, where it is of files."""
+    """Return the number of bytes of a source that consists of files, else None."""
     return sum(path.stat().st_size for path in files(Path(source))) if isinstance(source, str | Path) else None
 
 
 def files(path: Path) -> list[Path]:
-    """The file itself, or those of a folder, in the order of their paths."""
+    """Return the file itself, or the files of a folder in the order of their paths."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -85,12 +85,12 @@ def files(path: Path) -> list[Path]:
 
 
 def of_text(path: Path, cut: Cut) -> Iterator[Part]:
-    """The documents of a text file, a block of it in memory at a time."""
+    """Yield the documents of a text file, with one block of it in memory at a time."""
     held, size, begun = (
         "",
         0,
         False,
-    )  # what has been read and not given, its bytes, whether its document's beginning has been given
+    )  # text read but not yielded, its bytes, whether the beginning of its document has been yielded
     for block, read, last in blocks(path):
         held, size, at = held + block, size + read, 0
         for border in BORDER.finditer(held):
@@ -105,7 +105,7 @@ def of_text(path: Path, cut: Cut) -> Iterator[Part]:
             at, begun = border.end(), False
         held = held[at:]
         stop = 0 if last else place_in_block(held, len(held) - MARGIN, cut)
-        if stop and (begun or held[:stop].strip()):  # a document of white space alone is none
+        if stop and (begun or held[:stop].strip()):  # a document of white space only is dropped
             yield Part(held[:stop], False, size, str(path))
             held, size, begun = held[stop:], 0, True
     if begun or held.strip():
@@ -113,7 +113,7 @@ def of_text(path: Path, cut: Cut) -> Iterator[Part]:
 
 
 def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """A file of text in blocks: characters, how many bytes were read for them, whether it is the last."""
+    """Yield a text file in blocks: the characters, the number of bytes read for them, and whether it is the last block."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
@@ -122,20 +122,20 @@ def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
             while not last:
                 data = file.read(BLOCK)
                 last = len(data) < BLOCK or offset + len(data) == left
-                waiting = len(decoder.getstate()[0])  # bytes of half a character
+                waiting = len(decoder.getstate()[0])  # bytes of an incomplete character
                 try:
                     text = decoder.decode(data, last)
                 except UnicodeDecodeError as error:
                     at = offset - waiting + error.start
                     raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {at}.") from None
-                yield text if offset else text.removeprefix("\ufeff"), len(data), last  # some editors' mark of UTF-8
+                yield text if offset else text.removeprefix("\ufeff"), len(data), last  # byte order mark
                 offset += len(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def of_lines(path: Path, field: str, cut: Cut) -> Iterator[Part]:
-    """The documents of a file of JSON lines."""
+    """Yield the documents of a file of JSON lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -147,7 +147,7 @@ def of_lines(path: Path, field: str, cut: Cut) -> Iterator[Part]:
 
 
 def parsed(line: bytes, place: str) -> Any:
-    """What a line of JSON says."""
+    """Parse a line of JSON."""
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -157,7 +157,7 @@ def parsed(line: bytes, place: str) -> Any:
 
 
 def taken(row: Any, field: str, place: str) -> str:
-    """The text of a row."""
+    """Return the text of a row."""
     if not isinstance(row, Mapping):
         raise DataError(f'{place} must be a row {{"{field}": a text}}; it is of type {type(row).__name__}.')
     if field not in row:
@@ -168,7 +168,7 @@ def taken(row: Any, field: str, place: str) -> str:
 
 
 def whole(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[Part]:
-    """A document that is in memory, in parts where it is long; size is the bytes that were read for it."""
+    """Yield a document that is in memory, in parts if it is long; size is the number of bytes read for it."""
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
@@ -180,7 +180,7 @@ def whole(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[
 
 
 def portions(text: str, limit: int, cut: Cut) -> Iterator[str]:
-    """A text in portions of about limit characters, twice that at most; their tokens in turn are those of the whole."""
+    """Yield portions of about limit characters, at most twice that, whose tokens in sequence are those of the whole text."""
     start = 0
     while len(text) - start > limit:
         stop = place_to_cut(text, start, start + limit, cut)
@@ -191,7 +191,7 @@ def portions(text: str, limit: int, cut: Cut) -> Iterator[str]:
 
 
 def place_in_block(text: str, sure: int, cut: Cut) -> int:
-    """Where to cut what was read of a file, among its first characters that are sure; 0 where to read on before."""
+    """Return where to cut a block of a file within its first `sure` characters; 0 if more must be read first."""
     if len(text) <= BLOCK:
         return 0
     near = [found.end() for found in SAFE.finditer(text, max(0, sure - NEAR), sure)]
@@ -201,9 +201,10 @@ def place_in_block(text: str, sure: int, cut: Cut) -> int:
 
 
 def place_to_cut(text: str, start: int, limit: int, cut: Cut) -> int:
-    """The last place shortly before the limit where a text can be cut; else the first after it, within the same again.
+    """Return the last place shortly before the limit where a text can be cut, else the first one after it.
 
-    Else the text's end where it is within that, or the place that cut finds.
+    A place after the limit is searched for within another limit - start characters. If there is none, return the text's end if
+    it is within that range, else the place that cut finds.
     """
     near = [found.end() for found in SAFE.finditer(text, max(start, limit - NEAR), limit)]
     if near:

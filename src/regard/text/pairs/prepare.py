@@ -1,4 +1,4 @@
-"""Files of sentence pairs to tokens on disk: divided into parts, a vocabulary learned from the training part, and encoded."""
+"""Prepare sentence pairs: split them into parts, learn a vocabulary from the training part, and write tokens to disk."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from regard.text.pairs.split import divided
 from regard.text.pairs.stored import COLUMNS, Index, Pairs
 
 LANGUAGES = ("en", "fr")
-BLOCK = 4096  # pairs that are encoded before they are written
+BLOCK = 4096  # pairs encoded and written at a time
 
 
 def prepare(
@@ -29,11 +29,11 @@ def prepare(
     valid: float = 0.01,
     test: float = 0.01,
 ) -> Pairs:
-    """The sentence pairs of a source, or of several together, in the three parts that regard.text.pairs.split says.
+    """Write the sentence pairs of one or several sources, in the three parts described in regard.text.pairs.split.
 
-    regard.text.pairs.sources says what a source may be. vocabulary is how many pieces are learned, from both sides of the
-    training part, or an encoding that is there already. languages are the endings of aligned files. valid and test are the
-    shares of the sentences that no file gives to a part. A former folder of pairs is replaced, any other is refused.
+    regard.text.pairs.sources describes the sources. vocabulary is the number of pieces to learn, from both sides of the
+    training part, or an existing encoding. languages are the suffixes of aligned files. valid and test are the shares of the
+    sentences that no file assigns to a part. A former folder of pairs is replaced, any other is refused.
     """
     check(languages, valid, test)
     sources = [source] if isinstance(source, str | Path) else list(source)
@@ -53,7 +53,7 @@ def prepare(
 
 
 def check(languages: tuple[str, str], valid: float, test: float) -> None:
-    """ConfigError for what cannot be."""
+    """Raise ConfigError for invalid languages or shares."""
     if len(languages) != 2 or languages[0] == languages[1]:
         raise ConfigError(f"languages are two endings of files, en and fr say; got {languages!r}.")
     if min(valid, test) < 0 or valid + test >= 1:
@@ -61,12 +61,12 @@ def check(languages: tuple[str, str], valid: float, test: float) -> None:
 
 
 def learned(pairs: Iterable[Given], vocabulary: int) -> BytePair:
-    """The encoding of both sides of some pairs."""
+    """Train an encoding on both sides of pairs."""
     return BytePair.train((side for one in pairs for side in (one.source, one.target)), vocabulary)
 
 
 def written(folder: Path, name: str, pairs: Sequence[Given], text: BytePair) -> dict[str, Column]:
-    """Writes the columns of a part."""
+    """Write the columns of a part."""
     growing = {one: Growing(folder / f"{name}.{one}.npy", dtype or kind(text)) for one, dtype in COLUMNS.items()}
     try:
         ends = {"source": 0, "target": 0}
@@ -87,11 +87,11 @@ def written(folder: Path, name: str, pairs: Sequence[Given], text: BytePair) -> 
 
 
 def blocks(pairs: Sequence[Given]) -> Iterator[Sequence[Given]]:
-    """The pairs, some at a time."""
+    """Yield blocks of pairs."""
     for start in range(0, len(pairs), BLOCK):
         yield pairs[start : start + BLOCK]
 
 
 def former(folder: Path) -> set[str]:
-    """The files of the pairs that a folder holds; none where it holds none."""
+    """Return the files of the pairs in a folder; none if it has none."""
     return stored.read(folder).names if (folder / stored.NAME).exists() else set()

@@ -1,4 +1,4 @@
-"""PairReader: batch n of sentence pairs, whatever was read before, in every epoch each pair once."""
+"""PairReader: batch n of sentence pairs, independent of what was read before; every epoch has each pair once."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,28 +18,28 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some pairs: sources with their ends, what each word of a target comes after, and the words themselves with their end.
+    """A batch of pairs: sources with their end tokens, the inputs of the decoder, and the targets with their end tokens.
 
-    Shapes: sources (b, s), lengths (b,), before and targets (b, t), int64. Beyond a sentence sources and before are 0, and
-    targets -100.
+    Shapes: sources (b, s), lengths (b,), before and targets (b, t), int64. Beyond the end of a sentence sources and before are
+    0, and targets -100.
     """
 
     sources: Tensor
     lengths: Tensor
     before: Tensor
     targets: Tensor
-    tokens: int  # of sources and targets in all ranks' shares, padding left out
+    tokens: int  # of sources and targets in all ranks' shares, without padding
 
 
 @dataclass(frozen=True, eq=False)
 class PairReader:
-    """The batches of a part in the order of a seed, or of them one rank's share of the rows.
+    """The batches of a part in the order of a seed, or one rank's share of their rows.
 
-    A pair is as long as its longer side with its end. Pairs of a length are shuffled among themselves in each epoch; put in a
-    row by length they are cut into batches, of as many pairs as have, padded, `tokens` tokens on that side or fewer, one pair
-    at least; and the batches are shuffled. Where a cut is made depends on lengths alone, and so an epoch has always as many
-    batches. Of a batch, world ranks have shares of the rows in turn; where there are fewer rows than ranks, a rank without one
-    has the first row once more, with nothing to foretell.
+    The length of a pair is that of its longer side with its end token. In each epoch pairs of equal length are shuffled among
+    themselves; ordered by length they are cut into batches of as many pairs as have, padded, at most `tokens` tokens on that
+    side, at least one pair; and the batches are shuffled. The cuts depend on lengths alone, so that every epoch has the same
+    number of batches. The rows of a batch are distributed to `world` ranks in turn; if there are fewer rows than ranks, a rank
+    without one gets the first row again, without targets.
     """
 
     part: Part
@@ -60,11 +60,11 @@ class PairReader:
 
     @property
     def batches(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches in an epoch."""
         return len(self.cuts) - 1
 
     def read(self, n: int) -> Batch:
-        """Batch n, from 0 on, past the first epoch too."""
+        """Return batch n, counted from 0, also beyond the first epoch."""
         if n < 0:
             raise ConfigError(f"batches are counted from 0, got {n}.")
         epoch, place = divmod(n, self.batches)
@@ -75,7 +75,7 @@ class PairReader:
         return self.padded(mine, tokens) if len(mine) else hidden(self.padded(rows[:1], tokens))
 
     def rows(self, places: Places, epoch: int) -> Places:
-        """The pairs at places of the row of all, after those of each length were shuffled."""
+        """Return the pairs at places in the order by length, after pairs of equal length are shuffled."""
         found = np.empty_like(places)
         for length in np.unique(self.sizes[places]):
             start, stop = np.searchsorted(self.sizes, [length, length + 1])
@@ -86,33 +86,33 @@ class PairReader:
 
     @cached_property
     def longer(self) -> Places:
-        """The length of each pair: that of its longer side, with the end."""
+        """The length of each pair: that of its longer side, with the end token."""
         longer: Places = self.part.lengths.max(1) + 1
         return longer
 
     @cached_property
     def order(self) -> Places:
-        """The pairs by length."""
+        """The indices of the pairs, sorted by length."""
         return np.argsort(self.longer, kind="stable")
 
     @cached_property
     def sizes(self) -> Places:
-        """The lengths in that order."""
+        """The lengths of the pairs, sorted."""
         return self.longer[self.order]
 
     @cached_property
     def cuts(self) -> Places:
-        """Where each batch begins in that order, and where the last one ends."""
+        """Where each batch begins in the order by length, and where the last one ends."""
         cuts, count = [0], len(self.sizes)
         while cuts[-1] < count:
             start = cuts[-1]
-            some = self.sizes[start : start + self.tokens]  # a pair has a token at least
-            room = some * np.arange(1, len(some) + 1)  # the padded tokens of a batch up to each pair
+            some = self.sizes[start : start + self.tokens]  # a pair has at least one token
+            room = some * np.arange(1, len(some) + 1)  # padded tokens of the batch that ends with each pair
             cuts.append(start + max(int(np.searchsorted(room, self.tokens, side="right")), 1))
         return np.array(cuts)
 
     def padded(self, rows: Places, tokens: int) -> Batch:
-        """The batch of these pairs."""
+        """Return the batch of these pairs."""
         end, lengths = self.part.text.end, self.part.lengths[rows] + 1
         sources = np.zeros((len(rows), lengths[:, 0].max()), np.int64)
         before = np.zeros((len(rows), lengths[:, 1].max()), np.int64)
@@ -127,5 +127,5 @@ class PairReader:
 
 
 def hidden(batch: Batch) -> Batch:
-    """The batch with nothing to foretell."""
+    """Return a batch without targets."""
     return Batch(batch.sources, batch.lengths, batch.before, torch.full_like(batch.targets, NONE), batch.tokens)

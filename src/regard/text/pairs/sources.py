@@ -1,11 +1,11 @@
-"""Sentence pairs from where they lie: two aligned files, a folder of such, one file with tabs, an archive of one.
+"""Sentence pairs from two aligned files, a folder of such files, one tab-separated file, or an archive of one.
 
     folder          train.en and train.fr, valid.en (val, dev), test.en (test_...) and theirs: parts that are given
     name            name.en and name.fr, line n of one the translation of line n of the other
-    name.tsv, .txt  a sentence, a tab, its translation; what comes after another tab is left out
-    name.zip        an archive with one such file, as the Tatoeba project's are handed on
+    name.tsv, .txt  a sentence, a tab, its translation; anything after another tab is ignored
+    name.zip        an archive with one such file, as distributed by the Tatoeba project
 
-White space of any kind counts as one space, and a pair of which a side is empty as none.
+White space of any kind counts as one space, and a pair with an empty side is dropped.
 """
 
 import io
@@ -17,14 +17,14 @@ from pathlib import Path
 from regard.errors import DataError
 
 PARTS = ("train", "valid", "test")
-CALLED = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # files, by their first word
+CALLED = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # by the first word of a file
 TABLES = (".tsv", ".txt", ".tab")
-LARGEST = 1 << 30  # bytes that are unpacked
+LARGEST = 1 << 30  # most unpacked bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A sentence and its translation, and the part that a folder of files gave it to."""
+    """A sentence and its translation, and the part that a file's name assigns them to."""
 
     source: str
     target: str
@@ -32,7 +32,7 @@ class Given:
 
 
 def given(path: str | Path, languages: tuple[str, str]) -> Iterator[Given]:
-    """The pairs of a source; languages are the endings of aligned files, the source's first."""
+    """Yield the pairs of a source; languages are the suffixes of aligned files, the source's first."""
     path, found = Path(path), list_files(path, languages)
     if path.is_file():
         yield from of_archive(path) if path.suffix == ".zip" else of_table(read(path).split("\n"), str(path))
@@ -58,12 +58,12 @@ def list_files(path: str | Path, languages: tuple[str, str]) -> list[Path]:
 
 
 def beside(path: Path, language: str) -> Path:
-    """The file of a language."""
+    """Return the path of the aligned file of a language."""
     return path.with_name(f"{path.name}.{language}")
 
 
 def files_of_folder(folder: Path, languages: tuple[str, str]) -> list[Path]:
-    """Return all aligned files of a folder that are of a part, each with its translation after it."""
+    """Return the aligned files of a folder that belong to a part, each followed by its translation."""
     files = sorted(path for path in folder.glob(f"*.{languages[0]}") if part_of(path) in PARTS)
     if not any(part_of(path) == "train" for path in files):
         raise DataError(f"{folder} has no train.{languages[0]}, whose translation is train.{languages[1]}.")
@@ -71,12 +71,12 @@ def files_of_folder(folder: Path, languages: tuple[str, str]) -> list[Path]:
 
 
 def part_of(path: Path) -> str | None:
-    """What part a file is of, by its name's first word."""
+    """Return the part that a file belongs to, by the first word of its name."""
     return CALLED.get(path.stem.replace("-", "_").partition("_")[0].lower())
 
 
 def aligned(source: Path, target: Path, part: str | None) -> Iterator[Given]:
-    """The pairs of two files."""
+    """Yield the pairs of two aligned files."""
     sides = [read(path).removesuffix("\n").split("\n") for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise DataError(
@@ -88,7 +88,7 @@ def aligned(source: Path, target: Path, part: str | None) -> Iterator[Given]:
 
 
 def of_archive(path: Path) -> Iterator[Given]:
-    """The pairs of the one table in an archive; files of a name with a _ or a . before are about it."""
+    """Yield the pairs of the only table in an archive; files whose name starts with _ or . are ignored."""
     try:
         with zipfile.ZipFile(path) as archive:
             tables = [name for name in archive.namelist() if Path(name).suffix in TABLES and Path(name).name[0] not in "._"]
@@ -99,13 +99,13 @@ def of_archive(path: Path) -> Iterator[Given]:
             data = archive.read(tables[0])
     except DataError:
         raise
-    except Exception as error:  # a damaged archive raises whatever the readers of its parts do
+    except Exception as error:  # a damaged archive may raise anything
         raise DataError(f"{path} is no archive that can be read: {error}.") from None
     yield from of_table(text_of(data, path).split("\n"), str(path))
 
 
 def of_table(lines: Iterable[str], place: str) -> Iterator[Given]:
-    """The pairs of lines with tabs."""
+    """Yield the pairs of tab-separated lines."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             sides = line.split("\t")
@@ -115,14 +115,14 @@ def of_table(lines: Iterable[str], place: str) -> Iterator[Given]:
 
 
 def pair(source: str, target: str, part: str | None) -> Iterator[Given]:
-    """The pair of two sentences, where both say something."""
+    """Yield the pair of two sentences if neither is empty."""
     one, other = (" ".join(side.split()) for side in (source, target))
     if one and other:
         yield Given(one, other, part)
 
 
 def read(path: Path) -> str:
-    """A file of text in UTF-8."""
+    """Read a text file in UTF-8."""
     try:
         return text_of(path.read_bytes(), path)
     except OSError as error:
@@ -130,7 +130,7 @@ def read(path: Path) -> str:
 
 
 def text_of(data: bytes, path: Path) -> str:
-    """Bytes as text; lines end as they do in any system's files."""
+    """Decode bytes as UTF-8, with the line ends of any system."""
     try:
         return io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode("utf-8-sig"), final=True)
     except UnicodeDecodeError as error:

@@ -1,9 +1,9 @@
-"""Which part a pair is of: the one that a folder of files gives it to, else one that the sentence itself decides.
+"""The split of sentence pairs into parts: given by the name of a file, else determined by the sentence itself.
 
-The rule, for pairs that no file gives to a part: the source sentence, without case and signs, is looked up among those that
-are given to one, and goes there; else its hash is a number from 0 to 1: below `test` it goes to the test part, in the next
-`valid` to the valid part, and to the training part otherwise. So all translations of a sentence, however it is
-written, are in one part, whatever else lies in the file.
+A pair that no file assigns to a part goes to the part of the same source sentence, ignoring case and punctuation, if a file
+assigns that. Otherwise the sentence is hashed to a number from 0 to 1: below `test` it goes to the test part, in the next
+`valid` to the valid part, else to the training part. So all translations of a sentence, however it is written, are in one part,
+whatever else the file contains.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ WORDS = re.compile(r"\w+")
 
 
 def divided(pairs: Sequence[Given], valid: float, test: float) -> Iterator[tuple[str, Given]]:
-    """Each pair, and the part that it is of."""
+    """Yield the part that each pair belongs to, with the pair."""
     known = placed(pairs)
     for one in pairs:
         sentence = normalised(one.source)
@@ -25,7 +25,7 @@ def divided(pairs: Sequence[Given], valid: float, test: float) -> Iterator[tuple
 
 
 def placed(pairs: Sequence[Given]) -> dict[str, str]:
-    """The part of each sentence that a file gives to one; where several do, test before valid before train."""
+    """Return the part of each sentence that a file assigns to one; if several files do, test wins over valid over train."""
     found: dict[str, str] = {}
     for part in PARTS:
         found |= {normalised(one.source): part for one in pairs if one.part == part}
@@ -33,12 +33,12 @@ def placed(pairs: Sequence[Given]) -> dict[str, str]:
 
 
 def drawn(sentence: str, valid: float, test: float) -> str:
-    """The part of a sentence that is given to none."""
+    """Return the part of a sentence that no file assigns to one, by its hash."""
     share = int.from_bytes(hashlib.blake2b(sentence.encode(), digest_size=8).digest(), "big") / 2**64
     return "test" if share < test else "valid" if share < test + valid else "train"
 
 
 def normalised(sentence: str) -> str:
-    """The words of a sentence: compatible forms made one, without case and signs; the sentence itself where it has no word."""
+    """Return the words of a sentence in compatibility form, without case and punctuation; the sentence if it has none."""
     plain = unicodedata.normalize("NFKC", sentence).casefold()
     return " ".join(WORDS.findall(plain)) or plain

@@ -1,9 +1,9 @@
 """Pairs: sentences and their translations as tokens on disk, in three parts.
 
 folder/   pairs.json, the index, with a checksum of every file     vocab.bpe, encoder.json: the encoding of both languages
-          train.source.npy, train.target.npy: the tokens of all sentences of a part, one after the other, without ends
+          train.source.npy, train.target.npy: the concatenated tokens of all sentences of a part, without end tokens
           train.source-starts.npy, train.target-starts.npy: where each begins, and where the last one ends
-          train.words.npy: of each pair, the words of the longer side
+          train.words.npy: the number of words of the longer side of each pair
 """
 
 import json
@@ -24,71 +24,71 @@ from regard.text.origin import NAME as ORIGIN
 from regard.text.pairs.sources import PARTS
 
 NAME, FORMAT, VERSION = "pairs.json", "regard pairs", 1
-COLUMNS = {"source": "", "source-starts": "<i8", "target": "", "target-starts": "<i8", "words": "<i4"}  # tokens as they need
+COLUMNS = {"source": "", "source-starts": "<i8", "target": "", "target-starts": "<i8", "words": "<i4"}  # tokens: smallest dtype
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Index:
-    """What lies in a folder of pairs."""
+    """The description of a folder of pairs."""
 
     vocabulary: int
-    rule: str  # by which pairs were divided
+    rule: str  # that pairs were split by
     parts: dict[str, dict[str, Column]]
     text: dict[str, int]  # the files of the encoding, and the checksum of each
 
     @property
     def names(self) -> set[str]:
-        """Every file that the folder may have."""
+        """All files that the folder may have."""
         return {NAME, ORIGIN, *self.text, *(column.name for part in self.parts.values() for column in part.values())}
 
     @property
     def checksum(self) -> int:
-        """One number for all of it: two that share it are the same pairs."""
+        """A number computed from the whole index: two folders with the same checksum hold the same pairs."""
         return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
 
     def write(self, folder: Path) -> None:
-        """Writes pairs.json."""
+        """Write pairs.json."""
         said = {"format": FORMAT, "version": VERSION, "checksum": self.checksum, **asdict(self)}
         (folder / NAME).write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The pairs of a part, or some of them: the numbers of each, and what is known of all."""
+    """The pairs of a part, or some of them: the tokens of each sentence, the lengths and the word counts."""
 
     name: str
     text: BytePair
     columns: dict[str, Numbers]
-    places: Places  # of these pairs among those of the folder's part
+    places: Places  # indices of these pairs in the folder's part
 
     def __len__(self) -> int:
         return len(self.places)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of both sides of each pair, (n, 2), without an end."""
+        """The number of tokens on both sides of each pair, (n, 2), without end tokens."""
         sides = [np.diff(self.columns[f"{side}-starts"])[self.places] for side in ("source", "target")]
         return np.stack(sides, 1)
 
     @property
     def words(self) -> NDArray[np.int64]:
-        """The words of the longer side of each pair."""
+        """The number of words of the longer side of each pair."""
         return self.columns["words"][self.places].astype(np.int64)
 
     def sentence(self, side: str, number: int) -> list[int]:
-        """The tokens of a sentence, of the "source" or the "target" of a pair."""
+        """Return the tokens of a sentence, of the "source" or the "target" of a pair."""
         start, stop = self.columns[f"{side}-starts"][self.places[number] :][:2].tolist()
         found: list[int] = self.columns[side][start:stop].tolist()
         return found
 
     def sentences(self, side: str) -> list[str]:
-        """The sentences of a side as texts."""
+        """Return the sentences of a side as texts."""
         return [self.text.decode(self.sentence(side, number)) for number in range(len(self))]
 
     def upto(self, words: int) -> "Part":
-        """Those pairs of which neither side has more words than this."""
+        """Return the pairs of which neither side has more than `words` words."""
         return replace(self, places=self.places[self.words <= words])
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Sentence pairs in a folder: those to train on, those to see how it goes, those to say at the end how well it went."""
+    """The sentence pairs in a folder: those to train on, those to evaluate during training, and those for the final test."""
 
     folder: Path
     text: BytePair
@@ -108,7 +108,7 @@ class Pairs:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Pairs":
-        """The pairs in a folder. DataError where a part of it is missing, cut short, altered, or of a newer regard."""
+        """Load the pairs in a folder. Raises DataError if a file is missing, cut short, altered, or of a newer version."""
         folder = Path(folder)
         index = read(folder)
         text = text_of(folder, index.text)
@@ -118,7 +118,7 @@ class Pairs:
 
     @property
     def checksum(self) -> str:
-        """A word that two folders share where they hold the same pairs."""
+        """A string that is equal for folders with the same pairs."""
         return f"{self.index.checksum:08x}"
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class Pairs:
 
 
 def part_of(folder: Path, text: BytePair, index: Index, name: str) -> Part:
-    """A part, every column of it checked."""
+    """Load a part and verify all its columns."""
     columns = {one: column.opened(folder) for one, column in index.parts[name].items()}
     count = len(columns["words"])
     for side in ("source", "target"):
@@ -140,7 +140,7 @@ def part_of(folder: Path, text: BytePair, index: Index, name: str) -> Part:
 
 
 def read(folder: Path) -> Index:
-    """The index of a folder; DataError where there is none, or none that this regard reads."""
+    """Read the index of a folder; raise DataError if there is none of a supported version."""
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} holds no sentence pairs: it has no {NAME}. regard.text.pairs.prepare makes it of files.")
@@ -148,6 +148,6 @@ def read(folder: Path) -> Index:
 
 
 def parsed(said: dict[str, Any]) -> Index:
-    """The index that is said; KeyError, TypeError or AttributeError where it is none."""
+    """Parse an index; raise KeyError, TypeError or AttributeError if it is invalid."""
     parts = {name: {one: Column(**said["parts"][name][one]) for one in COLUMNS} for name in PARTS}
     return Index(said["vocabulary"], said["rule"], parts, names_of(said["text"]))

@@ -1,1 +1,1 @@
-"""Who hears of every step: each is called with the training and the report."""
+"""Listeners: callables that receive the training and the report after every step."""

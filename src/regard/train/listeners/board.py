@@ -1,4 +1,4 @@
-"""TensorBoard, where it is installed: the curves of a run in the browser."""
+"""Curves of a run in TensorBoard, if it is installed."""
 
 import importlib.util
 from pathlib import Path
@@ -10,16 +10,16 @@ from regard.train.report import Report
 from regard.train.training import Training
 
 CURVES = {"loss_nats": "loss/trained on", "held_out_nats": "loss/held out", "rate": "rate", "gradient_norm": "gradient norm"}
-FLUSH = 100  # steps
+FLUSH = 100  # steps between two flushes
 
 
 def installed() -> bool:
-    """Whether there is a TensorBoard to write for."""
+    """Return whether TensorBoard is installed."""
     return importlib.util.find_spec("tensorboard") is not None
 
 
 class Board:
-    """A listener that writes every report into a folder that `tensorboard --logdir` reads; steps done again replace the old."""
+    """A listener that writes every report into a folder for `tensorboard --logdir`; repeated steps replace the old ones."""
 
     def __init__(self, folder: Path) -> None:
         if not installed():

@@ -1,4 +1,4 @@
-"""JSON lines: a file with a line for each step, which a run that goes on continues where it stands."""
+"""JSON lines: a file with a line per step, which a resumed run continues."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ LOG, HEADS = "log.jsonl", "heads.jsonl"  # in the folder of a run
 
 
 class Lines:
-    """A file of JSON lines, each of a step. Before the first is written, those of that step and after it are cut off."""
+    """A file of JSON lines, one or more per step. Before the first write, lines of that step and later ones are removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._cut = False
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds a line for each row."""
+        """Append a line for each row."""
         if not self._cut:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             cut(self.path, step)
@@ -44,7 +44,7 @@ class Log:
 
 
 def cut(path: Path, step: int) -> None:
-    """Leaves the lines of the steps before this one; one that was half written when its process ended is left out."""
+    """Keep only the lines of the steps before `step`; an incomplete last line is removed."""
     if not path.is_file():
         return
     kept = [line for line, row in rows_of(path) if row["step"] < step]
@@ -53,14 +53,14 @@ def cut(path: Path, step: int) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of lines."""
+    """Read the rows of a file of JSON lines."""
     if not path.is_file():
         raise DataError(f"there is no {path}, which training writes.")
     return [row for _, row in rows_of(path)]
 
 
 def rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line and what it says; DataError for one that is none of ours, but for the last, which may be half written."""
+    """Return each line with its row; raise DataError for an invalid line, except for the last, which may be incomplete."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     found = []
     for number, line in enumerate(lines):
@@ -74,6 +74,6 @@ def rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
             if number == len(lines) - 1:
                 break
             raise DataError(f"{path}: line {number + 1} is not what training writes.") from None
-        if number < len(lines) - 1:  # a whole line ends with the end of a line
+        if number < len(lines) - 1:  # a complete line ends with a line break
             found.append((line, row))
     return found

@@ -1,7 +1,7 @@
-"""Observation: what kind each head is, every so many steps, so that one sees heads form.
+"""Observation: the kind of each head every n steps, which shows how heads form.
 
-Two texts are recorded, each time the same: the words that were given, and a row of random tokens that is said twice, in which
-only a head that looks at what came after the earlier occurrence can know what comes: an induction head.
+The same two texts are recorded each time: the given words, and a row of random tokens that is repeated once, in which only a
+head that looks at what followed the earlier occurrence can predict the next token: an induction head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from regard.train.report import Report
 from regard.train.seeds import seed_of
 from regard.train.training import Training
 
-MOST = 128  # tokens of a text, where the context has room
+MOST = 128  # most tokens of a text
 
 
 class Observation:
-    """A listener that writes heads.jsonl: the step, the layer, the head, which text it was on, its kind and every score."""
+    """A listener that writes heads.jsonl: step, layer, head, the text it was observed on, its kind and every score."""
 
     def __init__(self, path: Path, every: int, text: str = "") -> None:
         if every < 1:
@@ -38,7 +38,7 @@ class Observation:
                 self._lines.write(report.step, rows)
 
     def rows(self, training: Training, step: int) -> Iterator[dict[str, Any]]:
-        """A row for each head on each text; the model's mode and torch's random numbers are left as they are."""
+        """Yield a row for each head on each text; the model's mode and torch's random state are left unchanged."""
         texts = {"text": self.words(training), "repeated": repeated(training)}
         for on, tokens in texts.items():
             with evaluating(training.model), record(training.model) as recording:
@@ -48,7 +48,7 @@ class Observation:
                 yield {"step": step, "layer": head.layer, "head": head.head, "on": on, "kind": head.kind, **scores}
 
     def words(self, training: Training) -> torch.Tensor:
-        """The tokens (1, t) of the text that was given, or of the first that is not trained on."""
+        """Return the tokens (1, t) of the given text, or of the first held-out row, or training row if nothing is held out."""
         if self.text:
             found: Sequence[int] = training.subject.text.encode(self.text)
         else:
@@ -59,10 +59,10 @@ class Observation:
 
 
 def repeated(training: Training) -> torch.Tensor:
-    """Random tokens (1, t), the second half the first once more; the same in every run of these sizes."""
+    """Return random tokens (1, t) whose second half repeats the first; the same in every run of these sizes."""
     config = training.config.gpt2
     half = max(min(config.context, MOST) // 2, 1)
     dice = torch.Generator().manual_seed(seed_of(0, 0))
     size = training.subject.text.vocabulary
-    tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few twice
+    tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few repeat
     return torch.cat([tokens, tokens], 1).to(training.engine.device)

@@ -1,4 +1,4 @@
-"""Progress: a line now and then, in columns as wide as the screen has room for."""
+"""Progress: a line of columns from time to time, as many as fit the width of the screen."""
 
 import math
 import shutil
@@ -10,22 +10,22 @@ from regard.printable import escape_controls
 from regard.train.report import Report
 from regard.train.training import Training
 
-PATIENCE_SECONDS, SHARE = 5.0, 0.02  # between two lines, and of the time so far, but for those that have more to say
-COLUMNS = {"step": 7, "loss": 7, "left": 7, "held out": 8, "tokens/s": 9, "of peak": 7}  # the first ones matter most
-ORDER = ("step", "loss", "held out", "tokens/s", "of peak", "left")  # as they stand
+PATIENCE_SECONDS, SHARE = 5.0, 0.02  # least time between two lines, and as a share of the run's; ignored for some
+COLUMNS = {"step": 7, "loss": 7, "left": 7, "held out": 8, "tokens/s": 9, "of peak": 7}  # widths; the most important first
+ORDER = ("step", "loss", "held out", "tokens/s", "of peak", "left")  # of the columns on the screen
 
 
 class Progress:
-    """A listener that prints: loss, tokens a second, share of the machine's peak, time left; samples and skipped batches.
+    """A listener that prints loss, tokens per second, share of the machine's peak, time left, samples and skipped batches.
 
-    peak is in floating-point operations a second; 0 leaves its column out.
+    peak is in floating-point operations per second; 0 omits its column.
     """
 
     def __init__(self, peak: float = 0.0, out: TextIO | None = None) -> None:
         self.peak, self.out = peak, sys.stdout if out is None else out
         self._printed = -math.inf
-        self._began = 0.0  # when the first step was heard of: it alone takes longer than others
-        self._steps = 0  # since then
+        self._began = 0.0  # when the first step was reported: it takes longer than the others and is not counted
+        self._steps = 0  # since the first step
         self._tokens = self._seconds = 0.0  # since the last line
         self._names: tuple[str, ...] = ()
 
@@ -46,7 +46,7 @@ class Progress:
             self.say(escape_controls(report.sample, "\n"))
 
     def print(self, training: Training, report: Report) -> None:
-        """A line of columns, under a line of titles where it is the first."""
+        """Print a line of columns, with a line of titles above the first one."""
         if not self._names:
             peak = bool(self.peak and training.subject.flops)
             self._names = fitting(shutil.get_terminal_size().columns, peak, training.held_out is not None)
@@ -65,19 +65,19 @@ class Progress:
         self.write("  ".join(cells[name].rjust(COLUMNS[name]) for name in self._names))
 
     def say(self, text: str) -> None:
-        """A text of several words, set in, in as many lines as it needs."""
+        """Print an indented text, wrapped to the width of the screen."""
         width = max(shutil.get_terminal_size().columns - 2, 8)
         for line in text.split("\n"):
             for start in range(0, max(len(line), 1), width):
                 self.write(f"  {line[start : start + width]}".rstrip())
 
     def write(self, line: str) -> None:
-        """One line, at once: whoever reads a pipe waits for it."""
+        """Write one line and flush it, so that readers of a pipe receive it at once."""
         print(line, file=self.out, flush=True)
 
 
 def fitting(width: int, peak: bool, held_out: bool) -> tuple[str, ...]:
-    """The columns that a screen has room for, in their order."""
+    """Return the columns that fit the width of the screen, in their order."""
     known = [name for name in COLUMNS if (peak or name != "of peak") and (held_out or name != "held out")]
     while len(known) > 1 and sum(COLUMNS[name] + 2 for name in known) - 2 > width:
         known.pop()
@@ -85,7 +85,7 @@ def fitting(width: int, peak: bool, held_out: bool) -> tuple[str, ...]:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes, or days and hours."""
+    """Format seconds as minutes and seconds, hours and minutes, or days and hours."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C and SIGTERM end a run after the step it is in, with a checkpoint; a second one ends it at once."""
+"""Signals: Ctrl-C and SIGTERM end a run after the current step, with a checkpoint; a second signal ends it at once."""
 
 import signal
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """A listener that stops a run where a signal came."""
+    """A listener that stops a run after a signal was received."""
 
     def __init__(self) -> None:
         self.came: signal.Signals | None = None
@@ -23,7 +23,7 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """A context in which the signals come here; the handlers there were are put back."""
+        """Handle the signals within the context, and restore the former handlers after it."""
         before = {one: signal.signal(one, self.hear) for one in CAUGHT}
         try:
             yield
@@ -32,7 +32,7 @@ class Signals:
                 signal.signal(one, handler)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """A signal: the first is remembered, the second is Ctrl-C."""
+        """Handle a signal: store the first one, raise KeyboardInterrupt for the second."""
         if self.came is not None:
             raise KeyboardInterrupt
         self.came = signal.Signals(number)
