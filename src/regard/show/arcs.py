@@ -13,13 +13,13 @@ from regard.show.axes import words_of
 from regard.show.figure import COLOURS, FAINT, LINE, POINTS, TEXT, Array, Picture, longest, shown
 from regard.show.head_figure import span
 
-MOST = 60  # words on a line
-LEAST = 0.05  # the least weight that has an arc
+MOST = 60  # maximum number of words on the line
+LEAST = 0.05  # smallest weight that is drawn
 WIDTH, FLAT, THICK = (
     7.0,
     0.5,
     3.0,
-)  # inches of the words in one line, at most; height of an arc by its half width; points of weight 1
+)  # maximum inches of unrotated words; height of an arc by its half width; line width of weight 1 in points
 
 
 def arcs(

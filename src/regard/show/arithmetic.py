@@ -11,7 +11,7 @@ from regard.mechanism import Steps
 from regard.show.narration import FORMULAS, formulas_of, names
 from regard.show.numerals import numeral
 
-TERMS = 8  # of a sum, written out before the rest is counted
+TERMS = 8  # terms of a sum that are written out; the rest is counted
 
 
 def arithmetic(example: Example, query: int, keys: range | None = None) -> tuple[Scene, ...]:

@@ -10,13 +10,12 @@ from regard.observe.words import MARKS, TwoTexts, Words
 
 Sides = tuple[list[str], list[str]]
 Size = tuple[int, int]
-SOME = 6  # words of the text that an error names
-BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # of half a character, as the texts of tokens write it
+SOME = 6  # words of the text that an error message lists
+BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # parts of a character in the text of a token
 
 
 def attention_of(recording: Recording, asked: str | None = None) -> str:
-    """Return the kind of attention to show, "self" or "cross": `asked`; by default self, or cross where there is no self
-    attention.
+    """Return the kind of attention to show: `asked`; by default self, or cross where there is no self attention.
 
     Raises ConfigError where the recording has no attention of the kind `asked`.
     """
@@ -81,7 +80,7 @@ def spelled(asked: str, words: Sequence[str]) -> list[int]:
     """Find the positions of the last tokens of a word of several tokens."""
     text, places, found = "".join(words), [], 0
     for n, word in enumerate(words):
-        places += [n] * len(word)  # of each character, the token it lies in
+        places += [n] * len(word)  # for each character, the index of its token
     starts = []
     while asked and (found := text.find(asked, found)) >= 0:
         starts.append(found)

@@ -12,11 +12,11 @@ from regard.show.shaded import BLANK, BREAK
 from regard.show.swatches import Window, colour
 from regard.show.terminal import ending, fitted
 
-LEAST = 5e-4  # a weight that rounds to 0.001
-MOST = 12  # bars, unless all are asked for
-WORD, BEFORE = 24, 3  # cells of a word with those before it, at most; and how many
-FULL = 60  # cells of a screen, from which on there is room for all
-MIDDLE = 0.6  # the shade of a bar, seen on a dark screen and on a pale one
+LEAST = 5e-4  # smallest weight that rounds to 0.001
+MOST = 12  # number of bars by default
+WORD, BEFORE = 24, 3  # maximum cells of a word with those before it; how many words before it
+FULL = 60  # cells of a screen from which number and distance both fit
+MIDDLE = 0.6  # shade of a bar, visible on dark and light screens
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -27,7 +27,7 @@ def bars(row: Tensor, words: Sequence[str], own: int | None, window: Window, mos
     """
     order = torch.argsort(row, descending=True, stable=True)[:most].tolist()
     order = [key for key in order if row[key] >= LEAST]
-    before = BEFORE if window.colours else 0  # without colour the word could not be told from them
+    before = BEFORE if window.colours else 0  # without color the word would look like those before it
     labels = [label(words, key, before, min(WORD, window.width // 4)) for key in order]
     places = [where(key, own, len(f"{max(order):,}"), window.width >= FULL) for key in order]
     side, place = max((one.cell_len for one in labels), default=0), max(map(len, places), default=0)

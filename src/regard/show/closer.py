@@ -16,9 +16,9 @@ from regard.show.scale import Log
 from regard.show.shaded import MOST, part, received, shaded
 from regard.show.swatches import Heat, Window
 
-DECADES = 0.01  # of the largest value, at which a word is as pale as paper
+DECADES = 0.01  # fraction of the largest value that has the palest color
 
-Place = tuple[int, int | None]  # a layer, and a head of it; None is the mean of all
+Place = tuple[int, int | None]  # layer and head; head None is the mean of all heads
 
 
 def placed(asked: str) -> Place:
@@ -68,7 +68,7 @@ def row(
     asking, words = words_of(recording, layers[0], kind)
     number, places = place_of(asked, asking if kind == "cross" else words)
     query = number if kind == "cross" else number - (k - q)
-    key = None if kind == "cross" else number  # which is the query itself
+    key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
         raise ConfigError(f"token {number} was a key and no query: the queries recorded are the last {q} of {k} tokens.")
     found = mean([m[0, :, query].mean(0) for m in maps])
@@ -103,6 +103,6 @@ def named(recording: Recording, place: Place | None, attention: str = "self") ->
     layer, number = place
     if number is None:
         return f"layer {layer}, the mean of its heads"
-    known = recording.map(layer, kind=attention).shape[3] <= MOST  # typing a head walks through it several times
+    known = recording.map(layer, kind=attention).shape[3] <= MOST  # classifying a head traverses its map several times
     rows = heads(recording, kind=attention, layers=[layer]) if known else ()
     return f"layer {layer}, head {number}" + next((f": {row.kind}" for row in rows if row.head == number), "")

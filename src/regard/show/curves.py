@@ -14,8 +14,8 @@ from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT, Array, Pictur
 from regard.writing import whole
 
 Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl
-FORMED = (("previous token", "text"), ("induction", "repeated"), ("first token", "text"))  # detectors, and the text of each
-NAMED = 3  # heads of a detector that have a colour and a name
+FORMED = (("previous token", "text"), ("induction", "repeated"), ("first token", "text"))  # detectors, each with its text
+NAMED = 3  # heads of a detector that are colored and named
 
 
 def curves(rows: Sequence[Row], title: str = "") -> Picture:
@@ -96,7 +96,7 @@ def named(axes: Axes, ends: Mapping[str, tuple[Array, Array]]) -> None:
     """Label each curve at its end."""
     drawn = {name: (x, y) for name, (x, y) in ends.items() if len(x) and np.isfinite(y[-1])}
     if drawn:
-        axes.get_figure().draw_without_rendering()  # type: ignore[union-attr]  # limits are known from then on
+        axes.get_figure().draw_without_rendering()  # type: ignore[union-attr]  # sets the axis limits
         points = np.array([(x[-1], y[-1]) for x, y in drawn.values()])
         inks = [INKS[list(ends).index(name) + 1] for name in drawn]
         beside(axes, points, list(drawn), inks)

@@ -14,9 +14,9 @@ from regard.show.axes import attention_of
 from regard.show.figure import COLOURS, FAINT, LINE, PAPER, POINTS, SMALLEST, TEXT, Array, Picture, longest
 from regard.show.scale import Linear, fitting
 
-BINS = 64  # of a small picture along an axis
-WIDE, HIGH, LARGEST, GAP = 6.6, 8.8, 1.2, 0.06  # inches: of all pictures together, at most; of one; between two
-ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # inches around them
+BINS = 64  # bins of a small picture along an axis
+WIDE, HIGH, LARGEST, GAP = 6.6, 8.8, 1.2, 0.06  # inches: maximum width and height of all pictures; maximum side of one; gap
+ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # margins in inches
 
 
 def every_head(
@@ -56,7 +56,7 @@ def every_head(
         drawn.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
 
     size = max(min(TEXT - 1, 0.9 * (side + GAP) * POINTS / LINE), SMALLEST)
-    step = 1 if longest([f" {across}"]) * size / TEXT < side + GAP else 5  # so that the numbers of heads stand apart
+    step = 1 if longest([f" {across}"]) * size / TEXT < side + GAP else 5  # so that the head numbers do not touch
     skip = 1 if (side + GAP) * POINTS >= LINE * size else 5
     pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double() for m in maps]
     tokens = max(max(m.shape[2:]) for m in maps)

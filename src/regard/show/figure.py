@@ -38,8 +38,8 @@ COLOURS = ListedColormap([[part / 255 for part in shade(n / 255)] for n in range
 INKS, DASHES, MARKERS = ("#302f4e", "#0a75af", "#c2571a", "#7a9a01"), ("-", "--", "-.", ":"), "osD^"  # of curves and arrows
 PAPER, FAINT = "#f6f6f4", "#b0b0aa"
 HATCHES = (("////", "hidden (−∞)", np.isneginf), ("xxxx", "NaN or ∞", lambda values: np.isnan(values) | np.isposinf(values)))
-TEXT, SMALLEST, LINE = 9.0, 5.5, 1.25  # the size of text and the least that can be read, in points; lines of it apart, in sizes
-POINTS = 72  # in an inch
+TEXT, SMALLEST, LINE = 9.0, 5.5, 1.25  # text size and smallest readable size, in points; line height in text sizes
+POINTS = 72  # points in an inch
 EVEN, FROM_ZERO = Linear(), Linear(low=0)
 
 
@@ -49,7 +49,7 @@ class Picture(Figure):
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         drawn, small, dots = BytesIO(), BytesIO(), 144
         self.savefig(drawn, format="png", dpi=dots, bbox_inches="tight")
-        picture = Image.open(drawn).convert("RGB").quantize(256, kmeans=2)  # a third of the size, and notebooks store it
+        picture = Image.open(drawn).convert("RGB").quantize(256, kmeans=2)  # a third of the bytes, which the notebook stores
         picture.save(small, format="png", optimize=True)
         return small.getvalue(), {"width": picture.width * 96 // dots}
 
@@ -165,7 +165,7 @@ def heads(
     across = 2 if len(weights) <= 4 else 3 if len(weights) <= 9 else 4
     drawn, panels = weights.masked_fill(hidden, -torch.inf), []
     for n, head in enumerate(drawn):
-        first, top = n % across == 0, n < across  # the others stand in line with these and need no words
+        first, top = n % across == 0, n < across  # the others are aligned with these and need no words
         one = panel(head, words, keys, title=f"head {n}", scale=common, room=(4.2, 2.9, 2.2)[across - 2])
         edge = {} if first else {"rows": [""] * len(one.rows)}
         edge |= {} if top else {"columns": [""] * len(one.columns)}
@@ -243,9 +243,7 @@ def panel(matrix: Tensor, rows: Sequence[str], columns: Sequence[str] | None, **
 
 
 def sheet(panels: Sequence[Panel], *, across: int = 1, shared: bool = False, note: str = "") -> Picture:
-    """Draw panels in rows of `across`, with a color bar for each, or for the first row if `shared`, and a legend of the
-    hatches.
-    """
+    """Draw panels in rows of `across` with a legend of the hatches, and a color bar for each or, if `shared`, the first row."""
     marks = [
         Patch(facecolor=PAPER, edgecolor=FAINT, hatch=hatch, linewidth=0, label=meaning)
         for hatch, meaning, where in HATCHES
@@ -281,7 +279,7 @@ def draw(axes: Axes, one: Panel) -> QuadMesh:
         norm=(LogNorm if isinstance(one.scale, Log) else Normalize)(*one.scale.ends(one.values.ravel().tolist()), clip=True),
         edgecolors="white" if few else "face",
         linewidth=1 if few else 0.1,
-        rasterized=one.values.size > 20_000,  # a vector for each would make the file slow to open
+        rasterized=one.values.size > 20_000,  # one vector per cell would make the file slow to open
     )
     for hatch, _, where in HATCHES:
         for row, line in enumerate(where(one.values)):
@@ -307,7 +305,7 @@ def bar(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT)
     low, high = mesh.get_clim()
-    if isinstance(one.scale, Log) and low and high and high < 1000 * low:  # whole powers of ten would be too few
+    if isinstance(one.scale, Log) and low and high and high < 1000 * low:  # powers of ten alone would be too few
         drawn.set_ticks(LogLocator(subs=(1, 3)))
         drawn.formatter = FuncFormatter(lambda value, _: f"{value:g}")
         drawn.minorticks_off()
@@ -318,10 +316,10 @@ def write(axes: Axes, one: Panel, mesh: QuadMesh) -> None:
     top = np.abs(one.values[np.isfinite(one.values)]).max(initial=0)
     form = ".1g" if isinstance(one.scale, Log) or 0 < top < 0.05 else "z.2f" if top < 100 else "z.0f" if top < 1e5 else ".0e"
     if max(one.values.shape) > 60:
-        return  # not read, and slow to measure
-    for each in (".2g", form) if form == ".1g" else (form,):  # a second digit where it has room
+        return  # unreadable, and slow to measure
+    for each in (".2g", form) if form == ".1g" else (form,):  # a second digit where it fits
         cells = [(place, format(value, each)) for place, value in np.ndenumerate(one.values) if np.isfinite(value)]
-        widest = longest([text for _, text in cells]) * POINTS / TEXT  # in sizes of the text
+        widest = longest([text for _, text in cells]) * POINTS / TEXT  # in text sizes
         size = min(TEXT, 0.9 * one.cell[0] * POINTS / (widest or 1), 0.7 * one.cell[1] * POINTS)
         if size == TEXT:
             break
@@ -359,7 +357,7 @@ def frame(axes: Axes, title: str, names: tuple[str, str]) -> None:
 
 def beside(axes: Axes, points: Array, words: Sequence[str], inks: Sequence[str]) -> None:
     """Write words in a column right of the axes, each connected to its point, without overlap."""
-    height = 3.4 * POINTS  # about that of the axes of arrows and curves
+    height = 3.4 * POINTS  # approximate height of the axes of arrows and curves
     gap = min(LINE * TEXT / height, 1 / max(len(words) - 1, 1))
     at = (axes.transData + axes.transAxes.inverted()).transform(points)[:, 1]
     at = np.nan_to_num(at, nan=0.0, posinf=1.0, neginf=0.0)

@@ -13,8 +13,8 @@ from regard.show.heat_map import wrapped
 from regard.show.shaded import seen
 from regard.show.terminal import abreast, fitted, packed, tint
 
-MOST = 16  # tokens of a text whose heads are drawn
-WORD = 6  # the widest label of a row
+MOST = 16  # maximum tokens of a text whose heads are drawn
+WORD = 6  # maximum cells of a row label
 
 
 def grids(recording: Recording, heads: Heads, width: int, colours: str | None, kind: str = "self") -> Iterator[Text]:
@@ -40,7 +40,7 @@ def square(title: str, words: list[str], weights: Tensor, colours: str | None) -
     """Format the weights of a head; the later keys are left empty where no query attends to them."""
     side = max(map(cell_len, words)) + 1
     lines = [Text(title, style="bold")]
-    causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query looks at a later key
+    causal = len(weights) == weights.shape[1] and not bool(weights.triu(1).any())  # no query attends to a later key
     for query, word in enumerate(words):
         line = Text(word + " " * (side - cell_len(word)))
         for weight in weights[query, : query + 1 if causal else None].tolist():

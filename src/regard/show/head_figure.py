@@ -16,7 +16,7 @@ from regard.show.axes import attention_of, sides_of
 from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
 from regard.show.scale import FAINTEST, FEW, fitting
 
-WORDS, BINS = FEW, 512  # tokens up to which each has its word; bins of a picture along an axis
+WORDS, BINS = FEW, 512  # maximum tokens that are drawn with words; bins of a picture along an axis
 SIZE, PROFILE, LEFT, RIGHT, ABOVE, BELOW, GAP = 5.2, 0.75, 0.75, 0.95, 0.45, 0.6, 0.22  # inches
 
 
@@ -81,7 +81,7 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
 
     main = axes_at(LEFT, BELOW, SIZE, SIZE)
     image = main.imshow(
-        np.ma.maximum(np.ma.masked_equal(values, 0), FAINTEST),  # where no query may see, the paper shows
+        np.ma.maximum(np.ma.masked_equal(values, 0), FAINTEST),  # where no query may see, the background shows
         cmap=COLOURS,
         norm=LogNorm(FAINTEST, 1),
         extent=(columns[0], columns[1], rows[1], rows[0]),

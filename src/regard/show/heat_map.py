@@ -16,8 +16,8 @@ from regard.show.swatches import Heat, Window, colour
 from regard.show.terminal import fitted, tint
 
 UPPER, LOWER = "▀", "▄"
-WORD = 14  # cells of a word at the side, at most
-WIDE, READ = 4, 4  # cells of a weight, at most; from how many on its number stands in it
+WORD = 14  # maximum cells of a row label
+WIDE, READ = 4, 4  # maximum cells of a weight; from how many cells its number is written
 
 
 @dataclass(frozen=True)

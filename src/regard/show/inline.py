@@ -17,14 +17,14 @@ from regard.show.ramp import ink, shade
 from regard.show.scale import Log, Scale
 from regard.show.terminal import fitted
 
-SHADES = 232  # of the ramp, as many as are all different; one more colour is paper
+SHADES = 232  # shades of the ramp, as many as are distinct; the next palette entry is the background
 RAMP = [shade(n / (SHADES - 1)) for n in range(SHADES)]
 PAPER, INK = (246, 246, 244), "#33332f"
-SIZE, LETTER, TEXT = 300, 6.3, 10.5  # pixels of a picture's longer side; of a letter; of a line of text
-LARGEST = 34.0  # pixels of a cell
-WORDED = 9.0  # from how many on a word stands beside it
-READ = 26.0  # and numbers in it
-WORD = 14  # letters of a word, at most
+SIZE, LETTER, TEXT = 300, 6.3, 10.5  # pixels: a picture's longer side; a letter's width; text size
+LARGEST = 34.0  # maximum pixels of a cell
+WORDED = 9.0  # cell pixels from which words are written
+READ = 26.0  # cell pixels from which numbers are written
+WORD = 14  # maximum letters of a word
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Matrix:
     ends: tuple[float, float]
     tokens: tuple[int, int]
     names: tuple[str, str] = ("query", "key")
-    tile: tuple[int, int] | None = None  # of a sheet of several, the rows and columns of each
+    tile: tuple[int, int] | None = None  # rows and columns of each matrix on a sheet of several
     size: float = SIZE
     sampled: bool = False
 

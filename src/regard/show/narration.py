@@ -14,7 +14,7 @@ from regard.lectures.scenes import Example, Panel, Scene, numbered
 from regard.mechanism import Steps
 from regard.show.numerals import numeral, rough
 
-LONGEST = 24  # letters of a word in a sentence
+LONGEST = 24  # maximum letters of a word in a sentence
 FORMULAS = {
     "scores": "q kᵀ",
     "capped": "softcap tanh(scaled / softcap)",
@@ -37,9 +37,7 @@ class Sides(NamedTuple):
 
 
 def tell(example: Example) -> tuple[Scene, ...]:
-    """Describe an example as a tuple of `Scene`: those before its steps, one for every step that changes something, those
-    after.
-    """
+    """Return the `Scene` values of an example: before its steps, one for every step that changes something, and after."""
     if example.steps is None:
         return example.before + example.after
     said = sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)

@@ -28,12 +28,12 @@ from regard.show.sampled import cells
 from regard.show.scale import FAINTEST, FEW, Linear, Log, Scale, fitting
 from regard.show.terminal import literal
 
-HEADS, CELLS, ONE = 16, 96, 240  # heads of a map that are drawn; cells of a side of each; of one that is alone
-TILE, SHEET = 24, 2**28  # cells of a side of each head of a recording; weights of a sheet that are looked at
-LETTERS, LISTED = 400, 4096  # of a recording's text; words that the pointer can name
-UNBOUND = ("distance", "keys", "entropy")  # scores that are no shares
-WIDE, HIGH = 760.0, 520.0  # pixels of a sheet of all heads, at most
-THUMB = 150.0  # pixels of a head among others
+HEADS, CELLS, ONE = 16, 96, 240  # heads of a map that are drawn; cells per side of each; of a single head
+TILE, SHEET = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
+LETTERS, LISTED = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
+UNBOUND = ("distance", "keys", "entropy")  # scores that are not shares of 1
+WIDE, HIGH = 760.0, 520.0  # maximum pixels of a sheet of all heads
+THUMB = 150.0  # pixels of one head of several
 
 
 def html(thing: object) -> str | None:
@@ -47,7 +47,7 @@ def html(thing: object) -> str | None:
     }
     try:
         return next((drawer(thing) for kind, drawer in drawers.items() if isinstance(thing, kind)), None)
-    except RegardError:  # of an empty one, say
+    except RegardError:  # for example, nothing was recorded
         return None
 
 

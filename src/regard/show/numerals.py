@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-PLACES = 4  # as the lectures print
-NOISE = 2**-21  # of a number: 4 units in the last place of float32 at least, more than short sums of it are off by
+PLACES = 4  # decimal places, as the lectures print
+NOISE = 2**-21  # relative: at least 4 units in the last place of float32, more than the error of short sums
 
 
 def numeral(number: Tensor | float, *, within: bool = False) -> str:

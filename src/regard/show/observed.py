@@ -17,8 +17,8 @@ from regard.show.shaded import BREAK, seen
 from regard.show.terminal import ending, fitted
 
 MOST = 3  # heads of a kind in a short table
-SCORE = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # by which a kind is ranked
-PLAIN = ("first token", "itself", "broad")  # kinds whose strongest link tells nothing more
+SCORE = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # ranks a kind
+PLAIN = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
 MEANS = {
     "previous token": "looks at the word before",
     "itself": "looks at the word itself",
@@ -29,8 +29,8 @@ MEANS = {
     "local": "stays near the word",
     "mixed": "none of the others",
 }
-NEAR = 1e-5  # of two weights that are one
-BEFORE = 4  # words before the one a link starts from
+NEAR = 1e-5  # difference below which two weights are equal
+BEFORE = 4  # words shown before the source of a link
 
 
 def kinds(heads: Heads, width: int) -> Iterator[Text]:
@@ -63,8 +63,7 @@ def table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
 
 
 def links(recording: Recording, heads: Heads, width: int, kind: str = "self") -> Iterator[Text]:
-    """Generate the strongest link of each of the clearest heads: from which word, after which words, to which, and how strong.
-    """
+    """Generate the strongest link of the clearest heads: from which word, after which words, to which, and how strong."""
     size = recording.map(0, kind=kind).shape[2:]
     words = sides_of(recording, 0, kind, None, 0, size) if recording.tokens else None
     telling = [row for row in clearest(heads) if row.kind not in PLAIN]
@@ -83,7 +82,7 @@ def strongest(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
     seen = head.overview()
     largest = seen.largest[0, 0]
     plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < NEAR
-    if kind == "cross":  # the first word of another text is as good as any
+    if kind == "cross":  # the first word of another text is not special
         plain = torch.zeros_like(plain)
     query = int((largest if plain.all() else largest.masked_fill(plain, -1)).argmax())
     row = head[0, 0, query]

@@ -11,7 +11,7 @@ from regard.observe import Recording
 from regard.show.figure import DASHES, FAINT, INKS, TEXT, Array, Picture, frame
 
 BINS = 128  # points of a curve along a text
-NAMED = 4  # heads that have a colour and a name
+NAMED = 4  # heads that are colored and named
 UNITS = {"entropy": "entropy, nats", "distance": "distance, tokens back"}
 
 

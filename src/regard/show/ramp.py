@@ -5,7 +5,7 @@ import math
 Colour = tuple[int, int, int]  # sRGB, 0 to 255
 
 PALE, DEEP = (0.97, 0.012, 250.0), (0.40, 0.125, 260.0)  # OKLCH: lightness, chroma, hue in degrees
-COARSE: tuple[tuple[int, Colour], ...] = (  # of a terminal's 256 colours, those on the same way, as even as they come
+COARSE: tuple[tuple[int, Colour], ...] = (  # the colors of a 256-color terminal along the ramp, as even as they come
     (231, (255, 255, 255)),
     (153, (175, 215, 255)),
     (110, (135, 175, 215)),

@@ -8,10 +8,10 @@ from regard.examination.report import Finding, Report
 from regard.show.sight import picture, told
 from regard.show.terminal import literal
 
-INNER = r"[^()\[\]]*(?:[(\[][^()\[\]]*(?:[(\[][^()\[\]]*[)\]][^()\[\]]*)*[)\]][^()\[\]]*)*"  # brackets in brackets, three deep
+INNER = r"[^()\[\]]*(?:[(\[][^()\[\]]*(?:[(\[][^()\[\]]*[)\]][^()\[\]]*)*[)\]][^()\[\]]*)*"  # nested brackets, three deep
 CALL = rf"(?!(?:and|or)\b)~?\.?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\({INNER}\)|\[{INNER}\])*"
 LINE = re.compile(rf"(?<![\w.(])(?:(?:\w+, )+(?=\w+ = ))?{CALL}(?:(?:=| (?:[=@*/]|if|else) )-?(?:\d[\d.]*\d|\d|{CALL}))*")
-CODE = re.compile(r"[(\[=]|\.\w| @ ")  # what makes words a line of code: a call, an assignment, a name in a name
+CODE = re.compile(r"[(\[=]|\.\w| @ ")  # what identifies code: a call, an assignment, an attribute
 EDGE = "#c2571a"
 
 

@@ -10,7 +10,7 @@ from regard.show.head_figure import WORDS
 from regard.show.scale import Log
 
 ROOM = 5.6  # inches
-FAINTEST = 1e-3  # the share at which a picture is as pale as paper
+FAINTEST = 1e-3  # share that has the palest color
 
 
 def rollout(

@@ -6,8 +6,8 @@ from torch import Tensor
 from regard.map import AttentionMap
 from regard.map.pooling import edges
 
-QUICK = 2**24  # weights of a head that are all looked at
-AT_ONCE = 2**22  # weights held at a time
+QUICK = 2**24  # maximum weights of a head that are all read
+AT_ONCE = 2**22  # maximum weights in memory at a time
 
 
 def cells(m: AttentionMap, most: int, quick: int = QUICK) -> tuple[Tensor, bool]:
@@ -29,7 +29,7 @@ def cells(m: AttentionMap, most: int, quick: int = QUICK) -> tuple[Tensor, bool]
 def rows_of(m: AttentionMap, rows: int, columns: int) -> Tensor:
     """Compute some queries of a map of one matrix, with the columns in bins of the largest weight."""
     q, k = m.shape[2:]
-    queries = edges(0, q, rows)[1:] - 1  # the last of each bin, which sees most
+    queries = edges(0, q, rows)[1:] - 1  # the last of each bin, which sees the most keys
     bins = torch.bucketize(torch.arange(k), edges(0, k, columns)[1:], right=True)
     found = []
     for part in queries.split(max(AT_ONCE // k, 1)):

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 
-FEW = 48  # tokens up to which colour may be linear; of more, most weights are small
-SMALL = 0.1  # of the largest weight, below which even differences show nothing
-FAINTEST = 1e-4  # the weight at which a logarithmic colour is as pale as paper, at the least
-PALEST = 0.02  # the share of the weights that are as pale
-MUCH = 1 / 3  # of all attention, on such small weights
+FEW = 48  # maximum tokens for a linear scale of colors; with more, most weights are small
+SMALL = 0.1  # fraction of the largest weight, below which a linear scale shows nothing
+FAINTEST = 1e-4  # smallest weight at which a logarithmic scale of colors may start
+PALEST = 0.02  # share of the weights below the start of a logarithmic scale
+MUCH = 1 / 3  # share of all attention on such small weights, above which the scale is logarithmic
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Log:
-    """A logarithmic scale from low to high; None is the smallest positive or the largest value. A value below low counts as
-    low.
-    """
+    """A logarithmic scale from low to high; None is the smallest positive or the largest value. Less than low counts as low."""
 
     low: float | None = None
     high: float | None = None

@@ -12,11 +12,11 @@ from regard.observe import Recording
 from regard.show.swatches import Heat, Window
 from regard.show.terminal import fitted, literal, tint
 
-LINES = 10  # of a text that is shown in part
-LONGEST = 24  # cells of a word
-MOST = 4096  # tokens of a text whose words are shaded; of a longer one every matrix would be walked through again
+LINES = 10  # lines of a text that is shown in part
+LONGEST = 24  # maximum cells of a word
+MOST = 4096  # maximum tokens of a shaded text; a longer one would need another traversal of every matrix
 MARKED = Style(bold=True)
-BREAK, BLANK = "↵", "␣"  # the end of a line, and a token of blanks alone
+BREAK, BLANK = "↵", "␣"  # a line end, and a token of blanks only
 
 
 def received(recording: Recording, row: int = 0, kind: str = "self") -> Tensor:
@@ -38,7 +38,7 @@ def shaded(words: Sequence[str], values: Tensor, heat: Heat, window: Window, mar
             line, below = Text(), ""
         space = space if line.cell_len else ""
         value = float(values[n])
-        plain = n == marked or value == 0  # what was not looked at at all has no colour
+        plain = n == marked or value == 0  # a weight of 0 has no color
         style = (MARKED if n == marked else Style()) if plain else tint(heat.share(value), window.colours)
         below += " " * (line.cell_len + len(space) - len(below)) + ("" if plain else heat.digit(value))
         line.append(space).append(shown, style=style)

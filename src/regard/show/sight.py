@@ -13,13 +13,13 @@ from regard.show.ramp import Colour, shade
 from regard.show.scale import FAINTEST, Log
 from regard.show.terminal import fitted
 
-MOST = 24  # tokens of a side that are drawn
-SIDE, LARGEST, LEAST = 150.0, 22.0, 10.0  # pixels of a square, about; of a cell
-GAP, TITLE, LETTER, TEXT, WORD = 20.0, 18.0, 6.3, 10.5, 14  # pixels, but the last: letters of a word
+MOST = 24  # maximum tokens drawn per side
+SIDE, LARGEST, LEAST = 150.0, 22.0, 10.0  # pixels: approximate side of a square; maximum and minimum side of a cell
+GAP, TITLE, LETTER, TEXT, WORD = 20.0, 18.0, 6.3, 10.5, 14  # pixels, except the last: maximum letters of a word
 PAPER, INK, FAINT = "#f1f1ee", "#33332f", "#66615a"
-MORE, LESS = "#b0400c", "#0a75af"  # what is seen and may not be, and what may be and is not
-SHADES = 6  # of what is found, the deeper the more
-Cells = Mapping[str, Tensor]  # a colour, and the cells that have it, bool (rows, columns)
+MORE, LESS = "#b0400c", "#0a75af"  # seen but not allowed; allowed but not seen
+SHADES = 6  # shades of what is found, deeper for more
+Cells = Mapping[str, Tensor]  # color -> its cells, bool (rows, columns)
 
 
 @dataclass(frozen=True, eq=False)

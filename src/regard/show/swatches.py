@@ -10,10 +10,10 @@ from regard.show.ramp import coarse, shade
 from regard.show.scale import Scale
 from regard.show.terminal import palette, tint
 
-STEPS = (5, 4, 3, 2)  # swatches of a legend, as many as fit
+STEPS = (5, 4, 3, 2)  # swatches of a legend, the most that fit
 PIPED = 60  # lines of a picture that is written to a file
-BELOW = 7  # lines of the screen beside a picture: its titles and the prompt
-NARROW = 20  # cells of a row, at least
+BELOW = 7  # lines of the screen for titles and the prompt
+NARROW = 20  # minimum cells of a row
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.generate import Chosen
 from regard.observe import Recording
 
-LOOKED = 4  # tokens that a new one looked at
+LOOKED = 4  # attended tokens that are listed for a new one
 
 
 class Pieces(Protocol):

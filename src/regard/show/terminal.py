@@ -22,8 +22,8 @@ from regard.printable import LINES, ReaderGoneError, escape_controls
 from regard.show.numerals import aligned
 from regard.show.ramp import PAPER, coarse, ink, shade
 
-LABEL, HEADER, GAP = 16, 12, 3  # cells of a row's word and of a column's, at most; between two tables
-PROSE = 100  # cells of a line of prose, at most
+LABEL, HEADER, GAP = 16, 12, 3  # cells: maximum of a row label and of a column header; gap between two tables
+PROSE = 100  # maximum cells of a line of prose
 EQUALS, SIGN = re.compile(r" (?== )"), re.compile(r"(?:^| )([=+/-]) ")
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]+")
 
@@ -69,10 +69,10 @@ class Screen(Console):
 def open_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """Open a console that interprets no markup, and writes no escape codes to a pipe or where NO_COLOR is set."""
     stream = sys.stdout if file is None else file
-    stream = getattr(stream, "unescaped", stream)  # Screen escapes, and has its own colours
+    stream = getattr(stream, "unescaped", stream)  # Screen escapes by itself, and has its own colors
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="replace")  # a terminal without √ shows a ?
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich alone leaves bold and italics on
+        stream.reconfigure(errors="replace")  # a terminal that cannot show √ shows ?
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich keeps bold and italics
     return Screen(file=stream, width=width, color_system=colours, markup=False, emoji=False, highlight=False)
 
 

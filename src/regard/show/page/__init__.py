@@ -13,7 +13,7 @@ def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", por
     than loopback addresses the link contains a token, without which requests are refused. Port 0 selects a free one. Raises
     ConfigError where the address is taken, or starlette and uvicorn are not installed.
     """
-    from regard.mechanism.arguments import check_count, check_instance  # and torch with it, which this page needs anyway
+    from regard.mechanism.arguments import check_count, check_instance  # imports torch, which the page needs anyway
 
     check_count("port", port, 0, most=2**16 - 1)
     check_instance("host", host, str)

@@ -17,8 +17,8 @@ from regard.show.page.pictures import Opened, thumbs
 from regard.show.page.session import STEPS, Session
 from regard.show.page.steps import example_steps, steps_of
 
-PER_WORDS = 5000  # of one answer
-Found = list[Any]  # what an answer needs of each head, known when it is made
+PER_WORDS = 5000  # maximum words of one answer
+Found = list[Any]  # what a handler needs of each head, computed before it runs
 Needed = list[tuple[Entry, Place]]
 
 
@@ -124,7 +124,7 @@ def of_axis(session: Session, request: Request) -> Needed:
     return [] if "q" in request.query_params else several(session, request)
 
 
-MAP = attrgetter("pyramid.map")  # which is small, and knows what its rows are divided by
+MAP = attrgetter("pyramid.map")  # small, with the denominators of its rows
 GENERAL = {"start": Answer(start), "example": Answer(example)}
 OF_RECORDING = {
     "words": Answer(words),

@@ -13,7 +13,7 @@ WHOLE = re.compile(r"[0-9]{1,9}")
 LIST = re.compile(r"[0-9]{1,4}(,[0-9]{1,4}){0,255}")
 NAME = re.compile(r"[\w .:/-]{1,200}")
 COLDEST, HOTTEST = 0.01, 100
-SHOWN = 40  # letters of what came, in a sentence
+SHOWN = 40  # letters of a value quoted in an error
 
 
 class MissingError(ConfigError):

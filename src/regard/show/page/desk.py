@@ -17,8 +17,8 @@ from regard.show.page.encoding import dumped
 from regard.show.page.memory import Tidy
 from regard.show.page.pictures import Alive, Opened
 
-QUICK, LONG = 2, 2  # threads; each that has computed keeps some memory for the next time
-AT_ONCE = 64  # requests that are being answered; more are told to try again
+QUICK, LONG = 2, 2  # threads; each keeps some memory once it has computed
+AT_ONCE = 64  # maximum concurrent requests; others get status 503
 ANSWER_SECONDS = 300.0
 LOG = logging.getLogger("regard.page")
 
@@ -48,8 +48,7 @@ class Desk:
         take: Callable[[Opened], Any] = lambda opened: opened,
         long: bool = False,
     ) -> Response:
-        """Run `work` in a thread with what `take` returns for each of these heads, once they are computed, and return its
-        response.
+        """Run `work` in a thread with what `take` returns for each of these heads, once computed, and return its response.
 
         The function alive() that `work` receives raises GoneError once the client has disconnected or the time is up.
         """
@@ -63,14 +62,14 @@ class Desk:
                 found: Response = doing.result()
                 return found
             if leaving.done():
-                return Response(status_code=400)  # which nobody reads
+                return Response(status_code=400)  # never read by the client
             return refusal(504, f"this takes longer than {ANSWER_SECONDS:.0f} s; ask for less.")
         except (RegardError, ValueError) as error:
             return refusal(status_of(error), told(error))
         finally:
             self.leave(stop)
             leaving.cancel()
-            doing.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is heard by nobody
+            doing.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it
             doing.cancel()
 
     async def done(
@@ -90,7 +89,7 @@ class Desk:
                 await asyncio.sleep(0.02)
             if opened.share < 1:
                 await run(self.long, opened.wait, alive)
-            found.append(take(opened))  # the session may drop the head meanwhile, to make room
+            found.append(take(opened))  # the session may remove the head meanwhile, to make room
             del opened
         return await run(self.long if long else self.quick, work, alive, found)
 
@@ -129,7 +128,7 @@ def alone(count: int, name: str) -> ThreadPoolExecutor:
     for _ in range(count):
         pool.submit(int)
     begun.wait()
-    torch.set_num_threads(before)  # what threads that begin later find
+    torch.set_num_threads(before)  # for threads started later
     return pool
 
 

@@ -21,17 +21,17 @@ from regard.observe.words import rows as by_row
 from regard.show.page import size
 from regard.show.page.alone import alone
 
-FIRST = 2000  # words of a list that the summary brings along, at most
-BEGINNING = 80  # letters of its text
-LETTERS = 256  # of a word that are sent
-FIRST_LETTERS = 2**15  # of all the first words together
-MISSED = 20  # sentences on what was not recorded
-MAPS_BYTES = 32 * 2**20  # of maps, the last of which is always kept
-ROW_BYTES = 16  # of a row of a map at most, what it is divided by
-LAYER_BYTES = 8 * 2**20  # of a layer up to which its calls are joined for all its heads at once
+FIRST = 2000  # maximum words per list in the summary
+BEGINNING = 80  # letters of the text in the summary
+LETTERS = 256  # maximum letters of a word
+FIRST_LETTERS = 2**15  # maximum letters of all words of a list in the summary
+MISSED = 20  # maximum sentences on what was not recorded
+MAPS_BYTES = 32 * 2**20  # maximum bytes of the cached maps; the last is always kept
+ROW_BYTES = 16  # maximum bytes of a row's denominator
+LAYER_BYTES = 8 * 2**20  # maximum bytes of a layer whose calls are joined for all heads at once
 
 
-Key = tuple[str, str | None, int, int | None]  # kind, part, layer, and head where it is alone
+Key = tuple[str, str | None, int, int | None]  # kind, part, layer, and head or None for all of them
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Entry:
     next: list[dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
     text: str | None = None
-    typed: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # what kind heads are
-    _maps: "OrderedDict[Key, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # and the bytes of each
+    typed: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
+    _maps: "OrderedDict[Key, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
@@ -170,8 +170,7 @@ class Entry:
         return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
 
     def lists(self, b: int = 0) -> dict[str, Sequence[str]]:
-        """Return the lists of words of a batch row: `words`, and `queries`, the last of them, where earlier words are only
-        keys.
+        """Return the lists of words of a batch row: `words`, and `queries`, the last of them, where the others are only keys.
 
         With two texts also `source`, the other one, and `read`, what the decoder read, where that differs from what it wrote.
         """

@@ -9,7 +9,7 @@ from typing import Any
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Callable[[], Awaitable[Message]], Send], Awaitable[None]]
-Refuse = Callable[[int, str], Application]  # an answer with a status and a sentence
+Refuse = Callable[[int, str], Application]  # makes a response of a status and a sentence
 
 HEAD_BYTES = 2**14
 HOST = re.compile(r"(?P<name>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")

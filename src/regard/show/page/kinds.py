@@ -10,7 +10,7 @@ from regard.show.page.alone import alone
 from regard.show.page.entry import Entry, Place
 from regard.show.page.pictures import Alive
 
-APART = 2**22  # weights of a head from which on the heads of a layer are gone over one by one
+APART = 2**22  # weights of a head, over which the heads of a layer are processed one by one
 
 
 def typing(entry: Entry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ import time
 from regard.malloc import give_back, large_from
 
 EVERY_SECONDS = 3.0
-LARGE_BYTES = 2**20  # a bound of glibc's own grows with what is freed, up to 32 MiB
+LARGE_BYTES = 2**20  # glibc's own threshold grows with what is freed, up to 32 MiB
 
 
 class Tidy:

@@ -14,7 +14,7 @@ from regard.map.codes import coded
 from regard.observe.look import Look
 from regard.show.page.entry import Entry, Place, short, within
 
-MOST = 100  # of the largest weights of a row or a column
+MOST = 100  # maximum count of the largest weights of a row or a column
 
 
 def cell(entry: Entry, place: Place, q: int, k: int) -> dict[str, Any]:
@@ -66,8 +66,9 @@ def column(maps: Sequence[AttentionMap], k: int) -> tuple[Tensor, Tensor]:
 
 
 def top(weights: Tensor, words: Sequence[str], n: int) -> list[dict[str, Any]]:
-    """Return the n largest of some weights, with their positions and words, without zeros. Raises ConfigError for n outside 1
-    to 100.
+    """Return the n largest of some weights with their positions and words, without zeros.
+
+    Raises ConfigError for n outside 1 to 100.
     """
     if not 1 <= n <= MOST:
         raise ConfigError(f"n must be at least 1 and at most {MOST}, got {n}.")

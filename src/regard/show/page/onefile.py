@@ -27,12 +27,12 @@ from regard.show.page.steps import example_steps, steps_of
 from regard.writing import whole
 
 STATIC = Path(__file__).parent / "static"
-PICTURES_BYTES = 32 * 2**20  # of codes, before they are packed
+PICTURES_BYTES = 32 * 2**20  # of codes, before compression
 SCORES_BYTES = 4 * 2**20
 IMPORT = re.compile(r'(\bfrom\s+|\bimport\s+)"(\.{1,2}/[^"]+)"')
 SHEET = re.compile(r'<link rel="stylesheet" href="static/([^"]+)">')
 MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
-Packed = tuple[str, bytes]  # an answer under the name that the page asks for it by
+Packed = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
 
 
 def page(recording: Recording, path: str | Path) -> None:

@@ -9,17 +9,17 @@ from regard.show.page.guard import HEADERS
 
 ASKING_SECONDS = 10.0  # for the whole head of a request, and between requests
 SENDING_SECONDS = 20.0  # for its body
-TAKING_SECONDS = 60.0  # until it has taken all that waits for it
+TAKING_SECONDS = 60.0  # until it has received all that is buffered for it
 EVERY_SECONDS = 1.0
-CONNECTIONS = 256  # at a time; one more is closed at once
+CONNECTIONS = 256  # maximum open connections; others are closed at once
 
 
 class PatientProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, which waits forever, with timeouts."""
 
-    _asking: float  # since when no request is being answered
-    _answering: float  # since when one is
-    _taking: float  # since when something has waited for the client all the time
+    _asking: float  # time since which no request is being answered
+    _answering: float  # time since which the body of a request is incomplete
+    _taking: float  # time since which the write buffer has not been empty
     _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: Any) -> None:

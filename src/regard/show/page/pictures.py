@@ -17,10 +17,10 @@ from regard.observe.look import Look
 from regard.show.page.entry import Entry, Place
 
 SMALL = 48  # pixels along each side of a small picture
-WHOLE = 2**24  # weights of a layer up to which every one of them is in its small pictures
-ROWS = 4  # of each pixel that are looked at where they are more
-BINS = 512  # of a profile
-Alive = Callable[[], None]  # raises where nobody waits for the answer any more
+WHOLE = 2**24  # maximum weights of a layer whose small pictures use all of them
+ROWS = 4  # rows read of each pixel of larger layers
+BINS = 512  # bins of a profile
+Alive = Callable[[], None]  # raises once the client has disconnected
 
 
 class Opened:
@@ -41,8 +41,9 @@ class Opened:
         return self.pyramid.nbytes + self.copied
 
     def strips(self, alive: Alive) -> Iterator[float]:
-        """Compute the pyramid and yield the share that is done; alive() is called between strips, and the next caller
-        continues.
+        """Compute the pyramid and yield the share that is done.
+
+        alive() is called between strips, and the next caller continues where one stopped.
         """
         while self.share < 1:
             if not self._turn.acquire(timeout=0.1):

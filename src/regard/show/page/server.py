@@ -158,7 +158,7 @@ def packed(request: Request, response: Response) -> Response:
     """Compress a response where the client accepts it and it is worth it; only the client's own page may keep it."""
     response.headers.setdefault("cache-control", "no-store")
     if len(response.body) >= WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
-        quick = response.media_type == "application/octet-stream"  # codes: a tile must not wait for the last per cent
+        quick = response.media_type == "application/octet-stream"  # codes: speed matters more for a tile than the last percent
         response.body = gzip.compress(response.body, 1 if quick else 5, mtime=0)
         response.headers["content-length"] = str(len(response.body))
         response.headers["content-encoding"] = "gzip"
@@ -172,7 +172,7 @@ async def failed(request: Request, error: Exception) -> Response:
         sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not understood at this address."}
         detail = str(error.detail)
         response = refusal(error.status_code, sentences.get(error.status_code, detail))
-        response.headers.update(error.headers or {})  # which methods are, where one is not
+        response.headers.update(error.headers or {})  # the allowed methods, where one is not
         return response
     return refusal(status_of(error), told(error))
 
@@ -186,9 +186,7 @@ def application(page: Page, token: str | None = None) -> Guard:
 
 
 class Quiet(uvicorn.Server):
-    """uvicorn's server, which calls `ready` when it listens, and does not raise Ctrl-C and SIGTERM again after they have ended
-    it.
-    """
+    """uvicorn's server, which calls `ready` once it listens, and does not re-raise Ctrl-C and SIGTERM after shutdown."""
 
     ready: Callable[[], None] = staticmethod(lambda: None)
 
@@ -231,7 +229,7 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="critical",  # of its own: what requests are refused for is told to those who sent them
+            log_level="critical",  # uvicorn's own log; the sender of a refused request gets the reason
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=HEAD_BYTES,
@@ -246,7 +244,7 @@ class Server:
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nCtrl-C ends it.", flush=True)
-        if open_browser:  # one of the terminal holds its thread until it is left
+        if open_browser:  # a browser in the terminal blocks its thread until it is closed
             threading.Thread(target=self.browse, name="regard-browser", daemon=True).start()
 
     def browse(self) -> None:
@@ -257,7 +255,7 @@ class Server:
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens."""
         self._server.ready = ready
-        # a daemon, as a thread begun by one is unless it is told otherwise, aborts the process where it is cut off inside torch
+        # a daemon, the default if the current thread is one, would abort the process when stopped inside torch
         threading.Thread(target=begin, name="regard-warm", daemon=False).start()
         try:
             self._server.run(sockets=[self._socket])
@@ -298,7 +296,7 @@ def bound(host: str, port: int) -> socket.socket:
         try:
             wanted = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP, "flags": socket.AI_PASSIVE}
             (family, kind, protocol, _, address), *_ = socket.getaddrinfo(host, port, **wanted)
-            found = undo.enter_context(socket.socket(family, kind, protocol))  # one of TCP by name, which asyncio never delays
+            found = undo.enter_context(socket.socket(family, kind, protocol))  # asyncio then sets TCP_NODELAY
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             found.bind(address)
         except (OSError, OverflowError) as error:

@@ -19,13 +19,13 @@ from regard.show.page.speaker import Speaker, sentences, typed, writes, written
 from regard.show.page.translating import Translating
 from regard.show.page.turn import turn
 
-TYPED = 32  # recordings of what was typed
-TYPED_BYTES = 16 * 2**20  # of recordings of what was typed, the newest of which is always kept
-OPENED_BYTES = 120 * 2**20  # of heads that are looked at, the newest of which is always kept
-CHARACTERS = 20_000  # of a text
-TOKENS = 320  # that are written at a time
-READ = 2048  # tokens of a text that are read, where the model's context is longer
-STEPS = 64  # words up to which all steps of a head are shown
+TYPED = 32  # maximum recordings of typed texts
+TYPED_BYTES = 16 * 2**20  # maximum bytes of recordings of typed texts; the newest is always kept
+OPENED_BYTES = 120 * 2**20  # maximum bytes of opened heads; the newest is always kept
+CHARACTERS = 20_000  # maximum characters of a text
+TOKENS = 320  # maximum tokens generated at a time
+READ = 2048  # maximum tokens read of a text, where the model's context is longer
+STEPS = 64  # maximum words for which all steps of a head are shown
 TRANSLATION = "translation"  # the id of the example's recording
 
 
@@ -40,7 +40,7 @@ class Session:
         self._opened: OrderedDict[tuple[str, Place], Opened] = OrderedDict()
         self._lock, self._model = threading.RLock(), threading.Lock()
         self._count = 0
-        self._kept = {TRANSLATION}  # these never make room for others
+        self._kept = {TRANSLATION}  # these are never removed
         if recording is not None:
             self._kept.add(self.add(recording).id)
 
@@ -72,7 +72,7 @@ class Session:
         with self._lock:
             self._count += name is None
             entry = Entry(name or f"r{self._count}", recording, coming, notes or [], text)
-            summary(entry)  # which says what is wrong with it
+            summary(entry)  # raises where the recording is not usable
             self._entries[entry.id] = entry
             mine = [one for one in self._entries.values() if one.id not in self._kept]
             while len(mine) > 1 and (len(mine) > TYPED or sum(size.of_recording(one.recording) for one in mine) > TYPED_BYTES):
@@ -97,9 +97,9 @@ class Session:
         key = entry.id, replace(place, part=entry.attention(place).part)
         with self._lock:
             known = self._opened.get(key)
-        made = known or Opened(*entry.known(place))  # outside of the lock: to join a map of many calls takes a while
+        made = known or Opened(*entry.known(place))  # outside of the lock: joining many calls takes a while
         with self._lock:
-            self.entry(entry.id)  # which may be gone
+            self.entry(entry.id)  # raises if it was removed
             found = self._opened.setdefault(key, made)
             self._opened.move_to_end(key)
             while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > OPENED_BYTES:
@@ -119,9 +119,7 @@ class Session:
             return summary(self.add(*typed(speaker, text, READ), text=own))
 
     def examination(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
-        """Examine the model on the first words of a typed text, given its recording. Raises MissingError where that is not
-        possible.
-        """
+        """Examine the model on the first words of the text of a recording. Raises MissingError where that is not possible."""
         text = self.entry(name).text
         if text is None or self.speaker is None or isinstance(self.speaker, Translating):
             raise MissingError("who sees whom is asked of a model on what it read here: type a text, and ask again.")

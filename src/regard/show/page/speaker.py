@@ -17,8 +17,8 @@ from regard.show.page.entry import short
 from regard.show.page.translating import Translating
 from regard.show.telling import last_layers, told
 
-NEXT = 10  # words that may come next, shown
-LIKELIEST = 5  # of each new token
+NEXT = 10  # likeliest next words that are shown
+LIKELIEST = 5  # likeliest alternatives shown of each new token
 SENTENCES = (  # the first three that a model can read are offered
     "Your journey starts with one step",
     "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his",
@@ -124,7 +124,7 @@ def written(
         for one in told(steps, words, vocabulary, LIKELIEST, recording, len(last_layers(model.config.layers))):
             yield {
                 "word": one.word,
-                "place": len(words),  # its own, once it is written
+                "place": len(words),  # the position of the new token
                 "probability": one.probability,
                 "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
                 "looked": [{"place": near.place, "word": short(near.word), "weight": near.weight} for near in one.looked],

@@ -16,7 +16,7 @@ from regard.observe.look import Look
 from regard.show.numerals import rough
 from regard.show.page.entry import Entry, Place, short
 
-KEYS = 24  # of the one row that is shown of a long text
+KEYS = 24  # keys of the single row that is shown of a long text
 
 
 def steps_of(entry: Entry, place: Place, q: int | None, most: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from regard.show.page.desk import Desk, GoneError, alive_until, left, status_of,
 from regard.show.page.encoding import dumped
 from regard.show.page.pictures import Alive
 
-AHEAD = 16  # lines that wait for a client
+AHEAD = 16  # maximum lines buffered for a client
 STREAM_SECONDS = 3600.0
 
 
@@ -50,7 +50,7 @@ class Lines(Response):
                 alive()
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, line)
-            except RuntimeError:  # the server is no more
+            except RuntimeError:  # the event loop is closed
                 raise GoneError from None
 
         doing = loop.run_in_executor(self.desk.long, worked, self.lines, alive, hand)
@@ -108,7 +108,7 @@ def worked(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, han
             raise
         except Exception as error:
             hand(failure(status_of(error), told(error)))
-    except (GoneError, asyncio.CancelledError):  # nobody is there to hear it
+    except (GoneError, asyncio.CancelledError):  # no client to send the error to
         return
     finally:
         getattr(iterator, "close", lambda: None)()

@@ -13,7 +13,7 @@ from regard.models.transformer import Transformer
 from regard.observe import Recording, record
 from regard.weights.translators import CARRIED
 
-EXAMPLE, SENTENCE = "translator", "A man in a blue shirt is riding a horse."  # which is carried, and what it reads
+EXAMPLE, SENTENCE = "translator", "A man in a blue shirt is riding a horse."  # in the package; what it reads
 SENTENCES = (SENTENCE, "Two young girls are playing in the snow.", "The old woman is reading a book in the park.")
 Translator = RecurrentTranslator | Transformer
 
@@ -31,8 +31,9 @@ class Translating:
         return self.model.context
 
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a sentence and its end, with white space as in training. Raises DataError where there is no
-        word.
+        """Return the tokens of a sentence and its end, with white space as in training.
+
+        Raises DataError where there is no word.
         """
         words, end = " ".join(text.split()), ending(self.model)
         if not words or self.model.text is None:

@@ -13,12 +13,12 @@ def turn(lock: threading.Lock, alive: Callable[[], None]) -> Iterator[None]:
     own = threading.get_ident()
 
     def ask(*_: object) -> None:
-        if threading.get_ident() == own:  # hooks of all modules hear of other threads too
+        if threading.get_ident() == own:  # global hooks run in other threads too
             alive()
 
     while not lock.acquire(timeout=0.1):
         alive()
-    asking = register_module_forward_pre_hook(ask)  # one of a module would switch off what is fast in torch's own layers
+    asking = register_module_forward_pre_hook(ask)  # a hook of one module would disable the fast path of torch's own layers
     try:
         yield
     finally:
