@@ -132,5 +132,6 @@ def test_what_cannot_be_drafted_is_told_at_once():
         MODEL.generate([1], 3, draft=gpt2(vocabulary=7))
     with pytest.raises(ConfigError, match="beams draw nothing"):
         MODEL.generate([1], 3, draft=Lookup(), beams=2)
-    with pytest.raises(ConfigError, match="longest"):
-        Lookup(0)
+    for longest in (0, True, 2.0):
+        with pytest.raises(ConfigError, match="longest"):
+            Lookup(longest)

@@ -27,7 +27,7 @@ class Lookup:
     longest: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.longest, int) or self.longest < 1:
+        if type(self.longest) is not int or self.longest < 1:
             raise ConfigError(f"Lookup(longest) must be a whole number of at least 1, got {self.longest!r}.")
 
     def find(self, tokens: Sequence[int], count: int) -> list[int]:

@@ -177,7 +177,8 @@ class AttentionMap(Shown):
         b, h, q, k = self.shape
         if not 1 <= check_whole("n", n) <= k:
             raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe(n)}.")
-        self._allow(2 * b * h * q * n, "a smaller n or m.select(heads=...)")
+        keys = 64 // torch.finfo(wide(self._request.q.dtype)).bits  # of int64, in numbers of the weights
+        self._allow((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
         planes = list(self._planes())
         quick = (
             self._compiled(planes, lambda plane, threads: fast.top(plane, threads, n))

@@ -101,7 +101,7 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
     bar.ax.set_title("weight" if alone else "largest\nweight", fontsize=TEXT - 1, loc="left")
     right.set_xlabel("entropy, nats" + "\nmean, largest" * (not alone), fontsize=TEXT - 1)
     above.set_ylabel("received", fontsize=TEXT - 1)
-    above.set_title(title, fontsize=TEXT + 1, loc="left")
+    above.set_title(title, fontsize=TEXT + 1, loc="left", parse_math=False)
     return drawn
 
 

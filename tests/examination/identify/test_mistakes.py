@@ -1,10 +1,12 @@
+import dataclasses
+
 import pytest
 import torch
 
 from examination.identify.cases import identified, made
 from examination.identify.layers import SINGLE, Plain, wrong
 from regard.examination.identify.family import choices
-from regard.examination.identify.formula import equals, evidence, formula
+from regard.examination.identify.formula import equals, evidence, factor, formula
 from regard.examination.identify.mistakes import CAUSES, mistake
 from regard.examination.identify.variants import Projected
 
@@ -69,3 +71,9 @@ def test_a_scale_without_a_name_is_told_beside_the_expected_one():
     match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
     assert mistake(match, "scale").does == "the scores are multiplied by 0.3, where 0.5 is expected"
     assert "pass scale=0.3" in mistake(match, "scale").cure
+
+
+@pytest.mark.parametrize(("scale", "written"), [(0.5, " / √4"), (-0.5, " · -0.5"), (2.0, " · 2"), (1, "")])
+def test_the_factor_of_a_formula_has_its_sign(scale, written):
+    match = identified(made(Plain))
+    assert factor(dataclasses.replace(match, scale=scale)) == written

@@ -26,7 +26,7 @@ def factor(match: Match) -> str:
     if match.variant.scale == "after" or match.scale == 1:
         return ""
     square = match.scale**-2
-    if abs(square - round(square)) < 1e-9 * square and square >= 1:
+    if match.scale > 0 and abs(square - round(square)) < 1e-9 * square and square >= 1:
         return f" / √{round(square)}"
     return f" · {match.scale:.4g}"
 
