@@ -1,5 +1,6 @@
 import contextlib
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -172,3 +173,10 @@ def test_weights_that_are_no_attention_are_refused(change, sentence):
     tensors = {name: torch.ones(3, 2) for name in ("W_query", "W_key", "W_value")} | change
     with pytest.raises(WeightsError, match=sentence):
         projections({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def test_an_archive_with_a_file_that_is_no_array_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
+        archive.writestr("a.npy", b"\0" * 40)
+    with pytest.raises(DataError, match="'a' is no array"):
+        read(tmp_path / "some.npz")

@@ -61,6 +61,9 @@ def read_numpy(path: Path) -> dict[str, Tensor]:
             arrays = {path.stem: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
             if isinstance(loaded, np.ndarray) and data.tell() < os.fstat(data.fileno()).st_size:
                 raise ValueError("it does not end with its last number")
+            for name, array in arrays.items():  # NumPy gives what is no array, in an archive, as bytes
+                if not isinstance(array, np.ndarray):
+                    raise ValueError(f"{name!r} is no array")
         except Exception as error:  # the parser of a damaged file may raise anything
             if "allow_pickle" in str(error):
                 error = ValueError("it holds Python objects, or is no NumPy file at all")
