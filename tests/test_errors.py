@@ -55,7 +55,7 @@ def test_a_message_has_at_most_500_characters_that_print_and_begins_and_ends_as_
 
 
 def test_a_message_of_megabytes_says_how_long_it_was_and_keeps_what_to_do():
-    shown = str(regard.DataError(f"{'ab' * 2_500_000!r} is no letter of this model. Train a model on text that has it."))
+    shown = str(regard.DataError(f"{'ab' * 2_500_000!r} is not a letter of this model. Train a model on text that has it."))
     assert re.fullmatch(
         r"'(ab)+a? \[\.\.\. 5,000,0\d\d characters in all \.\.\.\] .*Train a model on text that has it\.", shown
     )

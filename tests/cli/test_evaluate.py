@@ -144,7 +144,7 @@ def test_wikitext_is_read_without_its_spacing_and_its_words_are_counted_with_it(
     out = said(capsys, own, tmp_path / "wiki.txt", "--wikitext")[1]
     assert f"{found.tokens} tokens, {found.words} words, {found.bytes} bytes" in out
     assert numbers(out)["by word"] == evaluate.decimal(found.by_word)
-    assert "Read without WikiText's spacing" in out
+    assert "WikiText's spacing is removed" in out
 
 
 def test_published_figures_stand_beside_what_was_measured(own, capsys, tmp_path, monkeypatch):
@@ -172,17 +172,17 @@ def test_the_model_in_the_box_is_scored(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--on", "missing.txt"], "missing.txt is no file and no folder"),
+        (["--on", "missing.txt"], "missing.txt is neither a file nor a folder"),
         (["--context", "30"], "--context must be at most 29"),
         (["--stride", "30"], "stride must be at most context"),
         (["--device", "nowhere"], "--device nowhere cannot be used"),
-        (["--held-out", "0.1"], "--held-out is of a corpus"),
+        (["--held-out", "0.1"], "--held-out applies to a corpus"),
         (["--on", "bad.jsonl"], 'bad.jsonl:1 has no field "text"'),
-        (["--on", "bad.txt"], "no text in UTF-8"),
-        (["--on", "empty.txt"], "two tokens at least"),
-        (["--on", "folder"], "folder is no corpus"),
+        (["--on", "bad.txt"], "not UTF-8 text"),
+        (["--on", "empty.txt"], "at least two tokens"),
+        (["--on", "folder"], "folder is not a corpus"),
         (["--model", "bad.txt"], "bad.txt"),
-        (["--model", "./folder/x"], "./folder/x is no folder, and no name on the hub"),
+        (["--model", "./folder/x"], "./folder/x is neither a folder nor a name on the hub"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line_and_2(own, capsys, tmp_path, monkeypatch, arguments, says):

@@ -66,7 +66,7 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
         (["FILE:Attention", "--scale", "x"], "invalid float value"),
         (["FILE:Attention", "--time-limit", "0"], "a positive number of seconds, got 0"),
         (["FILE:Attention", "--time-limit", "nan"], "a positive number of seconds, got nan"),
-        (["FILE:Attention"], "could not be made with no --args: TypeError"),
+        (["FILE:Attention"], "could not be created with no --args: TypeError"),
     ],
 )
 def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file, capfd):

@@ -104,12 +104,12 @@ def test_a_whole_model_is_examined(file):
         (["no_such_package:Name"], "could not be imported: ModuleNotFoundError"),
         (["regard.layers:MultiHedAttention"], "has no MultiHedAttention. It has "),
         (["FILE:Missing"], "has no Missing. It has"),
-        (["FILE:Attention"], "could not be made with no --args: TypeError"),
-        (["FILE:Attention", "--args", "14", "6", "name=other"], "could not be made with 14 6 name=other: AssertionError"),
-        (["FILE:Holder.layer", "--args", "14"], "leave --args out"),
+        (["FILE:Attention"], "could not be created with no --args: TypeError"),
+        (["FILE:Attention", "--args", "14", "6", "name=other"], "could not be created with 14 6 name=other: AssertionError"),
+        (["FILE:Holder.layer", "--args", "14"], "leave out --args"),
         (["FILE:number"], "takes a module or a function"),
-        (["FILE:Attention", "--args", "14", "6", "--expects", "casual"], "--expects 'casual' is no rule"),
-        (["FILE:Attention", "--args", "14", "6", "--sample", "2,x"], "--sample is the shape of x"),
+        (["FILE:Attention", "--args", "14", "6", "--expects", "casual"], "--expects 'casual' is not a rule"),
+        (["FILE:Attention", "--args", "14", "6", "--sample", "2,x"], "--sample must be the shape of x"),
     ],
 )
 def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, file):

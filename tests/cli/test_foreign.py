@@ -22,9 +22,7 @@ def test_a_tensor_that_is_missing_is_not_drawn_at_random(folder, kind):
     tensors = load_file(folder / "model.safetensors")
     del tensors["transformer.h.1.ln_2.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        DataError, match=r"has no (transformer\.)?h\.1\.ln_2\.weight, for which transformers draws random numbers"
-    ):
+    with pytest.raises(DataError, match=r"has no (transformer\.)?h\.1\.ln_2\.weight, which transformers would draw at random"):
         opened(str(folder), kind)
 
 

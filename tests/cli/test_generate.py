@@ -209,11 +209,11 @@ def test_an_empty_prompt_begins_with_the_end_of_text_where_there_is_one(folder, 
 def test_words_to_a_model_that_has_none_are_refused(bare, capsys):
     code, _, err = said(capsys, "the cat", "--model", bare)
     assert code == 2
-    assert "no vocabulary beside it" in err
+    assert "the model has no vocabulary: write" in err
 
 
 def test_the_model_in_the_box_sorts(capsys):
     assert main(["generate", "CBABBC", "--model", "sorter"]) == 0
     assert capsys.readouterr().out == "ABBBCC\n"
     assert main(["generate", "CAT", "--model", "sorter"]) == 2
-    assert "'T' is no letter of this model" in capsys.readouterr().err
+    assert "'T' is not a letter of this model" in capsys.readouterr().err

@@ -19,9 +19,9 @@ def run(tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (["--host", "256.0.0.1"], "cannot be listened at"),  # with the pocket model
-        (["nowhere.reg", "--text", "CAB"], "say which with --model"),
+        (["nowhere.reg", "--text", "CAB"], "give one with --model"),
         (["--model", "sorter", "--port", "70000"], "below 65536"),
-        (["--model", "sorter", "--text", "xyz"], "no letter of this model"),
+        (["--model", "sorter", "--text", "xyz"], "not a letter of this model"),
         (["--model", "sorter", "--host", "256.0.0.1"], "cannot be listened at"),
         (["nowhere.reg"], "nowhere.reg"),
     ],

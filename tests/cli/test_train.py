@@ -52,15 +52,15 @@ def test_the_same_command_goes_on_and_a_changed_one_is_refused(capsys):
     said(capsys, *command, "--steps", "3")
     code, out, _ = said(capsys, *command, "--steps", "5")
     assert code == 0
-    assert "goes on after step 3\n" in out
+    assert "resuming after step 3\n" in out
     code, out, _ = said(capsys, *command, "--steps", "5")
     assert code == 0
-    assert "all 5 steps are done; --steps asks for more\n" in out
+    assert "all 5 steps are done; a larger --steps continues\n" in out
     code, _, err = said(capsys, *command, "--steps", "5", "--learning-rate", "0.5")
     assert code == 2
     assert err == (
-        "regard train: learning_rate is 0.5, but the run in run has 0.001, and would be another with it. "
-        "Say 0.001 to go on, or name another folder as out.\n"
+        "regard train: learning_rate is 0.5, but the run in run has 0.001; a change would alter its results. "
+        "Use 0.001 to resume it, or name another folder as out.\n"
     )
 
 
@@ -89,10 +89,10 @@ def test_there_is_a_flag_for_every_field(capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "a run needs its corpus"),
-        (["--corpus", "story.txt"], "Is it a text? Say it as text."),
-        (["--text", "none.txt"], "none.txt is no file"),
-        (["--text", "story.txt", "--observe", "often"], "--observe is every=N"),
+        ([], "a run needs either corpus"),
+        (["--corpus", "story.txt"], "If it is a text, give it as text."),
+        (["--text", "none.txt"], "none.txt is neither a file"),
+        (["--text", "story.txt", "--observe", "often"], "--observe must be every=N"),
         (["--text", "story.txt", "--steps", "0"], "steps must be a whole number of at least 1"),
         (["--config", "none.toml"], "there is no none.toml"),
     ],
@@ -131,7 +131,7 @@ def test_a_signal_ends_it_with_a_checkpoint_a_sentence_and_its_code(tmp_path, nu
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, "")
     last = Checkpoints(tmp_path / "run" / "checkpoints", 2).latest()
-    assert f"{number.name}: stopped after step {last.step:,}, which is kept; the same command goes on from there" in out
+    assert f"{number.name}: stopped after step {last.step:,}, which is saved; the same command resumes there" in out
     assert len(read(tmp_path / "run" / "log.jsonl")) == last.step
 
 
@@ -156,7 +156,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whol
     again = started(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64")
     out, err = again.communicate(timeout=60)
     assert (again.returncode, err) == (0, "")
-    assert "goes on after step 4" in out
+    assert "resuming after step 4" in out
 
 
 @pytest.mark.slow

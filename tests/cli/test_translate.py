@@ -98,7 +98,7 @@ def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys,
     assert "model: run/model, the best: " in out
     code, out, _ = said(capsys, "--train", *SMALL, *kind, "--steps", "11")
     assert code == 0
-    assert "goes on after step 6\n" in out
+    assert "resuming after step 6\n" in out
     assert [row["step"] for row in read(tmp_path / "run" / "log.jsonl")] == [*range(1, 12)]
     code, out, err = said(capsys, "1 one", "--model", "run/model")
     assert (code, err, out.count("\n")) == (0, "", 1)
@@ -134,12 +134,12 @@ def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "say one of sentences, --lines, --evaluate, --train; got none"),
+        ([], "give one of sentences, --lines, --evaluate, --train; got none"),
         (["a", "--lines"], "got sentences and --lines"),
-        (["a", "--hidden", "3"], "--hidden is a setting of --train, which is not said"),
+        (["a", "--hidden", "3"], "--hidden is a setting of --train, which is not given"),
         (["a", "--model", "nowhere"], "nowhere has no settings.json"),
-        (["--train", "--pairs", "none"], "none is no sentence pairs"),
-        (["--train"], "a translator needs its corpus"),
+        (["--train", "--pairs", "none"], "none is not sentence pairs"),
+        (["--train"], "a translator needs either corpus"),
         (["--train", "--kind", "gru"], "model.kind must be one of gpt2, recurrent, transformer"),
         (["--evaluate", "none.en", "none.fr", "--model", "{folder}"], "none.en cannot be read"),
         (["a", "--beams", "0", "--model", "{folder}"], "beams must be a whole number of at least 1"),

@@ -127,12 +127,12 @@ def test_the_leak_is_called_wrong_and_the_right_weights_stand_beside_it(walk, mo
 
 
 def test_words_that_cannot_be_found_are_told_how_to_be(refused):
-    assert "stands 2 times in the sentence: say --query 1 or --query 3." in refused("--words", "a b a", "--query", "a")
-    assert "say --query @2 or --query @3." in refused("--words", "3 1 1 2", "--query", "1")
-    assert "is no word of the sentence: Your, journey, starts, with, one, step." in refused("--query", "zebra")
+    assert "occurs 2 times in the sentence: use --query 1 or --query 3." in refused("--words", "a b a", "--query", "a")
+    assert "use --query @2 or --query @3." in refused("--words", "3 1 1 2", "--query", "1")
+    assert "is not a word of the sentence: Your, journey, starts, with, one, step." in refused("--query", "zebra")
     assert "numbered from 1 to 6" in refused("--query", "7")
     assert "numbered from 1 to 6" in refused("--query", "0")
-    assert "attends to no sentence" in refused("--example", "scale", "--query", "a")
+    assert "has no sentence" in refused("--example", "scale", "--query", "a")
 
 
 def test_bad_input_is_one_line(refused, tmp_path):
@@ -141,7 +141,7 @@ def test_bad_input_is_one_line(refused, tmp_path):
     assert "--rows must be at least 1" in refused("--rows", "0")
     assert "--heads must be at least 1" in refused("--words", "a", "--heads", "0")
     assert "invalid int value" in refused("--words", "a", "--heads", "two")
-    assert "is no rule" in refused("--words", "a", "--mask", "diagonal")
+    assert "is not a rule" in refused("--words", "a", "--mask", "diagonal")
     assert "leave out --words" in refused("--example", "simple", "--words", "a")
     assert "--seed" in refused("--seed", "3")
     assert "2^63" in refused("--words", "a", "--seed", "-1")
@@ -149,7 +149,9 @@ def test_bad_input_is_one_line(refused, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((3, 2)))
     assert "there are 2 words" in refused("--words", "a b", "--vectors", str(tmp_path / "v.npy"))
     assert "no W_query" in refused("--weights", str(tmp_path / "v.npy"))
-    assert "cannot share" in refused("--weights", weights_of(tmp_path, MultiHeadAttention(3, 4, 6, 0.0, 2)), "--heads", "3")
+    assert "cannot be split evenly" in refused(
+        "--weights", weights_of(tmp_path, MultiHeadAttention(3, 4, 6, 0.0, 2)), "--heads", "3"
+    )
 
 
 def weights_of(folder, layer):
@@ -174,7 +176,7 @@ def test_given_vectors_are_used_and_missing_ones_are_named(walk, tmp_path):
     (tmp_path / "v.csv").write_text("cat,1,2\nthe,3,4\n", encoding="utf-8")
     shown = record(walk("--words", "the cat sleeps", "--vectors", str(tmp_path / "v.csv"), "--json"))
     assert shown["q"][:2] == [[3, 4], [1, 2]]
-    assert "It has none for sleeps: random there (seed 123)." in shown["notes"]
+    assert "The vectors of sleeps are random (seed 123)." in shown["notes"]
     assert record(walk("--vectors", str(tmp_path / "v.csv"), "--json"))["words"] == ["cat", "the"]
 
 
@@ -301,7 +303,7 @@ def test_a_model_without_words_reads_a_sentence_of_its_own(walk, speaking):
     sources = record(walk("--model", speaking["additive"], "--json"))["sources"]
     text = translator.load(speaking["additive"]).text
     assert sources == [*(piece.strip() or piece for piece in text.pieces(text.encode("A man is riding a horse."))), "⟨end⟩"]
-    assert "A word that the vocabulary lacks stands in pieces: " in walk("--model", speaking["additive"])
+    assert "A word that is not in the vocabulary is split into pieces: " in walk("--model", speaking["additive"])
 
 
 def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, speaking):
@@ -313,8 +315,8 @@ def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, sp
 
 def test_a_model_without_additive_attention_is_told_what_it_is(refused, speaking):
     assert "has no attention to look at: regard translate prints" in refused("--model", speaking["plain"])
-    assert "is a transformer, whose attention is of dot products" in refused("--model", speaking["transformer"])
-    assert "is no translator's name" in refused("--model", "pocket")
-    assert "say --example additive with it, got dog." in refused("--example", "dog", "--model", speaking["additive"])
+    assert "is a transformer with dot-product attention" in refused("--model", speaking["transformer"])
+    assert "is not a translator's name" in refused("--model", "pocket")
+    assert "use --example additive with it, got dog." in refused("--example", "dog", "--model", speaking["additive"])
     assert "leave out --seed, or --model." in refused("--model", speaking["additive"], "--seed", "3")
     assert "there is no word to translate" in refused("--model", speaking["additive"], "--words", " ")

@@ -139,7 +139,7 @@ def test_it_is_told_how_far_it_is(model):
         ({"context": 0}, ConfigError, "context must be a whole number of at least 1"),
         ({"context": 5, "batch": 0}, ConfigError, "batch must be"),
         ({"context": C + 1}, ShapeError, "the model's context is 31"),
-        ({"context": 5, "tokens": [3]}, DataError, "two tokens at least"),
+        ({"context": 5, "tokens": [3]}, DataError, "at least two tokens"),
         ({"context": 5, "model": lambda t: t}, ShapeError, r"must give logits \(b, t, n\)"),
         ({"context": 5, "model": lambda t: (1, 2)}, ShapeError, "got tuple"),
     ],

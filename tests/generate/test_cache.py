@@ -129,7 +129,7 @@ def test_only_the_logits_that_are_wanted_are_computed():
 def test_what_a_cache_cannot_hold_is_an_error():
     cache = Cache(LAYERS, 7)
     MODEL(torch.tensor(rows(5)), cache)
-    with pytest.raises(ConfigError, match="room for 7 tokens: 5 are read, and 3 more"):
+    with pytest.raises(ConfigError, match="room for 7 tokens: it holds 5, and 3 more"):
         MODEL(torch.tensor(rows(3)), cache)
     with pytest.raises(ShapeError, match=r"\(b, h\) = \(1, 3\), got \(2, 3\)"):
         MODEL(torch.tensor(rows(2, 2)), cache)

@@ -146,7 +146,7 @@ def test_what_comes_after_the_end_is_certain():
 def test_more_than_the_context_holds_is_refused_before_anything_is_computed():
     model = Table(torch.randn(N, N), context=11)
     with pytest.raises(
-        ConfigError, match=r"has 5 tokens, and 8 more are asked for; the model reads at most 11. Ask for at most 7"
+        ConfigError, match=r"has 5 tokens, and 8 more are requested; the model reads at most 11. Ask for at most 7"
     ):
         regard.generate.generate(model, [[1] * 5, [1]], 8)
     with pytest.raises(ConfigError, match="Shorten it"):
@@ -215,7 +215,7 @@ def test_an_empty_prompt_begins_with_the_end_of_text():
 
 
 def test_a_model_without_text_says_so():
-    with pytest.raises(DataError, match="has no text"):
+    with pytest.raises(DataError, match="has no vocabulary"):
         gpt2().complete("a", 3)
 
 
@@ -225,10 +225,10 @@ def test_a_model_without_text_says_so():
         ({"beams": 0}, "beams must be a whole number of at least 1"),
         ({"guesses": 1.5}, "guesses"),
         ({"past": "wrap"}, 'past must be "refuse" or "slide"'),
-        ({"beams": 2, "top_k": 5}, "beams draw nothing"),
-        ({"beams": 2, "temperature": 0.7}, "beams draw nothing"),
-        ({"stop": ""}, "must have a character"),
-        ({"stop": "x"}, "to stop at 'x' the model needs its text"),
+        ({"beams": 2, "top_k": 5}, "beam search does not sample"),
+        ({"beams": 2, "temperature": 0.7}, "beam search does not sample"),
+        ({"stop": ""}, "must have at least one character"),
+        ({"stop": "x"}, "to stop at 'x' the model needs a vocabulary"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_at_once(asked, says):

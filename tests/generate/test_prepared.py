@@ -71,7 +71,7 @@ def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"), [(lambda: quantise(MODEL, "int3"), "'int8'; got 'int3'"), (lambda: quantise(SMALL), "quantised already")]
+    ("ask", "says"), [(lambda: quantise(MODEL, "int3"), "'int8'; got 'int3'"), (lambda: quantise(SMALL), "quantized already")]
 )
 def test_what_cannot_be_rounded_is_said(ask, says):
     with pytest.raises(ConfigError, match=says):

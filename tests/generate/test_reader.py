@@ -106,10 +106,10 @@ def test_tokens_come_in_many_forms(tokens, found):
         ([[1], []], ShapeError, "no tokens"),
         (torch.zeros(1, 2, 3, dtype=torch.int64), ShapeError, r"\(1, 2, 3\)"),
         (torch.zeros(2), ShapeError, "float32"),
-        ([1, N], DataError, f"{N} is no token of this model: they are numbered from 0 to {N - 1}"),
-        ([-1], DataError, "-1 is no token"),
-        (["a"], DataError, "'a' is no token"),
-        ([[1], 2], DataError, "is no token"),
+        ([1, N], DataError, f"{N} is not a token of this model: they are numbered from 0 to {N - 1}"),
+        ([-1], DataError, "-1 is not a token"),
+        (["a"], DataError, "'a' is not a token"),
+        ([[1], 2], DataError, "is not a token"),
     ],
 )
 def test_tokens_that_are_none_are_told(tokens, error, says):

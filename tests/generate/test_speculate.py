@@ -130,7 +130,7 @@ def test_what_cannot_be_drafted_is_told_at_once():
         MODEL.generate([[1], [2]], 3, draft=Lookup())
     with pytest.raises(ConfigError, match="the model's vocabulary, 53 tokens; it has 7"):
         MODEL.generate([1], 3, draft=gpt2(vocabulary=7))
-    with pytest.raises(ConfigError, match="beams draw nothing"):
+    with pytest.raises(ConfigError, match="beam search does not sample"):
         MODEL.generate([1], 3, draft=Lookup(), beams=2)
     for longest in (0, True, 2.0):
         with pytest.raises(ConfigError, match="longest"):

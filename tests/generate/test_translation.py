@@ -167,11 +167,11 @@ def test_results_come_in_the_order_of_the_sources_whatever_went_together():
 
 def test_what_cannot_be_translated_is_refused():
     model = made("plain")
-    with pytest.raises(DataError, match="this translator has no text"):
+    with pytest.raises(DataError, match="this translator has no vocabulary"):
         translate(model, [[1, END]])
     with pytest.raises(ConfigError, match="beams must be a whole number of at least 1, got 0"):
         translate(model, [[1, END]], end=END, beams=0)
     with pytest.raises(ConfigError, match="longest must be"):
         translate(model, [[1, END]], end=END, longest=0)
-    with pytest.raises(DataError, match="53 is no token"):
+    with pytest.raises(DataError, match="53 is not a token"):
         translate(model, [[1, 53]], end=END)

@@ -138,7 +138,7 @@ def test_words_that_do_not_fit_are_refused():
         own(("a", "b"), torch.ones(3, 2))
     with pytest.raises(ShapeError, match="4 numbers each, but W_query takes 5"):
         own(("a",), torch.ones(1, 4), weights=random_weights(5, 1, 0))
-    with pytest.raises(ConfigError, match="3 heads cannot share"):
+    with pytest.raises(ConfigError, match="cannot be split evenly into 3 heads"):
         own(("a",), torch.ones(1, 4), weights=random_weights(4, 1, 0), count=3)
     with pytest.raises(TooLargeError, match="at most 2048"):
         own(("a",) * 3000, torch.ones(1, 1).expand(3000, 1))

@@ -104,11 +104,11 @@ def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
     [
         (
             lambda found: found.pop("start.weight.scale"),
-            r"no start.weight.scale, which start.weight, .* in bytes, asks",
+            r"no start.weight.scale, which the int8 matrix start.weight requires",
         ),
         (
             lambda found: found.update({"start.weight.scale": torch.ones(6)}),
-            r"start.weight.scale must have the shape \(7,\), as start.weight, which is in bytes, says; it has \(6,\)",
+            r"start.weight.scale must have the shape \(7,\), as the int8 matrix start.weight requires; it has \(6,\)",
         ),
         (
             lambda found: found.update({"start.weight.scale": torch.ones(7, dtype=torch.int8)}),
@@ -123,8 +123,8 @@ def test_what_was_loaded_from_bytes_is_stored_and_loaded_as_it_is(tmp_path):
             "weight.scale .* row 0, counted from 0, has inf",
         ),
         (lambda found: found["start.weight.scale"][4].neg_(), "start.weight.scale .* row 4, counted from 0, has -"),
-        (lambda found: found.update({"start.bias.scale": torch.ones(7)}), "start.bias.scale is no part of the model"),
-        (lambda found: found.update({"start.weight": torch.ones(7, 7)}), "start.weight.scale is no part of the model"),
+        (lambda found: found.update({"start.bias.scale": torch.ones(7)}), "start.bias.scale is not part of the model"),
+        (lambda found: found.update({"start.weight": torch.ones(7, 7)}), "start.weight.scale is not part of the model"),
         (lambda found: found.update({"start.bias": torch.ones(7, dtype=torch.int8)}), "start.bias holds torch.int8"),
         (lambda found: found.update({"start.weight": torch.ones(7, 6, dtype=torch.int8)}), r"start.weight must have the shape"),
     ],
@@ -176,11 +176,11 @@ def written(model, folder):
         (lambda folder: changed(folder, sizes={"width": 8}), "describes no recurrent translator: .*vocabulary"),
         (lambda folder: changed(folder, sizes=[]), '"sizes" an object'),
         (lambda folder: (folder / "settings.json").write_text("{"), "cannot be read as JSON"),
-        (lambda folder: (folder / "settings.json").unlink(), "has no settings.json, and is no translator's name"),
+        (lambda folder: (folder / "settings.json").unlink(), "has no settings.json and is not a translator's name"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"12345678"), "is damaged"),
         (lambda folder: tensors(folder, lambda found: found.pop("start.bias")), "has no start.bias"),
-        (lambda folder: tensors(folder, lambda found: found.update(more=torch.ones(1))), "more is no part of the model"),
+        (lambda folder: tensors(folder, lambda found: found.update(more=torch.ones(1))), "more is not part of the model"),
         (
             lambda folder: tensors(folder, lambda found: found.update({"start.bias": torch.ones(3)})),
             r"start.bias must have the shape \(7,\), .* it has \(3,\)",
@@ -199,7 +199,7 @@ def test_a_folder_that_is_spoilt_is_refused_by_name(spoil, says, tmp_path):
 
 
 def test_a_name_that_is_none_says_which_there_are():
-    with pytest.raises(WeightsError, match="no translator's name: those are translator, translator-plain"):
+    with pytest.raises(WeightsError, match="not a translator's name: the names are translator, translator-plain"):
         translator.load("interpreter")
     assert set(files.CARRIED) == {"translator", "translator-plain"}
 

@@ -42,7 +42,7 @@ def test_a_special_token_is_plain_text_unless_it_is_allowed():
     assert words.end not in words.encode(f"a{END}b")
     assert words.encode(f"a{END}b", allowed=[END])[1] == words.end
     assert words.decode(words.encode(f"a{END}b")) == f"a{END}b"
-    with pytest.raises(DataError, match="is no special token"):
+    with pytest.raises(DataError, match="is not a special token"):
         words.encode("a", allowed=["<pad>"])
 
 
@@ -61,7 +61,7 @@ def test_numbers_may_be_a_tensor():
 
 @pytest.mark.parametrize("wrong", [[50257], [-1], [0.5], ["a"], [None]])
 def test_a_number_that_stands_for_nothing_is_named(wrong):
-    with pytest.raises(DataError, match="is no token: they are numbered from 0 to 50256"):
+    with pytest.raises(DataError, match="is not a token: they are numbered from 0 to 50256"):
         BytePair.gpt2().decode(wrong)
 
 
@@ -130,13 +130,13 @@ def test_too_small_a_vocabulary_is_refused():
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("vocab.bpe", "#version: 0.2\na b c\n", "no list of pairs"),
-        ("vocab.bpe", "#version: 0.2\na \N{SNOWMAN}\n", "no list of pairs"),
-        ("vocab.bpe", b"\xff\xfe", "no list of pairs"),
+        ("vocab.bpe", "#version: 0.2\na b c\n", "not a list of pairs"),
+        ("vocab.bpe", "#version: 0.2\na \N{SNOWMAN}\n", "not a list of pairs"),
+        ("vocab.bpe", b"\xff\xfe", "not a list of pairs"),
         ("vocab.bpe", "#version: 0.2\nq z\n", "has no number for 'qz'"),
-        ("encoder.json", "{", "no JSON object"),
-        ("encoder.json", "[1]", "no JSON object"),
-        ("encoder.json", '{"a": "b"}', "no JSON object"),
+        ("encoder.json", "{", "not a JSON object"),
+        ("encoder.json", "[1]", "not a JSON object"),
+        ("encoder.json", '{"a": "b"}', "not a JSON object"),
         ("encoder.json", '{"a": 0}', "has no number for"),
     ],
 )

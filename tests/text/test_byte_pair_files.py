@@ -32,7 +32,7 @@ def test_thousands_of_equal_letters_are_read_used_and_written_as_they_are(tmp_pa
 
 
 def test_a_piece_that_is_too_long_is_refused(tmp_path):
-    with pytest.raises(DataError, match=f"joins a piece of 4,097 bytes, and one has {LONGEST:,} at most"):
+    with pytest.raises(DataError, match=f"joins a piece of 4,097 bytes; a piece has at most {LONGEST:,}"):
         equal_letters(tmp_path, LONGEST + 1)
 
 
@@ -76,7 +76,7 @@ def test_a_pair_of_what_is_no_piece_is_refused(tmp_path):
     (tmp_path / "encoder.json").write_text(json.dumps({**numbers, "qzqz": len(numbers)}))
     with (tmp_path / "vocab.bpe").open("a") as file:
         file.write("qz qz\n")
-    with pytest.raises(DataError, match="joins 'qz' to another piece, and no line before makes it"):
+    with pytest.raises(DataError, match="joins 'qz' to another piece, but no earlier line makes it"):
         BytePair.load(tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_deep_json_is_refused(tmp_path):
     BytePair.train(LINES, 270).save(tmp_path)
     for content in ("[" * 100_000, '{"a": ' * 100_000):
         (tmp_path / "encoder.json").write_text(content)
-        with pytest.raises(DataError, match="no JSON object of words and their numbers"):
+        with pytest.raises(DataError, match="not a JSON object of words and their numbers"):
             BytePair.load(tmp_path)
 
 

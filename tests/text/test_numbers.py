@@ -28,5 +28,5 @@ def test_any_white_space_stands_between_numbers():
 
 @pytest.mark.parametrize("text", ["three", "3 1 two", "3,1", "3.5", "0x3"])
 def test_what_is_no_number_is_refused_with_what_to_write(text):
-    with pytest.raises(DataError, match="write the numbers of tokens as the text, '3 1 2' say"):
+    with pytest.raises(DataError, match="write the text as token numbers, for example '3 1 2'"):
         Numbers().encode(text)

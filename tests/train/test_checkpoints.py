@@ -119,18 +119,18 @@ def test_a_file_that_is_not_what_was_written_is_named(tmp_path, file, harm):
     else:
         held[len(held) // 2] ^= 1
         path.write_bytes(held[:-1] if harm == "truncated" else held)
-    with pytest.raises(DataError, match=rf"step-00000002/{file} is (missing|damaged).*goes on from step-00000001"):
+    with pytest.raises(DataError, match=rf"step-00000002/{file} is (missing|damaged).*resumes from step-00000001"):
         Checkpoints(tmp_path, 2).latest()
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "is no checkpoint: it has no run.json"),
+        (None, "is not a checkpoint: it has no run.json"),
         ("{", "is damaged"),
         ("[1]", "is not what regard writes"),
         ("[" * 100_000, "is damaged"),
-        ('{"format": "regard training", "version": 9, "step": 1}', "is of version 9"),
+        ('{"format": "regard training", "version": 9, "step": 1}', "has version 9"),
         ('{"format": "regard recording", "version": 1, "step": 1}', "is not what regard writes"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, text, says):
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     saved(tmp_path, width=6)
-    with pytest.raises(DataError, match="is no checkpoint of this model"):
+    with pytest.raises(DataError, match="is not a checkpoint of this model"):
         checkpoints.load(Checkpoints(tmp_path, 2).latest(), *made())
 
 
@@ -169,7 +169,7 @@ def test_one_that_cannot_be_written_is_told_and_leaves_the_others(tmp_path):
     kept = Checkpoints(tmp_path, 2)
     (tmp_path / "step-00000002").write_text("a file where the folder should be")
     kept.save(model, adam, {**SAYS, "step": 2})
-    with pytest.raises(DataError, match=r"the checkpoint of step 2 could not be written: .*step-00000001, is whole"):
+    with pytest.raises(DataError, match=r"the checkpoint of step 2 could not be written: .*step-00000001, is complete"):
         kept.wait()
     assert kept.latest().step == 1
     assert not list(tmp_path.glob(".*"))

@@ -48,8 +48,8 @@ def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ({"step": 3}, "step is no setting of training. Did you mean steps?"),
-        ({"model": {"layer": 3}}, "model.layer is no setting of training. Did you mean model.layers?"),
+        ({"step": 3}, "step is not a training setting. Did you mean steps?"),
+        ({"model": {"layer": 3}}, "model.layer is not a training setting. Did you mean model.layers?"),
         ({"model": 3}, "a table of sizes"),
         ({"model": {"width": 7}}, "width must be a multiple of heads"),
         ({"model": {"epsilon": "small"}}, "epsilon must be a number"),
@@ -69,11 +69,11 @@ def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path
         ({"languages": ["en", "en"]}, "languages must be two endings"),
         ({"pairs": [3]}, "pairs must be a text, or a list of texts"),
         ({"model": {"kind": "lstm"}}, "model.kind must be one of gpt2, recurrent, transformer; got 'lstm'"),
-        ({"model": {"kind": "transformer", "hidden": 3}}, "model.hidden is no setting of training"),
+        ({"model": {"kind": "transformer", "hidden": 3}}, "model.hidden is not a training setting"),
         ({"model": {"kind": "transformer", "width": 33}}, "width must be a multiple of heads"),
         ({"model": {"kind": "recurrent", "attention": "dot"}}, "attention must be None or"),
-        ({"model": {"kind": "recurrent"}, "batch": 3}, "batch says nothing to a model of the kind 'recurrent'"),
-        ({"batch_tokens": 3}, "batch_tokens says nothing to a model of the kind 'gpt2'"),
+        ({"model": {"kind": "recurrent"}, "batch": 3}, "batch does not apply to a model of the kind 'recurrent'"),
+        ({"batch_tokens": 3}, "batch_tokens does not apply to a model of the kind 'gpt2'"),
         ({"precision": "float16"}, "precision must be one of float32, bfloat16"),
         ({"vocabulary": "words"}, "vocabulary must be letters, gpt2 or a number"),
         ({"out": ""}, "out must be a folder"),
@@ -88,7 +88,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no"):
         TrainConfig.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("steps: 3")
-    with pytest.raises(ConfigError, match="is no TOML file"):
+    with pytest.raises(ConfigError, match="is not a TOML file"):
         TrainConfig.read(tmp_path / "bad.toml")
 
 
@@ -126,7 +126,7 @@ def test_a_run_of_one_kind_of_model_is_not_gone_on_with_by_another(tmp_path):
     one, other = (TrainConfig.of({"model": {"kind": kind}}) for kind in ("recurrent", "transformer"))
     with pytest.raises(ConfigError, match=r"^model\.kind is 'transformer', but the run in .* has 'recurrent'"):
         refuse_another_run(one, other, tmp_path)
-    with pytest.raises(ConfigError, match="this is of a GPT-2 alone"):
+    with pytest.raises(ConfigError, match="this needs a GPT-2"):
         _ = one.gpt2
 
 

@@ -247,7 +247,7 @@ def test_what_befalls_one_process_ends_the_other_with_a_sentence(folder, tmp_pat
         assert (first.returncode, err, other) == (2, "", "the story is damaged.\n")
         return
     assert (first.returncode, other) == (1, "")
-    assert err.startswith("process 0 of 2 lost the others: one of them ended, or stood still for 5 seconds.")
+    assert err.startswith("process 0 of 2 lost the others: one of them ended, or did not respond for 5 seconds.")
     assert err.count("\n") == 1
 
 
@@ -312,7 +312,7 @@ def test_a_signal_to_torchrun_ends_all_with_a_checkpoint(tmp_path):
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=300)
     last = Checkpoints(tmp_path / "run" / "checkpoints", 2).latest()
-    assert f"SIGTERM: stopped after step {last.step:,}, which is kept" in out
+    assert f"SIGTERM: stopped after step {last.step:,}, which is saved" in out
     assert len(read(tmp_path / "run" / LOG)) == last.step
 
 
@@ -324,7 +324,7 @@ def test_without_torchrun_a_process_is_alone(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("changed", "says"),
-    [({"MASTER_PORT": None}, "MASTER_PORT not: torchrun sets"), ({"RANK": "first"}, "are numbers, .*RANK='first'")],
+    [({"MASTER_PORT": None}, "but not MASTER_PORT: torchrun sets"), ({"RANK": "first"}, "are numbers, .*RANK='first'")],
 )
 def test_an_environment_that_is_not_torchruns_is_refused(monkeypatch, changed, says):
     for name, value in {**environment(1, 29500), **changed}.items():
@@ -338,7 +338,7 @@ def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_pat
     for name, value in environment(1, port).items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(ConfigError, match=rf"process 1 of 2 met no other at 127\.0\.0\.1:{port}: "),
+        pytest.raises(ConfigError, match=rf"process 1 of 2 could not join the others at 127\.0\.0\.1:{port}: "),
         started(config(tmp_path, "tied"), 1),
     ):
         pass

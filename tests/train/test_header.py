@@ -105,10 +105,10 @@ def test_any_bit_that_was_flipped_is_refused_or_changes_nothing(folder):
         ("step", True, "step must be a whole number of at least 0; got True"),
         ("step", 41.0, "step must be a whole number"),
         ("step", "41", "step must be a whole number"),
-        ("step", 42, "step is 42, and the folder is step-00000041"),
+        ("step", 42, "step is 42, but the folder is step-00000041"),
         ("step", 10**400, "step is 1000"),
         ("version", True, "version must be a whole number; got True"),
-        ("version", 3, "is of version 3, and this regard reads up to 2: update regard"),
+        ("version", 3, "has version 3, and this regard reads up to 2: update regard"),
         ("held_out_nats", "2.5", "held_out_nats must be a number; got '2.5'"),
         ("files", {}, r"files must name \.metadata"),
         ("files", [".metadata"], r"files must name \.metadata"),
@@ -117,7 +117,7 @@ def test_any_bit_that_was_flipped_is_refused_or_changes_nothing(folder):
         ("files", {".metadata": [1, 1], "..": [1, 1]}, r"files of this folder; got '\.\.'"),
         ("files", {".metadata": [-1, True]}, r"the length and the checksum of \.metadata; got \[-1, True\]"),
         ("files", {".metadata": "word"}, r"the length and the checksum of \.metadata; got 'word'"),
-        ("files", {".metadata": [1, 1]}, r"it does not name __0_0\.distcp, which lies beside it"),
+        ("files", {".metadata": [1, 1]}, r"it does not name __0_0\.distcp, which is in the same folder"),
     ],
 )
 def test_what_was_made_up_is_refused_though_its_checksum_is_right(folder, name, value, says):

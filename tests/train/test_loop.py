@@ -196,7 +196,7 @@ def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_before_the_first_step(folder, tmp_path):
-    with pytest.raises(DataError, match="'X' is no letter"):
+    with pytest.raises(DataError, match="'X' is not a letter"):
         begun(folder, tmp_path, prompt="X")
     with pytest.raises(ConfigError, match="the prompt is 11 tokens, and must be shorter than the model's context, 11"):
         begun(folder, tmp_path, prompt="the cat sat")

@@ -57,11 +57,11 @@ def reseal(out, **changes) -> None:
         ({"best": "2"}, "best must be a number"),
         ({"best": float("inf")}, "best must be a number"),
         ({"config": []}, "config must be an object"),
-        ({"config": {"steps": -5}}, "its config is none: steps must be a whole number"),
-        ({"config": {"step": 5}}, "its config is none: step is no setting"),
-        ({"config": {"model": 5}}, "its config is none"),
+        ({"config": {"steps": -5}}, "its config is invalid: steps must be a whole number"),
+        ({"config": {"step": 5}}, "its config is invalid: step is not a training setting"),
+        ({"config": {"model": 5}}, "its config is invalid"),
         ({"corpus": None}, "corpus must be an object"),
-        ({"computed_by": {"torch": 2}}, "computed_by must be an object of words"),
+        ({"computed_by": {"torch": 2}}, "computed_by must be an object of strings"),
     ],
 )
 def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(left, tmp_path, changes, says):

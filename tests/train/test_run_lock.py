@@ -83,12 +83,12 @@ def test_a_run_that_is_done_leaves_the_folder_to_others(tmp_path):
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path):
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="a run needs either corpus"):
         begin(small.config(tmp_path, corpus=""))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="a run needs either corpus"):
         begin(small.config(tmp_path, corpus=""))
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 

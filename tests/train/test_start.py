@@ -91,9 +91,9 @@ def begin_and_end(config):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"model": replace(TrainConfig().gpt2, layers=3)}, r"has its own\. Leave them out; dropout alone may be said"),
-        ({"vocabulary": "gpt2"}, r"vocabulary is 'gpt2', and .* has one of its own"),
-        ({"vocabulary": "300"}, r"vocabulary is '300', and .* has one of its own"),
+        ({"model": replace(TrainConfig().gpt2, layers=3)}, r"has its own\. Leave them out; only dropout may be set"),
+        ({"vocabulary": "gpt2"}, r"vocabulary is 'gpt2', but .* has one of its own"),
+        ({"vocabulary": "300"}, r"vocabulary is '300', but .* has one of its own"),
     ],
 )
 def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, trained, settings, says):
@@ -105,13 +105,13 @@ def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, trained, set
 def test_a_corpus_of_other_tokens_is_refused(tmp_path, trained):
     (tmp_path / "other").mkdir()
     corpus = small.corpus(tmp_path / "other", small.TEXT.replace("cat", "owl"))
-    with pytest.raises(ConfigError, match=r"the corpus was prepared with Letters.*say the text itself"):
+    with pytest.raises(ConfigError, match=r"the corpus was prepared with Letters.*give the text itself"):
         begin(again(tmp_path, trained, text="", corpus=corpus))
 
 
 def test_a_text_is_not_read_with_another_vocabulary_than_the_models(tmp_path, trained):
     (trained / "letters.txt").unlink()
-    with pytest.raises(ConfigError, match="has no vocabulary beside it"):
+    with pytest.raises(ConfigError, match="has no vocabulary in its folder"):
         begin(again(tmp_path, trained))
     assert not (tmp_path / "second").exists()
 

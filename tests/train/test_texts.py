@@ -84,7 +84,7 @@ def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path
     run(small.config(tmp_path, text=str(story), **settings))
     before = contents(tmp_path / "run" / "corpus")
     one = changed(story, tmp_path, change)
-    says = {"another file": "text is '.*other.txt', but the run in", "other contents": "what it holds is not what the run in"}
+    says = {"another file": "text is '.*other.txt', but the run in", "other contents": "the contents are not those that the"}
     with pytest.raises(ConfigError, match=says.get(change, "vocabulary is '262', but the run in .* has 'letters'")):
         begin(small.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
     assert contents(tmp_path / "run" / "corpus") == before
@@ -100,7 +100,7 @@ def test_the_same_text_elsewhere_is_not_prepared_again(tmp_path, story):
 
 def test_a_text_that_is_gone_is_not_taken_for_another_one(tmp_path, story):
     corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
-    with pytest.raises(DataError, match=r"none\.txt is no file"):
+    with pytest.raises(DataError, match=r"none\.txt is neither a file"):
         corpus_of(TrainConfig(text=str(tmp_path / "none.txt"), out=str(tmp_path / "run")))
 
 
@@ -117,7 +117,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
     folder = tmp_path / "run" / "corpus"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"no part of a corpus, notes\.txt"):
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
         corpus_of(TrainConfig(text=str(story), out=str(tmp_path / "run")))
     assert contents(folder) == {"notes.txt": b"mine"}
 
@@ -132,13 +132,13 @@ def test_sentence_pairs_belong_to_their_files_too(tmp_path):
 
 
 def test_a_text_given_as_a_corpus_is_told_what_to_do(story):
-    with pytest.raises(ConfigError, match=r"Is it a text\? Say it as text"):
+    with pytest.raises(ConfigError, match=r"If it is a text, give it as text"):
         corpus_of(TrainConfig(corpus=str(story)))
 
 
 @pytest.mark.parametrize("both", [{}, {"corpus": "a", "text": "b"}])
 def test_a_run_has_a_corpus_or_a_text(both):
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="a run needs either corpus"):
         corpus_of(TrainConfig(**both))
 
 
@@ -147,5 +147,5 @@ def test_a_vocabulary_may_be_larger_than_the_corpuss_and_never_smaller(tmp_path)
     for size, expected in ((50257, corpus.vocabulary), (64, 64)):
         config = TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=size))
         assert fitted(config, corpus).model.vocabulary == expected
-    with pytest.raises(ConfigError, match=r"model\.vocabulary is 5, and the corpus has"):
+    with pytest.raises(ConfigError, match=r"model\.vocabulary is 5, but the corpus has"):
         fitted(TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=5)), corpus)

@@ -101,7 +101,7 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
     shutil.copytree(folder / "corpus", tmp_path / "moved" / "corpus")
     assert run(settings(tmp_path / "moved", tmp_path / "run", steps=4)).resumed == 3
     small.corpus(tmp_path, small.TEXT.replace("dog", "cat"))
-    with pytest.raises(ConfigError, match="the corpus is another"):
+    with pytest.raises(ConfigError, match="the corpus is not the one"):
         begin(settings(tmp_path, tmp_path / "run", steps=5))
 
 

@@ -179,10 +179,10 @@ def test_pairs_are_prepared_into_the_folder_of_the_run_once(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"corpus": ""}, "a translator needs its corpus"),
-        ({"corpus": "", "pairs": "some", "vocabulary": "letters"}, "vocabulary must be gpt2, or how many pieces"),
-        ({"model": {"vocabulary": 5}}, "model.vocabulary is 5, and the pairs have 290. Leave it out."),
-        ({"model": {"context": 7}}, r"sentence has \d+ tokens with its end, and model.context is 7"),
+        ({"corpus": ""}, "a translator needs either corpus"),
+        ({"corpus": "", "pairs": "some", "vocabulary": "letters"}, "vocabulary must be gpt2, or the number of pieces"),
+        ({"model": {"vocabulary": 5}}, "model.vocabulary is 5, but the pairs have 290. Leave it out."),
+        ({"model": {"context": 7}}, r"sentence has \d+ tokens with its end, but model.context is 7"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_step(folder, tmp_path, settings, says):
@@ -194,12 +194,12 @@ def test_a_corpus_of_texts_is_no_pairs_and_pairs_are_no_corpus(folder, tmp_path)
     small.corpus(tmp_path)
     with pytest.raises(DataError, match="holds no sentence pairs"):
         begun(folder, tmp_path, "plain", corpus=str(tmp_path / "corpus"))
-    with pytest.raises(DataError, match="is no corpus"):
+    with pytest.raises(DataError, match="is not a corpus"):
         begin(TrainConfig(corpus=str(folder / "pairs"), out=str(tmp_path / "other")))
 
 
 def test_other_pairs_are_refused_where_a_run_goes_on(folder, tmp_path):
     run(small.translation(folder, "plain", out=str(tmp_path / "run"), steps=2))
     small.pairs(tmp_path, 80)
-    with pytest.raises(ConfigError, match="the corpus is another"):
+    with pytest.raises(ConfigError, match="the corpus is not the one"):
         begin(small.translation(tmp_path, "plain", out=str(tmp_path / "run"), steps=3))

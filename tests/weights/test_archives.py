@@ -21,7 +21,7 @@ from weights.written import FORMATS, LAYERS, WIDTH, WORDS
         ({"model.safetensors": b"junk"}, "model.safetensors is damaged"),
         ({"pytorch_model.bin": b"junk"}, "pytorch_model.bin is"),
         ({"m.npz": b"junk"}, "m.npz is damaged"),
-        ({"model.safetensors.index.json": b"{}"}, 'index.json must say "weight_map"'),
+        ({"model.safetensors.index.json": b"{}"}, 'index.json must have "weight_map"'),
         (
             {"model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}'},
             "names '../x.safetensors'",
@@ -44,7 +44,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, files, sentence):
 
 
 def test_a_path_that_is_nothing_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(WeightsError, match="is no file or folder, and no model's name: those are pocket, sorter, gpt2"):
+    with pytest.raises(WeightsError, match="not a file, a folder or the name of a model: the names are pocket, sorter, gpt2"):
         gpt2.load(tmp_path / "nothing")
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(WeightsError, match=r"ends in \.txt"):
@@ -58,7 +58,7 @@ def test_the_index_of_several_files_must_agree_with_them(tmp_path):
     moved = places | {"transformer.wpe.weight": places["transformer.ln_f.bias"]}
     assert moved != places
     index.write_text(json.dumps({"weight_map": moved}))
-    with pytest.raises(WeightsError, match=r"has no transformer\.wpe\.weight, which model\.safetensors\.index\.json says"):
+    with pytest.raises(WeightsError, match=r"has no transformer\.wpe\.weight, which model\.safetensors\.index\.json lists"):
         gpt2.load(tmp_path)
     del places["transformer.ln_f.bias"]
     index.write_text(json.dumps({"weight_map": places}))

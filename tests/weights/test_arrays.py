@@ -61,7 +61,7 @@ def broken_files():
         "short.safetensors": (save({"a": torch.ones(4)})[:-3], "damaged, or not a safetensors file"),
         "layer.pt": (pickle.dumps(Trap()), "is a pickle"),
         "table.xlsx": (b"PK", "ends in .xlsx"),
-        "bytes.csv": (bytes(range(128, 256)), "no text in UTF-8"),
+        "bytes.csv": (bytes(range(128, 256)), "not UTF-8 text"),
         "text.csv": (b"1,2\n3,x\n", "line 2, column 2: 'x' is not a number"),
         "hole.csv": (b"1,2\n3,\n", "line 2, column 2: is empty"),
         "ragged.csv": (b"1,2\n3,4\n5\n", "line 3: 1 numbers, but the first row has 2"),
@@ -161,12 +161,12 @@ def test_stacked_heads_stand_side_by_side_in_their_order():
     ("change", "sentence"),
     [
         ({"W_key": None}, "no W_key and no W_key.weight"),
-        ({"W_key": torch.ones(3, 4)}, "do not fit one another"),
-        ({"W_value": torch.ones(4, 2)}, "do not fit one another"),
+        ({"W_key": torch.ones(3, 4)}, "do not match"),
+        ({"W_value": torch.ones(4, 2)}, "do not match"),
         ({"W_query": torch.ones(3)}, "must have two axes"),
         ({"W_query.bias": torch.ones(5)}, "W_query.bias is"),
         ({"out_proj.weight": torch.ones(2, 5)}, "out_proj takes 5"),
-        ({"c_attn": torch.ones(2)}, "'c_attn', which is no part"),
+        ({"c_attn": torch.ones(2)}, "'c_attn', which is not part"),
     ],
 )
 def test_weights_that_are_no_attention_are_refused(change, sentence):
@@ -178,5 +178,5 @@ def test_weights_that_are_no_attention_are_refused(change, sentence):
 def test_an_archive_with_a_file_that_is_no_array_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
         archive.writestr("a.npy", b"\0" * 40)
-    with pytest.raises(DataError, match="'a' is no array"):
+    with pytest.raises(DataError, match="'a' is not an array"):
         read(tmp_path / "some.npz")

@@ -46,13 +46,13 @@ def changed(name: str, value: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is damaged, or no .gguf file"),
+        (b"", "is damaged or not a .gguf file"),
         (b"GGUF", "it ends before its last setting"),
         (b"JUNK" * 20, "it does not begin with GGUF"),
-        (changed("llama.block_count", 2**31 + 2), "it says that it has 2,147,483,650 layers, and has 20 tensors"),
+        (changed("llama.block_count", 2**31 + 2), "it states 2,147,483,650 layers but has 20 tensors"),
         (changed("general.alignment", 48), "its alignment is 48"),
         (gguf_files.gguf(gguf_files.tensors(), gguf_files.SETTINGS, 64), "is expected"),  # by an alignment it does not say
-        (changed("general.alignment", 32) + bytes(4096), "bytes, and its last tensor ends at"),
+        (changed("general.alignment", 32) + bytes(4096), "bytes, but its last tensor ends at"),
     ],
 )
 def test_a_file_that_does_not_fit_itself_is_refused(tmp_path, content, sentence):

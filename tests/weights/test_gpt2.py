@@ -178,7 +178,7 @@ def test_tensors_that_are_no_gpt2_are_not_saved(tmp_path):
     found = gpt2.load(written.folder(written.small(), tmp_path / "theirs"))
     for change, sentence in (
         ({"norm.bias": torch.ones(3)}, r"norm\.bias must have the shape \(15,\), got \(3,\)"),
-        ({"other": torch.ones(3)}, "other is no part"),
+        ({"other": torch.ones(3)}, "other is not part"),
     ):
         with pytest.raises(WeightsError, match=sentence):
             gpt2.save(tmp_path / "model", found.config, found.tensors | change)

@@ -55,7 +55,7 @@ def test_a_model_in_the_cache_is_loaded_without_a_network(tmp_path, name, reposi
 def test_a_model_that_is_not_there_is_told_how_to_be_had(tmp_path):
     said = loaded("gpt2-medium", tmp_path)
     assert said.startswith(
-        "WeightsError: gpt2-medium is no file here and not in the hub's cache, and the hub cannot be reached."
+        "WeightsError: gpt2-medium is not a local file and not in the hub's cache, and the hub cannot be reached."
     )
     for word in ("config.json", "model.safetensors", "vocab.json", "merges.txt", "into a folder"):
         assert word in said

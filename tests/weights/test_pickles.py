@@ -26,7 +26,7 @@ def test_a_pickle_of_anything_but_tensors_is_refused_and_runs_nothing(tmp_path, 
     with pytest.raises(WeightsError, match="more than plain tensors"):
         gpt2.load(path)
     torch.save([torch.ones(3)], path)
-    with pytest.raises(WeightsError, match="must hold tensors by their names"):
+    with pytest.raises(WeightsError, match="must map names to tensors"):
         gpt2.load(path)
 
 

@@ -22,15 +22,15 @@ from weights import written
         ({"attn_pdrop": 0.2}, "one dropout for three places"),
         ({"embd_pdrop": 2.0}, "a probability is from 0"),
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon=0"),
-        ({"n_head": 4}, "no multiple of the 4 heads"),
+        ({"n_head": 4}, "not a multiple of the 4 heads"),
         ({"n_head": -3}, "n_head=-3; it must be a whole number"),
         ({"n_layer": "2"}, "n_layer='2'"),
         ({"n_layer": 3}, "has no h.2.ln_1.weight"),
         ({"n_layer": 10**12}, "has no h.2.ln_1.weight"),
-        ({"n_layer": 1}, r"h\.1\.\S+ is no part of a GPT-2 of 1 layers"),
+        ({"n_layer": 1}, r"h\.1\.\S+ is not part of a GPT-2 of 1 layers"),
         ({"n_positions": 18}, "wpe.weight must have the shape"),
         ({"n_inner": 59}, "c_fc.weight must have the shape"),
-        ({"hidden_size": 18}, "are the same thing"),
+        ({"hidden_size": 18}, "must be equal"),
         ({"tie_word_embeddings": False}, "has no lm_head.weight"),
         ({"tie_word_embeddings": "no"}, "must be true or false"),
     ],
@@ -55,7 +55,7 @@ def test_the_heads_of_a_released_width_are_known(tmp_path, width, heads):
 @pytest.mark.parametrize(("width", "heads"), [(15, 3), (128, 4), (128, 2)])
 def test_the_heads_of_another_width_must_be_said(tmp_path, width, heads):
     torch.save({"model": written.linear(written.small(n_embd=width, n_head=heads))}, tmp_path / "m.pt")
-    with pytest.raises(WeightsError, match="does not say how many heads"):
+    with pytest.raises(WeightsError, match="does not state the number of heads"):
         gpt2.load(tmp_path / "m.pt")
 
 
@@ -75,7 +75,7 @@ def test_settings_in_a_pickle_are_numbers_and_words_by_their_names(tmp_path):
     saved = torch.load(path, weights_only=True)
     for wrong in ({1: 2}, {"n_head": torch.tensor(3)}, {"n_head": [3]}):
         torch.save(saved | {"model_args": saved["model_args"] | wrong}, path)
-        with pytest.raises(WeightsError, match="model_args must be numbers and words by their names"):
+        with pytest.raises(WeightsError, match="model_args must map names to numbers and strings"):
             gpt2.load(path)
 
 
@@ -89,5 +89,5 @@ def test_an_embedding_of_no_numbers_is_refused(tmp_path, shape):
 def test_a_head_of_whole_numbers_is_refused(tmp_path):
     state = {name: x.long() if "wte" in name else x for name, x in written.tensors(written.small()).items()}
     state["lm_head.weight"] = state["transformer.wte.weight"].clone()
-    with pytest.raises(WeightsError, match=r"holds I64|is said to be the token embedding"):
+    with pytest.raises(WeightsError, match=r"holds I64|but the settings tie the head to the token embedding"):
         gpt2.load(written.folder(written.small(), tmp_path, state))

@@ -102,8 +102,8 @@ def replaced(name: str, content: bytes | None) -> CHANGES:
     ("change", "sentence"),
     [
         (replaced("data/0", None), "it has no record data/0"),
-        (replaced("data/0", bytes(4)), "the storage 0 has 212 bytes, and its record 4"),
-        (replaced("data/0", bytes(216)), "the storage 0 has 212 bytes, and its record 216"),
+        (replaced("data/0", bytes(4)), "the storage 0 has 212 bytes, but its record has 4"),
+        (replaced("data/0", bytes(216)), "the storage 0 has 212 bytes, but its record has 216"),
         (replaced("data.pkl", None), "must hold one data.pkl"),
         (replaced("byteorder", b"middle"), "gives the byte order b'middle'"),
     ],
@@ -145,7 +145,7 @@ def test_a_changed_bit_is_noticed_in_any_part_of_a_storage_that_a_tensor_lies_in
 @pytest.mark.parametrize(
     ("tensor", "sentence"),
     [
-        (torch.randn(3, 1).expand(3, 5), r"w has the strides \(1, 0\); save it once more as tensor.contiguous"),
+        (torch.randn(3, 1).expand(3, 5), r"w has the strides \(1, 0\); save it again as tensor.contiguous"),
         (torch.randn(3).to_sparse(), "w must be a plain tensor"),
         (torch._neg_view(torch.randn(3)), "w must be a plain tensor"),
     ],
@@ -161,7 +161,7 @@ def test_a_shape_beyond_its_storage_is_refused(tmp_path):
     wide = {"w": torch.randn(8)}
     torch.save(wide, path)
     path = zip_anew(path, change=lambda name, x: x.replace(b"K\x08\x85", b"K\x09\x85") if name == "data.pkl" else x)
-    with pytest.raises(WeightsError, match=r"w has the shape \(9,\), which is more than the numbers it has"):
+    with pytest.raises(WeightsError, match=r"w has the shape \(9,\), which is more numbers than it has in the file"):
         pickles.read(path)
 
 

@@ -105,11 +105,11 @@ def index_with(folder, **changes: bytes) -> None:
         ({"header": bundle.number(1, 1) + bundle.number(2, 1)}, "big-endian"),
         ({"header": bundle.number(1, 3)}, "data-00000-of-00003 is missing"),
         ({"header": bundle.number(1, 10**15)}, "data-00000-of-1000000000000000 is missing"),
-        ({"header": bundle.message(1, b"x")}, "field 1 is no number"),
+        ({"header": bundle.message(1, b"x")}, "field 1 is not a number"),
         ({"header": b"\x0b"}, "wire type 3"),
         ({"entry": bundle.entry(np.ones((2, 3), np.float32), 0) + bundle.message(7, b"")}, "a is stored in slices"),
-        ({"entry": bundle.number(1, 1) + bundle.number(5, 8)}, r"a has the shape \(\), and 8 bytes"),
-        ({"entry": bundle.number(1, 1) + bundle.number(2, 8)}, "field 2 is no message"),
+        ({"entry": bundle.number(1, 1) + bundle.number(5, 8)}, r"a has the shape \(\) but 8 bytes"),
+        ({"entry": bundle.number(1, 1) + bundle.number(2, 8)}, "field 2 is not a message"),
         ({"entry": bundle.number(1, 1) + bundle.number(3, 4) + bundle.number(5, 4)}, "damaged"),
         ({"entry": struct.pack("<B", 0x09)}, "damaged"),
     ],
@@ -126,5 +126,5 @@ def test_numbers_of_another_type_are_refused_by_name(tmp_path):
     with pytest.raises(WeightsError, match="model/ln_f/g holds TensorFlow's type 9"):
         gpt2.load(tmp_path)
     bundle.write(tmp_path, written.openai(written.small()) | {"global_step": np.ones((), np.int64)})
-    with pytest.raises(WeightsError, match="global_step is no part"):
+    with pytest.raises(WeightsError, match="global_step is not part"):
         gpt2.load(tmp_path)

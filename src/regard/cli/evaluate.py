@@ -35,18 +35,18 @@ def run(options: argparse.Namespace) -> int:
     """Load model and text, score and print."""
     path = Path(options.on).expanduser()
     if not path.exists():
-        raise DataError(f"{options.on} is no file and no folder.")
+        raise DataError(f"{options.on} is neither a file nor a folder.")
     for flag in ("context", "stride", "batch"):
         if getattr(options, flag) is not None:
             check_count(f"--{flag}", getattr(options, flag))
     if path.suffix == ".jsonl" and options.stride is not None:
         raise ConfigError(
-            "--stride is of a text, whose windows overlap; a .jsonl file is read a passage at a time. Leave it out."
+            "--stride applies to a text, whose windows overlap; a .jsonl file is read passage by passage. Leave it out."
         )
     asked = placed(options.model, options.device)
     context = options.context or asked.context or WHOLE
     if asked.context is not None and context > asked.context:
-        raise ConfigError(f"--context must be at most {asked.context}, what the model was made for; got {context}.")
+        raise ConfigError(f"--context must be at most {asked.context}, the model's context; got {context}.")
     known = known_as(path)
     start = time.perf_counter()
     if path.suffix == ".jsonl":
@@ -73,7 +73,7 @@ def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace,
         tokens = corpus_of(asked, path, options.held_out)
         words, size = sizes(tokens)
     elif options.held_out is not None:
-        raise ConfigError("--held-out is of a corpus, a folder that regard.text.corpus.prepare wrote.")
+        raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     else:
         text = read(str(path))
         words, size = (wikitext.words(text) if wiki else len(text.split())), len(text.encode())
@@ -91,7 +91,7 @@ def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace,
         ("nats per token", decimal(found.loss_nats, 3), None),
     ]
     line = f"{found.tokens:,} tokens, {words:,} words, {size:,} bytes; windows of {context:,} tokens moved by {stride:,}."
-    spacing = "Read without WikiText's spacing; words, with an end for each line, and bytes are those of the file."
+    spacing = "WikiText's spacing is removed; words, with an end for each line, and bytes are those of the file."
     return rows, line, [spacing] if wiki else []
 
 
@@ -108,7 +108,7 @@ def last_words(asked: Opened, path: Path, context: int, batch: int) -> tuple[Row
         ("right, %", decimal(100 * found.accuracy), None),
         ("filtered, %", decimal(None if found.accuracy_filtered is None else 100 * found.accuracy_filtered), "accuracy, %"),
     ]
-    note = "Filtered: no stop word may begin the last word, which is how the paper counts, with a list that it does not give."
+    note = "Filtered: no stop word may begin the last word, as in the paper, which does not give its list."
     return rows, f"{found.passages:,} passages, {found.tokens:,} tokens of last words.", [note] if stop else []
 
 

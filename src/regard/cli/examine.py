@@ -31,27 +31,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="FILE.py:NAME",
-        help="a class, an object or a function in a file, or package.module:NAME of what is installed",
+        help="a class, an object or a function in a file, or package.module:NAME of an installed package",
     )
     parser.add_argument(
         "--args",
         nargs="*",
         metavar="VALUE",
-        help="what the class is made with, or a function that makes the layer is called with, as in Python: 768 768 "
-        "num_heads=12 bias=False; what is no value of Python is a text",
+        help="the arguments of the class, or of a function that makes the layer, as in Python: 768 768 "
+        "num_heads=12 bias=False; what is not a Python literal is a string",
     )
     parser.add_argument(
         "--expects",
         metavar="RULE",
         default="causal",
-        help="who may see whom: causal (the default), none (all see all), window:LEFT[,RIGHT], prefix:N, joined by & and |",
+        help="the expected mask: causal (the default), none (all see all), window:LEFT[,RIGHT], prefix:N, joined by & and |",
     )
     parser.add_argument(
         "--sample",
         metavar="SHAPE",
-        help="the shape of an input, where it cannot be found: 2,6,768 for x, 2,3,6,64 for each of q, k and v",
+        help="the shape of an input, if it cannot be found: 2,6,768 for x, 2,3,6,64 for each of q, k and v",
     )
-    parser.add_argument("--scale", metavar="S", type=float, help="what scores are multiplied by, where it is not 1 / √d")
+    parser.add_argument("--scale", metavar="S", type=float, help="what scores are multiplied by, if it is not 1 / √d")
     parser.add_argument("--offset", metavar="N", type=int, default=0, help="the position of the first query among the keys")
     parser.add_argument(
         "--time-limit",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=parse_seconds,
         help="end the subject after SECONDS, and report what was examined until then, with exit code 1; no limit by default",
     )
-    parser.add_argument("--json", action="store_true", help="the whole report, for a program")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
     parser.add_argument("--page", metavar="FILE", help="write the report with its picture as a page too: one .html file")
 
 

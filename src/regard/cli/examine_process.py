@@ -130,7 +130,9 @@ def draw_sample(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
         return None
     sizes = [int(size) if size.strip().isdecimal() else 0 for size in shape.split(",")]
     if len(sizes) not in (2, 3, 4) or min(sizes) < 1:
-        raise ConfigError(f"--sample is the shape of x, T,WIDTH or B,T,WIDTH, or of q, k and v, B,H,T,WIDTH; got {shape!r}.")
+        raise ConfigError(
+            f"--sample must be the shape of x, T,WIDTH or B,T,WIDTH, or of q, k and v, B,H,T,WIDTH; got {shape!r}."
+        )
     draw = torch.Generator().manual_seed(SEED)
     tensors = tuple(torch.randn(sizes, generator=draw) for _ in range(3))
     return tensors if len(sizes) == 4 else tensors[0]

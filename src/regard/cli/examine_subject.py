@@ -23,7 +23,7 @@ def find_object(target: str) -> Any:
     """Return the object that a target names."""
     named = NAME.fullmatch(target)
     if named is None:
-        raise ConfigError(f"what is examined is FILE.py:NAME or package.module:NAME, got {target!r}.")
+        raise ConfigError(f"the target must be FILE.py:NAME or package.module:NAME, got {target!r}.")
     place, name = named["place"], named["name"]
     file = place.endswith(".py") or "/" in place or Path(place).is_file()
     value: Any = load_file(Path(place)) if file else import_named(place)
@@ -44,7 +44,7 @@ def load_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise DataError(f"{path} is no Python file: its name must end with .py.")
+        raise DataError(f"{path} is not a Python file: its name must end with .py.")
     module = importlib.util.module_from_spec(spec)
     hidden = sys.modules.get(path.stem)
     sys.modules[path.stem] = module  # needed by dataclasses and pickle
@@ -73,7 +73,7 @@ def explain_errors(what: str) -> Iterator[None]:
     except RegardError:
         raise
     except BaseException as error:  # e.g. SystemExit
-        line = next((str(text).strip() for text in str(error).splitlines() if text.strip()), "it says nothing")
+        line = next((str(text).strip() for text in str(error).splitlines() if text.strip()), "no message")
         raise DataError(f"{what}: {type(error).__name__}: {line}") from None
 
 
@@ -82,9 +82,11 @@ def make_subject(target: str, value: Any, arguments: Sequence[str] | None) -> An
     if not isinstance(value, type) and arguments is None:
         return value
     if not callable(value) or isinstance(value, nn.Module):
-        raise ConfigError(f"{target} is made already, a {type(value).__name__}: leave --args out.")
+        raise ConfigError(f"{target} is already an object, a {type(value).__name__}: leave out --args.")
     positional, named = parse_arguments(arguments or ())
-    with explain_errors(f"{target}{show_signature(value)} could not be made with {' '.join(arguments or ()) or 'no --args'}"):
+    with explain_errors(
+        f"{target}{show_signature(value)} could not be created with {' '.join(arguments or ()) or 'no --args'}"
+    ):
         return value(*positional, **named)
 
 

@@ -113,16 +113,16 @@ def foreign(name: str, kind: str) -> Foreign:
     try:
         import transformers
     except ImportError:
-        raise ConfigError("to load a model this needs transformers: pip install transformers.") from None
+        raise ConfigError("loading this model needs transformers: pip install transformers.") from None
     path = Path(name).expanduser()
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(path) if path.exists() else name}
     if path.suffix == ".gguf":
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if not path.is_file():
-            raise DataError(f"{name} is no file.")
+            raise DataError(f"{name} is not a file.")
         read_layout(path)
     elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
-        raise DataError(f"{name} is no folder, and no name on the hub, which is like gpt2 or owner/model.")
+        raise DataError(f"{name} is neither a folder nor a name on the hub, like gpt2 or owner/model.")
     elif not path.exists():
         where["local_files_only"] = only_here(name)
     try:
@@ -131,15 +131,15 @@ def foreign(name: str, kind: str) -> Foreign:
             model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
             model.eval()
     except ImportError as error:
-        raise ConfigError(f"{name} needs more to be read: {first_sentence(error)}") from None
+        raise ConfigError(f"{name} needs another package: {first_sentence(error)}") from None
     except Exception as error:  # transformers may raise anything for a damaged file
         raise DataError(
             f"{name} could not be loaded: {first_sentence(error)} A model is a folder with config.json, weights and "
-            "a tokenizer, a .gguf file, or a name on the hub, which must have been downloaded where there is no network."
+            "a tokenizer, a .gguf file, or a name on the hub, downloaded before if there is no network."
         ) from None
     missing = sorted(key for key in found["missing_keys"] if not key.startswith(UNREAD) or path.suffix == ".gguf")
     if missing:
-        raise DataError(f"{name} has no {missing[0]}, for which transformers draws random numbers; {len(missing)} are missing.")
+        raise DataError(f"{name} has no {missing[0]}, which transformers would draw at random; {len(missing)} are missing.")
     if kind == STATES and getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
     return Foreign(path.name if path.exists() else name, model, tokenizer)
@@ -161,7 +161,7 @@ def only_here(name: str) -> bool:
                 return True
         known = ", ".join((*CARRIED, *RELEASED))
         raise DataError(
-            f"there is no folder {name}, and the hub was asked for that name in vain: {first_sentence(error)} "
+            f"there is no folder {name}, and that name could not be found on the hub: {first_sentence(error)} "
             f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."
         ) from None
 

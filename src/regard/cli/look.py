@@ -60,13 +60,13 @@ def read(text: str) -> str:
         found = path.read_text(encoding="utf-8") if path.is_file() else text
         folder = path.is_dir() and bool(text.strip())
     except UnicodeDecodeError as error:
-        raise DataError(f"{text} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+        raise DataError(f"{text} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except OSError:  # e.g. a name that is too long
         return text
     if folder:
-        raise DataError(f"{text} is a folder: name a file in it. As words it can be read from standard input: -.")
+        raise DataError(f"{text} is a folder: give a file in it. To use it as words, pass it on standard input: -.")
     if found == text and FILE.fullmatch(text):
-        raise DataError(f"{text} is no file. As words it can be read from standard input: -.")
+        raise DataError(f"{text} is not a file. To use it as words, pass it on standard input: -.")
     return found
 
 
@@ -82,7 +82,7 @@ def recorded(foreign: Opened, text: str, options: argparse.Namespace) -> tuple[R
     recording.tokens = words
     cut = f" of {whole:,}" if len(words) < whole else ""
     beyond = foreign.context is not None and len(words) > foreign.context
-    note = f" It was made for {foreign.context:,}." if beyond else ""
+    note = f" The model's context is {foreign.context:,}." if beyond else ""
     spelled = byte_note(words)
     note += f" {spelled}" if spelled else ""
     return recording, f"{len(words):,}{cut} token{'s' * (whole != 1)} in {seconds:.1f} s.{note}"
@@ -122,10 +122,10 @@ def overview(console: Console, recording: Recording, options: argparse.Namespace
     """Print the kinds of heads, the words, the table of the heads and their strongest links."""
     names = recording.layers(kind)
     wanted, count = Wanted(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
-    heads = Heads(tuple(each("typing heads", typed(recording, wanted, kind=kind), count)), wanted.notes(kind))
+    heads = Heads(tuple(each("classifying heads", typed(recording, wanted, kind=kind), count)), wanted.notes(kind))
     if options.kind is not None and not len(heads.of(options.kind)):
         there = ", ".join(dict.fromkeys(row.kind for row in heads))
-        raise ConfigError(f"no head is of the kind {options.kind!r}; there is {there}.")
+        raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {there}.")
     shown = heads.of(options.kind) if options.kind else heads
     shown = shown.sorted(options.sort) if options.sort else shown
     counts = ", ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in ((len(names), "layer"), (len(heads), "head")))

@@ -42,7 +42,7 @@ def seed_of(options: argparse.Namespace) -> int:
         return SEED
     seed: int = options.seed
     if all(getattr(options, name) is None for name in ("words", "vectors", "heads")):
-        raise ConfigError("--seed is that of random vectors and weights: give --words or --heads with it.")
+        raise ConfigError("--seed applies to random vectors and weights: give --words or --heads with it.")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"--seed must be at least 0 and below 2^63, got {seed}.")
     return seed
@@ -78,17 +78,17 @@ def from_file(path: str, words: Sequence[str] | None, seed: int) -> tuple[Sequen
         )
     names = tuple(tensors) if words is None else words
     if not set(names) & set(tensors):
-        raise DataError(f"{path} has no vector of any of the words; it names {', '.join(map(repr, list(tensors)[:6]))}.")
+        raise DataError(f"{path} has no vector for any of the words; its names are {', '.join(map(repr, list(tensors)[:6]))}.")
     x, drawn = vectors(names, tensors, len(next(iter(tensors.values()))), seed)
     if drawn:
-        notes.append(f"It has none for {', '.join(drawn)}: random there (seed {seed}).")
+        notes.append(f"The vectors of {', '.join(drawn)} are random (seed {seed}).")
     return names, x, notes
 
 
 def mask_of(text: str | None, weights: Projections | None) -> tuple[Mask, tuple[str, ...]]:
     """Return the given mask and notes on it; causal if none is given and the weights include the lectures' mask."""
     if text is None and weights is not None and weights.causal:
-        return Causal(), ("The file of weights carries a causal mask, so it is used; --mask none leaves it out.",)
+        return Causal(), ("The file of weights contains a causal mask, which is used; --mask none turns it off.",)
     return (EVERYTHING, ()) if text is None else (rule(text), ())
 
 
@@ -117,7 +117,7 @@ def one(part: str, text: str) -> Mask:
     if found := re.fullmatch(r"prefix:([0-9]{1,9})", part):
         return Prefix(int(found[1]))
     known = "causal, none, window:LEFT[,RIGHT] or prefix:N, joined by & and |"
-    raise ConfigError(f"--mask {text!r} is no rule: it is made of {known}.")
+    raise ConfigError(f"--mask {text!r} is not a rule: expected {known}.")
 
 
 def weights_of(path: str) -> Projections:

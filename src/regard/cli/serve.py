@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     name = options.model or (None if options.recording else MODEL)
     if options.text is not None and name is None:
-        raise ConfigError("--text is what a model reads: say which with --model.")
+        raise ConfigError("--text needs a model: give one with --model.")
     if not 0 <= options.port < 65536:
         raise ConfigError(f"--port must be at least 0 and below 65536, got {options.port}.")
     module = live()

@@ -35,11 +35,11 @@ RELEASED = {
 }
 
 SIZES = {
-    "layers": "of the model",
-    "heads": "of a layer",
-    "width": "of the model's vectors",
-    "context": "tokens that it reads at most, and those of a row of training",
-    "dropout": "the share of numbers that are left out in training",
+    "layers": "layers of the model",
+    "heads": "heads per layer",
+    "width": "width of the model's vectors",
+    "context": "the most tokens that the model reads, and the tokens of a training row",
+    "dropout": "the share of numbers that are zeroed in training",
     "inner": "width of the feed-forward layers; 0 for four times the width",
     "activation": "of the feed-forward layers",
     "epsilon": "of the norms",
@@ -109,7 +109,7 @@ def observed(word: str) -> int:
     """Return the number in `every=N`."""
     number = word.removeprefix("every=")
     if not number.isdecimal():
-        raise ConfigError(f"--observe is every=N, every=200 say; got {word!r}.")
+        raise ConfigError(f"--observe must be every=N, e.g. every=200; got {word!r}.")
     return int(number)
 
 
@@ -122,11 +122,11 @@ def tell(training: Training) -> None:
     say(f"{sum(one.numel() for one in training.model.parameters()):,} parameters")
     say(training.subject.about(training.reader))
     if training.step == config.steps:
-        say(f"all {config.steps:,} steps are done; --steps asks for more")
+        say(f"all {config.steps:,} steps are done; a larger --steps continues")
     elif training.resumed:
-        say(f"goes on after step {training.resumed:,}")
+        say(f"resuming after step {training.resumed:,}")
         if training.changes:
-            say(f"not with the same last bits from here on: {'; '.join(training.changes)}")
+            say(f"not bit-identical from here on: {'; '.join(training.changes)}")
 
 
 def listeners(training: Training, signals: Signals) -> list[Listener]:
@@ -151,10 +151,10 @@ def ended(training: Training, signals: Signals) -> int:
     draw(training)
     folder, step = training.folder, training.step
     if (folder / "model").is_dir():
-        which = "" if training.best is None else f", the best: {training.best:.4f} nats a token held out"
+        which = "" if training.best is None else f", the best: {training.best:.4f} nats per held-out token"
         say(f"model: {folder / 'model'}{which}")
     if signals.came is not None and training.stopped:
-        say(f"{signals.came.name}: stopped after step {step:,}, which is kept; the same command goes on from there")
+        say(f"{signals.came.name}: stopped after step {step:,}, which is saved; the same command resumes there")
     return code_of(signals)
 
 

@@ -26,17 +26,17 @@ START: dict[str, Any] = {"vocabulary": "4000", "label_smoothing": 0.1, "model": 
 FIELDS = [one.name for one in fields(TrainConfig) if one.name not in ("model", *OF_TEXT)]
 SIZES = {
     "kind": "of model: transformer, or recurrent",
-    "attention": "of a recurrent one: additive; nothing said, none",
-    "width": "of a word's vector",
+    "attention": "of a recurrent one: additive; none by default",
+    "width": "width of a word's vector",
     "hidden": "width of a recurrent state",
-    "layers": "of encoder and decoder each",
-    "heads": "of a transformer's layer",
-    "inner": "width of a transformer's feed-forward layers; nothing said, four times the width",
+    "layers": "layers of the encoder, and of the decoder",
+    "heads": "heads per layer of a transformer",
+    "inner": "width of a transformer's feed-forward layers; four times the width by default",
     "cell": "of a recurrent one: gru, or lstm",
     "norm": "of a transformer: post, as in 2017, or pre",
-    "dropout": "the share of numbers that are left out in training",
+    "dropout": "the share of numbers that are zeroed in training",
     "tied": "source, target and logits share one embedding",
-    "context": "tokens that a transformer reads at most",
+    "context": "the most tokens that a transformer reads",
 }
 
 
@@ -47,11 +47,11 @@ def run(options: argparse.Namespace) -> int:
     asked["--train"] = options.train
     if sum(asked.values()) != 1:
         both = " and ".join(name for name, given in asked.items() if given)
-        raise ConfigError(f"say one of {', '.join(asked)}; got {both or 'none'}.")
+        raise ConfigError(f"give one of {', '.join(asked)}; got {both or 'none'}.")
     if options.train:
         return train.trained(configured(options))
     if said:
-        raise ConfigError(f"--{said[0].replace('_', '-')} is a setting of --train, which is not said.")
+        raise ConfigError(f"--{said[0].replace('_', '-')} is a setting of --train, which is not given.")
     model = translator.load(options.model)
     settings = {"beams": options.beams, "length_penalty": options.length_penalty}
     if options.evaluate:

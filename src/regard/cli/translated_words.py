@@ -20,9 +20,7 @@ def translated_example(name: str, sentence: str | None = None) -> Example:
     model = translator.load(name)
     speaker = translating(name, model)
     if not isinstance(model, RecurrentTranslator) or model.attention is None:
-        raise ConfigError(
-            f"{name} is a {model.KIND}, whose attention is of dot products: --model takes a recurrent translator."
-        )
+        raise ConfigError(f"{name} is a {model.KIND} with dot-product attention: --model takes a recurrent translator.")
     source = speaker.ids(SENTENCE if sentence is None else sentence)
     (found,) = translate(model, [source])
     with torch.no_grad():
@@ -40,4 +38,4 @@ def translated_example(name: str, sentence: str | None = None) -> Example:
 def in_pieces(pieces: list[str]) -> list[str]:
     """Return a note if a word consists of several tokens."""
     parts = next(((one, other) for one, other in pairwise(pieces) if one[-1:].isalpha() and other[:1].isalpha()), None)
-    return [f"A word that the vocabulary lacks stands in pieces: {' '.join(parts).strip()}."] if parts else []
+    return [f"A word that is not in the vocabulary is split into pieces: {' '.join(parts).strip()}."] if parts else []

@@ -54,7 +54,7 @@ def chosen_example(options: argparse.Namespace) -> Example:
     if not own:
         return example(options.example or "simple")
     if options.example is not None:
-        raise ConfigError(f"--example shows a sentence of the lectures as it is: leave out --{own[0]}, or --example.")
+        raise ConfigError(f"--example shows a sentence of the lectures unchanged: leave out --{own[0]}, or --example.")
     return own_example(options)
 
 
@@ -62,11 +62,11 @@ def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
     """Return the attention of a trained translator; only the words are the user's."""
     if options.example not in (None, "additive"):
         raise ConfigError(
-            f"--model has a translator's additive attention: say --example additive with it, got {options.example}."
+            f"--model shows a translator's additive attention: use --example additive with it, got {options.example}."
         )
     other = next((name for name in own if name != "words"), None)
     if other is not None:
-        raise ConfigError(f"--model brings its own vectors and weights: leave out --{other}, or --model.")
+        raise ConfigError(f"--model has its own vectors and weights: leave out --{other}, or --model.")
     return translated_example(options.model, options.words)
 
 
@@ -74,21 +74,21 @@ def place(text: str, chosen: Example, option: str) -> int:
     """Return the index of a word, given as it is written or as its number from 1."""
     words = chosen.words
     if not words:
-        raise ConfigError(f"the example '{chosen.name}' attends to no sentence, so {option} has no word to find.")
+        raise ConfigError(f"the example '{chosen.name}' has no sentence, so {option} cannot be used.")
     found = [index for index, word in enumerate(words) if word == text]
     if len(found) == 1:
         return found[0]
     if found:
         numbers = [index + 1 if str(index + 1) not in words else f"@{index + 1}" for index in found]
         choices = " or ".join(f"{option} {number}" for number in numbers[:6])
-        raise ConfigError(f"{literal(text)!r} stands {len(found)} times in the sentence: say {choices}.")
+        raise ConfigError(f"{literal(text)!r} occurs {len(found)} times in the sentence: use {choices}.")
     number = text.removeprefix("@")
     if number.isascii() and number.isdigit() and len(number) < 10:
         if 1 <= int(number) <= len(words):
             return int(number) - 1
         raise ConfigError(f"{option} {text}: the words are numbered from 1 to {len(words)}.")
     listed = ", ".join(literal(word) for word in dict.fromkeys(words[:24])) + (", ..." if len(words) > 24 else "")
-    raise ConfigError(f"{option} {literal(text)!r} is no word of the sentence: {listed}.")
+    raise ConfigError(f"{option} {literal(text)!r} is not a word of the sentence: {listed}.")
 
 
 def view_of(chosen: Example, start: str | None, rows: int | None, query: int | None) -> View:
@@ -149,11 +149,11 @@ def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: Vi
         )
     axes = {panel.axes for scene in scenes for panel in scene.panels}
     if "pairs" in axes:
-        said.append("Where words stand on both sides, the row is the word that asks, the column the word it looks at.")
+        said.append("In a table with words on both sides, the row is the query, the column the key it looks at.")
     if axes and palette(console):
-        said.append("Colour: in each table pale is its least number, deep its greatest.")
+        said.append("Color: in each table pale is its least number, deep its greatest.")
     if any(scene.lines for scene in scenes) and chosen.steps is not None:
-        said.append("Numbers are rounded as they are printed; every sum is of the unrounded ones.")
+        said.append("Numbers are rounded for display; every sum is of the unrounded ones.")
     return said
 
 
@@ -165,7 +165,7 @@ def closing(chosen: Example, query: int | None) -> str:
     word = chosen.words[chosen.focus]
     asked = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
     if chosen.name in ("own", "translated"):
-        return f"Next: add --query {asked} to have that row written out; {follows} shows a worked example."
+        return f"Next: add --query {asked} to write that row out; {follows} shows a worked example."
     name = "" if chosen.name == "simple" else f" --example {chosen.name}"
     return f"Next: regard walk{name} --query {asked} writes that row out; {follows} goes on."
 

@@ -38,12 +38,12 @@ def align(model: Translator, source: str, target: str) -> Alignment:
     end, text = ending(model), model.text
     asked, written = (text.encode(" ".join(side.split())) for side in (source, target))
     if not asked or not written:
-        raise DataError("there is no word to align: source and target must have one each.")
+        raise DataError("there is no word to align: source and target must have at least one each.")
     with record(model) as recording:  # type: ignore[arg-type]  # every translator is a module
         model(torch.tensor([[*asked, end]]), torch.tensor([len(asked) + 1]), torch.tensor([[end, *written]]))
     layers = recording.layers("cross") if recording.runs else []
     if not layers:
-        raise DataError("this translator has no attention: its words look at nothing.")
+        raise DataError("this translator has no attention, so its words cannot be aligned.")
     weights = torch.stack([recording.map(layer, kind="cross").dense()[0].mean(0) for layer in layers])
     (columns, said), (rows, told) = grouped(text, asked), grouped(text, written)
     return Alignment([*said, END], [*told, END], merged(weights, [*rows, len(told)], [*columns, len(said)]))

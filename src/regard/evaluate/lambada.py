@@ -104,7 +104,7 @@ def lambada(
         raise ConfigError(f"stop is a list or a set of tokens; got {describe(stop)}.")
     stop = [check_count("a stop token", token, 0) for token in stop]
     if isinstance(passages, str | bytes) or not isinstance(passages, Iterable):
-        raise DataError(f"passages are texts, one after the other; got {describe(passages)}.")
+        raise DataError(f"passages must be an iterable of texts; got {describe(passages)}.")
     count = right = filtered = tokens = 0
     nats = 0.0
     with asked(model) as device:

@@ -81,7 +81,7 @@ def perplexity(
             check_count(name, value, 0)
     count = len(check_row(tokens))
     if count < 2:
-        raise DataError(f"perplexity needs two tokens at least, the second foretold from the first; got {count}.")
+        raise DataError(f"perplexity needs at least two tokens, to predict the second from the first; got {count}.")
     nats, scored = 0.0, 0
     with asked(model) as device:
         for starts, width in batches(count, context, stride, batch):
@@ -125,7 +125,7 @@ def check_row(tokens: Any) -> Any:
         is_row = hasattr(tokens, "__getitem__") and hasattr(tokens, "__len__") and kind in ("i", "u")
         is_row = is_row and not isinstance(tokens, str | bytes | Mapping)
     if not is_row:
-        raise DataError(f"tokens are one row of whole numbers: a tensor (t,), a list or a Corpus; got {describe(tokens)}.")
+        raise DataError(f"tokens must be one row of whole numbers: a tensor (t,), a list or a Corpus; got {describe(tokens)}.")
     return tokens
 
 

@@ -47,7 +47,7 @@ def scored(name: str, metric: str, translations: Sequence[str], references: Sequ
     """Compute a score by sacrebleu's metric of this name."""
     if len(translations) != len(references) or not translations:
         raise DataError(
-            f"there are {len(translations):,} translations and {len(references):,} references: one of each for a sentence."
+            f"there are {len(translations):,} translations and {len(references):,} references: each sentence needs both."
         )
     try:
         metrics: Any = importlib.import_module("sacrebleu.metrics")

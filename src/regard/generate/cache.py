@@ -24,7 +24,7 @@ class Cache:
 
     def __init__(self, layers: int, room: int) -> None:
         if layers < 1 or room < 1:
-            raise ConfigError(f"a cache needs a layer and room for a token, got layers={layers}, room={room}.")
+            raise ConfigError(f"a cache needs at least one layer and room for one token, got layers={layers}, room={room}.")
         self.room = room
         self.lengths: Offset = 0  # tokens read: one number if all rows have as many, which is faster, else (b,)
         self.wanted: int | Tensor | None = None  # logits wanted: of the last n tokens, of one in each row (b,), or of all
@@ -43,7 +43,7 @@ class Cache:
         """Count t more tokens of each row as read; return the position of the first of them."""
         stop = self.longest + t
         if stop > self.room:
-            raise ConfigError(f"the cache has room for {self.room} tokens: {self.longest} are read, and {t} more were given.")
+            raise ConfigError(f"the cache has room for {self.room} tokens: it holds {self.longest}, and {t} more were given.")
         self._start, self._stop = self.lengths, stop
         self.lengths = self.lengths + t
         return self._start
@@ -74,14 +74,14 @@ class Cache:
             lengths = int(lengths[0])
         longer = torch.as_tensor(lengths) > torch.as_tensor(self.lengths)
         if longer.any():
-            raise ConfigError(f"a cache is cropped to what it has, {self.lengths} tokens, not to {lengths}.")
+            raise ConfigError(f"a cache of {self.lengths} tokens cannot be cropped to {lengths}.")
         self.lengths = lengths
 
     def fork(self, rows: int | Tensor, room: int | None = None) -> "Cache":
         """Copy these rows, or row 0 this many times, into a new cache, without computing anything again."""
         other = Cache(len(self._keys), self.room if room is None else room)
         if self.longest > other.room:
-            raise ConfigError(f"{self.longest} tokens are read, and the fork has room for {other.room}.")
+            raise ConfigError(f"the cache holds {self.longest} tokens, but the fork has room for {other.room}.")
         index = torch.zeros(rows, dtype=torch.int64) if isinstance(rows, int) else rows
         other.lengths = picked(self.lengths, index)
         other._keys = [self._copied(x, index, other.room) for x in self._keys]

@@ -81,7 +81,7 @@ def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) ->
 def encoded(prompt: str, asked: Settings) -> tuple[list[int], Text]:
     """Return the tokens of a prompt and the tokenizer; raise DataError if there is none, or nothing to begin with."""
     if asked.text is None:
-        raise DataError("this model has no text: set model.text, a regard.text.BytePair, first.")
+        raise DataError("this model has no vocabulary: set model.text to a regard.text.BytePair first.")
     ids = asked.text.encode(prompt)
     if not ids and asked.after is None:
         if asked.end is None:

@@ -41,7 +41,7 @@ def quantise(model: M, to: str = "int8") -> M:
     check_instance("model", model, nn.Module)
     check_choice("to", to, ("int8",))
     if not any(isinstance(module, nn.Linear) for module in model.modules()):
-        raise ConfigError(f"{type(model).__name__} has no linear layers to quantise, or is quantised already.")
+        raise ConfigError(f"{type(model).__name__} has no linear layers to quantize, or is quantized already.")
     memo: dict[int, Any] = {id(x): x for x in (*model.parameters(), *model.buffers())}
     memo |= {id(text): text for text in [getattr(model, "text", None)] if text is not None}
     prepared = copy.deepcopy(model, memo)

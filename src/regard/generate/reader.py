@@ -132,10 +132,10 @@ def rows_of(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False
     nested = len(tokens) > 0 and all(isinstance(one, Sequence | Tensor) for one in tokens)
     found = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
     if not all(found) and not empty:
-        raise ShapeError("a sequence has no tokens; it needs one to begin with, the end of text say.")
+        raise ShapeError("a sequence has no tokens; it needs at least one, for example the end of text.")
     for token in itertools.chain(*found):
         if not isinstance(token, int) or not 0 <= token < vocabulary:
-            raise DataError(f"{describe(token)} is no token of this model: they are numbered from 0 to {vocabulary - 1}.")
+            raise DataError(f"{describe(token)} is not a token of this model: they are numbered from 0 to {vocabulary - 1}.")
     return found
 
 
@@ -144,11 +144,11 @@ def refuse_beyond(model: Model, longest: int, more: int) -> None:
     context = model.config.context
     total = longest + max(more - 1, 0)
     if total > context:
-        asked = f", and {describe(more)} more are asked for" if more else ""
+        asked = f", and {describe(more)} more are requested" if more else ""
         fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
         raise ConfigError(
-            f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} say "
-            'past="slide" to go on from the last of them.'
+            f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} use "
+            'past="slide" to continue from the last of them.'
         )
 
 

@@ -50,11 +50,11 @@ class Settings(Sampling):
         if self.past not in ("refuse", "slide"):
             raise ConfigError(f'past must be "refuse" or "slide", got {self.past!r}.')
         if self.beams > 1 and (self.draft is not None or self.drawn):
-            raise ConfigError("beams draw nothing: temperature, top_k, top_p, min_p and draft do not go with them.")
+            raise ConfigError("beam search does not sample: temperature, top_k, top_p, min_p and draft cannot be used with it.")
         if any(word == "" for word in self.stops):
-            raise ConfigError("a string to stop at must have a character, got an empty one.")
+            raise ConfigError("a string to stop at must have at least one character, got an empty one.")
         if self.strings and self.text is None:
-            raise ConfigError(f"to stop at {self.strings[0]!r} the model needs its text; give the number of a token instead.")
+            raise ConfigError(f"to stop at {self.strings[0]!r} the model needs a vocabulary; give a token number instead.")
 
     @property
     def drawn(self) -> bool:

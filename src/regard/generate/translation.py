@@ -142,7 +142,7 @@ class Reader:
 def ending(model: Translator) -> int:
     """Return the token that ends a sentence."""
     if model.text is None:
-        raise DataError("this translator has no text: set model.text, a regard.text.BytePair, or say end=, its last token.")
+        raise DataError("this translator has no vocabulary: set model.text to a BytePair, or give the last token as end=.")
     return int(model.text.end)
 
 

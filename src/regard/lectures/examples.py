@@ -246,8 +246,8 @@ def weight_split() -> Example:
         ),
         after=(side_by_side(words, heads.join(steps.context), count, "The two heads stand side by side again: 6 numbers."),),
         notes=(
-            "The document's printed queries, keys and scores do not follow from one another (scanning errors). Scores to "
-            "weights is its own chain and holds; values, context and joined are computed here from its x and W_value.",
+            "The document's printed queries, keys and scores do not follow from one another (scanning errors). The "
+            "weights do follow from the scores; values, context and joined are computed here from its x and W_value.",
         ),
         leads_to="additive",
     )
@@ -299,7 +299,7 @@ def leak() -> Example:
             "-inf belongs there.",
             "weights": f"With the wrong mask {words[0]} gives {ahead[0]:.2f} of its attention to words that come after it and "
             f"{words[1]} gives {ahead[1]:.2f}; with the right one both give 0.",
-            "context": "Every context but the last is mixed with words that had not been said yet.",
+            "context": "Every context but the last is mixed with words that come later.",
         },
         before=(projected(words, q, k, v),),
         notes=("The document prints these weights, and they are WRONG. q, k and v are those of the example 'dog'.",),
@@ -335,7 +335,7 @@ def additive() -> Example:
         before=(
             inputs(words, x),
             Scene("W_query, W_key, weight", "the weights to train", drawn, panels),
-            Scene("q, k", "x W_query, x W_key", "Queries and keys meet in a hidden layer of one width.", sides),
+            Scene("q, k", "x W_query, x W_key", "Queries and keys are added in a hidden layer of one width.", sides),
         ),
         leads_to="scale",
     )

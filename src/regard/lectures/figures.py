@@ -34,7 +34,7 @@ def known(name: str, names: Iterable[str]) -> str:
         return name
     near = difflib.get_close_matches(name, names, n=1)
     meant = f" Did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"there is no example {name!r}.{meant} There are: {', '.join(names)}.")
+    raise ConfigError(f"there is no example {name!r}.{meant} The examples are: {', '.join(names)}.")
 
 
 def sentence(name: str, dtype: torch.dtype = torch.float32) -> tuple[list[str], Tensor]:

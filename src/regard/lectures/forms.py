@@ -22,7 +22,7 @@ VECTORS = {  # scores, and a sentence about the results
     ),
     "a negative sum": (
         (1.0, -2.0, 0.5),
-        "by_sum breaks: the sum is -0.5, so its 'weights' change sign and are no probabilities.",
+        "by_sum breaks: the sum is -0.5, so its 'weights' change sign and are not probabilities.",
     ),
     "scores near 1000": (
         (1000.0, 999.0, 998.0),

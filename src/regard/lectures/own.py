@@ -35,7 +35,7 @@ def own(
     if count * len(words) ** 2 > PAIRS:
         most = int((PAIRS / count) ** 0.5)
         spread = "one head" if count == 1 else f"{count} heads"
-        raise TooLargeError(f"{len(words)} words are too many to keep every step of; with {spread} at most {most}.")
+        raise TooLargeError(f"{len(words)} words are too many to store every step: with {spread} at most {most}.")
     return untrained(words, x, mask, notes) if weights is None else trained(words, x, mask, weights, count, notes)
 
 
@@ -105,7 +105,7 @@ def project(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor
         raise ConfigError(f"the weights are those of {weights.heads} stacked heads, not of {count}.")
     for name, one in (("W_query", weights.query), ("W_value", weights.value)):
         if one.weight.shape[1] % count:
-            raise ConfigError(f"{name} gives {one.weight.shape[1]} numbers, which {count} heads cannot share evenly.")
+            raise ConfigError(f"{name} gives {one.weight.shape[1]} numbers, which cannot be split evenly into {count} heads.")
     whole = (weights.query(x), weights.key(x), weights.value(x))
     q, k, v = whole if count == 1 else (heads.split(part, count) for part in whole)
     return q, k, v
@@ -121,7 +121,7 @@ def ending(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | Non
         scenes.append(Scene("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
     if out is not None:
         formula = "joined out_proj" if count > 1 else "context out_proj"
-        said = "One more projection mixes what was found."
+        said = "One more projection mixes these numbers."
         scenes.append(Scene("output", formula, said, (of_words(out(joined), words, "y"),)))
     return scenes
 
@@ -139,7 +139,7 @@ def vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed:
     rows = {**known, **drawn}
     for word in words:
         if rows[word].shape != (width,):
-            raise DataError(f"the vector of {word!r} has the shape {tuple(rows[word].shape)}, where ({width},) is needed.")
+            raise DataError(f"the vector of {word!r} has the shape {tuple(rows[word].shape)}, but ({width},) is needed.")
     return torch.stack([rows[word] for word in words]), tuple(drawn)
 
 

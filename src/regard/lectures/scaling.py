@@ -82,14 +82,14 @@ def scaling() -> Example:
                 "entropy",
                 "-Σ w ln w, in nats",
                 "entropy",
-                f"The attention that was spread (at most ln {KEYS} = 2.77 nats) collapses to {plain.entropy:.2f}; "
+                f"The entropy, at most ln {KEYS} = 2.77 nats, collapses to {plain.entropy:.2f}; "
                 f"divided by √d it keeps {scaled.entropy:.2f}.",
             ),
             scene(
                 "gradient",
                 "‖∂ weights / ∂ scores‖",
                 "gradient",
-                f"A collapsed softmax hardly learns: its gradient shrinks to {plain.gradient:.3f}; the division keeps "
+                f"The gradient of a collapsed softmax shrinks to {plain.gradient:.3f}; the division keeps "
                 f"{scaled.gradient:.2f}.",
             ),
         ),

@@ -112,7 +112,7 @@ def matrices(weights: Mapping[str, Tensor], sentence: str) -> Scene:
 
 def projected(words: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> Scene:
     """Show the query, key and value of each word, (t, d) or (h, t, d)."""
-    sentence = "What a word asks for (its query), what it is found by (its key), and what it hands over (its value)."
+    sentence = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value)."
     named = (("query", "q", q), ("key", "k", k), ("value", "v", v))
     if q.dim() == 2:
         panels = [of_words(part, words, letter, name) for name, letter, part in named]

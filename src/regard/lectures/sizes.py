@@ -27,7 +27,7 @@ def gpt2_sizes(example: Example) -> Iterable[Claim]:
         return Claim([comparison], f"in millions: {note}", known, WHOLE_MILLIONS)
 
     exact = f"{parameters(table[0]['layers'], table[0]['d_model'], VOCABULARY):,}"
-    yield claim(corrected, released, f"the corrected count; exactly {exact}, of a vocabulary of {VOCABULARY:,}")
+    yield claim(corrected, released, f"the corrected count; exactly {exact}, with a vocabulary of {VOCABULARY:,}")
     sizes = ", ".join(f"{size:.1f}" for size in released.tolist())
     note = f"the paper's counts, not reproducible with the models that were released, which have {sizes}"
     yield claim(paper, released, note, Verdict.MISPRINT)

@@ -45,18 +45,18 @@ def translated(
 
 def read(sources: tuple[str, ...], annotations: Tensor) -> Scene:
     """Show the encoder's annotations of the source."""
-    said = "An RNN read the sentence forward, another backward: what both had in mind at a word is its annotation."
+    said = "One RNN reads the sentence forward, another backward: their states at a word are its annotation."
     return Scene("annotations", "encoder(source)", said, (of_words(annotations, sources, "a"),))
 
 
 def asked(words: tuple[str, ...], states: Tensor) -> Scene:
     """Show the decoder's states."""
-    said = f"What the decoder has in mind before it writes {words[0]}, and before each word after that."
+    said = f"The decoder's state before it generates {words[0]}, and before each word after that."
     return Scene("states", "decoder(the words before)", said, (of_words(states, words, "s"),))
 
 
 def met(words: tuple[str, ...], sources: tuple[str, ...], q: Tensor, k: Tensor) -> Scene:
     """Show the queries and keys."""
-    said = f"States and annotations meet in a hidden layer of {q.shape[-1]} numbers; W_query and W_key were learned."
+    said = f"States and annotations are added in a hidden layer of {q.shape[-1]} numbers; W_query and W_key were learned."
     panels = (of_words(q, words, "q", "query"), of_words(k, sources, "k", "key"))
     return Scene("q, k", "states W_query, annotations W_key", said, panels)

@@ -36,7 +36,7 @@ def text(recording: Recording, window: Window, whole: bool, kind: str = "self") 
         return
     if count > MOST:
         yield from wrapped(
-            f"What each word receives is not told of more than {MOST:,} words; --query tells of one.", window.width
+            f"What each word receives is shown for at most {MOST:,} words; --query shows one of them.", window.width
         )
         return
     words, values = words_of(recording, 0, kind)[1], received(recording, kind=kind)

@@ -95,7 +95,7 @@ class BytePair:
                 limit_runs(texts), vocab_size=vocabulary - len(special), min_frequency=2, show_progress=False
             )
         except UnicodeEncodeError as error:
-            raise DataError(f"a text has half of a surrogate pair at {error.start}, which is no character.") from None
+            raise DataError(f"a text has half of a surrogate pair at {error.start}, which is not a character.") from None
         merges = json.loads(trainer.to_str())["model"]["merges"]
         pairs = [(unspell(left), unspell(right)) for left, right in merges]
         pieces = numbered(pairs)
@@ -129,11 +129,11 @@ class BytePair:
         """
         unknown = [word for word in allowed if word not in self.special]
         if unknown:
-            raise DataError(f"{unknown[0]!r} is no special token; there is {', '.join(self.special) or 'none'}.")
+            raise DataError(f"{unknown[0]!r} is not a special token; these are: {', '.join(self.special) or 'none'}.")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"the text has half of a surrogate pair at {error.start}, which is no character.") from None
+            raise DataError(f"the text has half of a surrogate pair at {error.start}, which is not a character.") from None
         try:
             return self._coding.encode(text, allowed_special=set(allowed), disallowed_special=())
         except ValueError:  # a run of white space exceeds tiktoken's stack
@@ -186,7 +186,7 @@ class BytePair:
             return [self._bytes[number] for number in numbers]
         except (KeyError, TypeError):
             wrong = next(one for one in numbers if not isinstance(one, int) or one not in self._bytes)
-            raise DataError(f"{wrong!r} is no token: they are numbered from 0 to {self.vocabulary - 1}.") from None
+            raise DataError(f"{wrong!r} is not a token: they are numbered from 0 to {self.vocabulary - 1}.") from None
 
     def __repr__(self) -> str:
         return f"BytePair({self.vocabulary:,} pieces, {len(self.special)} special)"

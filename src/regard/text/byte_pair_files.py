@@ -64,7 +64,7 @@ def read(pairs: Path, numbers: Path) -> Found:
         if not path.is_file():
             raise DataError(f"{path} is missing: a byte-pair encoding is {PAIRS} and {NUMBERS} in one folder.")
         if path.stat().st_size > LARGEST:
-            raise DataError(f"{path} has {path.stat().st_size:,} bytes, and a vocabulary {LARGEST:,} at most.")
+            raise DataError(f"{path} has {path.stat().st_size:,} bytes; a vocabulary has at most {LARGEST:,}.")
     joined, given = read_pairs(pairs), read_numbers(numbers)
     ranks = {}
     for piece in numbered(joined):
@@ -88,7 +88,7 @@ def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
         joined = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         return [(unspell(left), unspell(right)) for left, right in joined]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is no list of pairs, two words a line: {error}.") from None
+        raise DataError(f"{path} is not a list of pairs, two words a line: {error}.") from None
 
 
 def read_numbers(path: Path) -> dict[str, int]:
@@ -96,9 +96,9 @@ def read_numbers(path: Path) -> dict[str, int]:
     try:
         given: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict) or not all(isinstance(n, int) and not isinstance(n, bool) for n in given.values()):
-            raise ValueError("it must say a whole number for each word")
+            raise ValueError("it must map each word to a whole number")
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON object of words and their numbers: {error}.") from None
+        raise DataError(f"{path} is not a JSON object of words and their numbers: {error}.") from None
     return given
 
 
@@ -107,18 +107,18 @@ def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[b
     for left, right in joined:
         whole = left + right
         if len(whole) > LONGEST:
-            raise DataError(f"{path} joins a piece of {len(whole):,} bytes, and one has {LONGEST:,} at most.")
+            raise DataError(f"{path} joins a piece of {len(whole):,} bytes; a piece has at most {LONGEST:,}.")
         for half in (left, right):
             if ranks.get(half, len(ranks)) >= ranks[whole]:
-                raise DataError(f"{path} joins {spell(half)[:40]!r} to another piece, and no line before makes it.")
+                raise DataError(f"{path} joins {spell(half)[:40]!r} to another piece, but no earlier line makes it.")
 
 
 def check_special(path: Path, special: dict[str, int]) -> None:
     """Raise DataError if special tokens are invalid or too many."""
     if len(special) > SPECIALS:
-        raise DataError(f"{path} has {len(special):,} words that no pair makes; {SPECIALS:,} special tokens are the most.")
+        raise DataError(f"{path} has {len(special):,} words that no pair makes; at most {SPECIALS:,} may be special.")
     for word in special:
         if not word or len(word) > LONGEST:
-            raise DataError(f"{path} has a special token of {len(word):,} characters: one has from 1 to {LONGEST:,}.")
+            raise DataError(f"{path} has a special token of {len(word):,} characters: it must have 1 to {LONGEST:,}.")
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise DataError(f"{path} has a special token with half of a surrogate pair: {word[:40]!r}.")

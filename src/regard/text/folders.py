@@ -21,7 +21,7 @@ def renewed(folder: Path, former: Callable[[Path], set[str]]) -> Iterator[Path]:
         with whole_folder(folder) as beside:
             yield beside
     except OSError as error:
-        raise DataError(f"the corpus could not be written to {folder}: {error}. What was there is as it was.") from error
+        raise DataError(f"the corpus could not be written to {folder}: {error}. The folder is unchanged.") from error
 
 
 def replaceable(folder: Path, former: Callable[[Path], set[str]]) -> None:
@@ -33,4 +33,4 @@ def replaceable(folder: Path, former: Callable[[Path], set[str]]) -> None:
         ours = former(folder) if names else set()
         if not names or names - ours:
             other = next(iter(sorted(names - ours)), folder.name)
-            raise DataError(f"{folder} holds what is no part of a corpus, {other}: nothing was changed. Name another folder.")
+            raise DataError(f"{folder} holds {other}, which is not part of a corpus: nothing was changed. Name another folder.")

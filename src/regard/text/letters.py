@@ -18,9 +18,9 @@ class Letters:
 
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) < len(alphabet):
-            raise DataError(f"an alphabet is some letters, each of them once; got {alphabet[:SHOWN]!r}.")
+            raise DataError(f"an alphabet must have at least one letter, each given once; got {alphabet[:SHOWN]!r}.")
         if any("\ud800" <= letter <= "\udfff" for letter in alphabet):
-            raise DataError("an alphabet is of whole characters; it has half of a surrogate pair, which no file of text holds.")
+            raise DataError("an alphabet must be whole characters; it has half of a surrogate pair, which no text file holds.")
         self.alphabet = alphabet
         self.special: dict[str, int] = {}
         self._numbers = {letter: number for number, letter in enumerate(alphabet)}
@@ -32,7 +32,7 @@ class Letters:
         for text in [texts] if isinstance(texts, str) else texts:
             found.update(text)
         if not found:
-            raise DataError("there is no letter in these texts, and an alphabet has one at least.")
+            raise DataError("these texts have no letters; an alphabet needs at least one.")
         return cls("".join(sorted(found)))
 
     @classmethod
@@ -44,7 +44,7 @@ class Letters:
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+            raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
         return cls(held.removesuffix("\r\n") if held.endswith("\r\n") else held.removesuffix("\n"))
 
     def save(self, folder: str | Path) -> None:
@@ -72,7 +72,7 @@ class Letters:
             return list(map(self._numbers.__getitem__, text))
         except KeyError as error:
             letters = ", ".join(self.alphabet[:SHOWN]) + (", ..." if self.vocabulary > SHOWN else "")
-            raise DataError(f"{error.args[0]!r} is no letter of this model, which reads {letters} and nothing else.") from None
+            raise DataError(f"{error.args[0]!r} is not a letter of this model, which reads only {letters}.") from None
 
     @staticmethod
     def find_cut(text: str) -> int:
@@ -92,7 +92,7 @@ class Letters:
         numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         wrong = [one for one in numbers if not isinstance(one, int) or not 0 <= one < self.vocabulary]
         if wrong:
-            raise DataError(f"{wrong[0]!r} is no token: they are numbered from 0 to {self.vocabulary - 1}.")
+            raise DataError(f"{wrong[0]!r} is not a token: they are numbered from 0 to {self.vocabulary - 1}.")
         return [self.alphabet[number] for number in numbers]
 
     def __repr__(self) -> str:

@@ -13,9 +13,7 @@ class Numbers:
         try:
             return [int(word) for word in text.split()]
         except ValueError:
-            raise DataError(
-                "the model has no vocabulary beside it: write the numbers of tokens as the text, '3 1 2' say."
-            ) from None
+            raise DataError("the model has no vocabulary: write the text as token numbers, for example '3 1 2'.") from None
 
     def bytes(self, ids: Sequence[int]) -> bytes:
         """Return ids separated by spaces, as bytes."""

@@ -90,7 +90,7 @@ class Checkpoints:
     def left(self) -> str:
         """Describe the checkpoint that the run can be resumed from, in a sentence."""
         folders = checkpoint_folders(self.folder)
-        return f"The last one, {folders[-1]}, is whole." if folders else "There is none yet."
+        return f"The last one, {folders[-1]}, is complete." if folders else "There is none yet."
 
     def check(self) -> None:
         """Raise DataError if the last checkpoint could not be written; do not wait for one that is being written."""
@@ -173,7 +173,7 @@ def load(checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimi
         state_dict_loader.load(tensors, checkpoint_id=checkpoint.folder, no_dist=alone())
     except (CheckpointException, Exception) as error:  # the first is no Exception; damaged files may raise any other
         cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-        raise DataError(f"{checkpoint.folder} is no checkpoint of this model: {told(cause)}.") from None
+        raise DataError(f"{checkpoint.folder} is not a checkpoint of this model: {told(cause)}.") from None
     for part, found in tensors.items():
         state[part] |= found
     options = StateDictOptions(flatten_optimizer_state_dict=True)

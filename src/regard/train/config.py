@@ -48,10 +48,10 @@ class TrainConfig:
 
     corpus: str = free("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
     text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
-    vocabulary: str = said("letters", "of that text: letters, gpt2, or how many pieces to learn; a start brings its own")
+    vocabulary: str = said("letters", "of that text: letters, gpt2, or the number of pieces to learn; a start has its own")
     held_out: float = said(0.1, "the share of the tokens, the last ones, that is not trained on")
-    start: str = said("", "a model to go on from, a folder or a name such as gpt2; nothing said, the first weights")
-    out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it goes on")
+    start: str = said("", "a model to start from, a folder or a name like gpt2; by default random weights")
+    out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it is resumed")
     model: GPT2Config | TranslatorSizes = field(default=GPT2Config(**MODEL))
     steps: int = free(2000, "updates of the weights")
     batch: int = said(12, "rows of the model's context at a time")
@@ -63,30 +63,30 @@ class TrainConfig:
     final_rate: float = said(0.1, "the rate at the end, as a share of the highest")
     weight_decay: float = said(0.1, "of matrices; biases and norms have none")
     betas: tuple[float, float] = said((0.9, 0.99), "of AdamW")
-    clip: float = said(1.0, "the longest gradient; 0 for any")
+    clip: float = said(1.0, "the largest gradient norm; 0 for no limit")
     label_smoothing: float = said(0.0, "the share of a target that is spread over all words")
     seed: int = said(0, "of the first weights, the order of the text and dropout")
     precision: str = said("float32", "of the products: float32, or bfloat16 (weights stay float32)")
     engine: str = free("ddp", "of several processes, which torchrun starts: ddp, or fsdp (weights in parts too)")
-    activation_checkpointing: bool = free(False, "keep a block's input alone, and compute the rest again: less memory")
-    compile: bool = free(False, "the blocks, by torch.compile")
-    mask_documents: bool = said(False, "a token sees none of an earlier document")
+    activation_checkpointing: bool = free(False, "keep only a block's input and recompute the rest: less memory")
+    compile: bool = free(False, "the blocks, with torch.compile")
+    mask_documents: bool = said(False, "a token does not attend to earlier documents")
     spike: float = said(8.0, "deviations above the running loss from which a batch is skipped; 0 for never")
     patience: int = said(10, "batches skipped in a row until the run stops")
-    evaluate_every: int = free(250, "steps between two looks at the held-out text; 0 for never")
+    evaluate_every: int = free(250, "steps between two evaluations on the held-out text; 0 for never")
     evaluate_batches: int = free(20, "of the held-out text, each time the same")
     sample_every: int = free(0, "steps between two samples; 0 for never")
     sample_tokens: int = free(60, "of a sample")
-    prompt: str = free("", "what a sample begins with; nothing said, the end of text, or the held-out text's first token")
+    prompt: str = free("", "what a sample begins with; by default the end of text, or the held-out text's first token")
     checkpoint_every: int = free(250, "steps between two checkpoints; 0 for one at the end")
-    keep: int = free(2, "checkpoints that stay, beside the best")
-    observe_every: int = free(0, "steps between two looks at what kind each head is; 0 for never")
-    observe_text: str = free("", "the text of these looks; nothing said, the held-out text's first tokens")
+    keep: int = free(2, "checkpoints to keep, besides the best")
+    observe_every: int = free(0, "steps between two classifications of the heads; 0 for never")
+    observe_text: str = free("", "the text to classify the heads on; by default the held-out text's first tokens")
     peak_tflops: float = free(0.0, "of one process's machine; 0 to measure it at the start")
     pairs: tuple[str, ...] = said((), "for a translator: files of sentence pairs to prepare first, into out/corpus")
-    languages: tuple[str, ...] = said(("en", "fr"), "the endings of aligned files, the one that is translated first")
-    batch_tokens: int = said(4096, "of a batch of pairs, on its longer side, padding among them")
-    most_words: int = said(0, "of a side of a pair; those with more are left out; 0 for any")
+    languages: tuple[str, ...] = said(("en", "fr"), "the endings of aligned files, the source language first")
+    batch_tokens: int = said(4096, "of a batch of pairs, on its longer side, padding included")
+    most_words: int = said(0, "of a side of a pair; those with more are left out; 0 for no limit")
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
@@ -120,7 +120,7 @@ class TrainConfig:
     def gpt2(self) -> GPT2Config:
         """The sizes of a GPT-2; raises ConfigError if the model is of another kind."""
         if not isinstance(self.model, GPT2Config):
-            raise ConfigError(f"model.kind is {self.model.kind!r}, and this is of a GPT-2 alone.")
+            raise ConfigError(f"model.kind is {self.model.kind!r}, but this needs a GPT-2.")
         return self.model
 
     @property
@@ -133,8 +133,8 @@ class TrainConfig:
         kind = self.model.kind if isinstance(self.model, TranslatorSizes) else GPT2
         for one in fields(self):
             if one.name in self.of_another and getattr(self, one.name) != one.default:
-                instead = "a text is foretold by a gpt2" if one.name in OF_TEXT else "[model] kind says which translator"
-                raise ConfigError(f"{one.name} says nothing to a model of the kind {kind!r}: {instead}. Leave it out.")
+                instead = "only a gpt2 predicts a text" if one.name in OF_TEXT else "[model] kind says which translator"
+                raise ConfigError(f"{one.name} does not apply to a model of the kind {kind!r}: {instead}. Leave it out.")
 
     @classmethod
     def read(cls, path: str | Path, **flags: Any) -> "TrainConfig":
@@ -149,7 +149,7 @@ class TrainConfig:
         """Return the config of a table, with flags overriding it; "model" in either is a [model] table or a part of one."""
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
-            raise ConfigError(f"[model] is a table of sizes, layers = 4 say; got {sizes!r}.")
+            raise ConfigError(f"[model] must be a table of sizes, for example layers = 4; got {sizes!r}.")
         asked = {**table, **flags}
         known(asked, [one.name for one in fields(cls)], "")
         return cls(**{**asked, "model": sized({**sizes, **flags.get("model", {})})})
@@ -176,9 +176,9 @@ def read_table(path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}. A config is a TOML file: steps = 2000, say.") from None
+        raise ConfigError(f"there is no {path}. A config is a TOML file, for example with steps = 2000.") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no TOML file: {error}.") from None
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from None
 
 
 def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
@@ -191,7 +191,7 @@ def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
     try:
         return GPT2Config(**{**MODEL, **sizes})
     except TypeError as error:  # a string where a size's range is checked
-        raise ConfigError(f"a size in [model] is no number: {error}.") from None
+        raise ConfigError(f"a size in [model] is not a number: {error}.") from None
 
 
 def model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
     for name in table:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            meant = f" Did you mean {before}{near[0]}?" if near else f" There is {', '.join(names)}."
-            raise ConfigError(f"{before}{name} is no setting of training.{meant}")
+            meant = f" Did you mean {before}{near[0]}?" if near else f" The settings are {', '.join(names)}."
+            raise ConfigError(f"{before}{name} is not a training setting.{meant}")
 
 
 def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
@@ -246,6 +246,6 @@ def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -
     for name, was, came in compared:
         if was != came:
             raise ConfigError(
-                f"{name} is {came!r}, but the run in {folder} has {was!r}, and would be another with it. "
-                f"Say {was!r} to go on, or name another folder as out."
+                f"{name} is {came!r}, but the run in {folder} has {was!r}; a change would alter its results. "
+                f"Use {was!r} to resume it, or name another folder as out."
             )

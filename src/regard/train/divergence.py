@@ -42,5 +42,5 @@ def fault(loss: float, gradient_norm: float, running: Running, spike: float) -> 
         return f"the gradient is {gradient_norm}"
     limit = running.mean + max(spike * math.sqrt(running.variance), LEAST)
     if spike and running.count >= WARM and loss > limit:
-        return f"the loss is {loss:.3g}, and {running.mean:.3g} was usual"
+        return f"the loss is {loss:.3g}, but the running mean is {running.mean:.3g}"
     return None

@@ -62,7 +62,7 @@ def places() -> tuple[int, int, int]:
     """Return the rank of this process, the number of processes, and the local rank on this machine."""
     missing = [name for name in SAID if name not in os.environ]
     if missing:
-        raise ConfigError(f"RANK and WORLD_SIZE are set, and {', '.join(missing)} not: torchrun sets them all. Unset them?")
+        raise ConfigError(f"RANK and WORLD_SIZE are set, but not {', '.join(missing)}: torchrun sets them all. Unset them?")
     try:
         rank, world, local = (int(os.environ[name]) for name in SAID[:3])
     except ValueError:
@@ -78,7 +78,7 @@ def device_of(local: int) -> torch.device:
     if local >= torch.cuda.device_count():
         raise ConfigError(
             f"process {local} of this machine has no accelerator: there are {torch.cuda.device_count()}. "
-            f"Say --nproc-per-node={torch.cuda.device_count()}."
+            f"Use --nproc-per-node={torch.cuda.device_count()}."
         )
     return torch.device("cuda", local)
 
@@ -97,7 +97,7 @@ def joined(rank: int, world: int, device: torch.device, timeout_seconds: float) 
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout, device_id=only)
     except (distributed.DistError, RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ConfigError(f"process {rank} of {world} met no other at {where}: {first_line(error)}") from None
+        raise ConfigError(f"process {rank} of {world} could not join the others at {where}: {first_line(error)}") from None
     return store
 
 
@@ -108,8 +108,8 @@ def the_lost(error: Exception, engine: Engine, timeout_seconds: float) -> Except
     if not isinstance(error, distributed.DistError) and not any(word in str(error) for word in LOST):
         return error
     return RegardError(
-        f"process {engine.rank} of {engine.world} lost the others: one of them ended, or stood still for "
-        f"{timeout_seconds:,.0f} seconds. The same command goes on from the last checkpoint."
+        f"process {engine.rank} of {engine.world} lost the others: one of them ended, or did not respond for "
+        f"{timeout_seconds:,.0f} seconds. The same command resumes from the last checkpoint."
     )
 
 

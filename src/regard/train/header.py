@@ -41,7 +41,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     if not is_count(says.get("version")):
         raise damage_error(path, f"version must be a whole number; got {says.get('version')!r}")
     if says["version"] > VERSION:
-        raise DataError(f"{path} is of version {says['version']}, and this regard reads up to {VERSION}: update regard.")
+        raise DataError(f"{path} has version {says['version']}, and this regard reads up to {VERSION}: update regard.")
     if says["version"] > 1 or "checksum" in says:
         expected, found = says.get("checksum"), checksum(says)
         if expected != found:
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {LARGEST:,} bytes")
         says = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path.parent} is no checkpoint: it has no {path.name}.") from None
+        raise DataError(f"{path.parent} is not a checkpoint: it has no {path.name}.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise damage_error(path, str(error)) from None
     if not isinstance(says, dict):
@@ -72,7 +72,7 @@ def check_step(path: Path, says: Mapping[str, Any]) -> None:
         raise damage_error(path, f"step must be a whole number of at least 0; got {step!r}")
     loss: Any = says.get("held_out_nats")
     if path.parent.name != folder_name(says["step"]):
-        raise damage_error(path, f"step is {step}, and the folder is {path.parent.name}")
+        raise damage_error(path, f"step is {step}, but the folder is {path.parent.name}")
     if loss is not None and not is_number(loss):
         raise damage_error(path, f"held_out_nats must be a number; got {loss!r}")
 
@@ -86,10 +86,10 @@ def check_files(path: Path, says: Mapping[str, Any]) -> None:
         if Path(name).name != name or name in ("", "..", NAME):
             raise damage_error(path, f"files must name files of this folder; got {name!r}")
         if not isinstance(sums, list) or len(sums) != 2 or not all(map(is_count, sums)):
-            raise damage_error(path, f"files must say the length and the checksum of {name}; got {sums!r}")
+            raise damage_error(path, f"files must give the length and the checksum of {name}; got {sums!r}")
     unnamed = sorted({one.name for one in path.parent.glob("*.distcp")} - files.keys())
     if unnamed:
-        raise damage_error(path, f"it does not name {unnamed[0]}, which lies beside it")
+        raise damage_error(path, f"it does not name {unnamed[0]}, which is in the same folder")
 
 
 def verify_files(folder: Path, says: Mapping[str, Any], former: Path | None) -> None:
@@ -99,7 +99,7 @@ def verify_files(folder: Path, says: Mapping[str, Any], former: Path | None) -> 
         came = checksum_file(path) if path.is_file() else None
         if came != expected:
             what = "is missing" if came is None else f"is damaged: it has {came[0]:,} bytes of {expected[0]:,}, or others"
-            instead = "the run begins anew" if former is None else f"the run goes on from {former.name}"
+            instead = "the run starts over" if former is None else f"the run resumes from {former.name}"
             raise DataError(f"{path} {what}. Without the folder {folder}, {instead}.")
 
 
@@ -152,5 +152,5 @@ def are_finite(values: Iterable[Any]) -> bool:
 def damage_error(path: Path, why: str) -> DataError:
     """Return the error for a run.json that is not what was written."""
     return DataError(
-        f"{path} is damaged or altered: {why}. Without the folder {path.parent}, the run goes on from the checkpoint before it."
+        f"{path} is damaged or altered: {why}. Without the folder {path.parent}, the run resumes from the checkpoint before it."
     )

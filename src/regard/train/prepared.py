@@ -49,8 +49,8 @@ def refuse_other_sources(config: TrainConfig, checkpoint: Path, names: tuple[str
     former = read_config(checkpoint, read_header(checkpoint))
     refuse_another_run(former, replace(config, model=former.model), Path(config.out))
     raise ConfigError(
-        f"{', '.join(names)}: what it holds is not what the run in {config.out} was trained on. Name another folder as out, or "
-        "put the former contents back."
+        f"{', '.join(names)}: the contents are not those that the run in {config.out} was trained on. Name another folder "
+        "as out, or restore the former contents."
     )
 
 
@@ -59,4 +59,4 @@ def read_config(folder: Path, says: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.of(says["config"])
     except (ConfigError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise damage_error(folder / NAME, f"its config is none: {error}") from None
+        raise damage_error(folder / NAME, f"its config is invalid: {error}") from None

@@ -33,9 +33,9 @@ def resume(training: Any) -> None:
     running = check_says(last.folder / NAME, last.says)
     refuse_another_run(read_config(last.folder, last.says), config, training.folder)
     if last.says["corpus"] != training.subject.identity():
-        raise ConfigError(f"the corpus is another than the one that the run in {training.folder} was trained on.")
+        raise ConfigError(f"the corpus is not the one that the run in {training.folder} was trained on.")
     if last.step > config.steps:
-        raise ConfigError(f"steps is {config.steps}, and the run in {training.folder} has done {last.step}: say more.")
+        raise ConfigError(f"steps is {config.steps}, and the run in {training.folder} has done {last.step}: use more steps.")
     training.running, training.best, training.looked = running, last.says["best"], last.says["held_out_nats"]
     training.step = training.resumed = last.step
     load_and_restore(training, last)
@@ -71,7 +71,7 @@ def check_says(path: Path, says: Mapping[str, Any]) -> Running:
             raise damage_error(path, f"{name} must be an object; got {says.get(name)!r}")
     computed = says.get("computed_by", {})
     if not isinstance(computed, dict) or not all(isinstance(one, str) for one in computed.values()):
-        raise damage_error(path, f"computed_by must be an object of words; got {computed!r}")
+        raise damage_error(path, f"computed_by must be an object of strings; got {computed!r}")
     if "held_out_nats" not in says:
         raise damage_error(path, "it has no held_out_nats")
     return Running(**running)

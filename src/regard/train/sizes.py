@@ -36,7 +36,7 @@ class TranslatorSizes:
         try:
             self.count_parameters()
         except (TypeError, RuntimeError, OverflowError) as error:
-            raise ConfigError(f"a size in [model] is none of a {self.kind} translator: {error}.") from None
+            raise ConfigError(f"a size in [model] is invalid for a {self.kind} translator: {error}.") from None
 
     def count_parameters(self) -> int:
         """Return the number of parameters, with a vocabulary of 1 if that of the pairs is not known."""

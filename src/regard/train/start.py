@@ -18,16 +18,16 @@ def begun(config: TrainConfig) -> tuple[TrainConfig, Text | None]:
     if not config.start:
         return config, None
     if config.vocabulary != TrainConfig.vocabulary:
-        raise ConfigError(f"vocabulary is {config.vocabulary!r}, and {config.start} has one of its own. Leave it out.")
+        raise ConfigError(f"vocabulary is {config.vocabulary!r}, but {config.start} has one of its own. Leave it out.")
     found = files.described(config.start)
     given = config.gpt2
     sizes = GPT2Config(**{**found.config, "dropout": given.dropout})
     if given not in (sizes, GPT2Config(**MODEL, dropout=given.dropout)):
-        raise ConfigError(f"[model] says sizes, and {config.start} has its own. Leave them out; dropout alone may be said.")
+        raise ConfigError(f"[model] sets sizes, but {config.start} has its own. Leave them out; only dropout may be set.")
     own = text_of(found.folder, sizes.vocabulary)
     if own is None and config.text:
         raise ConfigError(
-            f"{config.start} has no vocabulary beside it, vocab.json and merges.txt say, to read a text with. "
+            f"{config.start} has no vocabulary in its folder, for example vocab.json and merges.txt, to encode a text. "
             "Put it there, or name as corpus a folder that was prepared with it."
         )
     return replace(config, model=sizes), own
@@ -37,6 +37,6 @@ def check_text(config: TrainConfig, own: Text | None, text: Text) -> None:
     """Raise ConfigError if the tokens of a corpus are not those of the model that the run starts from."""
     if own is not None and words(own) != words(text):
         raise ConfigError(
-            f"the corpus was prepared with {text!r}, and {config.start} has learned the tokens of {own!r}: "
-            f"say the text itself as text, or prepare it with that model's vocabulary."
+            f"the corpus was prepared with {text!r}, but {config.start} was trained on the tokens of {own!r}: "
+            f"give the text itself as text, or prepare it with that model's vocabulary."
         )

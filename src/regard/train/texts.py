@@ -29,11 +29,11 @@ def corpus_of(
     That vocabulary is `own` if given, else the config's. With several processes the first prepares, before the others load.
     """
     if bool(config.corpus) == bool(config.text):
-        raise ConfigError("a run needs its corpus, a folder that was prepared, or its text, to be prepared: one of the two.")
+        raise ConfigError("a run needs either corpus, a prepared folder, or text, a text to prepare.")
     if config.corpus:
         if not Path(config.corpus).is_dir():
             raise ConfigError(
-                f"corpus is a folder that was prepared, and {config.corpus} is none. Is it a text? Say it as text."
+                f"corpus must be a prepared folder, and {config.corpus} is not one. If it is a text, give it as text."
             )
         return Corpus.load(config.corpus)
     if not is_first:
@@ -84,5 +84,5 @@ def fitted(config: TrainConfig, corpus: Corpus) -> TrainConfig:
     if model.vocabulary == GPT2Config.vocabulary:
         return replace(config, model=replace(model, vocabulary=size))
     if model.vocabulary < size:
-        raise ConfigError(f"model.vocabulary is {model.vocabulary:,}, and the corpus has {size:,}. Leave it out.")
+        raise ConfigError(f"model.vocabulary is {model.vocabulary:,}, but the corpus has {size:,}. Leave it out.")
     return config

@@ -113,13 +113,11 @@ class Translation:
 def pairs_of(config: TrainConfig, *, is_first: bool = True) -> Pairs:
     """Return the sentence pairs of a config; with several processes the first prepares them, before the others load."""
     if bool(config.corpus) == bool(config.pairs):
-        raise ConfigError(
-            "a translator needs its corpus, a folder of pairs that were prepared, or pairs, files to prepare: one of the two."
-        )
+        raise ConfigError("a translator needs either corpus, a prepared folder of pairs, or pairs, files to prepare.")
     if config.corpus or not is_first:
         return Pairs.load(config.corpus or Path(config.out) / "corpus")
     if config.vocabulary == "letters":
-        raise ConfigError("vocabulary must be gpt2, or how many pieces to learn from the pairs, 4000 say; got 'letters'.")
+        raise ConfigError("vocabulary must be gpt2, or the number of pieces to learn, for example 4000; got 'letters'.")
     return load_or_prepare(
         config, config.pairs, lambda: origin_of(config), Pairs.load, lambda folder: prepare_pairs(config, folder)
     )
@@ -145,7 +143,7 @@ def fitted(config: TrainConfig, corpus: Pairs) -> TranslatorSizes:
     assert isinstance(config.model, TranslatorSizes)
     size, asked = corpus.text.vocabulary, config.model.vocabulary
     if asked and asked < size:
-        raise ConfigError(f"model.vocabulary is {asked:,}, and the pairs have {size:,}. Leave it out.")
+        raise ConfigError(f"model.vocabulary is {asked:,}, but the pairs have {size:,}. Leave it out.")
     return replace(config.model, sizes={**config.model.sizes, "vocabulary": asked or size})
 
 
@@ -154,6 +152,6 @@ def refuse_long(part: Part, context: int | None) -> None:
     longest = int(part.lengths.max()) + 1 if len(part) else 0
     if context is not None and longest > context:
         raise ConfigError(
-            f"a {part.name} sentence has {longest:,} tokens with its end, and model.context is {context:,}. "
-            "Say more, or leave long sentences out by most_words."
+            f"a {part.name} sentence has {longest:,} tokens with its end, but model.context is {context:,}. "
+            "Increase it, or leave out long sentences with most_words."
         )

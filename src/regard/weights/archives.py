@@ -65,7 +65,7 @@ def opened(path: Path) -> Archive:
     except RegardError:
         raise
     except Exception as error:  # the parser of a damaged file may raise anything
-        raise WeightsError(f"{file} is damaged, or not what its name says: {reason_of(error)}.") from None
+        raise WeightsError(f"{file} is damaged or not in the format of its suffix: {reason_of(error)}.") from None
     return Archive(path, tensors, says)
 
 
@@ -99,11 +99,11 @@ def together(index: Path) -> Tensors:
     for file in sorted(set(places.values())):
         path = index.parent / file
         if path.name != file or not path.is_file():
-            raise WeightsError(f"{index} names {file!r}, which is no file beside it.")
+            raise WeightsError(f"{index} names {file!r}, which is not a file in the same folder.")
         files[file] = pickles.read(path)[0] if path.suffix in pickles.ENDINGS else reader(path)(path)
     for name, file in places.items():
         if name not in files[file]:
-            raise WeightsError(f"{index.parent / file} has no {name}, which {index.name} says it holds.")
+            raise WeightsError(f"{index.parent / file} has no {name}, which {index.name} lists in it.")
     found = {name: tensor for tensors in files.values() for name, tensor in tensors.items()}
     strange = next((name for name in found if name not in places), None)
     if strange is not None:
@@ -144,7 +144,7 @@ def array(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored
         shape, fortran, dtype = header_of(file)
         count = (info.file_size - file.tell()) / max(dtype.itemsize, 1)
     if count != prod(shape):
-        raise WeightsError(f"{path}: {name} has the shape {shape}, and {count:g} numbers.")
+        raise WeightsError(f"{path}: {name} has the shape {shape} but holds {count:g} numbers.")
     way: Callable[[], BufferedIOBase] = partial(inside, archive, info)
     if fortran:
         way = held(lambda: torch.from_numpy(np.load(path, allow_pickle=False)[name]))

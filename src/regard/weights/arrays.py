@@ -47,7 +47,7 @@ def unknown(path: Path) -> str:
     if path.suffix.lower() in PICKLES:
         return (
             f"{path} is a pickle, which may run any code when it is opened; regard reads {kinds}. "
-            "Save it once more with safetensors.torch.save_file(layer.state_dict(), 'weights.safetensors')."
+            "Save it again with safetensors.torch.save_file(layer.state_dict(), 'weights.safetensors')."
         )
     return f"{path} ends in {path.suffix or 'nothing'}; regard reads {kinds}."
 
@@ -63,10 +63,10 @@ def read_numpy(path: Path) -> dict[str, Tensor]:
                 raise ValueError("it does not end with its last number")
             for name, array in arrays.items():  # NumPy gives what is no array, in an archive, as bytes
                 if not isinstance(array, np.ndarray):
-                    raise ValueError(f"{name!r} is no array")
+                    raise ValueError(f"{name!r} is not an array")
         except Exception as error:  # the parser of a damaged file may raise anything
             if "allow_pickle" in str(error):
-                error = ValueError("it holds Python objects, or is no NumPy file at all")
+                error = ValueError("it holds Python objects or is not a NumPy file")
             raise DataError(damaged(path, "NumPy", error)) from None
     return {name: numeric(array, f"{path}: {name!r}") for name, array in arrays.items()}
 
@@ -93,7 +93,7 @@ def read_csv(path: Path) -> dict[str, Tensor]:
         delimiter = max(DELIMITERS, key=first.count)
         rows = list(numbered(text, delimiter))
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no text in UTF-8, so no .csv that regard can read.") from None
+        raise DataError(f"{path} is not UTF-8 text, so regard cannot read it as .csv.") from None
     except csv.Error as error:
         raise DataError(damaged(path, "csv", error)) from None
     if rows and not any(is_number(cell) for cell in rows[0][1][1:] or rows[0][1]):

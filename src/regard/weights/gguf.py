@@ -41,7 +41,7 @@ class Placed(NamedTuple):
         """The number of bytes of the tensor."""
         numbers, size = BLOCKS[self.kind]
         if not self.shape or prod(self.shape) == 0 or self.shape[0] % numbers:
-            raise ValueError(f"{self.name} has the shape {self.shape}, of blocks of {numbers}")
+            raise ValueError(f"{self.name} has the shape {self.shape}, which does not fit blocks of {numbers}")
         return prod(self.shape) // numbers * size
 
 
@@ -80,7 +80,7 @@ def read_layout(path: Path) -> list[Placed]:
     except RegardError:
         raise
     except Exception as error:
-        raise WeightsError(f"{path} is damaged, or no .gguf file: {reason_of(error)}.") from None
+        raise WeightsError(f"{path} is damaged or not a .gguf file: {reason_of(error)}.") from None
 
 
 def read_tensors(cursor: Cursor) -> list[Placed]:
@@ -89,12 +89,12 @@ def read_tensors(cursor: Cursor) -> list[Placed]:
     if cursor.data[:4] != b"GGUF":
         raise ValueError("it does not begin with GGUF")
     if (version := cursor.read_number("I")) not in (2, 3):
-        raise ValueError(f"it is of version {version}, and 2 and 3 are known")
+        raise ValueError(f"its version is {version}; regard reads 2 and 3")
     count, settings = cursor.read_number("Q"), {}
     for _ in range(cursor.read_number("Q")):
         name = cursor.read_text()
         if name in settings:
-            raise ValueError(f"it says {name} twice")
+            raise ValueError(f"it gives {name} twice")
         settings[name] = read_setting(cursor)
     tensors = list(read_places(cursor, count))
     kind, alignment = settings.get("general.alignment", (UINT32, 32))
@@ -102,7 +102,7 @@ def read_tensors(cursor: Cursor) -> list[Placed]:
         raise ValueError(f"its alignment is {alignment}")
     layers = next((number for name, (_, number) in settings.items() if name.endswith(".block_count")), 0)
     if layers > count:
-        raise ValueError(f"it says that it has {layers:,} layers, and has {count:,} tensors")
+        raise ValueError(f"it states {layers:,} layers but has {count:,} tensors")
     check_places(cursor, tensors, alignment)
     return tensors
 
@@ -129,7 +129,7 @@ def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
     for _ in range(count):
         name, axes = cursor.read_text(), cursor.read_number("I")
         if name in names or axes > AXES:
-            raise ValueError(f"{name} is there twice, or has {axes:,} axes")
+            raise ValueError(f"{name} is given twice or has {axes:,} axes")
         names.add(name)
         shape = tuple(cursor.read_number("Q") for _ in range(axes))
         tensor = Placed(name, cursor.read_number("I"), shape, cursor.read_number("Q"))
@@ -146,4 +146,4 @@ def check_places(cursor: Cursor, tensors: list[Placed], alignment: int) -> None:
             raise ValueError(f"{tensor.name} begins at byte {tensor.offset:,}, where {expected:,} is expected")
         end, expected = expected + tensor.size, expected + -(-tensor.size // alignment) * alignment
     if len(cursor.data) not in (start + end, start + expected):
-        raise ValueError(f"it has {len(cursor.data):,} bytes, and its last tensor ends at {start + end:,}")
+        raise ValueError(f"it has {len(cursor.data):,} bytes, but its last tensor ends at {start + end:,}")

@@ -92,7 +92,8 @@ def place(name: str | PathLike[str]) -> Path:
     if isinstance(name, str) and hub.is_name(name):
         return hub.fetch(name)
     raise WeightsError(
-        f"{path} is no file or folder, and no model's name: those are {', '.join((*CARRIED, *hub.RELEASED))} and owner/model."
+        f"{path} is not a file, a folder or the name of a model: the names are "
+        f"{', '.join((*CARRIED, *hub.RELEASED))} and owner/model."
     )
 
 
@@ -101,7 +102,7 @@ def renamed(archive: Archive) -> Tensors:
     found: Tensors = {}
     for name, tensor in archive.tensors.items():
         if plain(name) in found:
-            raise WeightsError(f"{tensor} is there twice, as {found[plain(name)].name} too.")
+            raise WeightsError(f"{tensor} is given twice, also as {found[plain(name)].name}.")
         if not MASKS.search(plain(name)):
             found[plain(name)] = tensor
     return found
@@ -121,14 +122,14 @@ def configured(archive: Archive, dialect: Dialect, stored: Tensors) -> dict[str,
 def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -> bool:
     """Return whether the head is the token embedding: as the settings state or, if they do not, as the tensors show."""
     if said is not None and not isinstance(said, bool):
-        raise WeightsError(f"{archive.path} says tie_word_embeddings={show_value(said)}; it must be true or false.")
+        raise WeightsError(f"{archive.path} has tie_word_embeddings={show_value(said)}; it must be true or false.")
     head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
     if head is None or tokens is None or said is False:
         return dialect is not LECTURES and said is not False
     if head.shape == tokens.shape and head.same(tokens):
         return True
     if said or archive.says:
-        raise WeightsError(f"{head} differs from {tokens.name}, but the head is said to be the token embedding.")
+        raise WeightsError(f"{head} differs from {tokens.name}, but the settings tie the head to the token embedding.")
     return False
 
 
@@ -144,13 +145,13 @@ def checked(archive: Archive, dialect: Dialect, config: Mapping[str, Any], store
             raise WeightsError(f"{archive.path} has no {line.theirs}, which a GPT-2 of {config['layers']} layers has.")
         if found is not None and found.shape != expected:
             raise WeightsError(
-                f"{found} must have the shape {expected}, as its config and the others say; it has {found.shape}."
+                f"{found} must have the shape {expected}, given its config and the other tensors; it has {found.shape}."
             )
         if found is not None and found.dtype not in REAL:
-            raise WeightsError(f"{found} holds {found.dtype}, and weights are one of {', '.join(map(str, REAL))}.")
+            raise WeightsError(f"{found} holds {found.dtype}; weights must be one of {', '.join(map(str, REAL))}.")
         yield line
     if left:
-        raise WeightsError(f"{next(iter(left.values()))} is no part of a GPT-2 of {config['layers']} layers.")
+        raise WeightsError(f"{next(iter(left.values()))} is not part of a GPT-2 of {config['layers']} layers.")
 
 
 def widest(stored: Iterable[Stored]) -> torch.dtype:
@@ -189,5 +190,5 @@ def foreign(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[st
         prefix = "" if line is TRANSFORMERS.head else "transformer."
         found[prefix + line.theirs] = (joined.T if line.turned else joined).contiguous()
     if left:
-        raise WeightsError(f"{next(iter(left))} is no part of a GPT-2 of {config['layers']} layers.")
+        raise WeightsError(f"{next(iter(left))} is not part of a GPT-2 of {config['layers']} layers.")
     return found

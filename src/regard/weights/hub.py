@@ -26,13 +26,13 @@ def fetch(name: str) -> Path:
         import huggingface_hub as hub
         from huggingface_hub import errors
     except ImportError:
-        raise WeightsError(f'{name} is no file here. {by_hand(name)}, or: pip install "regard[hub]".') from None
+        raise WeightsError(f'{name} is not a local file. {by_hand(name)}, or: pip install "regard[hub]".') from None
     try:
         return download(name if cached(hub, name) else full(name), hub, errors.EntryNotFoundError)
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        reason = f"{name} is no file here and not in the hub's cache, and the hub cannot be reached."
+        reason = f"{name} is not a local file and not in the hub's cache, and the hub cannot be reached."
     except (errors.HfHubHTTPError, errors.EntryNotFoundError, errors.HFValidationError, OSError) as error:
-        reason = f"{name} cannot be had from the hub: {(str(error) or type(error).__name__).splitlines()[0]}"
+        reason = f"{name} cannot be downloaded from the hub: {(str(error) or type(error).__name__).splitlines()[0]}"
     raise WeightsError(f"{reason} {by_hand(name)}.")
 
 

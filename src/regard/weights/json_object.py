@@ -33,7 +33,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
     """Read which file holds which tensor from the index of several files; raise WeightsError if it is invalid."""
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise WeightsError(f'{index} must say "weight_map", an object of tensors and files; got {show_value(places)}.')
+        raise WeightsError(f'{index} must have "weight_map", an object that maps tensors to files; got {show_value(places)}.')
     for name, file in places.items():
         if not isinstance(file, str):
             raise WeightsError(f"{index} must name the file of {name}, got {show_value(file)}.")

@@ -41,9 +41,9 @@ def list_tensors(path: Path, saved: Saved) -> tuple[dict[str, Stored], Mapping[s
     """Return the tensors of a saved object, and the settings stored with them."""
     state, says = unwrapped(saved.object)
     if not isinstance(state, Mapping) or not all(isinstance(x, Tensor) and isinstance(n, str) for n, x in state.items()):
-        raise WeightsError(f"{path} must hold tensors by their names, or those under one of {', '.join(MODEL)}.")
+        raise WeightsError(f"{path} must map names to tensors, directly or under one of {', '.join(MODEL)}.")
     if not all(isinstance(name, str) and isinstance(value, PLAIN) for name, value in says.items()):
-        raise WeightsError(f"{path}: {', '.join(SETTINGS)} must be numbers and words by their names.")
+        raise WeightsError(f"{path}: {', '.join(SETTINGS)} must map names to numbers and strings.")
     ways: dict[object, Way] = {}  # tensors that share their numbers in the file share the function
     return {name: stored(path, name, tensor, saved, ways) for name, tensor in state.items()}, says
 
@@ -61,14 +61,14 @@ def stored(path: Path, name: str, tensor: Tensor, saved: Saved, ways: dict[objec
     plain = tensor.layout == torch.strided and tensor.is_meta and not tensor.is_quantized
     identity = tensor.untyped_storage()._cdata if plain else None
     if identity not in saved.storages or tensor.is_neg() or tensor.is_conj():
-        raise WeightsError(f"{path}: {name} must be a plain tensor; save it once more as tensor.clone().")
+        raise WeightsError(f"{path}: {name} must be a plain tensor; save it again as tensor.clone().")
     place, shape, strides, size = saved.storages[identity], tuple(tensor.shape), tensor.stride(), tensor.dtype.itemsize
     start, span = int(tensor.storage_offset()), span_of(shape, strides)
     if (start + span) * size > place.size:
-        raise WeightsError(f"{path}: {name} has the shape {shape}, which is more than the numbers it has in the file.")
+        raise WeightsError(f"{path}: {name} has the shape {shape}, which is more numbers than it has in the file.")
     if prod(shape) > span or (prod(shape) < span and not saved.has_checksums):
         # overlapping numbers or, if no checksum can distinguish that from damage, numbers with gaps
-        raise WeightsError(f"{path}: {name} has the strides {strides}; save it once more as tensor.contiguous().")
+        raise WeightsError(f"{path}: {name} has the strides {strides}; save it again as tensor.contiguous().")
     way = way_to(place.part(start * size, span * size), tensor)
     way = ways.setdefault((identity, start, shape, strides, tensor.dtype), way)
     return Stored(path, name, shape, tensor.dtype, way, swapped=saved.swapped)

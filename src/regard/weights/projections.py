@@ -57,7 +57,7 @@ def projections(tensors: Mapping[str, Tensor]) -> Projections:
     query, key, value = (beside(rest, name, count) for name in NAMES)
     out = linear(rest, "out_proj") if any(name.split(".")[0] == "out_proj" for name in rest) else None
     if rest:
-        raise WeightsError(f"the file of weights holds {sorted(rest)[0]!r}, which is no part of this attention.")
+        raise WeightsError(f"the file of weights holds {sorted(rest)[0]!r}, which is not part of this attention.")
     agree(query, key, value, out)
     return Projections(query=query, key=key, value=value, out=out, heads=count, causal=causal)
 
@@ -74,7 +74,7 @@ def beside(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
         return linear(tensors, name)
     parts = [linear(tensors, f"heads.{head}.{name}") for head in range(count)]
     if len({part.weight.shape for part in parts}) > 1 or len({part.bias is None for part in parts}) > 1:
-        raise WeightsError(f"the heads' {name} are not all of one shape: {[tuple(part.weight.shape) for part in parts]}.")
+        raise WeightsError(f"the heads' {name} differ in shape: {[tuple(part.weight.shape) for part in parts]}.")
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts], -1), torch.cat(biases) if biases else None)
 
@@ -106,6 +106,6 @@ def agree(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None
     shapes = {name: tuple(one.weight.shape) for name, one in zip(NAMES, (query, key, value), strict=True)}
     if len({d_in for d_in, _ in shapes.values()}) > 1 or query.weight.shape != key.weight.shape:
         laid_out = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise WeightsError(f"as (d_in, d_out) the weights do not fit one another: {laid_out}.")
+        raise WeightsError(f"as (d_in, d_out) the shapes of the weights do not match: {laid_out}.")
     if out is not None and out.weight.shape[0] != value.weight.shape[1]:
         raise WeightsError(f"out_proj takes {out.weight.shape[0]} numbers, but W_value gives {value.weight.shape[1]}.")

@@ -76,17 +76,17 @@ def arguments(said: Said, sizes: Mapping[str, int], activation: str, source: obj
     """Return the arguments of GPT2Config except `tied`, from the settings or, for those that are missing, from the tensors."""
     for name, only in ONLY.items():
         if (said.get(name) or None) != (only or None) and name in said:
-            raise WeightsError(f"{source} says {show_settings({name: said[name]})}; regard computes only {name}={only!r}.")
+            raise WeightsError(f"{source} has {show_settings({name: said[name]})}; regard computes only {name}={only!r}.")
     found = {ours: number for ours, theirs in SIZES.items() if (number := size(said, theirs, source))}
     width = found.get("width", sizes["width"])
     inner = 4 * width if said.get("model_type") else sizes["inner"]  # transformers' default
     merged = {**sizes, "inner": inner, **found}
     merged["heads"] = found.get("heads") or heads(said, width, source)
     if width % merged["heads"]:
-        raise WeightsError(f"{source}: the width {width} is no multiple of the {merged['heads']} heads.")
+        raise WeightsError(f"{source}: the width {width} is not a multiple of the {merged['heads']} heads.")
     epsilon = said.get("layer_norm_epsilon", 1e-5)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
-        raise WeightsError(f"{source} says layer_norm_epsilon={show_value(epsilon)}; it must be above 0 and below 1.")
+        raise WeightsError(f"{source} has layer_norm_epsilon={show_value(epsilon)}; it must be above 0 and below 1.")
     return {**merged, "dropout": dropout(said, source), "activation": activated(said, activation, source), "epsilon": epsilon}
 
 
@@ -94,9 +94,9 @@ def size(said: Said, theirs: tuple[str, ...], source: object) -> int | None:
     """Return a size stored under any of its names, None if it is missing."""
     given = {name: said[name] for name in theirs if said.get(name) is not None}
     if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in given.values()):
-        raise WeightsError(f"{source} says {show_settings(given)}; it must be a whole number of at least 1.")
+        raise WeightsError(f"{source} has {show_settings(given)}; it must be a whole number of at least 1.")
     if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} says {show_settings(given)}, which are the same thing.")
+        raise WeightsError(f"{source} has {show_settings(given)}, which must be equal.")
     return next(iter(given.values()), None)
 
 
@@ -106,8 +106,8 @@ def heads(said: Said, width: int, source: object) -> int:
         return 12  # transformers' default
     if width not in RELEASED:
         raise WeightsError(
-            f"{source} does not say how many heads there are, and the tensors do not tell: put a config.json beside it "
-            'that says {"n_head": ...}.'
+            f"{source} does not state the number of heads, and the tensors do not show it: add a config.json "
+            'with {"n_head": ...} to its folder.'
         )
     return width // HEAD_WIDTH
 
@@ -117,9 +117,9 @@ def dropout(said: Said, source: object) -> float:
     default = dict.fromkeys(DROPOUTS[:3], 0.1) if said.get("model_type") else {}  # transformers'
     given = default | {name: said[name] for name in DROPOUTS if said.get(name) is not None}
     if any(not isinstance(p, float | int) or isinstance(p, bool) or not 0 <= p < 1 for p in given.values()):
-        raise WeightsError(f"{source} says {show_settings(given)}; a probability is from 0 to below 1.")
+        raise WeightsError(f"{source} has {show_settings(given)}; a probability is from 0 to below 1.")
     if len(set(given.values())) > 1:
-        raise WeightsError(f"{source} says {show_settings(given)}; regard has one dropout for three places: make them equal.")
+        raise WeightsError(f"{source} has {show_settings(given)}; regard has one dropout for three places: make them equal.")
     return float(next(iter(given.values()), 0.0))
 
 
@@ -127,7 +127,7 @@ def activated(said: Said, otherwise: str, source: object) -> str:
     """Return regard's name of the activation."""
     name = said.get("activation_function")
     if name is not None and not (isinstance(name, str) and name in ACTIVATIONS):
-        raise WeightsError(f"{source} says activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
+        raise WeightsError(f"{source} has activation_function={show_value(name)}; regard computes {', '.join(ACTIVATIONS)}.")
     return otherwise if name is None else ACTIVATIONS[name]
 
 
@@ -137,7 +137,7 @@ def refuse_unknown(said: Said, source: object) -> None:
     strange = sorted(name for name in said if name not in names)
     if strange:
         raise WeightsError(
-            f"{source} says {show_settings({strange[0]: said[strange[0]]})}, which is no setting of a GPT-2 that regard knows."
+            f"{source} has {show_settings({strange[0]: said[strange[0]]})}, which is not a known setting of a GPT-2."
         )
 
 

@@ -38,7 +38,7 @@ def block(data: bytes, handle: bytes, at: int) -> bytes:
         raise ValueError("a block lies beyond its end")
     kind, checksum = struct.unpack_from("<BI", data, end)
     if google_crc32c.value(data[start : end + 1]) != unmasked(checksum):
-        raise ValueError(f"the checksum of its block at byte {start} does not fit")
+        raise ValueError(f"the checksum of its block at byte {start} does not match")
     if kind:
         raise ValueError("its blocks are compressed, which TensorFlow's are not")
     return data[start:end]

@@ -69,7 +69,7 @@ class Unread:
         for key, storage in self.by_key.items():
             place = find_bytes(key)
             if place.size != self.sizes[key]:
-                raise ValueError(f"the storage {key} has {self.sizes[key]:,} bytes, and its record {place.size:,}")
+                raise ValueError(f"the storage {key} has {self.sizes[key]:,} bytes, but its record has {place.size:,}")
             places[storage._untyped_storage._cdata] = place
         return places
 
@@ -96,7 +96,7 @@ def open_zip(path: Path) -> Saved:
     records = list_records(archive)
     roots = [name.removesuffix("data.pkl") for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(roots) != 1 or f"{roots[0]}constants.pkl" in records:
-        raise WeightsError(f"{path} is an archive, but none of torch.save: it must hold one data.pkl and no constants.pkl.")
+        raise WeightsError(f"{path} is an archive not written by torch.save: it must hold one data.pkl and no constants.pkl.")
     has_checksums = any(info.CRC for info in records.values())
     if not has_checksums:  # written with torch.serialization.set_crc32_options(False)
         for info in records.values():
@@ -161,10 +161,10 @@ def open_legacy(path: Path, file: BinaryIO) -> Saved:
     storages = Unread()
     magic, protocol, _ = (unpickle(file, storages) for _ in range(3))
     if magic != MAGIC_NUMBER or protocol != PROTOCOL_VERSION:
-        raise pickle.UnpicklingError("it does not begin as torch.save begins")
+        raise pickle.UnpicklingError("it does not begin like a file of torch.save")
     found, keys = unpickle(file, storages), unpickle(file, storages)
     if not isinstance(keys, list) or sorted(keys) != sorted(storages.by_key):
-        raise ValueError("its list of storages is not that of its tensors")
+        raise ValueError("its list of storages does not match its tensors")
     places: dict[str, Bytes] = {}
     end = path.stat().st_size
     for key in keys:
@@ -175,7 +175,7 @@ def open_legacy(path: Path, file: BinaryIO) -> Saved:
             raise EOFError("the file ends before its last number")
         file.seek(size, 1)
     if file.tell() != end:
-        raise ValueError(f"{end - file.tell():,} bytes stand after its last number")
+        raise ValueError(f"{end - file.tell():,} bytes follow its last number")
     return Saved(found, storages.locate(places.__getitem__), has_checksums=False)
 
 

@@ -39,7 +39,7 @@ def read(folder: Path) -> dict[str, Stored]:
     except RegardError:
         raise
     except Exception as error:  # the parser of a damaged index may raise anything
-        raise WeightsError(f"{index} is damaged, or no index of a TensorFlow checkpoint: {reason_of(error)}.") from None
+        raise WeightsError(f"{index} is damaged or not the index of a TensorFlow checkpoint: {reason_of(error)}.") from None
 
 
 def latest(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def shards(index: Path, count: int) -> list[Path]:
     files = [index.with_name(f"{stem}.data-{number:05}-of-{count:05}") for number in range(min(count, 1000))]
     missing = next((file for file in files if not file.is_file()), None)
     if missing:
-        raise WeightsError(f"{missing} is missing, which {index.name} speaks of.")
+        raise WeightsError(f"{missing} is missing, but {index.name} refers to it.")
     return files
 
 
@@ -73,7 +73,7 @@ def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
     dtype = DTYPES.get(one(entry, 1), f"TensorFlow's type {one(entry, 1)}")
     path, count = files[one(entry, 3)], torch.Size(shape).numel()
     if isinstance(dtype, torch.dtype) and count * dtype.itemsize != one(entry, 5):
-        raise WeightsError(f"{index}: {name} has the shape {shape}, and {one(entry, 5)} bytes.")
+        raise WeightsError(f"{index}: {name} has the shape {shape} but {one(entry, 5)} bytes.")
     if one(entry, 4) + one(entry, 5) > path.stat().st_size:
         raise WeightsError(f"{path} ends before the last number of {name}.")
     return Stored(path, name, matrix(shape), dtype, part_of(path, one(entry, 4)), unmasked(one(entry, 6)))
@@ -112,7 +112,7 @@ def one(entry: Fields, number: int, default: int = 0) -> int:
     """Return a whole number of a message; 0 by default if it is not stored."""
     value = entry.get(number, [default])[-1]
     if not isinstance(value, int):
-        raise ValueError(f"field {number} is no number")
+        raise ValueError(f"field {number} is not a number")
     return value
 
 
@@ -120,5 +120,5 @@ def blob(entry: Fields, number: int) -> bytes:
     """Return the bytes of a message's field."""
     value = entry.get(number, [b""])[-1]
     if not isinstance(value, bytes):
-        raise ValueError(f"field {number} is no message")
+        raise ValueError(f"field {number} is not a message")
     return value

@@ -49,11 +49,11 @@ def read(name: str | Path) -> Settings:
     said = read_object(path)
     kind, sizes = said.get("kind"), said.get("sizes")
     if not isinstance(kind, str) or not isinstance(sizes, dict):
-        raise WeightsError(f'{path}: "kind" must be a word and "sizes" an object; got {show_settings(said)}.')
+        raise WeightsError(f'{path}: "kind" must be a string and "sizes" an object; got {show_settings(said)}.')
     wrong = {name: size for name, size in sizes.items() if is_no_size(name, size)}
     if wrong:
         raise WeightsError(
-            f"{path}: a size must be a word or a number of at most {LARGEST:,}, {DEEPEST:,} for layers; "
+            f"{path}: a size must be a string or a number of at most {LARGEST:,}, {DEEPEST:,} for layers; "
             f"got {show_settings(wrong)}."
         )
     return Settings(kind, sizes, folder)
@@ -71,7 +71,7 @@ def place(name: str | Path) -> Path:
     carried = CARRIED.get(str(name))
     if path.is_dir() or carried is None:
         if not (path / SETTINGS).is_file():
-            raise WeightsError(f"{path} has no {SETTINGS}, and is no translator's name: those are {', '.join(CARRIED)}.")
+            raise WeightsError(f"{path} has no {SETTINGS} and is not a translator's name: the names are {', '.join(CARRIED)}.")
         return path
     if not carried.is_dir():
         raise WeightsError(f"the translator {name!r} is not in this package; train one with: regard translate --train.")
@@ -117,21 +117,22 @@ def refuse_others(archive: Archive, tensors: Mapping[str, Tensor]) -> None:
             asked[name + SCALE] = (len(tensor),)
     for name, shape in asked.items():
         if name not in archive.tensors:
-            raise WeightsError(f"{archive.path} has no {name}, which {reason(name, asked)} asks for.")
+            raise WeightsError(f"{archive.path} has no {name}, which {reason(name, asked)} requires.")
         stored = archive.tensors[name]
         if stored.shape != shape:
-            raise WeightsError(f"{stored} must have the shape {shape}, as {reason(name, asked)} says; it has {stored.shape}.")
+            required = reason(name, asked)
+            raise WeightsError(f"{stored} must have the shape {shape}, as {required} requires; it has {stored.shape}.")
         if stored.dtype not in REAL and name + SCALE not in asked:
-            raise WeightsError(f"{stored} holds {stored.dtype}, and weights are one of {', '.join(map(str, REAL))}.")
+            raise WeightsError(f"{stored} holds {stored.dtype}; weights must be one of {', '.join(map(str, REAL))}.")
     strange = next((name for name in archive.tensors if name not in asked), None)
     if strange is not None:
-        raise WeightsError(f"{archive.tensors[strange]} is no part of the model that its {SETTINGS} describes.")
+        raise WeightsError(f"{archive.tensors[strange]} is not part of the model that its {SETTINGS} describes.")
 
 
 def reason(name: str, asked: Mapping[str, tuple[int, ...]]) -> str:
     """Return what requires a tensor: the settings or, for a scale, the int8 matrix."""
     matrix = name.removesuffix(SCALE)
-    return f"its {SETTINGS}" if matrix == name or matrix not in asked else f"{matrix}, which is in bytes,"
+    return f"its {SETTINGS}" if matrix == name or matrix not in asked else f"the int8 matrix {matrix}"
 
 
 def save(

@@ -51,10 +51,10 @@ def test_what_cannot_be_asked_is_one_sentence(client, path, query, status, says)
 @pytest.mark.parametrize(
     ("sent", "status", "says"),
     [
-        (b'{"text": "XYZ"}', 400, "no letter of this model"),
+        (b'{"text": "XYZ"}', 400, "not a letter of this model"),
         (b'{"text": 7}', 400, "must be of type str"),
         (b'{"text": ""}', 400, "no tokens"),
-        (b'{"text": "\\ud800"}', 400, "no letter"),
+        (b'{"text": "\\ud800"}', 400, "not a letter"),
         (b'{"text": ' + b"[" * 100_000, 400, "JSON object"),
         (b'["text"]', 400, "JSON object"),
         (b'{"text": NaN}', 400, "JSON object"),
@@ -63,7 +63,7 @@ def test_what_cannot_be_asked_is_one_sentence(client, path, query, status, says)
         (b'{"text": 1e999}', 400, "must be of type str"),
         (b'{"text": ' + b"9" * 5000 + b"}", 400, "JSON object"),
         (b'{"text": "A\0B"}', 400, "JSON object"),
-        (json.dumps({"text": "\u202e"}).encode(), 400, "no letter"),
+        (json.dumps({"text": "\u202e"}).encode(), 400, "not a letter"),
         (b"\xff\xfe", 400, "JSON object"),
         (b"", 400, "JSON object"),
         (json.dumps({"text": "A" * 20_001}).encode(), 400, "20,001 characters"),

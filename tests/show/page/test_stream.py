@@ -71,7 +71,7 @@ def test_what_fails_before_the_first_line_has_its_status(client):
         "/api/generate", "POST", b'{"text":"XYZ","tokens":3,"temperature":1}', content_type="application/json"
     )
     assert (status, headers["content-type"]) == (400, "application/json")
-    assert "no letter" in json.loads(body)["error"]
+    assert "not a letter" in json.loads(body)["error"]
 
 
 def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):

@@ -61,7 +61,7 @@ def test_what_is_written_is_the_same_for_any_number_of_processes(tmp_path, monke
 @pytest.mark.slow
 def test_a_text_that_cannot_be_encoded_is_named_whichever_process_met_it(tmp_path):
     for workers in (1, 2):
-        with pytest.raises(DataError, match="document 2: 'x' is no letter"):
+        with pytest.raises(DataError, match="document 2: 'x' is not a letter"):
             prepare(["abc", "a", "axb"], Letters("abc"), tmp_path / "corpus", workers=workers)
     assert list(tmp_path.iterdir()) == []
 
@@ -141,10 +141,10 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(tmp_path
     (tmp_path / "corpus").mkdir(exist_ok=True)
     (tmp_path / "corpus" / "notes.txt").write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(DataError, match=r"no part of a corpus, notes\.txt"):
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
         corpus(tmp_path, ["abc"])
     assert contents(tmp_path) == before
-    with pytest.raises(DataError, match=r"no part of a corpus, notes\.txt"):
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
         prepare(["abc"], Letters("abc"), tmp_path / "corpus" / "notes.txt")
 
 

@@ -105,14 +105,14 @@ def test_an_altered_shard_is_noticed_when_it_is_first_touched_and_no_other_is_re
     path.write_bytes(data[:-2] + b"\1\0")
     made = Corpus.load(tmp_path / "corpus")
     assert made[:14].tolist() == LETTERS.encode("".join(TEXTS))[:14]
-    with pytest.raises(DataError, match=r"tokens-00002\.npy is damaged or altered: its checksum is \w{8}, and was \w{8}"):
+    with pytest.raises(DataError, match=r"tokens-00002\.npy is damaged or altered: its checksum is \w{8}, but was \w{8}"):
         made[13:15]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": "another"}, "no index of a corpus that regard prepared"),
+        ({"format": "another"}, "not an index of a corpus that regard prepared"),
         ({"version": 2}, "of version 2, and this regard reads up to 1: update regard"),
         ({"version": "1"}, "update regard"),
         ({"tokens": 5}, "damaged or altered"),
@@ -131,7 +131,7 @@ def test_a_foreign_a_newer_and_a_damaged_index_are_named(tmp_path, change, says)
 
 
 def test_a_folder_that_is_no_corpus_is_told_what_makes_one(tmp_path):
-    with pytest.raises(DataError, match=r"is no corpus: it has no corpus\.json"):
+    with pytest.raises(DataError, match=r"is not a corpus: it has no corpus\.json"):
         Corpus.load(tmp_path)
 
 

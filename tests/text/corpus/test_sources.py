@@ -161,15 +161,15 @@ def test_strings_rows_and_datasets_are_documents_too():
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a\.jsonl:2 is no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', r"a\.jsonl:2 is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n{"words": "b", "id": 1}', r'a\.jsonl:3 has no field "text"; it has words, id'),
         ("a.jsonl", b'{"text": 5}', r'a\.jsonl:1: the field "text" must be a text; it is of type int'),
         ("a.jsonl", b"[1]", r"a\.jsonl:1 must be a row .* it is of type list"),
-        ("a.jsonl", b'{"text": "a\xff"}', r"a\.jsonl:1 is no text in UTF-8: invalid start byte at byte 11 of the line"),
-        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is no JSON"),
-        ("a.txt", b"ab\xff", r"a\.txt is no text in UTF-8: invalid start byte at byte 2"),
-        ("a.txt", b"x" * (1 << 20) + b"\xf0\x9f", r"a\.txt is no text in UTF-8: unexpected end of data at byte 1048576"),
-        ("a.txt", b"x" * ((1 << 20) - 1) + b"\xf0\x9fx", r"a\.txt is no text in UTF-8: .* at byte 1048575"),
+        ("a.jsonl", b'{"text": "a\xff"}', r"a\.jsonl:1 is not UTF-8 text: invalid start byte at byte 11 of the line"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1 is not JSON"),
+        ("a.txt", b"ab\xff", r"a\.txt is not UTF-8 text: invalid start byte at byte 2"),
+        ("a.txt", b"x" * (1 << 20) + b"\xf0\x9f", r"a\.txt is not UTF-8 text: unexpected end of data at byte 1048576"),
+        ("a.txt", b"x" * ((1 << 20) - 1) + b"\xf0\x9fx", r"a\.txt is not UTF-8 text: .* at byte 1048575"),
     ],
 )
 def test_what_is_no_text_is_named_with_its_place(tmp_path, name, data, says):
@@ -184,7 +184,7 @@ def test_a_mark_of_utf_8_is_no_part_of_the_text(tmp_path):
 
 
 def test_what_cannot_be_gone_through_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no file and no folder"):
+    with pytest.raises(DataError, match="neither a file nor a folder"):
         list(parts(tmp_path / "missing.txt"))
     with pytest.raises(DataError, match="no file that ends in"):
         list(parts(tmp_path))

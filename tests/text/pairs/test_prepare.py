@@ -100,7 +100,7 @@ def test_an_index_of_a_newer_regard_says_so(files, tmp_path):
 def test_a_failure_leaves_what_was_there_and_other_folders_are_not_touched(files, tmp_path):
     prepare(files, tmp_path / "made", vocabulary=300)
     before = contents(tmp_path)
-    with pytest.raises(DataError, match=r"holds what is no part of a corpus, test\.en"):
+    with pytest.raises(DataError, match=r"holds test\.en, which is not part of a corpus"):
         prepare(files, files, vocabulary=300)
     (tmp_path / "files" / "train.fr").write_text("x\n")
     with pytest.raises(DataError, match="60 lines"):
@@ -112,7 +112,7 @@ def test_a_failure_leaves_what_was_there_and_other_folders_are_not_touched(files
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"languages": ("en", "en")}, "languages are two endings"),
+        ({"languages": ("en", "en")}, "languages must be two different file endings"),
         ({"valid": 0.5, "test": 0.5}, "together below 1"),
         ({"test": -0.1}, "shares"),
         ({"vocabulary": 200}, "vocabulary must be at least 257"),

@@ -63,9 +63,9 @@ def test_files_of_unequal_lengths_are_refused_with_both_numbers(tmp_path):
     ("name", "data", "says"),
     [
         ("some.tsv", b"no tab here\n", r"some\.tsv:1 has no tab"),
-        ("some.tsv", b"a\tb\n\xff\tc\n", "no text in UTF-8: invalid start byte at byte 4"),
-        ("some.zip", b"PK", "no archive that can be read"),
-        ("some.pdf", b"", "is no sentence pairs: a folder of"),
+        ("some.tsv", b"a\tb\n\xff\tc\n", "not UTF-8 text: invalid start byte at byte 4"),
+        ("some.zip", b"PK", "is not a readable archive"),
+        ("some.pdf", b"", "is not sentence pairs: give a folder of"),
     ],
 )
 def test_what_holds_no_pairs_is_refused(tmp_path, name, data, says):

@@ -80,5 +80,5 @@ def test_it_looks_at_the_first_the_last_and_every_so_many_steps(folder, tmp_path
 def test_what_cannot_be_observed_is_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="every 1 step or more"):
         Observation(tmp_path / "heads.jsonl", 0)
-    with pytest.raises(ConfigError, match="two tokens or more"):
+    with pytest.raises(ConfigError, match="must have at least two tokens"):
         list(Observation(tmp_path / "heads.jsonl", 1, "a").rows(begin(settings(folder, tmp_path)), 1))

@@ -6,19 +6,19 @@ from regard.cli.arguments import derived
 from regard.cli.arguments.look import MODEL
 
 EPILOG = """\
-TEXT is a file, or the words themselves, or - for standard input. Where the
-model has no vocabulary beside it, the text is the numbers of its tokens.
---look averages the attention of the token that each new one was chosen after,
-over all heads of the last layers, a quarter of them."""
+TEXT is a file, or the words themselves, or - for standard input. If the
+folder of the model has no vocabulary, TEXT is token numbers. --look averages
+the attention of the token before each new one, over all heads of the last
+quarter of the layers."""
 
 TOKENS = 100  # the default, if the context has room
 FLAGS = {
-    "temperature": "below 1 bolder, above 1 wilder, 0 always the likeliest",
-    "top_k": "only the N likeliest tokens, 0 all",
-    "top_p": "only the likeliest that together have this probability",
-    "min_p": "only tokens at least so many times as likely as the likeliest",
+    "temperature": "below 1 less random, above 1 more random, 0 always the likeliest token",
+    "top_k": "only the N likeliest tokens; 0 for all",
+    "top_p": "only the likeliest tokens that together have this probability",
+    "min_p": "only tokens at least X times as likely as the likeliest",
     "repetition_penalty": "above 1 avoids tokens that came before",
-    "beams": "search the likeliest text with so many beams, instead of drawing",
+    "beams": "search for the likeliest text with N beams, instead of sampling",
 }
 
 
@@ -30,12 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="NAME", default=MODEL, help="a folder or file of weights, or sorter, gpt2, gpt2-medium, ... (pocket)"
     )
-    parser.add_argument("--tokens", metavar="N", type=int, help=f"how many more ({TOKENS}, or what the context has room for)")
+    parser.add_argument(
+        "--tokens", metavar="N", type=int, help=f"how many to generate ({TOKENS}, or what fits into the context)"
+    )
     for name, default in derived.read("generate").items():
         flag, kind, says = name.replace("_", "-"), type(default), FLAGS[name]
         parser.add_argument(f"--{flag}", metavar="NX"[kind is float], type=kind, default=default, help=f"{says} ({default:g})")
-    parser.add_argument("--seed", metavar="N", type=int, help="draw the same again")
-    parser.add_argument("--stop", metavar="WORDS", action="append", help="end before these words; may be said more than once")
+    parser.add_argument("--seed", metavar="N", type=int, help="sample the same text again")
+    parser.add_argument("--stop", metavar="WORDS", action="append", help="end before these words; may be given more than once")
     parser.add_argument("--past", choices=("refuse", "slide"), default="refuse", help="beyond the model's context (refuse)")
     parser.add_argument("--top", metavar="N", type=int, default=0, help="show the N likeliest tokens under each")
     parser.add_argument("--look", action="store_true", help="show what each new token looked at")

@@ -6,10 +6,10 @@ from regard.cli.arguments.look import MODEL
 
 EPILOG = """\
 RECORDING is what `regard look --out` or recording.save wrote. With a model the
-page runs whatever is typed into it, and a translator (a folder, or a name as in
-`regard translate --model`) translates it; both may be given, and with neither
-it is the pocket model. Beyond this machine (--host 0.0.0.0) the link holds a
-token, and without it nothing is answered."""
+page runs the text that is typed into it; a translator (a folder, or a name as
+in `regard translate --model`) translates it. Both may be given; without either,
+the pocket model is used. For other machines (--host 0.0.0.0) the link contains
+a token; requests without it are refused."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help=f"what runs the text that is typed, as in regard look, or a translator ({MODEL} without RECORDING)",
+        help=f"the model for the typed text, as in regard look, or a translator ({MODEL} without RECORDING)",
     )
-    parser.add_argument("--text", metavar="TEXT", help="what it reads first: a text file, the words themselves, or -")
+    parser.add_argument("--text", metavar="TEXT", help="the first text: a file, the words themselves, or -")
     parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", metavar="N", type=int, default=0, help="at which port (any that is free)")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="the port (any that is free)")
     parser.add_argument("--open", action="store_true", help="open the browser too")

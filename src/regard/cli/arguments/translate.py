@@ -7,10 +7,9 @@ from regard.cli.arguments import derived
 MODEL = "translator"  # the default
 
 EPILOG = """\
-With --train, every setting under it is that of `regard train`: a run lies in
-one folder, --out, the same command goes on with it, and its folder model is
-what --model reads. What stands under --config goes under [model] there where
-it is a size, with kind = "transformer" or "recurrent"."""
+The settings of --train are those of `regard train`: a run is one folder, --out,
+the same command resumes it, and --model reads its folder model. In a --config
+file the sizes are under [model], with kind = "transformer" or "recurrent"."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,19 +17,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", help="what to translate, each in quotes")
-    parser.add_argument("--lines", action="store_true", help="a sentence a line from standard input, a translation a line")
+    parser.add_argument(
+        "--lines", action="store_true", help="read a sentence per line from standard input, print a translation per line"
+    )
     parser.add_argument("--model", metavar="NAME", default=MODEL, help=f"a folder that --train wrote, or {MODEL} ({MODEL})")
     parser.add_argument(
-        "--beams", metavar="N", type=int, default=1, help="search with so many beams; 1: the likeliest word (1)"
+        "--beams", metavar="N", type=int, default=1, help="search with N beams; 1: always the likeliest word (1)"
     )
     parser.add_argument(
-        "--length-penalty", metavar="X", type=float, default=1.0, help="above 1 longer, below 1 shorter, of beams (1)"
+        "--length-penalty", metavar="X", type=float, default=1.0, help="with beams: above 1 longer, below 1 shorter (1)"
     )
-    parser.add_argument(
-        "--evaluate", metavar="FILE", nargs=2, help="BLEU and chrF: sentences, and people's translations of them"
-    )
+    parser.add_argument("--evaluate", metavar="FILE", nargs=2, help="BLEU and chrF: sentences, and human translations of them")
     learning = parser.add_argument_group("--train")
-    learning.add_argument("--train", action="store_true", help="learn from sentence pairs")
-    learning.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags go before it")
+    learning.add_argument("--train", action="store_true", help="train on sentence pairs")
+    learning.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags override it")
     for flag in derived.read("translate"):
         derived.add_flag(learning, **flag)

@@ -29,11 +29,11 @@ class Column:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or Path(self.name).name != self.name or self.name in ("", ".."):
-            raise ValueError(f"a file of numbers is one of the folder, got {self.name!r}")
+            raise ValueError(f"a file of numbers must be in the folder, got {self.name!r}")
         if self.dtype not in DTYPES:
             raise ValueError(f"{self.name} must have numbers of {', '.join(DTYPES)}; got {self.dtype!r}")
         if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in (self.count, self.size, self.crc32)):
-            raise ValueError(f"{self.name} must say its count, its size and its checksum; got {self.count!r}, {self.size!r}")
+            raise ValueError(f"{self.name} must state its count, its size and its checksum; got {self.count!r}, {self.size!r}")
         if not 0 < self.size - self.count * np.dtype(self.dtype).itemsize <= LONGEST:
             raise ValueError(f"{self.name} cannot have {self.count:,} numbers of {self.dtype} in {self.size:,} bytes")
 
@@ -41,10 +41,10 @@ class Column:
         """Raise DataError if the file is missing or does not have the size that was written."""
         path = folder / self.name
         if not path.is_file():
-            raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
+            raise DataError(f"{path} is missing, but is part of this corpus: prepare it again.")
         if path.stat().st_size != self.size:
             raise DataError(
-                f"{path} has {path.stat().st_size:,} bytes, and was written with {self.size:,}: it is cut short or altered. "
+                f"{path} has {path.stat().st_size:,} bytes, but was written with {self.size:,}: it is cut short or altered. "
                 "Prepare the corpus again."
             )
 
@@ -61,7 +61,7 @@ class Column:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
         if found != self.crc32:
             raise DataError(
-                f"{path} is damaged or altered: its checksum is {found:08x}, and was {self.crc32:08x} when it was written. "
+                f"{path} is damaged or altered: its checksum is {found:08x}, but was {self.crc32:08x} when written. "
                 "Prepare the corpus again."
             )
         return numbers

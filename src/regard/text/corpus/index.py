@@ -60,7 +60,7 @@ def read(folder: Path) -> Index:
     """Read the index of a folder; raise DataError if there is none of a supported version."""
     path = folder / NAME
     if not path.is_file():
-        raise DataError(f"{folder} is no corpus: it has no {NAME}. regard.text.corpus.prepare makes one of texts.")
+        raise DataError(f"{folder} is not a corpus: it has no {NAME}. regard.text.corpus.prepare creates one from texts.")
     return checked(path, FORMAT, "a corpus", VERSION, parsed)
 
 
@@ -69,14 +69,14 @@ def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[di
     try:
         said = json.loads(path.read_bytes())
         if not isinstance(said, dict) or said.get("format") != form:
-            raise DataError(f"{path} is no index of {name} that regard prepared.")
+            raise DataError(f"{path} is not an index of {name} that regard prepared.")
         if not isinstance(said["version"], int) or said["version"] > version:
-            raise DataError(f"{path} is of version {said['version']}, and this regard reads up to {version}: update regard.")
+            raise DataError(f"{path} has version {said['version']}, and this regard reads up to {version}: update regard.")
         index = parsed(said)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
     if index.checksum != said.get("checksum"):
-        raise damaged(path, "what it says is not what was written")
+        raise damaged(path, "its content is not what was written")
     return index
 
 
@@ -119,7 +119,7 @@ def text_of(folder: Path, files: dict[str, int]) -> Text:
     for name, checksum in files.items():
         path = folder / name
         if not path.is_file():
-            raise DataError(f"{path} is missing, which is a part of this corpus: prepare it again.")
+            raise DataError(f"{path} is missing, but is part of this corpus: prepare it again.")
         if zlib.crc32(path.read_bytes()) != checksum:
             raise damaged(path, "it is not the file that was written")
     return Letters.load(folder) if LETTERS in files else BytePair.load(folder)

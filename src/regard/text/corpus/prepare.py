@@ -93,8 +93,8 @@ def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterato
             yield waiting[0][0], waiting.popleft()[1].result()
     except BrokenProcessPool:
         raise ConfigError(
-            "a process that encodes ended at once. A script that prepares a corpus needs its work under "
-            '`if __name__ == "__main__":`, because each process reads the script again; or say workers=1.'
+            "an encoding process ended immediately. A script that prepares a corpus needs its work under "
+            '`if __name__ == "__main__":`, because each process reads the script again; or use workers=1.'
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

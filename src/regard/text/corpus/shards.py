@@ -37,7 +37,7 @@ class Corpus:
             column.weighed(folder)
         text = indices.text_of(folder, index.text)
         if text.vocabulary != index.vocabulary:
-            raise indices.damaged(folder / indices.NAME, f"it says {index.vocabulary} tokens, and {text!r} has others")
+            raise indices.damaged(folder / indices.NAME, f"it states {index.vocabulary} tokens, but {text!r} has others")
         return cls(folder, text, index, 0, index.tokens)
 
     @property
@@ -94,14 +94,14 @@ class Corpus:
         A single document is split inside. Raises ConfigError if either part would have fewer than two tokens.
         """
         if not 0 < held_out < 1:
-            raise ConfigError(f"held_out is the share of the tokens that is kept apart, above 0 and below 1; got {held_out!r}.")
+            raise ConfigError(f"held_out is the share of the tokens that is held out, above 0 and below 1; got {held_out!r}.")
         cut = self.last - round(held_out * self.tokens)
         least, most = np.searchsorted(self.starts, [self.first + 1, self.last]).tolist()  # of the documents that start inside
         right = min(max(int(np.searchsorted(self.starts, cut)), least), most)
         near = self.starts[max(right - 1, least) : min(right + 1, most)].tolist()
         cut = min(near, key=lambda start: abs(start - cut), default=cut)
         if min(cut - self.first, self.last - cut) < 2:
-            raise ConfigError(f"of {self.tokens:,} tokens, {held_out} cannot be held out: each part needs two tokens at least.")
+            raise ConfigError(f"of {self.tokens:,} tokens, {held_out} cannot be held out: each part needs at least two tokens.")
         return replace(self, last=cut), replace(self, first=cut)
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ def parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> I
         for path in files(Path(source)):
             yield from of_lines(path, field, cut) if path.suffix == ".jsonl" else of_text(path, cut)
     elif isinstance(source, Mapping):
-        raise ConfigError(f"source is several corpora: {', '.join(map(str, source))}. Give one of them: source[name].")
+        raise ConfigError(f"source is several corpora: {', '.join(map(str, source))}. Give a single one: source[name].")
     else:
         for number, item in enumerate(source):
             place = f"document {number}"
@@ -77,7 +77,7 @@ def files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path} is no file and no folder of texts.")
+        raise DataError(f"{path} is neither a file nor a folder of texts.")
     found = [file for file in path.rglob("*") if file.suffix in KINDS and file.is_file()]
     if not found:
         raise DataError(f"{path} has no file that ends in {', '.join(KINDS)}.")
@@ -127,7 +127,7 @@ def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
                     text = decoder.decode(data, last)
                 except UnicodeDecodeError as error:
                     at = offset - waiting + error.start
-                    raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {at}.") from None
+                    raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {at}.") from None
                 yield text if offset else text.removeprefix("\ufeff"), len(data), last  # byte order mark
                 offset += len(data)
     except OSError as error:
@@ -151,9 +151,9 @@ def parsed(line: bytes, place: str) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start} of the line.") from None
+        raise DataError(f"{place} is not UTF-8 text: {error.reason} at byte {error.start} of the line.") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is no JSON: {error}.") from None
+        raise DataError(f"{place} is not JSON: {error}.") from None
 
 
 def taken(row: Any, field: str, place: str) -> str:
@@ -172,7 +172,7 @@ def whole(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
-        raise DataError(f"{place} has half of a surrogate pair at {error.start}, which is no character.") from None
+        raise DataError(f"{place} has half of a surrogate pair at {error.start}, which is not a character.") from None
     if text.strip():
         *before, last = portions(text, BLOCK, cut)
         yield from (Part(one, False, 0, place) for one in before)

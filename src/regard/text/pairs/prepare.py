@@ -55,7 +55,7 @@ def prepare(
 def check(languages: tuple[str, str], valid: float, test: float) -> None:
     """Raise ConfigError for invalid languages or shares."""
     if len(languages) != 2 or languages[0] == languages[1]:
-        raise ConfigError(f"languages are two endings of files, en and fr say; got {languages!r}.")
+        raise ConfigError(f"languages must be two different file endings, for example en and fr; got {languages!r}.")
     if min(valid, test) < 0 or valid + test >= 1:
         raise ConfigError(f"valid and test are shares, together below 1; got valid={valid!r}, test={test!r}.")
 

@@ -52,8 +52,8 @@ def list_files(path: str | Path, languages: tuple[str, str]) -> list[Path]:
         return [beside(path, language) for language in languages]
     first, second = (beside(path, one).name for one in languages)
     raise DataError(
-        f"{path} is no sentence pairs: a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that ends "
-        f"in {', '.join(TABLES)} or .zip, or a name beside which {first} and {second} lie."
+        f"{path} is not sentence pairs: give a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that "
+        f"ends in {', '.join(TABLES)} or .zip, or a name for which {first} and {second} exist."
     )
 
 
@@ -100,7 +100,7 @@ def of_archive(path: Path) -> Iterator[Given]:
     except DataError:
         raise
     except Exception as error:  # a damaged archive may raise anything
-        raise DataError(f"{path} is no archive that can be read: {error}.") from None
+        raise DataError(f"{path} is not a readable archive: {error}.") from None
     yield from of_table(text_of(data, path).split("\n"), str(path))
 
 
@@ -134,4 +134,4 @@ def text_of(data: bytes, path: Path) -> str:
     try:
         return io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode("utf-8-sig"), final=True)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
+        raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None

@@ -113,7 +113,7 @@ class Pairs:
         index = read(folder)
         text = text_of(folder, index.text)
         if not isinstance(text, BytePair):
-            raise damaged(folder / NAME, "its encoding is none of byte pairs")
+            raise damaged(folder / NAME, "its encoding is not a byte-pair encoding")
         return cls(folder, text, index, **{name: part_of(folder, text, index, name) for name in PARTS})
 
     @property
@@ -143,7 +143,7 @@ def read(folder: Path) -> Index:
     """Read the index of a folder; raise DataError if there is none of a supported version."""
     path = folder / NAME
     if not path.is_file():
-        raise DataError(f"{folder} holds no sentence pairs: it has no {NAME}. regard.text.pairs.prepare makes it of files.")
+        raise DataError(f"{folder} holds no sentence pairs: it has no {NAME}. regard.text.pairs.prepare creates it from files.")
     return checked(path, FORMAT, "sentence pairs", VERSION, parsed)
 
 

@@ -55,7 +55,7 @@ def cut(path: Path, step: int) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """Read the rows of a file of JSON lines."""
     if not path.is_file():
-        raise DataError(f"there is no {path}, which training writes.")
+        raise DataError(f"{path} is missing, which training writes.")
     return [row for _, row in rows_of(path)]
 
 
@@ -69,7 +69,7 @@ def rows_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line)
             if not is_count(row["step"]):
-                raise ValueError("step is no whole number")
+                raise ValueError("step is not a whole number")
         except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(lines) - 1:
                 break

@@ -27,7 +27,7 @@ class Observation:
 
     def __init__(self, path: Path, every: int, text: str = "") -> None:
         if every < 1:
-            raise ConfigError(f"heads are observed every 1 step or more, got {every}.")
+            raise ConfigError(f"heads must be observed every 1 step or more, got {every}.")
         self.every, self.text = every, text
         self._lines = Lines(path)
 
@@ -54,7 +54,7 @@ class Observation:
         else:
             found = (training.held_out or training.reader).read(0).tokens[0].tolist()
         if len(found) < 2:
-            raise ConfigError(f"a text in which heads are observed has two tokens or more, got {len(found)}.")
+            raise ConfigError(f"a text in which heads are observed must have at least two tokens, got {len(found)}.")
         return torch.tensor([found[: min(training.config.gpt2.context, MOST)]], device=training.engine.device)
 
 

@@ -6,7 +6,7 @@ import { active, formulas, sentences } from "./narration.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const WIDE = 8; // columns of a single row that is still a row
-const PROJECTED = "What a word asks for (its query), what it is found by (its key), and what it hands over (its value).";
+const PROJECTED = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value).";
 const ADDED =
   "x is what asks, y what is looked at: in a translator the state before a word is written, and what was made of each word that " +
   "was read. A query and a key are added, number by number, bent by tanh and weighed; the sum of that is their score.";
