@@ -208,7 +208,7 @@ def test_weights_are_taken_where_they_are_returned():
         (MultiHeadAttention, "Make one: MultiHeadAttention"),
         (3, "got int"),
         (lambda x, mask: x, "takes x, mask"),
-        (lambda: 0, "takes no argument"),
+        (lambda: 0, "takes no required argument"),
         (lambda x, *, mask: x, "takes x, mask="),
         (Turned(), "takes x, cos, sin"),
         (nn.MultiheadAttention(12, 3, kdim=8, vdim=6), "keys of width 8, values of 6"),

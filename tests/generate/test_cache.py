@@ -133,7 +133,7 @@ def test_what_a_cache_cannot_hold_is_an_error():
         MODEL(torch.tensor(rows(3)), cache)
     with pytest.raises(ShapeError, match=r"\(b, h\) = \(1, 3\), got \(2, 3\)"):
         MODEL(torch.tensor(rows(2, 2)), cache)
-    with pytest.raises(ConfigError, match="not to 8"):
+    with pytest.raises(ConfigError, match="cannot be cropped to 8"):
         cache.crop(8)
     with pytest.raises(ConfigError, match="room for 3"):
         Cache.fork(cache, 2, 3)

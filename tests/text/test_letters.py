@@ -69,7 +69,7 @@ def test_the_end_of_a_files_line_is_no_letter_unless_the_alphabet_has_it():
     "ask", [lambda one: one.encode("ABD"), lambda one: one.encode("A", allowed=["X"]), lambda one: one.decode([3])]
 )
 def test_what_is_not_in_the_alphabet_is_refused(ask):
-    with pytest.raises(DataError, match=r"no (letter|token)"):
+    with pytest.raises(DataError, match=r"not a (letter|token)"):
         ask(Letters("ABC"))
 
 

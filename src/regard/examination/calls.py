@@ -41,7 +41,7 @@ def handed(plain: Any, expects: Mask, offset: Offset) -> list[Way]:
         if (held.kdim, held.vdim) != (held.embed_dim,) * 2:
             raise ConfigError(
                 "examine calls nn.MultiheadAttention with query = key = value = x, and this one takes keys of width "
-                f"{held.kdim}, values of {held.vdim}. Say what they are: examine(lambda x: layer(x, keys, values), sample=x)."
+                f"{held.kdim}, values of {held.vdim}. Pass them: examine(lambda x: layer(x, keys, values), sample=x)."
             )
         if inner is None:
             return [Way("x", 3, "query = key = value = x", functools.partial(thrice, first=held.batch_first))]
@@ -72,9 +72,9 @@ def signed(plain: Any, module: nn.Module | None, name: str) -> list[Way]:
         return of_x
     if len(needed) == 3 and (order is not None or not weighted):
         return [*of_three, *of_qkv] if weighted else of_qkv
-    takes = f"takes {', '.join(needed)}" if needed else "takes no argument that must be given"
+    takes = f"takes {', '.join(needed)}" if needed else "takes no required argument"
     raise ConfigError(
-        f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Say what the others are: "
+        f"examine calls x -> y or (q, k, v) -> context, but {name} {takes}. Pass the others in a function: "
         f"examine(lambda x: layer(x, ...)), or of token ids examine(lambda ids: model(sources, ids), sample=ids)."
     )
 

@@ -109,12 +109,12 @@ def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
         return None
     given = (sample,) if isinstance(sample, Tensor) else tuple(check_sequence("sample", sample))
     if not given:
-        raise ConfigError("sample is x, or (q, k, v): floating tensors; got none.")
+        raise ConfigError("sample is x, or (q, k, v), floating tensors; got an empty sequence.")
     for one in given:
         check_floating("sample is x, or (q, k, v), each of which", one)
     if not all(one.numel() and one.dim() > 1 for one in given):
         shapes = ", ".join(str(tuple(one.shape)) for one in given)
-        raise ConfigError(f"sample is x (b, t, d_in) or (t, d_in), or (q, k, v), of a token at least; got {shapes}.")
+        raise ConfigError(f"sample is x (b, t, d_in) or (t, d_in), or (q, k, v), with at least 1 token; got {shapes}.")
     return tuple(one.detach() for one in given)
 
 
@@ -124,7 +124,7 @@ def stated(subject: Subject, scale: float | None) -> float | None:
     Raises ConfigError for a scale that is 0 or not finite.
     """
     if scale is not None and (not math.isfinite(check_number("scale", scale)) or scale == 0):
-        raise ConfigError(f"scale is what the scores are multiplied by, a finite number that is not 0; got {scale!r}.")
+        raise ConfigError(f"scale, which multiplies the scores, must be finite and not 0; got {scale!r}.")
     own = getattr(type(subject.module), "scale", None)  # of the class: an instance attribute may be the mistake
     return float(own) if scale is None and isinstance(own, (int, float)) else scale
 

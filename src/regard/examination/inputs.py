@@ -46,7 +46,7 @@ class Shapes:
         t = self.tokens if t is None or self.bound else t
         b = self.batch if self.bound else b
         if self.most is not None and t > self.most:
-            raise ShapeError(f"the sample has {self.most} tokens, and {t} were asked for; pass a longer one.")
+            raise ShapeError(f"the sample has {self.most} tokens, but {t} are needed; pass a longer one.")
         draw = torch.Generator().manual_seed(seed)
         shapes: list[tuple[int, ...]] = [(b, t, self.width)]
         if self.form == "qkv":
@@ -224,4 +224,4 @@ def described(inputs: Sequence[Tensor]) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message."""
-    return (str(error).strip().splitlines() or ["it says nothing"])[0]
+    return (str(error).strip().splitlines() or ["no message"])[0]

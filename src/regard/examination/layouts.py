@@ -33,7 +33,7 @@ def told(case: Case, report: Report, ways: Sequence[Subject] | None) -> Report:
         if right(turned(case, 1)):
             raise ConfigError(
                 f"{subject.name} is right where it takes (b, t, h, d), and not where it takes (b, h, t, d): {finding.kind}: "
-                f"{finding.evidence}. If the first is meant: {HEADS_SECOND.format(name)}; if not, it is to be mended."
+                f"{finding.evidence}. If the first is meant: {HEADS_SECOND.format(name)}; if not, fix it."
             )
         if finding.kind in COUNTED and any(right(one) for one in headless(case, ways or ())):
             return cured(report, finding.kind, HEADLESS.format(name))

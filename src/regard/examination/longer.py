@@ -21,7 +21,7 @@ WHOLE = (32, 64, 256)  # for subjects that take only whole blocks, or fewer toke
 NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, above which two lengths disagree
 BLOCKS = (
     "Block by block: where a block's maximum is above the one so far, multiply the sum and the output so far by "
-    "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is made anew for more."
+    "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is rebuilt for more."
 )
 LAST = "Go over every block of keys, the last and shorter one too: range(0, t, block), keys[start : min(start + block, t)]."
 

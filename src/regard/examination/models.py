@@ -33,10 +33,10 @@ ATTEND = f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that
 TURNED = "If it is meant to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
 NONE = "a model with attention in it, whose weights are not 0"
 DRAW = "Draw in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
-LOAD = "Load or train these weights anew: what is no number in them is in every output."
-BLIND = "Mend that module. If it is attention, let each query see a key, its own at least: softmax over -inf alone is NaN."
+LOAD = "Load or train these weights again: NaN or inf in them reaches every output."
+BLIND = "Fix that module. If it is attention, let each query see a key, its own at least: softmax over only -inf is NaN."
 EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), say, where those come with targets"
-BOTH = "the decoder's ids alone: examine(lambda ids: model(sources, ids), sample=ids)"
+BOTH = "only the decoder's ids: examine(lambda ids: model(sources, ids), sample=ids)"
 
 
 def is_model(subject: object, sample: Any = None) -> bool:

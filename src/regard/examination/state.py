@@ -17,7 +17,7 @@ from regard.examination.untouched import seeded
 
 Said = list[Finding | Checked]
 CLOSE = 1e3  # times rounding: calls of parts sum in another order
-FORGET = "Keep nothing in the module that changes what its next call gives; or begin anew with each sequence."
+FORGET = "Keep nothing in the module that changes what its next call gives; or reset it for each sequence."
 PARTS = "two calls of parts of a sequence give what one of all does; it began anew for all else"
 CACHE = "what it keeps from call to call is a cache"
 

@@ -15,9 +15,9 @@ from regard.examination.report import Finding
 OWN = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 STANDARD, INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")
 DUMPED = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes a frame, the innermost first
-RAISE = "Raise a subclass of Exception, ValueError say; what is none ends the program that calls the subject."
-RETURN = "A layer returns or raises: leave out what ends the process (sys.exit, os._exit), and mend what crashes in it."
-FASTER = "Pass a shorter sample, or a longer time limit; or mend what does not come to an end."
+RAISE = "Raise a subclass of Exception, e.g. ValueError; anything else ends the program that calls the subject."
+RETURN = "A layer returns or raises: leave out what ends the process (sys.exit, os._exit), and fix what crashes in it."
+FASTER = "Pass a shorter sample, or a longer time limit; or fix what does not end."
 
 
 def find_raised(error: BaseException, step: str) -> Finding:

@@ -44,7 +44,7 @@ class AskedError(Exception):
     """Raised if a subject raises; states its inputs and its error."""
 
     def __init__(self, given: str, error: Exception) -> None:
-        line = (str(error).strip().splitlines() or ["it says nothing"])[0]
+        line = (str(error).strip().splitlines() or ["no message"])[0]
         super().__init__(f"{type(error).__name__} on {given}: {line}")
         self.did = f"raised {self}"  # the end of a sentence about the subject
 

@@ -68,12 +68,12 @@ def untouched(module: nn.Module | None, most: int | None = None) -> Iterator[Non
 def refuse(parts: list[nn.Module]) -> None:
     """Raise ConfigError for modules that cannot be saved, or whose weights do not exist yet."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
-        raise ConfigError("examine takes no module of torch.jit.script or trace. Examine the module that it was made of.")
+        raise ConfigError("examine takes no module from torch.jit.script or trace. Examine the module that it was made of.")
     tensors = [one for part in parts for one in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
     if any(is_lazy(one) for one in tensors):
-        raise ConfigError("examine takes a module with weights, and of this one they are made when it is called. Call it once.")
+        raise ConfigError("examine takes a module with weights, but these are created in the first call. Call it once.")
     if any(one.is_meta for one in tensors):
-        raise ConfigError('examine takes a module with weights, and those of this one are on the device "meta". Load them.')
+        raise ConfigError('examine takes a module with weights, but these are on the device "meta". Load them.')
 
 
 def state_of(parts: list[nn.Module], most: int | None) -> State:

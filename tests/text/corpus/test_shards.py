@@ -113,7 +113,7 @@ def test_an_altered_shard_is_noticed_when_it_is_first_touched_and_no_other_is_re
     ("change", "says"),
     [
         ({"format": "another"}, "not an index of a corpus that regard prepared"),
-        ({"version": 2}, "of version 2, and this regard reads up to 1: update regard"),
+        ({"version": 2}, "has version 2, and this regard reads up to 1: update regard"),
         ({"version": "1"}, "update regard"),
         ({"tokens": 5}, "damaged or altered"),
         ({"shards": 5}, "damaged or altered"),

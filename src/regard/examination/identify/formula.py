@@ -48,7 +48,7 @@ def evidence(match: Match, field: str) -> str:
     wrong = mistake(match, field)
     does = "" if wrong is None else wrong.does
     others = len(match.variant.deviations) - 1
-    beside = " (with another mistake beside it)" if others and match.variant.mask != "measured" else ""
+    beside = " (together with another mistake)" if others and match.variant.mask != "measured" else ""
     doubt = told_apart(match)
     return (
         f"{does}. The outputs equal {formula(match)} so computed to {match.error:.0e}{beside}; "
@@ -59,7 +59,7 @@ def evidence(match: Match, field: str) -> str:
 def told_apart(match: Match) -> str:
     """Describe the variants that give the same outputs, and so may be meant as well."""
     others = [said(one) for one in match.alike if one.mask != "measured"]
-    return f"; on these inputs it cannot be told from {', '.join(others[:3])}" if others else ""
+    return f"; on these inputs it is indistinguishable from {', '.join(others[:3])}" if others else ""
 
 
 def said(variant: Variant) -> str:

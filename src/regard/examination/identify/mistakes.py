@@ -27,7 +27,7 @@ class Mistake:
     cure: str
 
 
-TURN = "Turn it round: scores.masked_fill(~mask, -torch.inf), where True means may see."
+TURN = "Invert it: scores.masked_fill(~mask, -torch.inf), where True means may see."
 SOFTMAX = "weights = torch.softmax(scores, dim=-1)"
 MASK = "Write -inf before the softmax: scores = scores.masked_fill(~mask, -torch.inf), where True means may see."
 ROLE = "Write scores = q @ k.transpose(-2, -1) and context = weights @ v, each from the projection of its name."
@@ -44,7 +44,7 @@ MASKS = {
     "inverted": (
         "inverted mask",
         "what the mask hides is what may be seen",
-        "Turn it round: scores.masked_fill(~mask, -torch.inf).",
+        "Invert it: scores.masked_fill(~mask, -torch.inf).",
     ),
     "transposed": (
         *("inverted mask", "queries and keys are exchanged in the mask"),

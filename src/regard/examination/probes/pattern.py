@@ -17,7 +17,7 @@ INVERT = (
     "in scores.masked_fill(~mask, -torch.inf); in nn.MultiheadAttention and nn.Transformer it means may not: hand these ~mask."
 )
 SELF = "Let each query see its own token: hide with triu(diagonal=1), not triu(diagonal=0); keep tril(diagonal=0)."
-BOUND = "Mend the bound of the mask: with i the query and j the key, what is seen is"
+BOUND = "Fix the bound of the mask: for query i and key j, the visible pairs are"
 OWN = "whether attention itself sees its own token"
 ALONE = (
     "If there is attention in it, its mask or its axes keep every token to itself: scores are q @ k.transpose(-2, -1), (q, k)."

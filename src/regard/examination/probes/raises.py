@@ -14,9 +14,7 @@ COMPILED = 1e3  # times rounding: a compiled module sums in another order
 
 def refused(errors: Sequence[str]) -> Finding:
     """Return the finding of a subject that raises for every input."""
-    return Finding(
-        "raises", errors[0], "Mend what raises, or pass sample= as the subject is meant to be called.", 3.0, "raises"
-    )
+    return Finding("raises", errors[0], "Fix what raises, or pass sample= as the subject is meant to be called.", 3.0, "raises")
 
 
 def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -33,7 +31,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Finding(
             "raises",
             f"compiled, it raises {type(error).__name__}: {error}",
-            "Run it uncompiled, or mend what the compiler refuses.",
+            "Run it uncompiled, or fix what the compiler refuses.",
             cause="raises",
         )
         return
@@ -44,5 +42,5 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     else:
         told = f"compiled, its output differs by {change:.2g}, of numbers up to {largest:.2g}"
         yield Finding(
-            "wrong precision", told, "Compile it anew (torch.compiler.reset()), or report it to torch.", cause="compiled"
+            "wrong precision", told, "Compile it again (torch.compiler.reset()), or report it to torch.", cause="compiled"
         )

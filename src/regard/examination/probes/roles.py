@@ -12,7 +12,7 @@ from regard.examination.identify.mistakes import CAUSES, ROLE, mistake
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "query, key and value each play their part"
-NEEDS = "projections with names that tell: W_query, W_key, W_value"
+NEEDS = "projections with known names: W_query, W_key, W_value"
 NAMES = ("query", "key", "value")
 ONE = "whether the keys are meant to be the values: one projection makes both"
 

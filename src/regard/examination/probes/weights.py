@@ -173,7 +173,7 @@ def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Checked(f"{SAME}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
     elif len(outputs) > 1 and on_a_line(rows, case) and moved(outputs) and future.hidden_future(case)[:, 0].any():
         told = f"of equal tokens output 0 is {ratio(outputs):.2g} times as far from the last where there is one token less"
-        yield Finding("not normalised", f"{told}: what a row adds to hangs on tokens that it may not see", CURE, 0.9, "softmax")
+        yield Finding("not normalised", f"{told}: what a row adds to depends on tokens it may not see", CURE, 0.9, "softmax")
     else:
         yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", evidence.ALONE)
     if apart < reading.close(case):
