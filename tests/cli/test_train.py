@@ -8,8 +8,9 @@ import time
 from dataclasses import fields
 
 import pytest
+import torch
 
-from regard.cli import main
+from regard.cli import main, train
 from regard.cli.train import SIZES
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig
@@ -103,6 +104,14 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
     assert err.startswith("regard train: ")
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("rate", "warns"), [(1e9, True), (90e9, False)])
+def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(capsys, monkeypatch, rate, warns):
+    monkeypatch.setattr(train, "measure_products", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
+    code, out, _ = said(capsys, "--text", "story.txt", "--steps", "2", *SMALL, "--precision", "bfloat16")
+    expected = "at 1 GFLOP/s in bfloat16 and at 52 in float32: use --precision float32"
+    assert (code, expected in out, "warning" in out) == (0, warns, warns)
 
 
 def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):

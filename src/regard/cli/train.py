@@ -62,6 +62,7 @@ def trained(config: TrainConfig) -> int:
         training = begun(config, engine)
         if training.first:
             tell(training)
+            warn_of_slow_products(config.precision, engine.device)
         if training.step < config.steps:
             with signals.caught():
                 follow(training, listeners(training, signals))
@@ -127,6 +128,18 @@ def tell(training: Training) -> None:
         say(f"resuming after step {training.resumed:,}")
         if training.changes:
             say(f"not bit-identical from here on: {'; '.join(training.changes)}")
+
+
+def warn_of_slow_products(precision: str, device: torch.device) -> None:
+    """Print a warning if float32 products are faster than those of the precision, as on processors without AVX-512."""
+    if precision == "float32" or device.type != "cpu":
+        return
+    chosen, plain = (measure_products(getattr(torch, name), device) / 1e9 for name in (precision, "float32"))
+    if chosen < plain:
+        say(
+            f"warning: this processor multiplies matrices at {chosen:,.0f} GFLOP/s in {precision} and at {plain:,.0f} in "
+            "float32: use --precision float32"
+        )
 
 
 def listeners(training: Training, signals: Signals) -> list[Listener]:
