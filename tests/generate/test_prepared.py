@@ -88,8 +88,8 @@ sizes = GPT2Config.small()
 model = GPT2(sizes).eval()
 model = quantise(model) if sys.argv[1] == "int8" else model
 weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}.values())
-cache = 2 * 4 * sizes.layers * sizes.width * 144
-run = lambda length: list(model.generate(list(range(length)), 128, temperature=0))
+cache = 2 * 4 * sizes.layers * sizes.width * 48
+run = lambda length: list(model.generate(list(range(length)), 32, temperature=0))
 run(3)  # what is set up at a first call
 peak = peak_megabytes(lambda: run(16))
 print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))

@@ -135,10 +135,10 @@ def test_what_rows_are_divided_by_is_found_once(monkeypatch):
 def test_a_long_diagonal_is_answered_without_its_matrix():
     from benchmarks.timing import peak_megabytes
 
-    q, k = torch.randn(2, 1, 1, 65_537, 16)
+    q, k = torch.randn(2, 1, 1, 32_771, 16)
     found = AttentionMap(q, k, Causal())
     found.logsumexp()
-    t = range(65_537)
+    t = range(32_771)
     asked = [lambda: found[0, 0, t, t], lambda: found.diagonal(5), lambda: found.mass(slice(0, 4))]
     for ask in asked:
         peak = peak_megabytes(ask)

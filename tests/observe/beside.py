@@ -28,8 +28,6 @@ class Beside:
     implementation: str  # the one it runs by itself
     unchanged: bool  # whether its outputs inside record are those outside to the bit
     difference: float  # the largest of its maps from its own eager attention
-    rounding: float  # the largest of its maps in float32 from those in float64
-    allowed: float  # what rounding may be: of the layers below, and of the softmax itself
     eager: float  # the largest difference of its maps from its weights where both are of eager attention
     asked: float  # the same, of what it hands out inside record when it is asked for attentions
     handed: int  # of those that were maps
@@ -52,17 +50,13 @@ def beside(family: Family, side: str) -> Beside:
         told, _ = run(other, inputs, output_attentions=True)
         _, eager = run(other, inputs, recorded=True)
         weights = handed_out(told)
-        moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
     maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
     ours = {key: mapped(recording, key) for key in weights}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
-    most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
     return Beside(
         model.config._attn_implementation,
         unchanged=same(plain, inside),
         difference=largest({key: (m, weights[key]) for key, m in ours.items()}, real),
-        rounding=float((joined(rounded, weights) - joined(recording, weights)).abs().max()),
-        allowed=moved + sum_bound(torch.float32, keys + EXPONENTIAL, most),
         eager=largest({key: (mapped(eager, key), weights[key]) for key in weights} if not eager.missed else {}),
         asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
         handed=len(maps),
@@ -70,6 +64,20 @@ def beside(family: Family, side: str) -> Beside:
         recorded=len({key[:3] for key in rounded.last.strands}),
         missed=(*rounded.missed, *recording.missed, *eager.missed),
     )
+
+
+def measure_rounding(family: Family, side: str) -> tuple[float, float]:
+    """How far its maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself."""
+    model, exact, other = family.build(), family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
+    _, rounded = run(model, family.feed(model, side), recorded=True)
+    inputs = family.feed(exact, side)
+    with Widened():
+        _, recording = run(exact, inputs, recorded=True)
+        weights = handed_out(run(other, inputs, output_attentions=True)[0])
+        moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
+    most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
+    found = float((joined(rounded, weights) - joined(recording, weights)).abs().max())
+    return found, moved + sum_bound(torch.float32, keys + EXPONENTIAL, most)
 
 
 def joined(recording: Recording, keys: Iterable[tuple[str, str | None, int]]) -> Tensor:

@@ -158,14 +158,14 @@ def test_planted_heads_are_named_for_what_they_do():
 
 
 @pytest.mark.slow
-def test_planted_heads_are_found_in_a_text_of_65536_tokens():
-    t = 65_536
+def test_planted_heads_are_found_in_a_text_of_16384_tokens():
+    t = 16_384
     names, m, tokens = planted(t)
     found = heads(Recorded([m]), tokens=tokens, needle=slice(100, 140), questions=[t - 1])
     assert [row.kind for row in found] == names
     by_name = dict(zip(names, found, strict=True))
     assert by_name["previous token"].scores["previous token"] > 0.9
-    assert by_name["previous token"].scores["distance"] == pytest.approx(1, abs=0.2)  # codes of 65,536 tokens come near
+    assert by_name["previous token"].scores["distance"] == pytest.approx(1, abs=0.2)  # codes of 16,384 tokens come near
     assert by_name["itself"].scores["keys"] == pytest.approx(1, abs=0.2)
     assert by_name["duplicate"].scores["duplicate"] > 0.4
     assert by_name["induction"].scores["induction"] > 0.9

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard import ConfigError, DataError
@@ -35,6 +35,7 @@ def sentences(part, batch):
 
 
 @pytest.mark.slow
+@settings(max_examples=25)
 @given(st.integers(1, 200), st.integers(0, 3), st.integers(0, 2**40), st.integers(1, 3))
 def test_every_pair_is_read_once_an_epoch_by_all_ranks_together(part, tokens, epoch, seed, world):
     readers = [PairReader(part, tokens, seed, rank, world) for rank in range(world)]
