@@ -13,7 +13,7 @@ from regard.train.listeners.lines import read
 from train import small
 
 NURSERY = Path(__file__).with_name("nursery.py")
-RUNS = [("gpt2", 20), ("transformer", 8), ("additive", 8)]  # of the four moments of the nursery the same share
+RUNS = [("gpt2", 12), ("transformer", 4), ("additive", 4)]  # of the four moments of the nursery the same share
 STEPS = 13  # a kill, which the run must outlast
 
 
