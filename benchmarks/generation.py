@@ -21,7 +21,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import timed
 from regard.generate import quantise
 from regard.models import GPT2
-from regard.text.byte_pair import OWN
+from regard.text.byte_pair import GPT2_FOLDER
 
 TITLE = "Generating with GPT-2's shape (124M): tokens a second, greedy"
 COLUMNS = ["batch", "prompt", "new", "by", "weights", "seconds", "tokens a second", "logits off float32's by"]
@@ -76,7 +76,7 @@ def contenders(folder: Path) -> list[Contender]:
     torch.manual_seed(0)
     theirs = GPT2LMHeadModel(GPT2Config(initializer_range=0.05, bos_token_id=None, eos_token_id=None)).eval()
     theirs.save_pretrained(folder / "model")
-    words = GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe"))
+    words = GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe"))
     words.save_pretrained(folder / "model")
     half = GPT2LMHeadModel.from_pretrained(folder / "model", dtype=torch.bfloat16).eval()
     ours = GPT2.load(folder / "model")

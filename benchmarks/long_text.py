@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.tables import Table
 from benchmarks.timing import held
-from regard.cli.foreign import opened
+from regard.cli.model_loading import load_model
 from regard.observe import load, record
-from regard.observe.heads import Head, Heads, Wanted, each
+from regard.observe.head_kinds import Head, HeadOptions, Heads, classify_heads
 from regard.show.head_figure import figure
 
 LENGTH = 32_768
@@ -28,7 +28,7 @@ DRAWN = "induction"  # the kind of head whose clearest example is drawn
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Seconds of each part and what it came to."""
     table = Table(TITLE, ["part", "seconds", "came to"])
-    foreign = opened(str(model()))
+    foreign = load_model(str(model()))
     ids, words, _ = foreign.tokens(TEXT.read_text(), LENGTH)
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -48,7 +48,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         assert read.map(29)[0, 8, LENGTH - 1].equal(recording.map(29)[0, 8, LENGTH - 1])
         table.add("saved and read back", time.perf_counter() - start, f"{saved.stat().st_size / 2**30:.2f} GiB")
         start = time.perf_counter()
-        rows = tuple(each(read, Wanted(words)))
+        rows = tuple(classify_heads(read, HeadOptions(words)))
         kinds = Counter(row.kind for row in rows)
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         table.add(f"{len(rows)} heads typed", time.perf_counter() - start, counted)
@@ -76,6 +76,6 @@ def model() -> Path:
 def striking(heads: Heads) -> Head:
     """The clearest induction head; where there is none, of those that follow another pattern."""
     for kind in (DRAWN, "duplicate", "previous token"):
-        if len(heads.of(kind)):
-            return heads.of(kind).sorted(kind)[0]
-    return heads.sorted(DRAWN)[0]
+        if len(heads.select_kind(kind)):
+            return heads.select_kind(kind).sort_by(kind)[0]
+    return heads.sort_by(DRAWN)[0]

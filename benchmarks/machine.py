@@ -4,8 +4,8 @@ import platform
 
 import torch
 
-from regard.compiled import choices, processor
-from regard.machine import measure_products
+from regard.compiled import kernel_choice, processor
+from regard.machine import measure_product_rate
 
 SIDE, SECONDS = 3072, 3.0
 VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE", "neon": "NEON"}
@@ -14,7 +14,7 @@ VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse2": "SSE", "neon": "NEON"}
 def describe() -> str:
     """The machine and the versions in a sentence."""
     return (
-        f"{torch.get_num_threads()} threads of {processor.read_name()}, {platform.system()}, "
+        f"{torch.get_num_threads()} threads of {processor.read_processor_name()}, {platform.system()}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 
@@ -25,14 +25,14 @@ def name_processor() -> str:
     sets = [title for name, title in VECTORS.items() if name in found][:1] + ["bfloat16"] * ("avx512bf16" in found)
     fields = [f"{field.removeprefix('cpu ')} {processor.read_cpuinfo(field)}" for field in ("cpu family", "model\t")]
     model = [" ".join(field.split()) for field in fields if field.split()[-1:] and field.split()[-1].isdigit()]
-    return f"{processor.read_name()} ({', '.join([*model, *sets, f'{torch.get_num_threads()} threads'])})"
+    return f"{processor.read_processor_name()} ({', '.join([*model, *sets, f'{torch.get_num_threads()} threads'])})"
 
 
 def list_kernels() -> str:
     """The kernels that regard takes on this processor, in a line."""
-    return "; ".join(f"{task}: {kernel}" for task, kernel in choices.list_choices().items())
+    return "; ".join(f"{task}: {kernel}" for task, kernel in kernel_choice.list_choices().items())
 
 
 def gigaflops(dtype: torch.dtype) -> float:
     """10⁹ floating-point operations a second, two to a multiply-add, of the fastest product of two large square matrices."""
-    return measure_products(dtype, side=SIDE, seconds=SECONDS) / 1e9
+    return measure_product_rate(dtype, side=SIDE, seconds=SECONDS) / 1e9

@@ -15,7 +15,7 @@ from regard.models import GPT2Config
 from regard.text import BytePair
 from regard.text.corpus import prepare
 from regard.train import TrainConfig, begin
-from regard.train.listeners.observation import Observation
+from regard.train.listeners.head_observer import HeadObserver
 from regard.train.loop import loop
 
 TITLE = "Watching heads form: a look at every head on two texts of 128 tokens, every 200 steps"
@@ -45,7 +45,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 def taken(config: TrainConfig, heads: Path | None) -> tuple[list[float], float, float]:
     """The losses of a run, and the median seconds of a step and of a look."""
     training = begin(config)
-    observation = None if heads is None else Observation(heads, 1)
+    observation = None if heads is None else HeadObserver(heads, 1)
     losses, steps, looks = [], [], []
     for report in loop(training):
         losses.append(report.loss_nats)

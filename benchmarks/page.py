@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from benchmarks.tables import Table
-from regard.show.page.server import server
+from regard.show.page.server import make_server
 
 TITLE = "the page in Chromium"
 COLUMNS = ["what", "tokens", "median", "95th or worst", "at most"]
@@ -242,7 +242,7 @@ class Attends(torch.nn.Module):
 def main(name: str) -> None:
     """Serves one of the two subjects and prints its address first."""
     subject = regard.GPT2.load("pocket") if name == "short" else long_recording()
-    with server(subject) as running:
+    with make_server(subject) as running:
         print(running.address, flush=True)
         signal.pause()
 

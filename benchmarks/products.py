@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.tables import Table
 from benchmarks.timing import timed
-from regard.products import Quantised, linear
-from regard.products.dense import compiled, multiply
+from regard.matmul import QuantizedLinear, linear
+from regard.matmul.float32_linear import launch_product, load_compiled_products
 
 ROWS, WIDTH, MATRICES = 3072, 768, 32
 COUNTS = (1, 2, 4, 8, 16, 64, 1000)
@@ -28,7 +28,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     torch.manual_seed(0)
     weights, bias = [torch.randn(ROWS, WIDTH) for _ in range(MATRICES)], torch.randn(ROWS)
     packed = [torch.ops.mkldnn._reorder_linear_weight(weight, None) for weight in weights]
-    small = [Quantised.of(weight, bias) for weight in weights]
+    small = [QuantizedLinear.from_weight(weight, bias) for weight in weights]
     with torch.inference_mode():
         for count in COUNTS:
             x = torch.randn(count, WIDTH)
@@ -38,7 +38,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
                 "oneDNN": in_turn(weights, partial(by_onednn, x, bias)),
                 "packed": in_turn(packed, partial(by_onednn, x, bias)),
             }
-            if compiled() is not None and count <= 16:
+            if load_compiled_products() is not None and count <= 16:
                 ways["compiled"] = in_turn(weights, partial(by_numba, x, bias))
             found = timed(ways, 1e-3, beside={"int8": in_turn(small, lambda one, x=x: one(x))})
             micros = {name: 1e3 * milliseconds for name, milliseconds in found.medians.items()}
@@ -64,5 +64,5 @@ def by_onednn(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
 
 def by_numba(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     output = torch.empty(len(x), ROWS)
-    multiply("FLOATS", weight, None, x, bias, output)
+    launch_product("FLOATS", weight, None, x, bias, output)
     return output

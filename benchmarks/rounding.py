@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks.long_text import model as file
 from benchmarks.tables import Table
-from regard.cli.foreign import opened
+from regard.cli.model_loading import load_model
 from regard.generate import quantise
-from regard.products import Quantised
+from regard.matmul import QuantizedLinear
 
 TEXT = Path(__file__).parents[2] / "shared" / "data" / "eval" / "wiki.test.raw"
 WINDOW, WINDOWS = 1024, 8
@@ -24,19 +24,19 @@ TITLE = f"Perplexity of {MODEL} on the first {WINDOW * WINDOWS:,} tokens of Wiki
 def run(peak: dict[torch.dtype, float]) -> Table:
     """Of float32, and of the same with its linear layers and its head in bytes."""
     table = Table(TITLE, ["weights", "perplexity", "ratio to float32"])
-    foreign = opened(str(file()))
+    foreign = load_model(str(file()))
     ids, _, _ = foreign.tokens(TEXT.read_text(encoding="utf-8"), WINDOW * WINDOWS)
     with torch.inference_mode():
         whole = foreign.model
         words = whole.get_input_embeddings().weight
         exact = perplexity(whole, words, None, ids)
-        rounded = perplexity(quantise(whole), words, Quantised.of(words), ids)
+        rounded = perplexity(quantise(whole), words, QuantizedLinear.from_weight(words), ids)
     table.add("float32", exact, 1.0)
     table.add("int8", rounded, rounded / exact)
     return table
 
 
-def perplexity(model: nn.Module, words: Tensor, head: Quantised | None, ids: Tensor) -> float:
+def perplexity(model: nn.Module, words: Tensor, head: QuantizedLinear | None, ids: Tensor) -> float:
     """e to the mean of -log p of each next token of a window; the head is the embedding of words."""
     lost = 0.0
     for window in ids.view(WINDOWS, 1, WINDOW):

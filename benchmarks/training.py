@@ -22,9 +22,9 @@ from benchmarks.tables import Table
 from benchmarks.timing import peak_megabytes
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train import memory, optimiser, quick
-from regard.train.alone import Alone
-from regard.train.loss import loss_of
+from regard.train import fused_ops, memory_reuse, optimizer
+from regard.train.loss import compute_loss
+from regard.train.single_process import SingleProcess
 from regard.weights import gpt2 as files
 
 TITLE = "Training GPT-2's shape: tokens a second, AdamW, no dropout"
@@ -107,7 +107,7 @@ def taken(steps: list[Callable[[], float]]) -> list[float]:
     for turn in range(TURNS):
         random.Random(turn).shuffle(order)
         for place in order:
-            (memory.keep if CONTENDERS[place].kept else memory.as_usual)()
+            (memory_reuse.keep_freed_memory if CONTENDERS[place].kept else memory_reuse.restore_malloc_defaults)()
             for step in range(STEPS):
                 start = time.perf_counter()
                 steps[place]()
@@ -126,7 +126,7 @@ def in_a_fresh_process(number: int, place: int) -> float | None:
 def print_peak(number: int, place: int) -> None:
     """What the fresh process prints."""
     one = CONTENDERS[number]
-    (memory.keep if one.kept else memory.as_usual)()
+    (memory_reuse.keep_freed_memory if one.kept else memory_reuse.restore_malloc_defaults)()
     few = (1, 2, 64, 256, 512, 4)
     if not one.compiled:
         one.stepper(few)()  # the compiled code, and what is set up at a first call
@@ -145,7 +145,7 @@ def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
     sizes = {"n_layer": config.layers, "n_head": config.heads, "n_embd": config.width, "n_positions": config.context}
     model = GPT2LMHeadModel(TheirConfig(vocab_size=config.vocabulary, **sizes, **dropout)).train()
-    model.load_state_dict(files.foreign(asdict(config), ours.state_dict()), strict=False)
+    model.load_state_dict(files.convert_to_transformers(asdict(config), ours.state_dict()), strict=False)
     model.tie_weights()
     called = torch.compile(model) if one.compiled else model
 
@@ -162,15 +162,15 @@ def theirs(ours: GPT2, batch: Batch, one: Contender) -> Callable[[], float]:
 
 def regards(ours: GPT2, batch: Batch, products: str) -> Callable[[], float]:
     """A step as the trainer takes it."""
-    model = quick.fit(GPT2(ours.config))
+    model = fused_ops.use_fused_gelu(GPT2(ours.config))
     model.load_state_dict(ours.state_dict())
-    engine = Alone()
-    called = engine.prepared(model.train())
+    engine = SingleProcess()
+    called = engine.wrap_model(model.train())
 
     def update(adam: torch.optim.Optimizer) -> None:
-        optimiser.update(adam, RATE, float(engine.gradient_norm(called)), CLIP)
+        optimizer.update_parameters(adam, RATE, float(engine.compute_gradient_norm(called)), CLIP)
 
-    return stepper(called, lambda: loss_of(called, batch), products, update)
+    return stepper(called, lambda: compute_loss(called, batch), products, update)
 
 
 def stepper(

@@ -13,9 +13,9 @@ from benchmarks.tables import Table
 from benchmarks.timing import seconds, timed
 from regard import AttentionMap, Causal, Window
 from regard.compiled import processor
-from regard.map import fast, plans
+from regard.map import numba_passes, pass_inputs
 from regard.mechanism import flex, kernels
-from regard.mechanism.request import Request, ask
+from regard.mechanism.request import Request, make_request
 
 HEADS, WIDTH, T = 12, 64, 8192
 TITLE = "what was tried, float32; of rules: T = 8192, 12 heads of 64"
@@ -29,13 +29,13 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     tensors = [torch.randn(1, HEADS, T, WIDTH) for _ in range(3)]
     for name, rule in RULES.items():
         for sinks in (None, torch.linspace(-1, 1, HEADS)):
-            request = ask(*tensors, rule, sinks=sinks)
+            request = make_request(*tensors, rule, sinks=sinks)
             ways = {f"runs of {n} queries": partial(in_runs, n, request) for n in (RUNS if sinks is None else RUNS[1:2])}
-            ways["written out in runs of 128 queries"] = partial(kernels.written_in_blocks, request)
+            ways["written out in runs of 128 queries"] = partial(kernels.run_formula_in_blocks, request)
             if sinks is None:
                 ways["dense mask"] = partial(F.scaled_dot_product_attention, *tensors, rule.table(T, T))
             if sinks is None and shutil.which("g++"):  # with sinks it needs a log-sum-exp, which it does not give on a CPU
-                ways["compiled flex_attention"] = partial(flex.run, request)
+                ways["compiled flex_attention"] = partial(flex.run_flex, request)
             with torch.no_grad():
                 first = {way: seconds(call) for way, call in ways.items() if "compiled" in way}
                 medians = timed(ways, 3e-6).medians
@@ -71,7 +71,7 @@ class Tiled:
     def __init__(self, q: Tensor, k: Tensor) -> None:
         from numba import njit
 
-        from regard.compiled.registers import COLUMNS, ROWS, tile
+        from regard.compiled.register_tiles import COLUMNS, ROWS, multiply_tile
 
         @njit(nogil=True)
         def product(q, panels, out, first, last):
@@ -79,9 +79,9 @@ class Tiled:
             for block in range(first, last, 16):
                 for j in range(len(panels)):
                     for r in range(block, min(block + 16, last), ROWS):
-                        tile(q, r * d, d, 1, panels, j * d * COLUMNS, d, out, r * keys + j * COLUMNS, keys)
+                        multiply_tile(q, r * d, d, 1, panels, j * d * COLUMNS, d, out, r * keys + j * COLUMNS, keys)
 
-        self.compiled, self.q, self.panels = product, q.numpy(), plans.panels(k.T.numpy())
+        self.compiled, self.q, self.panels = product, q.numpy(), pass_inputs.pack_panels(k.T.numpy())
         self.out = np.empty((len(q), len(k)), np.float32)
 
     def product(self) -> Tensor:
@@ -89,7 +89,7 @@ class Tiled:
         threads = torch.get_num_threads()
         step = len(self.q) // threads // 16 * 16
         ends = [n * step for n in range(threads)] + [len(self.q)]
-        fast.side_by_side(lambda n: self.compiled(self.q, self.panels, self.out, *ends[n : n + 2]), threads)
+        numba_passes.run_parts(lambda n: self.compiled(self.q, self.panels, self.out, *ends[n : n + 2]), threads)
         return torch.from_numpy(self.out)
 
 
@@ -103,12 +103,12 @@ def overviews(table: Table) -> None:
 
 def seen_in_blocks(rows: int, q: Tensor, k: Tensor) -> Tensor:
     """What overview does, in other blocks."""
-    with mock.patch.object(plans, "FEW", rows):
-        plans.relative.cache_clear()
+    with mock.patch.object(pass_inputs, "FEW", rows):
+        pass_inputs.make_relative_plan.cache_clear()
         return AttentionMap(q, k, Causal()).overview().entropy
 
 
 def in_runs(queries: int, request: Request) -> Tensor:
     """What attention does, with runs of another length."""
     with mock.patch.object(kernels, "BLOCK", queries):
-        return kernels.blocks(request)
+        return kernels.run_sdpa_in_blocks(request)

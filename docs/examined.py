@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from docs import public
 from examination import right, right_plain, wrong
+from regard.atomic_write import write_atomically
 from regard.examination import Report, examine
-from regard.writing import whole
 
 PAGE = Path(__file__).parent / "examine.md"
 BEGIN, END = "<!-- {}: written by python -m docs.examined -->", "<!-- end of {} -->"
@@ -56,7 +56,7 @@ def main() -> None:
         before, begin, rest = page.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))
         page = f"{before}{begin}\n\n{text}\n\n{end}{after}"
-    with whole(PAGE) as (beside,):
+    with write_atomically(PAGE) as (beside,):
         beside.write_text(page, encoding="utf-8")
     print(PAGE, flush=True)
 

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
+from regard.atomic_write import write_atomically
 from regard.cli import train, translate
 from regard.cli.arguments import derived
 from regard.cli.arguments.generate import FLAGS
-from regard.cli.translated_words import SENTENCE
+from regard.cli.walk_translation import SENTENCE
 from regard.generate import Settings
 from regard.lectures.examples import EXAMPLES
 from regard.models import GPT2Config
 from regard.models.translator import KINDS
 from regard.observe import recording
 from regard.train import TrainConfig
-from regard.train.config import MODEL
-from regard.train.sizes import arguments
-from regard.writing import whole
+from regard.train.config import DEFAULT_MODEL
+from regard.train.translator_sizes import list_arguments
 
 NAMES = {tuple[float, float]: "floats", tuple[str, ...]: "strings"}
 
@@ -55,7 +55,7 @@ def list_sizes() -> Iterator[dict[str, Any]]:
     hints = get_type_hints(GPT2Config)
     for one in fields(GPT2Config):
         if one.name in train.SIZES:
-            default = MODEL.get(one.name, one.default)
+            default = DEFAULT_MODEL.get(one.name, one.default)
             yield describe(one.name, hints[one.name], None if default is MISSING else default, train.SIZES[one.name])
 
 
@@ -64,21 +64,21 @@ def list_settings_of_pairs() -> Iterator[dict[str, Any]]:
     hints = get_type_hints(TrainConfig)
     for one in fields(TrainConfig):
         if one.name in translate.FIELDS:
-            default = translate.START.get(one.name, one.default)
+            default = translate.DEFAULTS.get(one.name, one.default)
             yield describe(one.name, hints[one.name], default, one.metadata["says"])
 
 
 def list_sizes_of_translators() -> Iterator[dict[str, Any]]:
     """Every size of a translator."""
-    kinds = {"kind": (str, None)} | {name: kind for each in KINDS for name, kind in arguments(each).items()}
+    kinds = {"kind": (str, None)} | {name: kind for each in KINDS for name, kind in list_arguments(each).items()}
     for name, says in translate.SIZES.items():
         kind, default = kinds[name]
-        yield describe(name, kind, translate.START["model"].get(name, default), says)
+        yield describe(name, kind, translate.DEFAULTS["model"].get(name, default), says)
 
 
 def main() -> None:
     """Write the file."""
-    with whole(derived.FILE) as (beside,):
+    with write_atomically(derived.FILE) as (beside,):
         beside.write_text(json.dumps(derive(), indent=1) + "\n", encoding="utf-8")
 
 

@@ -18,4 +18,4 @@ if together := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # before torch is i
 if os.environ.get("REGARD_TESTS_WITHOUT_OPENMP"):  # see processors.py
     from regard.compiled import threads
 
-    threads.found = lambda name: None
+    threads.find_torch_symbol = lambda name: None

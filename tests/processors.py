@@ -24,9 +24,9 @@ KERNELS = (
     "tests/compiled",
     "tests/products",
     "tests/mechanism/test_cpu.py",
-    "tests/map/test_fast.py",
-    "tests/models/test_in_one_call.py",
-    "tests/train/test_quick.py",
+    "tests/map/test_numba_passes.py",
+    "tests/models/test_compiled_gpt2.py",
+    "tests/train/test_fused_ops.py",
 )
 NUMERICAL = (
     "tests/compiled",
@@ -34,12 +34,12 @@ NUMERICAL = (
     "tests/mechanism",
     "tests/map",
     "tests/generate",
-    "tests/models/test_in_one_call.py",
+    "tests/models/test_compiled_gpt2.py",
     "tests/models/test_gpt2.py",
-    "tests/train/test_quick.py",
+    "tests/train/test_fused_ops.py",
     "tests/train/test_loop.py",
     "tests/train/test_loss.py",
-    "tests/train/test_optimiser.py",
+    "tests/train/test_optimizer.py",
 )
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|error)")
 
@@ -124,7 +124,7 @@ def main(names: list[str]) -> int:
     tests = NUMERICAL if "--all" in names else KERNELS
     names = [name for name in names if name != "--all"]
     chosen = [one for one in EMULATIONS if not names or any(name in one.name for name in names)]
-    print(f"On {processor.read_name()}, {os.cpu_count()} cores:", flush=True)
+    print(f"On {processor.read_processor_name()}, {os.cpu_count()} cores:", flush=True)
     has_passed = True
     for emulation in chosen:
         line, passed = run(emulation, tests)

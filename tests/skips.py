@@ -4,4 +4,6 @@ import pytest
 
 from regard.compiled import threads
 
-NEEDS_LOOPS = pytest.mark.skipif(not threads.usable(), reason="numba is not installed, or torch has no OpenMP of GNU's kind")
+NEEDS_LOOPS = pytest.mark.skipif(
+    not threads.can_run_loops(), reason="numba is not installed, or torch has no OpenMP of GNU's kind"
+)

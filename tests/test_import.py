@@ -51,11 +51,11 @@ def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
     assert tops - set(sys.stdlib_module_names) <= {"regard", "torch"}
 
 
-def test_importing_reaches_only_the_rooms_that_need_nothing_more_than_torch(after):
-    rooms = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
+def test_importing_reaches_only_the_packages_that_need_nothing_more_than_torch(after):
+    packages = {name.split(".")[1] for name in after["modules"] if name.startswith("regard.")}
     assert [name for name in after["at once"] if name.startswith("regard.")] == [
         "regard.errors",
-        "regard.printable",
-        "regard.shown",
+        "regard.html_repr",
+        "regard.terminal_escapes",
     ]
-    assert rooms == {"errors", "printable", "shown", "compiled", "mechanism", "map", "layers", "products"}
+    assert packages == {"errors", "terminal_escapes", "html_repr", "compiled", "mechanism", "map", "layers", "matmul"}

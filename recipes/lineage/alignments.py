@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.evaluate.alignment import Alignment, align
-from regard.evaluate.translation import translations
+from regard.evaluate.translation_scores import translate_sentences
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.translator import Translator
 
@@ -30,7 +30,7 @@ def measured(model: Translator, sources: Sequence[str], targets: Sequence[str]) 
 
     The lectures' sentence is aligned with the French given here, so that the words asked about are there whatever it wrote.
     """
-    said = list(translations(model, [*CAPTIONS, LECTURES], beams=BEAMS))
+    said = list(translate_sentences(model, [*CAPTIONS, LECTURES], beams=BEAMS))
     row: dict[str, Any] = {"says": said[-1]}
     if isinstance(model, RecurrentTranslator) and model.attention is None:
         return row

@@ -6,7 +6,7 @@ from pathlib import Path
 from recipes.lineage.runs import HERE, Run, seconds
 from recipes.lineage.table import BEAMS, DRAWS, EDGES, by_length, within
 from recipes.lineage.table import said as scored
-from regard.evaluate.translation import bleu, chrf, translations
+from regard.evaluate.translation_scores import bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.models.translator import Translator
 from regard.text.pairs import Pairs
@@ -74,13 +74,13 @@ for the end.
 def of(name: str, run: Run, folder: Path, root: Path) -> str:
     """The card of a run's model, measured of what lies in this folder."""
     model, pairs = translator.load(folder), Pairs.load(root / run.pairs)
-    captions = {*Pairs.load(root / "multi30k").test.sentences("source")}
-    asked, right = (pairs.test.sentences(side) for side in ("source", "target"))
+    captions = {*Pairs.load(root / "multi30k").test.decode_sentences("source")}
+    asked, right = (pairs.test.decode_sentences(side) for side in ("source", "target"))
     sets = {
         "Multi30k, test_2016_flickr": [n for n, one in enumerate(asked) if one in captions],
         "Tatoeba": [n for n, one in enumerate(asked) if one not in captions],
     }
-    written = {beams: list(translations(model, asked, beams=beams)) for beams in BEAMS}
+    written = {beams: list(translate_sentences(model, asked, beams=beams)) for beams in BEAMS}
     lines, signatures = measured(sets, written, right)
     every = max(len(sets["Tatoeba"]) // SHOWN, 1)
     chosen = sets["Tatoeba"][::every][:SHOWN]
@@ -140,7 +140,7 @@ def lengths(asked: Sequence[str], written: Sequence[str], references: Sequence[s
 def samples(model: Translator, sentences: Sequence[str], references: Sequence[str]) -> str:
     """Sentences, what the model makes of them, and where somebody has translated them, that."""
     lines = ["| English | its French | a person's |", "|---|---|---|"]
-    found = list(translations(model, [*OWN, *sentences]))
+    found = list(translate_sentences(model, [*OWN, *sentences]))
     for cells in zip([*OWN, *sentences], found, ["", "", *references], strict=True):
         lines.append(f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |")
     return "\n".join(lines)

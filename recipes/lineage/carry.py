@@ -12,12 +12,12 @@ import torch
 
 from recipes.lineage import card
 from recipes.lineage.runs import Run, done
+from regard.atomic_write import write_atomically
 from regard.models import translator
-from regard.weights.translators import CARRIED
-from regard.writing import whole
+from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 
 MODELS = {"translator": Run("additive", "joined"), "translator-plain": Run("plain", "joined")}
-PACKAGE = CARRIED["translator"].parent
+PACKAGE = INCLUDED_TRANSLATORS["translator"].parent
 MOST = 6_000_000  # bytes of all of them together
 
 
@@ -38,7 +38,7 @@ def write(root: Path, into: Path = PACKAGE, models: Mapping[str, Run] = MODELS) 
             raise SystemExit(f"the translators have {size:,} bytes together, and at most {MOST:,} are carried.")
         for name in models:
             (into / name).mkdir(parents=True, exist_ok=True)
-        with whole(*(into / file for file in files)) as places:
+        with write_atomically(*(into / file for file in files)) as places:
             for file, place in zip(files, places, strict=True):
                 shutil.copyfile(Path(beside) / file, place)  # which anyone may read, as the file of a package must be
     print(f"{', '.join(models)}: {size:,} bytes in {into}")

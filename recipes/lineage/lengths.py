@@ -10,7 +10,7 @@ from typing import Any
 from recipes.lineage.captions import AND, COUNTS, groups
 from recipes.lineage.runs import SHORT
 from recipes.lineage.table import BEAMS, DRAWS, by_length, said
-from regard.evaluate.translation import bleu, translations
+from regard.evaluate.translation_scores import bleu, translate_sentences
 from regard.models.translator import Translator
 from regard.text.pairs import Part
 
@@ -22,11 +22,11 @@ def measured(model: Translator, sources: Sequence[str], targets: Sequence[str]) 
 
     Of two captions also for those that together are no longer than many that the models know: what the joining itself costs.
     """
-    alone = list(translations(model, sources, beams=MOST))
+    alone = list(translate_sentences(model, sources, beams=MOST))
     found = []
     for count in COUNTS:
         asked, references = groups(sources, count, AND["source"]), groups(targets, count, AND["target"])
-        together = alone if count == 1 else list(translations(model, asked, beams=MOST))
+        together = alone if count == 1 else list(translate_sentences(model, asked, beams=MOST))
         rows = list(zip(asked, references, together, groups(alone, count, AND["target"]), strict=True))
         short = [row for row in rows if words(row[:1]) <= SHORT]
         found += [{"captions": count, "most_words": SHORT, **compared(short)}] if count == 2 and short else []
@@ -51,7 +51,7 @@ def natural(part: Part, translated: Sequence[str], captions: Collection[str]) ->
 
     Together they would show which of the two are short: Tatoeba's are, and they are also of another kind.
     """
-    triples = list(zip(part.sentences("source"), translated, part.sentences("target"), strict=True))
+    triples = list(zip(part.decode_sentences("source"), translated, part.decode_sentences("target"), strict=True))
     kinds = {
         "captions": [one for one in triples if one[0] in captions],
         "others": [one for one in triples if one[0] not in captions],

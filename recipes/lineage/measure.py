@@ -12,11 +12,11 @@ from typing import Any
 
 from recipes.lineage import alignments, lengths, probes, runs, table
 from recipes.lineage.runs import HERE, Run
+from regard.atomic_write import write_atomically
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.translator import Translator
 from regard.text.pairs import Pairs
-from regard.writing import whole
 
 RESULTS, ALIGNMENTS = HERE / "results.json", HERE / "alignments.json"
 
@@ -42,12 +42,12 @@ class Place:
 def natural(place: Place, captions: Pairs) -> Any:
     """BLEU by the length of a sentence, captions and others apart."""
     test, translated = Pairs.load(place.root / place.run.pairs).test, place.row[f"translations_{lengths.MOST}"]
-    return lengths.natural(test, translated, captions.test.sentences("source"))
+    return lengths.natural(test, translated, captions.test.decode_sentences("source"))
 
 
 def together(place: Place, captions: Pairs) -> Any:
     """BLEU of captions read together and apart."""
-    return lengths.measured(place.model, captions.test.sentences("source"), captions.test.sentences("target"))
+    return lengths.measured(place.model, captions.test.decode_sentences("source"), captions.test.decode_sentences("target"))
 
 
 def probed(place: Place, captions: Pairs) -> Any:
@@ -55,12 +55,14 @@ def probed(place: Place, captions: Pairs) -> Any:
     model = place.model
     if not isinstance(model, RecurrentTranslator):
         return []
-    return probes.measured(model, captions.train.sentences("source"), captions.test.sentences("source"))
+    return probes.measured(model, captions.train.decode_sentences("source"), captions.test.decode_sentences("source"))
 
 
 def aligned(place: Place, captions: Pairs) -> Any:
     """What is looked at."""
-    return alignments.measured(place.model, captions.valid.sentences("source"), captions.valid.sentences("target"))
+    return alignments.measured(
+        place.model, captions.valid.decode_sentences("source"), captions.valid.decode_sentences("target")
+    )
 
 
 MEASURES: dict[str, Callable[[Place, Pairs], Any]] = {
@@ -81,7 +83,7 @@ def measured(root: Path) -> None:
         seen[one.run.name] = found.pop("alignment")
         numbers[one.run.name] = table.numbers(one.row) | found
     order = [one.name for one in runs.runs() if one.name in numbers]
-    with whole(RESULTS, ALIGNMENTS) as (results, words):
+    with write_atomically(RESULTS, ALIGNMENTS) as (results, words):
         results.write_text(compact([numbers[name] for name in order]), encoding="utf-8")
         words.write_text(compact({name: seen[name] for name in order}), encoding="utf-8")
     print(f"{len(done)} runs measured, {len(order)} in {RESULTS.name} and {ALIGNMENTS.name}", flush=True)
@@ -99,7 +101,7 @@ def kept(name: str, place: Place, captions: Pairs) -> Any:
         print(f"{place.run.name}: {name}", flush=True)
         found = MEASURES[name](place, captions)
         path.parent.mkdir(exist_ok=True)
-        with whole(path) as (beside,):
+        with write_atomically(path) as (beside,):
             beside.write_text(compact(found), encoding="utf-8")
     return read(path)
 

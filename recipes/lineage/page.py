@@ -15,7 +15,7 @@ from recipes.lineage.alignments import FRENCH, JUMPED, LECTURES, WORDS
 from recipes.lineage.measure import ALIGNMENTS, RESULTS
 from recipes.lineage.runs import MODELS, runs
 from recipes.lineage.table import within
-from regard.writing import whole
+from regard.atomic_write import write_atomically
 
 PAGE = Path(__file__).parents[2] / "docs" / "lineage.md"
 BEGIN, END = "<!-- {}: written by python -m recipes.lineage --measure -->", "<!-- end of {} -->"
@@ -38,7 +38,7 @@ GROWN: dict[str, Cell] = {
 def write() -> None:
     """The tables of the page, then its pictures."""
     rows, seen = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, ALIGNMENTS))
-    with whole(PAGE) as (beside,):
+    with write_atomically(PAGE) as (beside,):
         beside.write_text(filled(PAGE.read_text(encoding="utf-8"), rows, seen), encoding="utf-8")
     pictures.main()
     print(PAGE, flush=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from recipes.lineage.captions import AND, COUNTS, groups
 from regard.evaluate.alignment import WORD
-from regard.evaluate.probe import learn, wilson
-from regard.generate.translation import ending
+from regard.evaluate.linear_probe import fit_probe, wilson_interval
+from regard.generate.translation_search import get_end_token
 from regard.models.recurrent import RecurrentTranslator
 
 CLASSES = 50  # words, the most frequent at a place among the sentences learned from
@@ -39,7 +39,7 @@ def measured(model: RecurrentTranslator, train: Sequence[str], test: Sequence[st
         usable = [n for n, word in enumerate(words) if word in names]
         answers, own = torch.tensor([names.index(words[n]) for n in usable]), [at(place, one) for one in asked]
         for state in STATES:
-            probe = learn(part(known[usable], state), answers)
+            probe = fit_probe(part(known[usable], state), answers)
             right = [names[n] == word for n, word in zip(probe(part(seen, state)).tolist(), own, strict=True)]
             for above, upto in pairwise(EDGES):
                 here = [n for n, count in enumerate(lengths) if above < count <= upto and own[n] in names]
@@ -47,7 +47,9 @@ def measured(model: RecurrentTranslator, train: Sequence[str], test: Sequence[st
                     hits, most = sum(right[n] for n in here), Counter(own[n] for n in here).most_common(1)[0][1]
                     row = {"place": place, "state": state, "above": above, "upto": upto, "sentences": len(here)}
                     row["words"] = sum(lengths[n] for n in here) / len(here)
-                    rows.append({**row, "share": hits / len(here), "within": wilson(hits, len(here)), "most": most / len(here)})
+                    rows.append(
+                        {**row, "share": hits / len(here), "within": wilson_interval(hits, len(here)), "most": most / len(here)}
+                    )
     return rows
 
 
@@ -73,7 +75,7 @@ def part(summary: Tensor, state: str) -> Tensor:
 @torch.no_grad()
 def summaries(model: RecurrentTranslator, sentences: Sequence[str]) -> Tensor:
     """The encoder's last states of each sentence, (b, 2 hidden), in order."""
-    end, text = ending(model), model.text
+    end, text = get_end_token(model), model.text
     assert text is not None
     rows = [[*text.encode(one), end] for one in sentences]
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))

@@ -7,9 +7,9 @@ from pathlib import Path
 from regard.cli import main as regard
 from regard.errors import DataError
 from regard.text.pairs import PairReader, Pairs, prepare
-from regard.text.pairs.sources import given
+from regard.text.pairs.sources import read_pairs
 from regard.train.config import read_table
-from regard.train.listeners import lines
+from regard.train.listeners import json_lines
 
 HERE = Path(__file__).parent
 MODELS = ("transformer", "additive", "plain")
@@ -58,7 +58,7 @@ def excerpt(source: Path, root: Path, most: int) -> Path:
     """The first pairs of a source, as files of their own."""
     folder = root / source.name
     folder.mkdir(parents=True, exist_ok=True)
-    found = list(given(source, ("en", "fr")))
+    found = list(read_pairs(source, ("en", "fr")))
     if found[0].part is None:
         path = folder / "some.tsv"
         path.write_text("".join(f"{one.source}\t{one.target}\n" for one in found[:: max(len(found) // most, 1)]))
@@ -74,7 +74,7 @@ def train(run: Run, corpus: Path, root: Path, trial: bool) -> None:
     """Trains a run, or goes on with it, by `regard translate --train`; steps are as many epochs as on Multi30k alone."""
     config, out = read_table(HERE / f"{run.model}.toml"), root / run.name
     pairs = Pairs.load(corpus)
-    part = pairs.train.upto(run.most_words) if run.most_words else pairs.train
+    part = pairs.train.limit_words(run.most_words) if run.most_words else pairs.train
     epoch = PairReader(part, config["batch_tokens"]).batches
     flags = ["--corpus", str(corpus), "--out", str(out), "--seed", str(run.seed), "--most-words", str(run.most_words)]
     if run.pairs == "joined":
@@ -88,13 +88,13 @@ def train(run: Run, corpus: Path, root: Path, trial: bool) -> None:
 
 def seconds(run: Run, root: Path) -> float:
     """How long a run's steps took, together."""
-    return sum(float(row["seconds"]) for row in lines.read(root / run.name / lines.LOG))
+    return sum(float(row["seconds"]) for row in json_lines.read_rows(root / run.name / json_lines.LOG_NAME))
 
 
 def done(run: Run, root: Path) -> bool:
     """Whether a run has a model and all of its steps."""
     try:
-        steps = lines.read(root / run.name / lines.LOG)[-1]["step"]
+        steps = json_lines.read_rows(root / run.name / json_lines.LOG_NAME)[-1]["step"]
     except (DataError, IndexError):
         return False
     return bool(steps >= read_table(HERE / f"{run.model}.toml")["steps"])

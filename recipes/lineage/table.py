@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.lineage.runs import Run, seconds
-from regard.evaluate.translation import Score, bleu, chrf, translations
+from regard.atomic_write import write_atomically
+from regard.evaluate.translation_scores import Score, bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.text.pairs import Pairs
-from regard.writing import whole
 
 BEAMS = (1, 4)
 DRAWS = 1000  # of sentences, for the intervals
@@ -26,18 +26,18 @@ def evaluated(run: Run, pairs: Path, root: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
     test, model = Pairs.load(pairs).test, translator.load(root / run.name / "model")
-    sources, references = test.sentences("source"), test.sentences("target")
+    sources, references = test.decode_sentences("source"), test.decode_sentences("target")
     row: dict[str, Any] = {"run": run.name, "model": run.model, "pairs": run.pairs, "seed": run.seed}
     row |= {"most_words": run.most_words, "training_seconds": seconds(run, root), "sentences": len(test)}
     row["parameters"] = sum(one.numel() for one in model.parameters())
     for beams in BEAMS:
         began = time.perf_counter()
-        translated = list(translations(model, sources, beams=beams))
+        translated = list(translate_sentences(model, sources, beams=beams))
         row |= {f"seconds_{beams}": time.perf_counter() - began, f"translations_{beams}": translated}
         scores = [score(translated, references, DRAWS) for score in (bleu, chrf)]
         row |= {f"{one.name}_{beams}": said(one) for one in scores}
         row[f"lengths_{beams}"] = by_length(sources, translated, references)
-    with whole(path) as (beside,):
+    with write_atomically(path) as (beside,):
         beside.write_text(json.dumps(row, ensure_ascii=False, indent=1), encoding="utf-8")
     return row
 
@@ -62,7 +62,7 @@ def by_length(sources: Sequence[str], translated: Sequence[str], references: Seq
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """table.json and table.md of all rows."""
     kept = [numbers(row) for row in rows]
-    with whole(folder / "table.json", folder / "table.md") as (table, words):
+    with write_atomically(folder / "table.json", folder / "table.md") as (table, words):
         table.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         words.write_text(markdown(kept), encoding="utf-8")
     print(f"\n{markdown(kept)}\n{folder / 'table.json'}", flush=True)

@@ -15,8 +15,8 @@ from recipes.pocket.lists import whole_words
 from recipes.pocket.ngram import KneserNey
 from regard.evaluate import perplexity
 from regard.models import GPT2
-from regard.observe.heads import Head, Heads
-from regard.show import curves
+from regard.observe.head_kinds import Head, Heads
+from regard.show import training_curves
 from regard.text.corpus import Corpus
 from regard.train import TrainConfig
 
@@ -115,12 +115,15 @@ def write(root: Path) -> None:
     }
     (PACKAGE / "README.md").write_text(CARD.format(**said), encoding="utf-8")
     shutil.copyfile(root / "run" / "curves.png", PACKAGE / "curves.png")
-    curves.save(curves.formation(formed, detectors=[(detector, "repeated") for detector in DETECTORS]), PACKAGE / "heads.png")
+    training_curves.save_picture(
+        training_curves.draw_head_formation(formed, detectors=[(detector, "repeated") for detector in DETECTORS]),
+        PACKAGE / "heads.png",
+    )
 
 
 def sample(model: GPT2, seed: int) -> str:
     """A story from its first word on."""
-    settings = model.ending()
+    settings = model.get_end_settings()
     settings |= {"temperature": TEMPERATURE, "top_k": TOP_K, "seed": seed}
     end = settings["end"]
     tokens = [int(token) for token in model.generate([end], LONG, **settings)]
@@ -167,10 +170,10 @@ def words(model: GPT2, count: int, times: int) -> list[int]:
     """The end of text, then so many different words at random, so many times."""
     assert model.text is not None
     known = random.Random(DICE).sample(whole_words(model.text), count)
-    return [model.ending()["end"], *model.text.encode("".join(known * times))]
+    return [model.get_end_settings()["end"], *model.text.encode("".join(known * times))]
 
 
 def opening(model: GPT2, story: list[int]) -> list[int]:
     """The end of text, and the first story that is whole in a row of tokens."""
-    begins = story.index(model.ending()["end"])
+    begins = story.index(model.get_end_settings()["end"])
     return story[begins : begins + SEEN]

@@ -13,7 +13,7 @@ from regard.errors import (
     TooLargeError,
     WeightsError,
 )
-from regard.shown import Shown
+from regard.html_repr import HtmlRepr
 
 if TYPE_CHECKING:
     from regard.examination import Finding, Report, examine
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     )
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
-    from regard.observe.heads import heads
+    from regard.observe.deserialize import load
+    from regard.observe.head_kinds import heads
     from regard.observe.intervene import CutEdges, KnockOut, Patch, Temperature, intervene
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
-    from regard.observe.unpacking import load
     from regard.show.head_figure import figure
     from regard.show.page import serve
-    from regard.show.page.onefile import page
+    from regard.show.page.single_file import page
 
-WHEN_ASKED = {  # the module of each name, imported when the name is first used: torch alone takes a second
+LAZY_NAMES = {  # the module of each name, imported when the name is first used: torch alone takes a second
     "regard.examination": ("Finding", "Report", "examine"),
     "regard.generate": ("quantise",),
     "regard.layers": (
@@ -79,20 +79,20 @@ WHEN_ASKED = {  # the module of each name, imported when the name is first used:
     ),
     "regard.models": ("GPT2", "GPT2Config"),
     "regard.observe.compare": ("compare",),
-    "regard.observe.unpacking": ("load",),
-    "regard.observe.heads": ("heads",),
+    "regard.observe.deserialize": ("load",),
+    "regard.observe.head_kinds": ("heads",),
     "regard.observe.intervene": ("CutEdges", "KnockOut", "Patch", "Temperature", "intervene"),
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
     "regard.show.head_figure": ("figure",),
     "regard.show.page": ("serve",),
-    "regard.show.page.onefile": ("page",),
+    "regard.show.page.single_file": ("page",),
 }
 
-ROOMS = ("layers", "map", "mechanism", "train")  # modules used by their own name: regard.train.run
+LAZY_MODULES = ("layers", "map", "mechanism", "train")  # modules used by their own name: regard.train.run
 
-Shown.by = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps in a notebook
+HtmlRepr.renderer = "regard.show.notebook"  # draws maps, recordings, tables of heads and steps in a notebook
 
 __version__ = "0.1.0"
 
@@ -148,10 +148,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
-    for room, names in WHEN_ASKED.items():
+    for room, names in LAZY_NAMES.items():
         if name in names:
             return getattr(import_module(room), name)
-    if name in ROOMS:
+    if name in LAZY_MODULES:
         return import_module(f"regard.{name}")
     raise AttributeError(f"regard has no {name!r}.")
 

@@ -7,13 +7,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from regard.printable import LINES, escape_controls
+from regard.terminal_escapes import LINES, escape_controls
 
 INTERRUPTED = 128 + signal.SIGINT  # the exit status that a shell gives a command ended by Ctrl-C
 
 
 @contextmanager
-def ending_at_interrupt() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """Return a context manager in which Ctrl-C ends the process at once."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # if Ctrl-C is ignored, as in the background, it stays ignored
@@ -26,10 +26,10 @@ def ending_at_interrupt() -> Iterator[None]:
 
 def main() -> int:
     """Run a command; Ctrl-C during its imports, which take seconds and need no cleanup, ends the process at once."""
-    with ending_at_interrupt():
+    with exit_on_interrupt():
         from regard.cli import main as command
     try:
-        return command(importing=ending_at_interrupt())
+        return command(importing=exit_on_interrupt())
     except Exception:  # a bug in regard
         with suppress(OSError):
             sys.stderr.write(escape_controls(traceback.format_exc(), LINES))

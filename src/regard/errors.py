@@ -1,9 +1,9 @@
 """The errors that a caller can cause; caught once, at the boundary."""
 
-from regard.printable import LINES, escape_controls
+from regard.terminal_escapes import LINES, escape_controls
 
 LONGEST = 500  # characters of a message
-BEGINNING = 280  # characters before the gap: what was expected and what came; what to do is at the end
+LONGEST_BEGINNING = 280  # characters before the gap: what was expected and what came; what to do is at the end
 
 
 class RegardError(Exception):
@@ -13,7 +13,7 @@ class RegardError(Exception):
     """
 
     def __init__(self, *parts: object) -> None:
-        super().__init__(*(shorten(part) if isinstance(part, str) else part for part in parts))
+        super().__init__(*(shorten_message(part) if isinstance(part, str) else part for part in parts))
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError's would add quotes
@@ -47,10 +47,10 @@ class TooLargeError(RegardError):
     """A result is larger than the limit on memory."""
 
 
-def shorten(message: str) -> str:
+def shorten_message(message: str) -> str:
     """Return a message in printable form, with its middle left out if it has more than 500 characters."""
     if len(message) <= LONGEST and len(printed := escape_controls(message, LINES)) <= LONGEST:
         return printed
     gap = f" [... {len(message):,} characters in all ...] "
     first, last = (escape_controls(part, LINES) for part in (message[:LONGEST], message[-LONGEST:]))
-    return first[:BEGINNING] + gap + last[len(last) - (LONGEST - BEGINNING - len(gap)) :]
+    return first[:LONGEST_BEGINNING] + gap + last[len(last) - (LONGEST - LONGEST_BEGINNING - len(gap)) :]

@@ -11,11 +11,24 @@ from importlib.util import find_spec
 
 import torch
 
-from regard.compiled import choices, processor
+from regard.compiled import kernel_choice, processor
 
 SECONDS = 0.3  # seconds of one measurement
-READ = 2**27  # bytes, more than most caches hold
-SHOWN = ("sse4.2", "avx", "fma", "avx2", "f16c", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx_int8", "neon", "sve")
+READ_BYTES = 2**27  # bytes, more than most caches hold
+REPORTED_FEATURES = (
+    "sse4.2",
+    "avx",
+    "fma",
+    "avx2",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512vnni",
+    "avx512bf16",
+    "amx_int8",
+    "neon",
+    "sve",
+)
 EXTRAS = {  # extras of pyproject.toml: the module of each, and what it is for
     "fast": ("numba", "compiled loops for attention, maps, training and generation"),
     "view": ("uvicorn", "the live page, regard serve"),
@@ -53,19 +66,19 @@ def describe_machine(*, measure: bool = True) -> Machine:
     rates = {}
     if measure:
         rates["bytes_per_second"] = measure_bandwidth()
-        rates["float32_per_second"] = measure_products(torch.float32)
-        rates["bfloat16_per_second"] = measure_products(torch.bfloat16)
+        rates["float32_per_second"] = measure_product_rate(torch.float32)
+        rates["bfloat16_per_second"] = measure_product_rate(torch.bfloat16)
     return Machine(
         versions=read_versions(),
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        processor=processor.read_name(),
-        instruction_sets=[name for name in SHOWN if name in processor.read_features()],
-        is_narrowed=any(name in processor.read_host_features() - processor.read_features() for name in SHOWN),
+        processor=processor.read_processor_name(),
+        instruction_sets=[name for name in REPORTED_FEATURES if name in processor.read_features()],
+        is_narrowed=any(name in processor.read_host_features() - processor.read_features() for name in REPORTED_FEATURES),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
         cores=os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         accelerators=list_accelerators(),
-        kernels=choices.list_choices(),
+        kernels=kernel_choice.list_choices(),
         extras={name: find_spec(module) is not None for name, (module, _) in EXTRAS.items()},
         **rates,
     )
@@ -88,7 +101,7 @@ def list_accelerators() -> list[str]:
     return [*found, *(["Apple MPS"] if torch.backends.mps.is_available() else [])]
 
 
-def measure_products(
+def measure_product_rate(
     dtype: torch.dtype, device: torch.device | str = "cpu", *, side: int = 1024, seconds: float = SECONDS
 ) -> float:
     """Measure floating-point operations per second: of the fastest product of two square matrices within `seconds`.
@@ -104,16 +117,16 @@ def measure_products(
 def time_product(side: int, dtype: torch.dtype, device: torch.device | str, seconds: float) -> float:
     """Return the seconds of the fastest product of two side x side matrices."""
     a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))
-    return time_fastest(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
+    return time_fastest_run(lambda: float((a @ b)[0, 0]), seconds)  # float waits for the device
 
 
 def measure_bandwidth() -> float:
     """Measure bytes per second that all threads read from memory: the fastest sum of 128 MiB within 0.3 s."""
-    x = torch.ones(READ // 8, dtype=torch.int64)
-    return READ / time_fastest(x.sum, SECONDS)
+    x = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    return READ_BYTES / time_fastest_run(x.sum, SECONDS)
 
 
-def time_fastest(run: Callable[[], object], seconds: float) -> float:
+def time_fastest_run(run: Callable[[], object], seconds: float) -> float:
     """Return the seconds of the fastest run of as many as fit into `seconds`; at least two, since the first is slow."""
     fastest, begun, count = math.inf, time.perf_counter(), 0
     while count < 2 or time.perf_counter() - begun < seconds:

@@ -7,26 +7,26 @@ from typing import Any
 TRIM, LARGE = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 
 
-def large_from(count: int) -> None:
+def set_mmap_threshold(count: int) -> None:
     """Allocate blocks of `count` bytes or more by mmap, so that they go back to the system as soon as they are freed."""
-    if library() is not None:
-        library().mallopt(LARGE, count)
+    if find_glibc() is not None:
+        find_glibc().mallopt(LARGE, count)
 
 
-def kept_up_to(count: int) -> None:
+def set_trim_threshold(count: int) -> None:
     """Keep up to `count` free bytes at the end of the heap in the process."""
-    if library() is not None:
-        library().mallopt(TRIM, count)
+    if find_glibc() is not None:
+        find_glibc().mallopt(TRIM, count)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return free memory to the system now."""
-    if library() is not None:
-        library().malloc_trim(0)
+    if find_glibc() is not None:
+        find_glibc().malloc_trim(0)
 
 
 @cache
-def library() -> Any:
+def find_glibc() -> Any:
     """Return the C library of this process if it is glibc, else None."""
     try:
         found = ctypes.CDLL(None)

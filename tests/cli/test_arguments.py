@@ -55,4 +55,4 @@ def test_so_are_the_commands_the_version_and_what_is_wrong_with_a_flag(arguments
 
 
 def test_the_flags_are_those_of_the_classes():
-    assert derived.read_file() == derive(), "python -m docs.flags writes them anew"
+    assert derived.read_flags_file() == derive(), "python -m docs.flags writes them anew"

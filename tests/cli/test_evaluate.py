@@ -12,7 +12,7 @@ from regard.cli import evaluate, main
 from regard.evaluate import lambada, perplexity, stop_tokens, wikitext
 from regard.models import GPT2, GPT2Config
 from regard.text import BytePair
-from regard.text.byte_pair import OWN
+from regard.text.byte_pair import GPT2_FOLDER
 from regard.text.corpus import prepare
 
 TEXT = "the cat sat on the mat, and the dog saw the cat again and again.\n" * 9
@@ -49,7 +49,7 @@ def theirs(tmp_path_factory):
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("model") / "theirs"
     GPT2LMHeadModel(TheirConfig(n_layer=2, n_head=2, n_embd=16, n_positions=29)).save_pretrained(path)
-    GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(path)
+    GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(path)
     return path
 
 
@@ -78,7 +78,7 @@ def test_a_text_is_scored_as_the_library_scores_it(own, capsys, tmp_path):
     )
     shown = numbers(out)
     assert shown["by token"] == f"{found.by_token:,.2f}"
-    assert shown["by word"] == evaluate.decimal(found.by_word)
+    assert shown["by word"] == evaluate.format_decimal(found.by_word)
     assert shown["by byte"] == f"{found.by_byte:,.2f}"
     assert shown["bits per byte"] == f"{found.bits_per_byte:.3f}"
     assert "published" not in out
@@ -112,7 +112,7 @@ def test_a_corpus_is_scored_with_its_ends_and_its_words(own, capsys, tmp_path):
     code, out, _ = said(capsys, own, tmp_path / "corpus")
     assert code == 0
     assert f"{corpus.tokens - 1:,} tokens, {words:,} words" in out
-    assert numbers(out)["by word"] == evaluate.decimal(found.by_word)
+    assert numbers(out)["by word"] == evaluate.format_decimal(found.by_word)
     held_out = corpus.split(0.3)[1]
     out = said(capsys, own, tmp_path / "corpus", "--held-out", 0.3)[1]
     assert numbers(out)["by token"] == f"{perplexity(model, held_out, context=29, stride=14, batch=BATCH).by_token:,.2f}"
@@ -139,17 +139,17 @@ def test_passages_are_scored_by_their_last_words(kind, capsys, tmp_path, request
 def test_wikitext_is_read_without_its_spacing_and_its_words_are_counted_with_it(own, capsys, tmp_path):
     (tmp_path / "wiki.txt").write_text(WIKI)
     model = GPT2.load(own)
-    tokens = model.text.encode(wikitext.detokenised(WIKI))
-    found = perplexity(model, tokens, context=29, stride=14, words=wikitext.words(WIKI), bytes=len(WIKI))
+    tokens = model.text.encode(wikitext.detokenize(WIKI))
+    found = perplexity(model, tokens, context=29, stride=14, words=wikitext.count_words(WIKI), bytes=len(WIKI))
     out = said(capsys, own, tmp_path / "wiki.txt", "--wikitext")[1]
     assert f"{found.tokens} tokens, {found.words} words, {found.bytes} bytes" in out
-    assert numbers(out)["by word"] == evaluate.decimal(found.by_word)
+    assert numbers(out)["by word"] == evaluate.format_decimal(found.by_word)
     assert "WikiText's spacing is removed" in out
 
 
 def test_published_figures_stand_beside_what_was_measured(own, capsys, tmp_path, monkeypatch):
     (tmp_path / "wiki.txt").write_text(WIKI)
-    monkeypatch.setattr(evaluate, "known_as", lambda path: ("WikiText-2", "WikiText-103"))
+    monkeypatch.setattr(evaluate, "find_published_names", lambda path: ("WikiText-2", "WikiText-103"))
     (tmp_path / "gpt2").symlink_to(own)
     for columns in ("80", "40"):
         monkeypatch.setenv("COLUMNS", columns)

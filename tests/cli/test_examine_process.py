@@ -11,7 +11,7 @@ import torch
 
 from cli.layers_to_examine import write_layers
 from regard.cli.examine import add_arguments
-from regard.cli.examine_process import open_unbroken, write_result
+from regard.cli.examine_process import open_ignoring_broken_pipe, write_result
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_module_that_was_imported_under_the_same_name_stays(file, monkeypatch)
 def test_what_is_printed_where_nobody_reads_is_dropped():
     read, written = os.pipe()
     os.close(read)
-    stream = open_unbroken(written)
+    stream = open_ignoring_broken_pipe(written)
     print("x" * 100_000, file=stream)
     stream.close()
     os.close(written)
@@ -152,7 +152,7 @@ def test_what_is_printed_where_nobody_reads_is_dropped():
 
 def test_what_no_encoding_has_is_printed_as_its_escape():
     read, written = os.pipe()
-    stream = open_unbroken(written)
+    stream = open_ignoring_broken_pipe(written)
     print("a\ud800b", file=stream)
     stream.close()
     os.close(written)

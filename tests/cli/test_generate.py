@@ -12,7 +12,7 @@ from regard.cli import main
 from regard.generate import choices
 from regard.models import GPT2
 from regard.text import BytePair
-from regard.text.numbers import Numbers
+from regard.text.number_tokenizer import NumberTokenizer
 
 SAMPLE = "the cat sat on the mat, and the dog saw the cat again and again. " * 20
 
@@ -77,12 +77,12 @@ def test_words_are_written_as_they_come(monkeypatch):
 
     monkeypatch.setattr("sys.stdout", Screen())
     words = iter(["the", " cat"])
-    regard.cli.generate.stream(word for word in words if not seen.append(None))
+    regard.cli.generate.print_stream(word for word in words if not seen.append(None))
     assert seen == [None, "the", None, "the cat"]
 
 
 def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
-    regard.cli.generate.stream(iter(["a\x1b[2Jb", "\n\tc\x07"]))
+    regard.cli.generate.print_stream(iter(["a\x1b[2Jb", "\n\tc\x07"]))
     assert capsys.readouterr().out == "a\\x1b[2Jb\n\tc\\x07\n"
 
 
@@ -158,7 +158,7 @@ def test_a_model_without_a_vocabulary_speaks_in_numbers(bare, capsys):
     code, out, _ = said(capsys, "3 1 2", "--model", bare, "--tokens", "1", "--seed", "0", "--top", "2")
     assert code == 0
     assert out.startswith(f"'{expected[0]}'")
-    assert Numbers().bytes([3, 1]).decode() == " 3 1"
+    assert NumberTokenizer().bytes([3, 1]).decode() == " 3 1"
 
 
 def test_without_a_number_it_writes_what_the_context_has_room_for(bare, capsys):

@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import machine
 from regard.cli import main
-from regard.compiled import choices, processor
+from regard.compiled import kernel_choice, processor
 
 
 def run(capsys, *arguments):
@@ -25,8 +25,8 @@ def test_it_names_versions_processor_kernels_and_extras(capsys, monkeypatch):
     lines = {label: value.strip() for label, value in lines.items()}
     assert lines["regard"] == regard.__version__
     assert lines["torch"] == torch.__version__
-    assert lines["processor"].startswith(processor.read_name())
-    assert {name: lines[name] for name in choices.list_choices()} == choices.list_choices()
+    assert lines["processor"].startswith(processor.read_processor_name())
+    assert {name: lines[name] for name in kernel_choice.list_choices()} == kernel_choice.list_choices()
     assert set(machine.EXTRAS) <= set(lines)
     assert "GFLOP/s" not in printed
 
@@ -40,8 +40,8 @@ def test_no_line_is_wider_than_the_screen_or_ends_in_blanks(capsys, monkeypatch,
 
 def test_for_a_program_it_prints_every_field_with_the_rates(capsys):
     found = json.loads(run(capsys, "--json"))
-    assert found["processor"] == processor.read_name()
-    assert found["kernels"] == choices.list_choices()
+    assert found["processor"] == processor.read_processor_name()
+    assert found["kernels"] == kernel_choice.list_choices()
     assert min(found[name] for name in ("bytes_per_second", "float32_per_second", "bfloat16_per_second")) > 1e6
 
 

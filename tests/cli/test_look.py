@@ -9,10 +9,10 @@ from transformers import GPT2LMHeadModel, GPT2TokenizerFast, T5Config, T5Model
 
 from regard import DataError
 from regard.cli import main
-from regard.cli.foreign import only_here
+from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
 from regard.observe import load
-from regard.text.byte_pair import OWN
+from regard.text.byte_pair import GPT2_FOLDER
 from show.recorded import cross
 
 TEXT = "the cat saw the dog, and the dog saw the cat. " * 3
@@ -24,7 +24,7 @@ def folder(tmp_path_factory):
     torch.manual_seed(0)
     place = tmp_path_factory.mktemp("model")
     GPT2LMHeadModel(TheirConfig(n_layer=2, n_head=4, n_embd=32, n_positions=64, initializer_range=0.3)).save_pretrained(place)
-    GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(place)
+    GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(place)
     return place
 
 
@@ -142,9 +142,9 @@ def test_a_model_that_the_hub_cannot_be_asked_for_is_taken_from_its_cache(capsys
     (tmp_path / "models--one--two" / "refs" / "main").write_text("0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert only_here("one/two")
+    assert is_only_in_cache("one/two")
     with pytest.raises(DataError, match="there is no folder one/three"):
-        only_here("one/three")
+        is_only_in_cache("one/three")
 
 
 def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(capsys):
@@ -191,7 +191,7 @@ def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tm
 def test_of_an_encoder_decoder_the_encoder_is_looked_at(capsys, tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "vocab_size": 50257}
     T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
-    GPT2TokenizerFast(vocab=str(OWN / "encoder.json"), merges=str(OWN / "vocab.bpe")).save_pretrained(tmp_path)
+    GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(tmp_path)
     code, out, _ = look(capsys, "the cat saw the dog", "--model", tmp_path)
     assert code == 0
     assert "2 layers, 8 heads. 5 tokens" in out

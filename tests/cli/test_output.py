@@ -47,9 +47,9 @@ def folder(tmp_path_factory):
     place.mkdir()
     recording = load_copy(place / "whole.reg")
     recording.model, recording.tokens = HOSTILE + "\udcff", [HOSTILE + "\udcff", *recording.tokens[1:]]
-    for strand in recording.last.strands.values():
+    for strand in recording.last.histories.values():
         strand.name = strand.name.replace("blocks", HOSTILE + "\udcff")
-    recording.last.strands = {(one.name, *key[1:]): one for key, one in recording.last.strands.items()}
+    recording.last.histories = {(one.name, *key[1:]): one for key, one in recording.last.histories.items()}
     recording.save(place / "hostile.reg")
     (place / "damaged.reg").write_bytes((place / "hostile.reg").read_bytes()[:-1])
     alphabet = "".join(dict.fromkeys(HOSTILE + TEXT))

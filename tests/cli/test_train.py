@@ -14,8 +14,8 @@ from regard.cli import main, train
 from regard.cli.train import SIZES
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig
-from regard.train.checkpoints import Checkpoints
-from regard.train.listeners.lines import read
+from regard.train.checkpoints import CheckpointManager
+from regard.train.listeners.json_lines import read_rows
 
 STORY = "the cat sat on the mat, and the dog saw the cat again and again. " * 30
 SMALL = ["--layers", "1", "--heads", "2", "--width", "12", "--context", "11", "--batch", "3", "--warmup", "2"]
@@ -39,11 +39,11 @@ def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
     code, out, err = said(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--observe", "every=5")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    config = TrainConfig.of({}, text="story.txt", steps=11)
+    config = TrainConfig.from_table({}, text="story.txt", steps=11)
     assert f"steps = {config.steps}\n" in out
     assert "model: run/model, the best: " in out
-    assert [row["step"] for row in read(tmp_path / "run" / "log.jsonl")] == list(range(1, 12))
-    assert sorted({row["step"] for row in read(tmp_path / "run" / "heads.jsonl")}) == [1, 5, 10, 11]
+    assert [row["step"] for row in read_rows(tmp_path / "run" / "log.jsonl")] == list(range(1, 12))
+    assert sorted({row["step"] for row in read_rows(tmp_path / "run" / "heads.jsonl")}) == [1, 5, 10, 11]
     assert all((tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "heads.png"))
     assert "".join(GPT2.load("run/model").complete("the", 5, seed=0)) != ""
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
 
 @pytest.mark.parametrize(("rate", "warns"), [(1e9, True), (90e9, False)])
 def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(capsys, monkeypatch, rate, warns):
-    monkeypatch.setattr(train, "measure_products", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
+    monkeypatch.setattr(train, "measure_product_rate", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
     code, out, _ = said(capsys, "--text", "story.txt", "--steps", "2", *SMALL, "--precision", "bfloat16")
     expected = "at 1 GFLOP/s in bfloat16 and at 52 in float32: use --precision float32"
     assert (code, expected in out, "warning" in out) == (0, warns, warns)
@@ -139,9 +139,9 @@ def test_a_signal_ends_it_with_a_checkpoint_a_sentence_and_its_code(tmp_path, nu
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (code, "")
-    last = Checkpoints(tmp_path / "run" / "checkpoints", 2).latest()
+    last = CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest()
     assert f"{number.name}: stopped after step {last.step:,}, which is saved; the same command resumes there" in out
-    assert len(read(tmp_path / "run" / "log.jsonl")) == last.step
+    assert len(read_rows(tmp_path / "run" / "log.jsonl")) == last.step
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_full_disk_ends_it_with_a_sentence_and_leaves_the_last_checkpoint_whol
     assert process.returncode == 2, out
     assert "could not be written" in err
     assert err.count("\n") == 1
-    assert Checkpoints(tmp_path / "run" / "checkpoints", 2).latest().step == 4
+    assert CheckpointManager(tmp_path / "run" / "checkpoints", 2).read_latest().step == 4
     assert not list((tmp_path / "run").rglob(".*partial"))
     again = started(tmp_path, "--steps", "8", "--checkpoint-every", "2", "--width", "64")
     out, err = again.communicate(timeout=60)

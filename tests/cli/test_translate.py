@@ -7,15 +7,15 @@ import pytest
 
 from regard.cli import main
 from regard.cli.translate import SIZES
-from regard.evaluate.translation import bleu, chrf, translations
+from regard.evaluate.translation_scores import bleu, chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.translator import KINDS
 from regard.text import BytePair
 from regard.train import TrainConfig
-from regard.train.config import OF_TEXT
-from regard.train.listeners.lines import read
-from regard.train.sizes import arguments
+from regard.train.config import TEXT_SETTINGS
+from regard.train.listeners.json_lines import read_rows
+from regard.train.translator_sizes import list_arguments
 from text.pairs.small import aligned, many
 
 SMALL = ["--pairs", "set", "--vocabulary", "280", "--width", "12", "--batch-tokens", "150", "--warmup", "2"]
@@ -49,7 +49,7 @@ def said(capsys, *arguments):
 
 
 def expected(folder, sentences, **settings):
-    found = translations(translator.load(folder), sentences, **settings)
+    found = translate_sentences(translator.load(folder), sentences, **settings)
     return [re.sub(r"[^ -~\u00a1-\uffff]", lambda x: x[0].encode("unicode_escape").decode(), one) for one in found]
 
 
@@ -71,7 +71,9 @@ def test_lines_of_standard_input_become_as_many_lines_in_their_order(capsys, fol
 
 
 def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeypatch):
-    monkeypatch.setattr("regard.cli.translate.translations", lambda model, some, **settings: ["a\x1b[31mb" for _ in some])
+    monkeypatch.setattr(
+        "regard.cli.translate.translate_sentences", lambda model, some, **settings: ["a\x1b[31mb" for _ in some]
+    )
     _, out, _ = said(capsys, "1 one", "--model", folder)
     assert "\x1b" not in out
     assert out.startswith("a")
@@ -80,7 +82,7 @@ def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeyp
 def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
     code, out, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
     sources, references = zip(*many(60), strict=True)
-    found = list(translations(translator.load(folder), sources))
+    found = list(translate_sentences(translator.load(folder), sources))
     assert (code, err) == (0, "")
     assert out.splitlines() == ["60 sentences", str(bleu(found, references)), str(chrf(found, references))]
     (tmp_path / "some.fr").write_text("un\n")
@@ -99,7 +101,7 @@ def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys,
     code, out, _ = said(capsys, "--train", *SMALL, *kind, "--steps", "11")
     assert code == 0
     assert "resuming after step 6\n" in out
-    assert [row["step"] for row in read(tmp_path / "run" / "log.jsonl")] == [*range(1, 12)]
+    assert [row["step"] for row in read_rows(tmp_path / "run" / "log.jsonl")] == [*range(1, 12)]
     code, out, err = said(capsys, "1 one", "--model", "run/model")
     assert (code, err, out.count("\n")) == (0, "", 1)
     code, _, err = said(capsys, "--train", *SMALL, *kind, "--steps", "11", "--dropout", "0.5")
@@ -126,9 +128,9 @@ def test_there_is_a_flag_for_every_field_that_a_translator_hears_of(capsys):
     with pytest.raises(SystemExit):
         main(["translate", "--help"])
     told = capsys.readouterr().out
-    names = [one.name for one in fields(TrainConfig) if one.name not in ("model", *OF_TEXT)] + [*SIZES]
+    names = [one.name for one in fields(TrainConfig) if one.name not in ("model", *TEXT_SETTINGS)] + [*SIZES]
     assert [name for name in names if f"--{name.replace('_', '-')} " not in told] == []
-    assert {*SIZES} == {"kind"} | {name for kind in KINDS for name in arguments(kind)} - {"vocabulary"}
+    assert {*SIZES} == {"kind"} | {name for kind in KINDS for name in list_arguments(kind)} - {"vocabulary"}
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from regard.cli import main
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.lectures.comparison import Verdict
 
-NAMES = [example["id"] for example in figures.figures()["examples"]]
+NAMES = [example["id"] for example in printed_numbers.load_printed_numbers()["examples"]]
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,10 @@ def a_screen_of_80_columns(monkeypatch):
 @pytest.fixture
 def perturbed(monkeypatch):
     """The figures, one weight of 'simple-all' printed otherwise."""
-    changed = copy.deepcopy(figures.figures())
+    changed = copy.deepcopy(printed_numbers.load_printed_numbers())
     example = next(example for example in changed["examples"] if example["id"] == "simple-all")
     example["weights"][2][3] += 0.01
-    monkeypatch.setattr(figures, "figures", lambda: changed)
+    monkeypatch.setattr(printed_numbers, "load_printed_numbers", lambda: changed)
 
 
 def test_every_number_of_the_lectures_is_right_and_the_exit_code_says_so(capsys):
@@ -110,10 +110,12 @@ def test_json_has_every_comparison_with_its_numbers(capsys):
     assert record["numbers"] == sum(count(part["printed"]) for row in record["rows"] for part in row["compared"])
     leaky, right = (row for row in record["rows"] if row["example"] == "dog-leaky-mask")
     assert (leaky["verdict"], right["verdict"]) == (Verdict.WRONG, Verdict.AGREES)
-    assert right["compared"][0]["printed"] == figures.figure("dog-leaky-mask")["correct_weights"]
+    assert right["compared"][0]["printed"] == printed_numbers.get_printed_example("dog-leaky-mask")["correct_weights"]
     masked = next(row for row in record["rows"] if row["example"] == "causal-minus-infinity")["compared"][0]
-    assert masked["printed"] == figures.figure("causal-minus-infinity")["masked"]
-    assert masked["computed"][0] == [pytest.approx(0.9231, abs=figures.figures()["tolerance"])] + ["-inf"] * 5
+    assert masked["printed"] == printed_numbers.get_printed_example("causal-minus-infinity")["masked"]
+    assert (
+        masked["computed"][0] == [pytest.approx(0.9231, abs=printed_numbers.load_printed_numbers()["tolerance"])] + ["-inf"] * 5
+    )
 
 
 def count(numbers):

@@ -12,10 +12,10 @@ from bounds import assert_within, attention_bounds, bounds_from_scores, estimate
 from map.map_bounds import additive_score_error
 from regard import Causal, ConfigError, Everything, MultiHeadAttention, Prefix, Window, attend
 from regard.cli import main
-from regard.cli.own_words import rule
-from regard.generate.translation import translate
+from regard.cli.walk_custom import parse_mask
+from regard.generate.translation_search import translate
 from regard.lectures.examples import EXAMPLES
-from regard.lectures.figures import sentence
+from regard.lectures.printed_numbers import load_sentence
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
@@ -103,7 +103,7 @@ def test_the_json_holds_every_step_and_gives_each_float32_back(walk):
     assert found["steps"]["masked"][0][1] == "-inf"
     assert record(walk("--example", "softmax", "--json"))["scenes"][2]["panels"][0]["values"][1][0] == "nan"
     x = record(walk("--json"))["q"]
-    assert torch.equal(tensor(x), sentence("journey")[1])
+    assert torch.equal(tensor(x), load_sentence("journey")[1])
     assert x[0] == [0.43, 0.15, 0.89]
 
 
@@ -187,7 +187,7 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
     found = record(walk("--weights", path, "--heads", "2", "--json"))
     assert found["scenes"][-1]["name"] == "output"
     output = tensor(found["scenes"][-1]["panels"][0]["values"])
-    x = sentence("journey")[1].double()
+    x = load_sentence("journey")[1].double()
     with torch.no_grad():
         allowed = estimate_rounding(layer.double(), lambda one: one(x), terms=len(x))
         assert_within(output, layer(x), allowed)
@@ -197,12 +197,12 @@ def test_a_layers_own_weights_give_its_own_output(walk, tmp_path):
 
 
 def test_masks_are_joined_as_in_python():
-    assert rule("none") == Everything()
-    assert rule("window:2") == Window(2)
-    assert rule("causal & window:2,0 | prefix:3") == Causal() & Window(2, 0) | Prefix(3)
+    assert parse_mask("none") == Everything()
+    assert parse_mask("window:2") == Window(2)
+    assert parse_mask("causal & window:2,0 | prefix:3") == Causal() & Window(2, 0) | Prefix(3)
     for text in ("", "causal|", "window:", "window:-1", "prefix:x", "causal,none"):
         with pytest.raises(ConfigError):
-            rule(text)
+            parse_mask(text)
 
 
 def test_a_long_sentence_shows_a_window_that_can_be_moved(walk):

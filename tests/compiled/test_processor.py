@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import assert_within, sum_bound
-from regard.compiled import choices, processor
+from regard.compiled import kernel_choice, processor
 from regard.compiled.processor import AVX2, AVX512, PROCESSORS, narrow_features
-from regard.products import linear
+from regard.matmul import linear
 
 HOST = AVX512 | {"avx512vnni", "avx512bf16"}
 SETS = st.frozensets(st.sampled_from(sorted(HOST)))
@@ -81,10 +81,10 @@ def test_llvm_compiles_vectors_for_a_name_into_the_registers_that_it_stands_for(
 )
 def test_registers_and_instructions_are_chosen_by_what_is_there(monkeypatch, found, lanes, rows, pairs, instruction):
     monkeypatch.setattr(processor, "read_features", lambda: found)
-    assert choices.float32_lanes() == lanes
-    assert choices.tile_rows() == rows
-    assert choices.multiplies_bfloat16() == pairs
-    assert choices.int16_instruction() == instruction
+    assert kernel_choice.count_float32_lanes() == lanes
+    assert kernel_choice.choose_tile_rows() == rows
+    assert kernel_choice.has_bfloat16_products() == pairs
+    assert kernel_choice.find_int16_instruction() == instruction
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_products_go_to_onednn_where_it_was_measured_to_be_faster(monkeypatch, t
     if vendor:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: {name}\n")
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(processor, "read_name", lambda: name)
+    monkeypatch.setattr(processor, "read_processor_name", lambda: name)
     monkeypatch.setattr(processor, "read_features", lambda: found)
     assert processor.is_intel() == is_intel
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     is_measured = has_both and found == AVX512 and not is_intel
-    assert choices.product_library.__wrapped__() == ("oneDNN" if is_measured else "torch")
+    assert kernel_choice.choose_product_library.__wrapped__() == ("oneDNN" if is_measured else "torch")
 
 
 @pytest.mark.parametrize("library", ["oneDNN", "torch"])
 def test_a_product_is_the_same_by_either_library(monkeypatch, library):
     if library == "oneDNN" and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(choices, "product_library", lambda: library)
+    monkeypatch.setattr(kernel_choice, "choose_product_library", lambda: library)
     torch.manual_seed(0)
     x, weight, bias = torch.randn(7, 127), torch.randn(521, 127), torch.randn(521)
     exact = x.double() @ weight.double().T + bias.double()
@@ -123,13 +123,13 @@ def test_a_product_is_the_same_by_either_library(monkeypatch, library):
 
 NARROWED = """
 import torch
-from regard.compiled import choices
-from regard.products import Quantised
+from regard.compiled import kernel_choice
+from regard.matmul import QuantizedLinear
 
 torch.manual_seed(0)
-x, small = torch.randn(9, 768), Quantised.of(torch.randn(521, 768))
+x, small = torch.randn(9, 768), QuantizedLinear.from_weight(torch.randn(521, 768))
 exact = x.double() @ (small.values * small.scales[:, None].double()).T
-print(choices.float32_lanes(), bool(((small(x) - exact).abs() < exact.abs().max() * 2**-12).all()))
+print(kernel_choice.float32_lanes(), bool(((small(x) - exact).abs() < exact.abs().max() * 2**-12).all()))
 """
 
 
@@ -155,4 +155,4 @@ def test_numbas_own_settings_are_followed(tmp_path, setting, lanes):
 
 
 def test_every_task_has_a_kernel_in_words():
-    assert all(choices.list_choices().values())
+    assert all(kernel_choice.list_choices().values())

@@ -3,8 +3,8 @@ import torch
 
 from models.translators import Weights
 from regard.errors import DataError
-from regard.evaluate.alignment import align, grouped, merged
-from regard.generate.translation import END
+from regard.evaluate.alignment import align, group_by_word, merge_weights
+from regard.generate.translation_search import END_LABEL
 from regard.models.recurrent import RecurrentTranslator
 from regard.models.transformer import Transformer
 from regard.text import BytePair
@@ -31,7 +31,7 @@ def made(kind, text):
 def test_merged_rows_are_the_mean_and_merged_columns_the_sum():
     weights = torch.rand(3, 7, 11, dtype=torch.float64).softmax(-1)
     rows, columns = [0, 0, 0, 1, 2, 2, 3], [0, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5]
-    found = merged(weights, rows, columns)
+    found = merge_weights(weights, rows, columns)
     assert found.shape == (3, 4, 6)
     for row in range(4):
         for column in range(6):
@@ -44,7 +44,7 @@ def test_merged_rows_are_the_mean_and_merged_columns_the_sum():
 def test_pieces_belong_to_the_words_that_white_space_and_signs_divide(text):
     said = "l'homme-là, était (assis)... don't"
     tokens = text.encode(said)
-    numbers, words = grouped(text, tokens)
+    numbers, words = group_by_word(text, tokens)
     assert words == ["l'homme-là", ",", "était", "(", "assis", ")...", "don't"]
     assert len(tokens) == len(numbers) > len(words)
     assert numbers == sorted(numbers)
@@ -53,7 +53,7 @@ def test_pieces_belong_to_the_words_that_white_space_and_signs_divide(text):
 
 def test_a_letter_cut_into_its_bytes_is_one_word():
     tokens = BytePair.train(["a"], 257).encode("né là")
-    assert grouped(BytePair.train(["a"], 257), tokens) == ([0, 0, 0, 1, 1, 1, 1], ["né", "là"])
+    assert group_by_word(BytePair.train(["a"], 257), tokens) == ([0, 0, 0, 1, 1, 1, 1], ["né", "là"])
 
 
 @pytest.mark.parametrize("kind", ["additive", "transformer"])
@@ -61,8 +61,8 @@ def test_each_row_is_of_the_query_that_foretells_its_word(kind, text):
     model, end = made(kind, text), text.end
     asked, written = text.encode(SOURCE), text.encode(TARGET)
     found = align(model, SOURCE, TARGET)
-    assert found.source == ["The", "cat", ",", "that", "was", "on", "the", "mat", ",", "jumped", ".", END]
-    assert found.target == ["Le", "chat", ",", "qui", "était", "là", ",", "a", "sauté", ".", END]
+    assert found.source == ["The", "cat", ",", "that", "was", "on", "the", "mat", ",", "jumped", ".", END_LABEL]
+    assert found.target == ["Le", "chat", ",", "qui", "était", "là", ",", "a", "sauté", ".", END_LABEL]
     assert found.weights.shape == (2 if kind == "transformer" else 1, 11, 12)
     torch.testing.assert_close(found.weights.sum(-1), torch.ones(found.weights.shape[:2], dtype=torch.float64))
     with Weights() as seen, torch.no_grad():  # of a prefix alone the last row is the query that foretells what follows
@@ -70,7 +70,7 @@ def test_each_row_is_of_the_query_that_foretells_its_word(kind, text):
     last = seen.found[-1][0, :, -1].mean(0)  # of the last layer, or the last word: that before the end
     torch.testing.assert_close(found.weights[-1, -1, -1], last[-1])
     assert found.weights[-1, -1, 0] == pytest.approx(
-        float(last[: sum(n == 0 for n in grouped(text, asked)[0])].sum()), abs=1e-10
+        float(last[: sum(n == 0 for n in group_by_word(text, asked)[0])].sum()), abs=1e-10
     )
 
 

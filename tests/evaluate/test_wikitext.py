@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.evaluate.wikitext import detokenised, words
+from regard.evaluate.wikitext import count_words, detokenize
 
 FILE = Path(__file__).parents[2] / "../shared/data/eval/wiki.test.raw"
 HELD = "needs ../shared/data/eval, the published texts, which this machine lacks"
@@ -27,7 +27,7 @@ HELD = "needs ../shared/data/eval, the published texts, which this machine lacks
     ],
 )
 def test_the_spacing_of_its_makers_is_taken_out(made, written):
-    assert detokenised(made) == written
+    assert detokenize(made) == written
 
 
 def bare(text):
@@ -36,13 +36,13 @@ def bare(text):
 
 @given(st.text(st.sampled_from("ab ()[]\"',.;:=@-\n°$")))
 def test_nothing_but_spaces_and_marks_changes_and_lines_stay_lines(text):
-    assert bare(detokenised(text)) == bare(text)
-    assert detokenised(text).count("\n") == text.count("\n")
+    assert bare(detokenize(text)) == bare(text)
+    assert detokenize(text).count("\n") == text.count("\n")
 
 
 @pytest.mark.skipif(not FILE.exists(), reason=HELD)
 def test_wikitext_2_has_the_words_that_its_makers_count():
     text = FILE.read_text(encoding="utf-8")
-    assert words(text) == 245_569  # Merity et al. 2016, table 1
-    assert bare(detokenised(text)) == bare(text)
-    assert " @-@ " not in detokenised(text)
+    assert count_words(text) == 245_569  # Merity et al. 2016, table 1
+    assert bare(detokenize(text)) == bare(text)
+    assert " @-@ " not in detokenize(text)

@@ -5,8 +5,8 @@ from torch import nn
 
 from regard import Causal
 from regard.examination import inputs
+from regard.examination.adapters import iterate_adapters
 from regard.examination.case import Case
-from regard.examination.subjects import subjects
 
 D_IN, D_OUT = 7, 5
 
@@ -47,7 +47,7 @@ def case_of(subject, expects=None, sample=None, offset=0):
     """The case that examine would make."""
     expects = expects or Causal()
     given = None if sample is None else (sample,) if isinstance(sample, torch.Tensor) else sample
-    chosen, shapes = inputs.fitted(list(subjects(subject, expects, offset)), expects, given, offset)
+    chosen, shapes = inputs.find_working_inputs(list(iterate_adapters(subject, expects, offset)), expects, given, offset)
     return Case(chosen, expects, shapes, None, offset)
 
 

@@ -17,22 +17,22 @@ class Telling(Layer):
 
 
 def test_a_token_is_told_with_its_word_where_there_are_six():
-    assert evidence.token(case_of(Layer(hiding(later))), 3) == '3 "with"'
-    assert evidence.token(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)), 3) == "3"
+    assert evidence.format_token(case_of(Layer(hiding(later))), 3) == '3 "with"'
+    assert evidence.format_token(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)), 3) == "3"
 
 
 def test_a_token_that_is_not_seen_moves_nothing_and_one_that_is_moves_something():
     case = case_of(Layer(hiding(later)))
-    assert evidence.moved(case, 2, 3) == 0
-    assert evidence.moved(case, 3, 2) > 0.01
-    assert evidence.moved(case, 3, 2, 0, 1) == 0
+    assert evidence.measure_move(case, 2, 3) == 0
+    assert evidence.measure_move(case, 3, 2) > 0.01
+    assert evidence.measure_move(case, 3, 2, 0, 1) == 0
 
 
 def test_a_weight_is_told_where_weights_are_returned():
     case = case_of(Telling(lambda scores: scores.softmax(-1)), Everything())
-    weight = case.ask(*case.usual(3)).weights[0, 1, 4]
-    assert f"puts {weight:.2g} on token 4" in evidence.seen(case, 1, 4)
-    assert "puts" not in evidence.seen(case_of(Layer(lambda scores: scores.softmax(-1)), Everything()), 1, 4)
+    weight = case.run_subject(*case.make_usual_inputs(3)).weights[0, 1, 4]
+    assert f"puts {weight:.2g} on token 4" in evidence.describe_dependency(case, 1, 4)
+    assert "puts" not in evidence.describe_dependency(case_of(Layer(lambda scores: scores.softmax(-1)), Everything()), 1, 4)
 
 
 def test_what_is_no_weight_is_not_told_as_one():
@@ -41,9 +41,9 @@ def test_what_is_no_weight_is_not_told_as_one():
             return super().forward(x), x @ x.mT
 
     case = case_of(States(lambda scores: scores.softmax(-1)), Everything())
-    assert "puts" not in evidence.seen(case, 1, 4)
+    assert "puts" not in evidence.describe_dependency(case, 1, 4)
 
 
 def test_numbers_are_listed_as_one_says_them():
-    said = [evidence.listed(numbers) for numbers in ([3], [0, 3], [0, 3, 5], list(range(12)))]
+    said = [evidence.format_numbers(numbers) for numbers in ([3], [0, 3], [0, 3, 5], list(range(12)))]
     assert said == ["3", "0 and 3", "0, 3 and 5", "0, 1, 2 and 9 more"]

@@ -43,41 +43,41 @@ def test_the_width_is_found_from_the_parameters(layer, width):
 
 
 def test_a_layer_without_parameters_takes_any_width():
-    assert case_of(SimpleSelfAttention(), Everything()).ask(torch.zeros(2, 3, 11)).context.shape == (2, 3, 11)
+    assert case_of(SimpleSelfAttention(), Everything()).run_subject(torch.zeros(2, 3, 11)).context.shape == (2, 3, 11)
 
 
 def test_the_same_seed_gives_the_same_numbers_in_every_dtype():
     case = case_of(MultiHeadAttention(12, 12, 13, 0.0, 3))
-    (x,), (y,) = case.inputs(5, 3, seed=4), case.double.inputs(5, 3, seed=4)
+    (x,), (y,) = case.make_inputs(5, 3, seed=4), case.double.make_inputs(5, 3, seed=4)
     assert x.shape == (3, 5, 12)
     assert y.dtype == torch.float64
     assert torch.equal(x, y.float())
-    assert torch.equal(x, case.inputs(5, 3, seed=4)[0])
-    assert not torch.equal(x, case.inputs(5, 3, seed=5)[0])
+    assert torch.equal(x, case.make_inputs(5, 3, seed=4)[0])
+    assert not torch.equal(x, case.make_inputs(5, 3, seed=5)[0])
 
 
 def test_size_multiplies():
     case = case_of(SimpleSelfAttention())
-    assert torch.equal(case.inputs(size=4.0)[0], 4 * case.inputs()[0])  # a power of two is no rounding
+    assert torch.equal(case.make_inputs(size=4.0)[0], 4 * case.make_inputs()[0])  # a power of two is no rounding
 
 
 def test_no_more_tokens_than_the_sample_has_are_tried():
     case = case_of(Layer(hiding(later)), sample=torch.randn(3, 4, D_IN))
-    assert case.inputs(3)[0].shape == (2, 3, D_IN)
+    assert case.make_inputs(3)[0].shape == (2, 3, D_IN)
     with pytest.raises(ShapeError, match="the sample has 4 tokens"):
-        case.inputs(5)
+        case.make_inputs(5)
 
 
 def test_a_sample_of_one_sequence_is_given_to_what_takes_one():
     case = case_of(lectures_classes.SelfAttentionV1(D_IN, 5), Everything(), torch.randn(4, D_IN))
     assert case.subject.rank == 2
-    assert case.usual()[0].shape == (1, 4, D_IN)
+    assert case.make_usual_inputs()[0].shape == (1, 4, D_IN)
 
 
 def test_a_sample_of_q_k_and_v_says_heads_groups_widths_and_lengths():
     q, k, v = torch.randn(3, 4, 5, 8), torch.randn(3, 2, 7, 8), torch.randn(3, 2, 7, 11)
     case = case_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), Everything(), (q, k, v))
-    assert [x.shape for x in case.usual()] == [x.shape for x in (q, k, v)]
+    assert [x.shape for x in case.make_usual_inputs()] == [x.shape for x in (q, k, v)]
 
 
 def test_what_carries_its_own_padding_meets_the_batch_of_its_sample():
@@ -85,8 +85,8 @@ def test_what_carries_its_own_padding_meets_the_batch_of_its_sample():
     layer = Layer(lambda scores: scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1))
     for sample in (torch.randn(3, 6, D_IN), None):
         case = case_of(layer, Padding((3, 5, 6)), sample)
-        assert not case.free
-        assert case.inputs(4, 2)[0].shape == (3, 6, D_IN)
+        assert not case.can_resize
+        assert case.make_inputs(4, 2)[0].shape == (3, 6, D_IN)
 
 
 @pytest.mark.parametrize("length", [4, 16])
@@ -127,7 +127,7 @@ def test_a_long_window_is_met_by_more_tokens_than_it_has():
 
 
 def test_queries_stand_behind_the_first_keys_where_an_offset_says_so():
-    q, k, _ = case_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), offset=2).usual()
+    q, k, _ = case_of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), offset=2).make_usual_inputs()
     assert k.shape[-2] - q.shape[-2] == 2
 
 

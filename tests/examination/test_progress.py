@@ -16,9 +16,9 @@ def test_lines_read_by_another_make_the_same_report():
     progress = Progress(lines.append)
     report = examine_step_by_step(Layer(lambda scores: scores.tril().softmax(-1)), limit=UNLIMITED, progress=progress)
     for line in lines:
-        read.read(json.loads(json.dumps(line)))
-    unfinished = read.unfinished(WHY)
-    assert str(unfinished) == str(progress.unfinished(WHY))
+        read.apply_line(json.loads(json.dumps(line)))
+    unfinished = read.make_partial_report(WHY)
+    assert str(unfinished) == str(progress.make_partial_report(WHY))
     assert unfinished.findings[0] == WHY
     assert {one.kind for one in report.findings} <= {one.kind for one in unfinished.findings}
     assert set(report.checked) == set(unfinished.checked)
@@ -27,5 +27,5 @@ def test_lines_read_by_another_make_the_same_report():
 
 def test_a_line_with_other_things_in_it_is_not_taken_for_what_was_said():
     progress = Progress()
-    progress.read({"text": "a report", "code": 0})
+    progress.apply_line({"text": "a report", "code": 0})
     assert progress.said == []

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from regard.examination.report import BRIEF, Checked, Finding, Report, Sight, Unknown
+from regard.examination.report import BRIEF, Checked, Finding, Report, Unknown, Visibility
 
 SEEN = torch.ones(3, 3, dtype=torch.bool)
 LEAK = Finding("future leak", "row 0 puts 0.22 on token 2, " * 9, "Hide what comes later. " * 7)
 STRENGTH = torch.tensor([[1.0, 0.5, 0.0], [0.2, 1.0, 0.0], [torch.nan] * 3])
-SIGHT = Sight(SEEN.tril(), STRENGTH > 0.1, STRENGTH, ("Your", "journey", "starts"))
+SIGHT = Visibility(SEEN.tril(), STRENGTH > 0.1, STRENGTH, ("Your", "journey", "starts"))
 
 
 def report(*findings):
@@ -71,7 +71,7 @@ def test_json_takes_all_of_it_and_gives_it_back():
 def test_the_difference_has_a_sign_for_each_way_of_being_wrong_and_none_for_rows_not_measured():
     assert SIGHT.difference.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert SIGHT.difference.abs().sum() == 1
-    turned = Sight(SEEN, SEEN.tril(), torch.ones(3, 3), SIGHT.words)
+    turned = Visibility(SEEN, SEEN.tril(), torch.ones(3, 3), SIGHT.words)
     assert turned.difference.tolist() == [[0, -1, -1], [0, 0, -1], [0, 0, 0]]
 
 

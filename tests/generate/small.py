@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from bounds import DRAWS, EXPONENTIAL, estimate_rounding, is_stable_under_rounding
+from regard.matmul import QuantizedLinear
+from regard.matmul.quantized_linear import LARGEST
 from regard.models import GPT2, GPT2Config
-from regard.products import Quantised
-from regard.products.quantised import LARGEST
 
 SIZES = {"layers": 2, "heads": 3, "width": 33, "context": 31, "vocabulary": 53}
 
@@ -66,7 +66,7 @@ class Table:
         if cache is None:
             return self.logits[tokens]
         cache.extend(tokens)
-        return cache.asked(self.logits[tokens])
+        return cache.select_wanted(self.logits[tokens])
 
 
 def table(tokens: int, seed: int = 0, spread: float = 1.0) -> Table:
@@ -91,8 +91,10 @@ def restore(model: GPT2, dtype: torch.dtype = torch.float64) -> GPT2:
         for name, parameter in other.named_parameters():
             owner = modules[name.removesuffix(".weight").removesuffix(".bias")]
             owner = getattr(owner, "matrix", owner)
-            whole = isinstance(owner, Quantised) and name.endswith("weight")
-            parameter.copy_(owner.rows(torch.arange(len(owner.values))) if whole else getattr(owner, name.rsplit(".", 1)[1]))
+            whole = isinstance(owner, QuantizedLinear) and name.endswith("weight")
+            parameter.copy_(
+                owner.dequantize_rows(torch.arange(len(owner.values))) if whole else getattr(owner, name.rsplit(".", 1)[1])
+            )
     return other.to(dtype).eval()
 
 

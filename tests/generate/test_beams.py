@@ -7,7 +7,7 @@ import torch
 from bounds import EXPONENTIAL, assert_within, is_stable_under_rounding, sum_bound
 from generate.small import Table, gpt2, hugging_face, rows, table, taken
 from regard.generate import generate
-from regard.generate.beams import search
+from regard.generate.beams import search_beams
 
 N, END = 11, 5
 SETTINGS = [{}, {"length_penalty": 0.0}, {"length_penalty": 2.0}, {"repetition_penalty": 1.5}]
@@ -65,7 +65,7 @@ def test_the_scores_are_those_of_transformers():
         texts[:] = [[*texts[parent], token] for parent, token in zip(parents.tolist(), tokens, strict=True)]
         return read()
 
-    found = search(read(), step, 3, 9, lambda tokens: tokens[-1] == END)
+    found = search_beams(read(), step, 3, 9, lambda tokens: tokens[-1] == END)
     # theirs rounds the logits to float32, and then their log-softmax and its sum: of each token |logit| and |log Σ exp| come in
     allowed = sum_bound(torch.float32, N + EXPONENTIAL + 9, 2 * max(sizes) + math.log(N))
     assert_within(torch.tensor([row[0].score for row in found], dtype=torch.float64), expected, allowed)
@@ -104,7 +104,7 @@ def test_one_beam_is_greedy():
             texts[:] = [[*texts[0], *tokens]]
             return model(torch.tensor(texts))[:, -1].log_softmax(-1)
 
-        found = search(model(torch.tensor(texts))[:, -1].log_softmax(-1), step, 1, 9, lambda tokens: False)
+        found = search_beams(model(torch.tensor(texts))[:, -1].log_softmax(-1), step, 1, 9, lambda tokens: False)
     assert found[0][0].tokens == taken(model.generate(prompt, 9, temperature=0))[0].tolist()
 
 
@@ -135,7 +135,9 @@ def test_each_row_ends_at_its_own_limit_as_it_would_alone():
         def step(_, tokens):
             return logits[torch.tensor(tokens)]
 
-        found = search(logits[torch.tensor([firsts[n] for n in rows])], step, 3, [limits[n] for n in rows], lambda _: False)
+        found = search_beams(
+            logits[torch.tensor([firsts[n] for n in rows])], step, 3, [limits[n] for n in rows], lambda _: False
+        )
         return [[(one.tokens, one.score) for one in row] for row in found]
 
     together = searched([0, 1, 2])

@@ -6,7 +6,7 @@ from transformers.generation import logits_process as theirs
 
 from regard import ConfigError, DataError
 from regard.generate import Settings
-from regard.generate.sampling import Dice, Sampling, draw
+from regard.generate.sampling import RowGenerators, Sampling, draw_tokens
 
 B, N = 3, 17
 
@@ -39,51 +39,51 @@ def test_every_setting_and_their_order_is_that_of_transformers(asked, seed, leng
         expected = theirs.TopPLogitsWarper(asked["top_p"])(history, expected)
     if asked["min_p"]:
         expected = theirs.MinPLogitsWarper(asked["min_p"])(history, expected)
-    found = Sampling(**asked).scores(scores, history.tolist())
+    found = Sampling(**asked).compute_scores(scores, history.tolist())
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 def test_by_default_the_models_own_probabilities_are_left_as_they_are():
-    assert torch.equal(Sampling().probabilities(logits(), [[1]] * B), logits().softmax(-1))
+    assert torch.equal(Sampling().compute_probabilities(logits(), [[1]] * B), logits().softmax(-1))
 
 
 def test_temperature_zero_is_certain_of_the_likeliest_token():
     greedy = Sampling(temperature=0)
-    assert torch.equal(greedy.choose(logits(), [[]] * B, Dice(0, B)), logits().argmax(-1))
-    assert torch.equal(greedy.probabilities(logits(), [[]] * B), torch.eye(N).double()[logits().argmax(-1)])
+    assert torch.equal(greedy.choose(logits(), [[]] * B, RowGenerators(0, B)), logits().argmax(-1))
+    assert torch.equal(greedy.compute_probabilities(logits(), [[]] * B), torch.eye(N).double()[logits().argmax(-1)])
 
 
 def test_the_likeliest_token_is_that_after_the_penalty():
     scores = torch.tensor([[2.0, 1.9, -5.0]])
-    assert Sampling(temperature=0, repetition_penalty=1.1).choose(scores, [[0]], Dice(0, 1)).tolist() == [1]
+    assert Sampling(temperature=0, repetition_penalty=1.1).choose(scores, [[0]], RowGenerators(0, 1)).tolist() == [1]
     assert torch.equal(scores, torch.tensor([[2.0, 1.9, -5.0]]))  # and what came is left as it was
 
 
 def test_the_penalty_of_a_row_is_for_its_own_history():
     scores = logits()
-    found = Sampling(repetition_penalty=2.0).scores(scores, [[3, 3], [], [5]])
+    found = Sampling(repetition_penalty=2.0).compute_scores(scores, [[3, 3], [], [5]])
     assert (found != scores).nonzero().tolist() == [[0, 3], [2, 5]]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(any), st.floats(0, 1, exclude_max=True))
 def test_a_token_of_no_probability_is_never_drawn(weights, u):
-    token = int(draw(torch.tensor([weights], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)))
+    token = int(draw_tokens(torch.tensor([weights], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)))
     assert weights[token] > 0
 
 
 def test_a_draw_is_the_token_at_which_the_sum_passes_it():
     p = torch.tensor([[0.25, 0.0, 0.5, 0.25]]).expand(5, -1)
     u = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75], dtype=torch.float64)
-    assert draw(p, u).tolist() == [0, 0, 2, 2, 3]
+    assert draw_tokens(p, u).tolist() == [0, 0, 2, 2, 3]
     last = torch.tensor([1 - 2**-53], dtype=torch.float64)
-    assert draw(torch.tensor([[0.1, 0.2, 0.0]]), last).tolist() == [1]
+    assert draw_tokens(torch.tensor([[0.1, 0.2, 0.0]]), last).tolist() == [1]
 
 
 def test_draws_have_the_distribution():
     """Chi-square of 20,000 draws; a right implementation fails one seed in 10,000, and the seed is fixed."""
     p = logits().softmax(-1)[:1]
-    dice, count = Dice(0, 1), 20_000
-    found = draw(p.expand(count, -1), torch.cat([dice.throw() for _ in range(count)]))
+    dice, count = RowGenerators(0, 1), 20_000
+    found = draw_tokens(p.expand(count, -1), torch.cat([dice.draw_uniform() for _ in range(count)]))
     expected = p[0] * count
     large = expected >= 5
     observed = torch.bincount(found, minlength=N).double()
@@ -93,26 +93,28 @@ def test_draws_have_the_distribution():
 
 
 def test_the_dice_of_a_row_do_not_depend_on_the_rows_beside_it():
-    three, one = Dice([5, 7, 11], 3), Dice([7], 1)
+    three, one = RowGenerators([5, 7, 11], 3), RowGenerators([7], 1)
     for _ in range(3):
-        assert three.throw()[1] == one.throw()[0]
-    assert torch.equal(Dice(5, 2).throw(), Dice(5, 7).throw()[:2])
+        assert three.draw_uniform()[1] == one.draw_uniform()[0]
+    assert torch.equal(RowGenerators(5, 2).draw_uniform(), RowGenerators(5, 7).draw_uniform()[:2])
 
 
 def test_one_seed_gives_every_row_and_every_next_seed_dice_of_their_own():
-    found = torch.cat([Dice(seed, 5).throw() for seed in range(5)])
+    found = torch.cat([RowGenerators(seed, 5).draw_uniform() for seed in range(5)])
     assert len(found.unique()) == 25
 
 
 def test_a_seed_draws_the_same_again_and_none_does_not():
-    assert torch.equal(Dice(3, 2).throw(), Dice(3, 2).throw())
-    assert not torch.equal(Dice(None, 2).throw(), Dice(None, 2).throw())
-    assert torch.equal(Dice(-1, 1).throw(), Dice(-1, 1).throw())
+    assert torch.equal(RowGenerators(3, 2).draw_uniform(), RowGenerators(3, 2).draw_uniform())
+    assert not torch.equal(RowGenerators(None, 2).draw_uniform(), RowGenerators(None, 2).draw_uniform())
+    assert torch.equal(RowGenerators(-1, 1).draw_uniform(), RowGenerators(-1, 1).draw_uniform())
 
 
 def test_half_precision_is_raised_before_anything_is_compared():
     half = logits().bfloat16()
-    assert torch.equal(Sampling(top_p=0.7).scores(half, [[]] * B), Sampling(top_p=0.7).scores(half.float(), [[]] * B))
+    assert torch.equal(
+        Sampling(top_p=0.7).compute_scores(half, [[]] * B), Sampling(top_p=0.7).compute_scores(half.float(), [[]] * B)
+    )
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0}, {"top_p": 0.5, "top_k": 3}])
@@ -120,7 +122,7 @@ def test_logits_that_are_no_numbers_are_told(asked):
     broken = logits()
     broken[1, 5] = torch.nan
     with pytest.raises(DataError, match="NaN"):
-        Sampling(**asked).choose(broken, [[]] * B, Dice(0, B))
+        Sampling(**asked).choose(broken, [[]] * B, RowGenerators(0, B))
 
 
 @pytest.mark.parametrize(
@@ -144,22 +146,24 @@ def test_a_setting_outside_what_is_possible_is_refused(asked, says):
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.5, "top_p": 0.8}])
 def test_top_k_of_none_is_all(asked):
     x = logits()
-    assert torch.equal(Sampling(top_k=None, **asked).scores(x, [[]] * B), Sampling(top_k=0, **asked).scores(x, [[]] * B))
-    assert not Settings(top_k=None).drawn
+    assert torch.equal(
+        Sampling(top_k=None, **asked).compute_scores(x, [[]] * B), Sampling(top_k=0, **asked).compute_scores(x, [[]] * B)
+    )
+    assert not Settings(top_k=None).has_sampling_options
     assert Settings(top_k=None, beams=2).beams == 2
 
 
 @pytest.mark.parametrize("seed", [-(2**63) - 1, 2**64, 10**30, [0, 1, 2**64]])
 def test_a_seed_that_torch_does_not_take_is_refused(seed):
     with pytest.raises(ConfigError, match=r"a seed must be at least -2\*\*63 and below 2\*\*64"):
-        Dice(seed, 3)
+        RowGenerators(seed, 3)
 
 
 def test_every_seed_that_torch_takes_is_taken():
-    drawn = [Dice(seed, 3).throw() for seed in (-(2**63), -1, 0, 2**63, 2**64 - 1)]
+    drawn = [RowGenerators(seed, 3).draw_uniform() for seed in (-(2**63), -1, 0, 2**63, 2**64 - 1)]
     assert all(bool(((u >= 0) & (u < 1)).all()) for u in drawn)
 
 
 def test_seeds_are_one_or_one_for_each_row():
     with pytest.raises(ConfigError, match="each of the 3 sequences; got 2"):
-        Dice([1, 2], 3)
+        RowGenerators([1, 2], 3)

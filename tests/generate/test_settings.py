@@ -26,8 +26,8 @@ def test_the_documentation_has_every_setting_and_what_it_is_if_nothing_is_said()
 
 def test_a_sequence_ends_with_its_last_tokens_alone():
     asked = Settings(end=7, stop=[5, "cd"], text=Letters())
-    assert all(asked.ended(tokens) for tokens in ([7], [1, 5], [0, 2, 3]))
-    assert not any(asked.ended(tokens) for tokens in ([7, 1], [5, 1], [3, 2], [2, 3, 0]))
+    assert all(asked.has_ended(tokens) for tokens in ([7], [1, 5], [0, 2, 3]))
+    assert not any(asked.has_ended(tokens) for tokens in ([7, 1], [5, 1], [3, 2], [2, 3, 0]))
 
 
 def test_a_string_is_found_across_tokens_and_inside_one():
@@ -35,10 +35,10 @@ def test_a_string_is_found_across_tokens_and_inside_one():
         def bytes(self, ids):
             return b"".join((b"ab", b"cde", "é".encode()[:1], "é".encode()[1:])[number] for number in ids)
 
-    assert Settings(stop="d", text=Wide()).ended([0, 1])
-    assert Settings(stop="bc", text=Wide()).ended([0, 1])
-    assert Settings(stop="é", text=Wide()).ended([2, 3])
-    assert not Settings(stop="é", text=Wide()).ended([0, 2])
+    assert Settings(stop="d", text=Wide()).has_ended([0, 1])
+    assert Settings(stop="bc", text=Wide()).has_ended([0, 1])
+    assert Settings(stop="é", text=Wide()).has_ended([2, 3])
+    assert not Settings(stop="é", text=Wide()).has_ended([0, 2])
 
 
 @pytest.mark.parametrize("stop", [5, "5", ["5"], (5, "x")])
@@ -48,8 +48,8 @@ def test_one_stop_is_as_good_as_a_list_of_one(stop):
 
 
 def test_what_follows_an_end_is_the_end_of_text_or_where_there_is_none_the_same_again():
-    assert Settings(end=7).padding([1, 3]) == 7
-    assert Settings().padding([1, 3]) == 3
+    assert Settings(end=7).padding_token([1, 3]) == 7
+    assert Settings().padding_token([1, 3]) == 3
 
 
 def test_an_unknown_setting_is_named():

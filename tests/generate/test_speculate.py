@@ -41,7 +41,7 @@ def exactly(model, prompt, count, sampling):
         p = 1.0
         for place, token in enumerate(tokens):
             text = [*prompt, *tokens[:place]]
-            p *= float(sampling.probabilities(model.logits[text[-1]][None], [text])[0, token])
+            p *= float(sampling.compute_probabilities(model.logits[text[-1]][None], [text])[0, token])
         found[tokens] = p
     return found
 
@@ -108,16 +108,16 @@ def test_the_end_ends_it_in_the_midst_of_what_was_guessed():
 
 
 def test_lookup_guesses_what_followed_the_longest_and_latest_run_of_last_tokens():
-    assert Lookup(3).find([1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 2) == [4, 9]  # the longest run
-    assert Lookup(1).find([1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 2) == [5, 1]  # the latest place
-    assert Lookup(3).find([1, 2, 3], 5) == []
-    assert Lookup(3).find([1], 5) == []
-    assert Lookup(2).find([7, 7, 7], 5) == [7]
+    assert Lookup(3).find_continuation([1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 2) == [4, 9]  # the longest run
+    assert Lookup(1).find_continuation([1, 2, 3, 4, 9, 3, 5, 1, 2, 3], 2) == [5, 1]  # the latest place
+    assert Lookup(3).find_continuation([1, 2, 3], 5) == []
+    assert Lookup(3).find_continuation([1], 5) == []
+    assert Lookup(2).find_continuation([7, 7, 7], 5) == [7]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 4))
 def test_lookup_guesses_a_part_of_the_text(tokens, longest, count):
-    found = Lookup(longest).find(tokens, count)
+    found = Lookup(longest).find_continuation(tokens, count)
     assert len(found) <= count
     assert not found or any(
         tokens[n] == tokens[-1] and tokens[n + 1 : n + 1 + len(found)] == found for n in range(len(tokens) - 1)

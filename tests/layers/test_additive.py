@@ -104,7 +104,7 @@ def test_keys_that_are_projected_once_serve_queries_that_come_one_after_the_othe
     queries, keys, values = tensors()
     rule = Padding([4, K])
     projected = ours.project(keys)
-    found = torch.cat([ours.over(query, projected, values, rule) for query in queries.split(1, 1)], 1)
+    found = torch.cat([ours.attend_projected(query, projected, values, rule) for query in queries.split(1, 1)], 1)
     torch.testing.assert_close(found, ours(queries, keys, values, rule))
 
 
@@ -114,10 +114,10 @@ def test_projected_keys_are_in_the_dtype_of_the_weights_so_that_autocast_sums_no
     with torch.autocast("cpu", torch.bfloat16):
         projected = ours.project(keys)
         assert ours.W_key(keys).dtype == torch.bfloat16  # as torch rounds it
-        assert ours.over(queries, projected, values).dtype == projected.dtype == torch.float32
+        assert ours.attend_projected(queries, projected, values).dtype == projected.dtype == torch.float32
 
 
 def test_keys_that_were_not_projected_are_refused_where_projected_ones_are_asked_for():
     queries, keys, values = tensors()
     with pytest.raises(ShapeError, match=r"projected keys is .* its d_in is 13, but the layer's is 3"):
-        layer().over(queries, keys, values)
+        layer().attend_projected(queries, keys, values)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import lectures_classes
 from regard import CausalAttention, ConfigError, ShapeError
-from regard.layers.causal import hidden_before_softmax, renormalised_after_softmax
+from regard.layers.causal import mask_before_softmax, renormalize_after_softmax
 
 B, T, D_IN, D_OUT, CONTEXT = 2, 5, 7, 11, 13
 
@@ -19,19 +19,19 @@ def layer(dropout=0.0, **options):
 @given(st.integers(1, 9), st.floats(0, 10))
 def test_both_recipes_of_the_mask_give_the_same_weights(tokens, size):
     scores = torch.randn(B, tokens, tokens, dtype=torch.float64) * size
-    torch.testing.assert_close(renormalised_after_softmax(scores), hidden_before_softmax(scores))
+    torch.testing.assert_close(renormalize_after_softmax(scores), mask_before_softmax(scores))
 
 
 def test_both_recipes_of_the_mask_give_the_same_gradients():
     scores = torch.randn(T, T, dtype=torch.float64, requires_grad=True)
     seed = torch.randn(T, T, dtype=torch.float64)
-    grads = [torch.autograd.grad(f(scores), scores, seed)[0] for f in (hidden_before_softmax, renormalised_after_softmax)]
+    grads = [torch.autograd.grad(f(scores), scores, seed)[0] for f in (mask_before_softmax, renormalize_after_softmax)]
     torch.testing.assert_close(*grads)
 
 
 def test_the_recipes_are_the_weights_of_the_layer():
     steps = layer().double().steps(torch.randn(B, T, D_IN, dtype=torch.float64))
-    torch.testing.assert_close(hidden_before_softmax(steps.scaled), steps.weights)
+    torch.testing.assert_close(mask_before_softmax(steps.scaled), steps.weights)
 
 
 def test_causal_context_ignores_the_future():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.lectures.comparison import INPUTS
 from regard.lectures.recompute import RECOMPUTED
 
@@ -23,7 +23,7 @@ def compared_fields(example):
     return {comparison.field for claim in RECOMPUTED[example["id"]](example) for comparison in claim.comparisons}
 
 
-EXAMPLES = [pytest.param(example, id=example["id"]) for example in figures.figures()["examples"]]
+EXAMPLES = [pytest.param(example, id=example["id"]) for example in printed_numbers.load_printed_numbers()["examples"]]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -37,22 +37,26 @@ def test_no_field_is_both_compared_and_an_input(example):
 
 
 def test_every_input_has_a_reason_and_is_a_field_of_some_example():
-    found = {field for example in figures.figures()["examples"] for field in fields(example)}
+    found = {field for example in printed_numbers.load_printed_numbers()["examples"] for field in fields(example)}
     assert INPUTS.keys() <= found
     assert all(INPUTS.values())
 
 
 def test_every_example_is_computed_and_nothing_else_is():
-    assert [example["id"] for example in figures.figures()["examples"]] == list(RECOMPUTED)
+    assert [example["id"] for example in printed_numbers.load_printed_numbers()["examples"]] == list(RECOMPUTED)
 
 
 def test_an_unlisted_field_would_be_noticed():
-    example = {**figures.figure("softmax-211"), "logarithms": [2.0, 1.0, 0.1], "inner": [{"entropy": 0.84}]}
+    example = {
+        **printed_numbers.get_printed_example("softmax-211"),
+        "logarithms": [2.0, 1.0, 0.1],
+        "inner": [{"entropy": 0.84}],
+    }
     assert fields(example) - compared_fields(example) - INPUTS.keys() == {"logarithms", "inner.entropy"}
 
 
 def test_what_an_example_goes_on_from_is_what_that_example_computes():
-    (renormalised,) = RECOMPUTED["causal-renormalised"](figures.figure("causal-renormalised"))
-    (hidden,) = RECOMPUTED["causal-minus-infinity"](figures.figure("causal-minus-infinity"))
+    (renormalised,) = RECOMPUTED["causal-renormalised"](printed_numbers.get_printed_example("causal-renormalised"))
+    (hidden,) = RECOMPUTED["causal-minus-infinity"](printed_numbers.get_printed_example("causal-minus-infinity"))
     first, second = ({c.field: c.computed for c in claim.comparisons}["weights"] for claim in (renormalised, hidden))
     torch.testing.assert_close(first, second, rtol=0, atol=1e-10)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from regard import Causal, ConfigError
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.lectures.comparison import Claim, Comparison, Verdict
-from regard.lectures.verify import row, verify
+from regard.lectures.verify import verify, verify_claim
 
 ROWS = verify()
 COMPARED = sorted(
@@ -29,8 +29,8 @@ def by_verdict(rows, verdict):
 @pytest.fixture
 def printed(monkeypatch):
     """The file of figures, to be changed."""
-    changed = copy.deepcopy(figures.figures())
-    monkeypatch.setattr(figures, "figures", lambda: changed)
+    changed = copy.deepcopy(printed_numbers.load_printed_numbers())
+    monkeypatch.setattr(printed_numbers, "load_printed_numbers", lambda: changed)
     return changed
 
 
@@ -39,7 +39,7 @@ def example_of(printed, name):
 
 
 def test_every_example_has_a_row_and_none_differs():
-    assert {one.example for one in ROWS} == {example["id"] for example in figures.figures()["examples"]}
+    assert {one.example for one in ROWS} == {example["id"] for example in printed_numbers.load_printed_numbers()["examples"]}
     assert by_verdict(ROWS, Verdict.DIFFERS) == []
     assert all(one.difference <= one.tolerance for one in ROWS if one.verdict != Verdict.MISPRINT)
 
@@ -58,9 +58,14 @@ def test_the_leaky_mask_reproduces_and_its_row_says_that_it_is_wrong():
 
 
 def test_what_a_number_is_off_by_is_computed_in_float64_so_that_its_digits_are_the_same_everywhere():
-    given, x = figures.figure("dog-self-attention"), np.array(figures.figures()["inputs"]["dog"]["x"])
+    given, x = (
+        printed_numbers.get_printed_example("dog-self-attention"),
+        np.array(printed_numbers.load_printed_numbers()["inputs"]["dog"]["x"]),
+    )
     q, k = (x @ np.array(given[name]) for name in ("W_query", "W_key"))
-    off = np.abs(np.tril(q @ k.T / math.sqrt(3)) - np.array(figures.figure("dog-leaky-mask")["masked"])).max()
+    off = np.abs(
+        np.tril(q @ k.T / math.sqrt(3)) - np.array(printed_numbers.get_printed_example("dog-leaky-mask")["masked"])
+    ).max()
     masked = next(one for one in verify("dog-leaky-mask")[0].comparisons if one.field == "masked")
     assert masked.difference == pytest.approx(off, abs=1e-12)
 
@@ -85,7 +90,7 @@ def test_a_number_printed_otherwise_differs_wherever_it_stands(printed, name, fi
     holder = example_of(printed, name)
     for part in path:
         holder = holder[part]
-    numbers = figures.tensor(holder[last])
+    numbers = printed_numbers.parse_tensor(holder[last])
     for place in {(0,) * numbers.dim(), tuple(size - 1 for size in numbers.shape)}:
         wrong = numbers.clone()
         wrong[place] = 7 if wrong[place].isinf() else wrong[place] + 2 * max(one.tolerance for one in ROWS)
@@ -130,7 +135,7 @@ def test_a_wrong_scale_is_found(monkeypatch):
 
 
 def test_a_wrong_mask_is_found(monkeypatch):
-    monkeypatch.setattr(Causal, "sees", lambda self, b, h, i, j, offset=0: j >= i)
+    monkeypatch.setattr(Causal, "can_see", lambda self, b, h, i, j, offset=0: j >= i)
     found = set(by_verdict(verify(), Verdict.DIFFERS))
     assert found == {"causal-renormalised", "causal-minus-infinity", "dropout-weights", "dog-leaky-mask", "multi-head-split"}
 
@@ -142,7 +147,7 @@ def test_a_softmax_over_the_wrong_axis_is_found(monkeypatch):
 
 
 def test_a_fused_kernel_that_is_off_is_found(monkeypatch):
-    monkeypatch.setattr("regard.layers.one_head.attention", lambda q, k, v, **options: v)
+    monkeypatch.setattr("regard.layers.single_head.attention", lambda q, k, v, **options: v)
     found = set(by_verdict(verify(), Verdict.DIFFERS))
     assert {"simple-all", "trainable-linear", "multi-head-stacked"} <= found
 
@@ -152,14 +157,16 @@ def test_a_number_that_is_none_differs_even_where_a_misprint_is_expected(broken)
     for known in Verdict:
         right = Comparison("weights", torch.ones(2), torch.ones(2))
         wrong = Comparison("scores", torch.ones(2), torch.tensor([1.0, broken]))
-        one = row(figures.figure("simple-all"), Claim([right, wrong], "why", known))
+        one = verify_claim(printed_numbers.get_printed_example("simple-all"), Claim([right, wrong], "why", known))
         assert one.verdict == Verdict.DIFFERS
         assert one.note == f"differing: scores by {broken}"
 
 
 def test_a_misprint_that_agrees_after_all_is_told_as_agreeing():
     comparison = Comparison("scores", torch.ones(2), torch.ones(2))
-    one = row(figures.figure("simple-all"), Claim([comparison], "why it is off", Verdict.MISPRINT))
+    one = verify_claim(
+        printed_numbers.get_printed_example("simple-all"), Claim([comparison], "why it is off", Verdict.MISPRINT)
+    )
     assert (one.verdict, one.note) == (Verdict.AGREES, "")
 
 

@@ -84,7 +84,7 @@ def plane_bounds(double: Plane, *, exact_scores: bool = False) -> MapBounds:
     """
     (q, k), d = (x.double().abs() for x in (double.q, double.k)), double.q.shape[-1]
     if exact_scores:
-        scores = double.scored(double.q, double.k)
+        scores = double.compute_scores(double.q, double.k)
         e = gamma(torch.float32, 2) * (scores.amax(-1, keepdim=True) - scores)
     elif double.weight is None:
         operations = gamma(torch.float32, d + 4)
@@ -96,13 +96,13 @@ def plane_bounds(double: Plane, *, exact_scores: bool = False) -> MapBounds:
     for added in (double.bias, double.sink):
         if added is not None:
             e = e + gamma(torch.float32, 2) * added.double().abs().nan_to_num(posinf=0)
-    exact = passes.dense(double)
+    exact = passes.compute_dense(double)
     found = bounds_from_scores(torch.float32, e, exact, exact.new_zeros(len(k), 1))
     return MapBounds(exact, found.scores, found.weights)
 
 
 def map_bounds(double: AttentionMap, **options: bool) -> MapBounds:
     """The bounds of all matrices of a map in float64, (b, h, q, k)."""
-    parts = [plane_bounds(plane, **options) for plane in double._planes()]
+    parts = [plane_bounds(plane, **options) for plane in double._iterate_planes()]
     names = ("exact", "scores", "weights")
     return MapBounds(*(torch.stack([getattr(part, name) for part in parts]).view(double.shape) for name in names))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from bounds import assert_within
 from map.map_bounds import additive_score_error, map_bounds
 from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
-from regard.map import Pyramid, additive, fast, plane
+from regard.map import Pyramid, additive, numba_passes, plane
 from regard.mechanism.additive import attend_additive
 from regard.mechanism.heads import share
-from regard.mechanism.request import ask
+from regard.mechanism.request import make_request
 from regard.mechanism.scores import additive as scored
-from regard.mechanism.steps import finish
+from regard.mechanism.steps import compute_steps_from_scores
 from skips import NEEDS_LOOPS
 from strategies import requests
 
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(plane, "BLOCK_NUMBERS", 7 * K)
     monkeypatch.setattr(plane, "ALIGNED", 8)
     monkeypatch.setattr(plane, "GAP", 4)
-    monkeypatch.setattr(additive, "ROOM", 5 * D)
+    monkeypatch.setattr(additive, "BLOCK_TANHS", 5 * D)
 
 
 def close(found, expected, atol=1e-12):
@@ -43,8 +43,8 @@ def tensors(dtype=torch.float64, q=Q, k=K, d=D):
 def steps_of(asked, weight):
     """The steps of additive attention with every setting that attention has."""
     options = {"scale": 1.0, **asked.options}
-    request = ask(asked.q, asked.k, asked.k, asked.mask, **options)
-    return finish(scored(asked.q, share(asked.k, asked.q.shape[1]), weight), request)
+    request = make_request(asked.q, asked.k, asked.k, asked.mask, **options)
+    return compute_steps_from_scores(scored(asked.q, share(asked.k, asked.q.shape[1]), weight), request)
 
 
 def by_hand(q, k, weight, seen):
@@ -153,10 +153,10 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
     mask = Causal() & Window(40)
     double = AttentionMap(q.double(), k.double(), mask, weight=weight.double())
     allowed, logsumexp, received = map_bounds(double), double.logsumexp(), double.received()
-    monkeypatch.setattr(additive.additive, "quick", lambda *_: compiled)
+    monkeypatch.setattr(additive.additive, "can_use_loops", lambda *_: compiled)
     calls = []
-    call = additive.additive.call
-    monkeypatch.setattr(additive.additive, "call", lambda *args: calls.append(args) or call(*args))
+    call = additive.additive.launch_loops
+    monkeypatch.setattr(additive.additive, "launch_loops", lambda *args: calls.append(args) or call(*args))
     found = AttentionMap(q, k, mask, weight=weight).overview()
     assert bool(calls) == compiled
     assert_within(found.mean, allowed.exact, allowed.weights)
@@ -168,8 +168,8 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
 def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatch):
     q, k, weight = tensors(torch.float32)
     one = additive.scores(q[0, 0], k[0, 0], weight)
-    monkeypatch.setattr(additive, "ALONE", 0)
-    monkeypatch.setattr(additive.additive, "quick", lambda *_: True)
+    monkeypatch.setattr(additive, "SINGLE_THREAD_LIMIT", 0)
+    monkeypatch.setattr(additive.additive, "can_use_loops", lambda *_: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     allowed = 2 * additive_score_error(weight)
     assert_within(additive.scores(q[0, 0], k[0, 0], weight), one, allowed)
@@ -221,7 +221,7 @@ def test_it_keeps_its_weight_and_says_that_it_is_additive():
     found = AttentionMap(q, k, Causal(), weight=weight)
     assert found.nbytes == q.nbytes + k.nbytes + weight.nbytes
     assert "additive" in repr(found)
-    assert not fast.suits(plane.Plane(found._request, 0, 0))
+    assert not numba_passes.can_run_compiled(plane.Plane(found._request, 0, 0))
     learnt = torch.nn.Parameter(weight)
     assert not AttentionMap(q, k, weight=learnt).dense().requires_grad
 
@@ -244,7 +244,7 @@ def test_a_long_map_never_has_the_block_of_queries_keys_and_numbers(compiled, mo
     monkeypatch.undo()
     q, k, weight = torch.randn(1, 1, 3_001, 256), torch.randn(1, 1, 20_011, 256), torch.randn(256)
     few = torch.arange(0, 3_001, 1_000)
-    monkeypatch.setattr(additive.additive, "quick", lambda *_: compiled)
+    monkeypatch.setattr(additive.additive, "can_use_loops", lambda *_: compiled)
     found = AttentionMap(q, k, Padding([19_000]), weight=weight)
     asked = [lambda: found[0, 0, few], lambda: found[0, 0, 7, 9:14], lambda: found[0, 0, few, few + 3]]
     asked += [lambda: additive.scores(q[0, 0, :40], k[0, 0], weight)]  # 3 MB

@@ -108,8 +108,8 @@ def test_many_pairs_of_a_query_and_a_key_are_computed_one_by_one(monkeypatch):
     i, j = torch.randint(Q, (500,)), torch.randint(K, (500,))
     found.logsumexp()
     scored = []
-    inner = plane.Plane.scored
-    monkeypatch.setattr(plane.Plane, "scored", lambda self, *args: scored.append(args) or inner(self, *args))
+    inner = plane.Plane.compute_scores
+    monkeypatch.setattr(plane.Plane, "compute_scores", lambda self, *args: scored.append(args) or inner(self, *args))
     close(found[b, h, i, j], weights[b, h, i, j])
     close(found[1, 2, range(K), range(K)], weights[1, 2].diagonal())
     assert not scored
@@ -120,8 +120,8 @@ def test_many_pairs_of_a_query_and_a_key_are_computed_one_by_one(monkeypatch):
 def test_what_rows_are_divided_by_is_found_once(monkeypatch):
     found, weights = both(Causal() & Window(40))
     walks = []
-    runs = plane.Plane.runs
-    monkeypatch.setattr(plane.Plane, "runs", lambda self, *args: walks.append(self) or runs(self, *args))
+    runs = plane.Plane.iterate_runs
+    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda self, *args: walks.append(self) or runs(self, *args))
     found.diagonal(1)
     assert len(walks) == B * H
     found.diagonal(2)
@@ -169,8 +169,8 @@ def test_an_overview_holds_every_statistic_of_one_traversal(rule):
 def test_an_overview_walks_once(monkeypatch):
     found, _ = both()
     walks = []
-    runs = plane.Plane.runs
-    monkeypatch.setattr(plane.Plane, "runs", lambda self, *args: walks.append(self) or runs(self, *args))
+    runs = plane.Plane.iterate_runs
+    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda self, *args: walks.append(self) or runs(self, *args))
     found.overview()
     assert len(walks) == B * H
     found.logsumexp()  # the denominators were kept
@@ -263,7 +263,7 @@ def test_any_mixture_of_ints_slices_and_lists_gives_what_it_gives_on_the_dense_t
 
 def test_a_row_costs_a_row(monkeypatch):
     found, weights = both()
-    monkeypatch.setattr(plane.Plane, "runs", lambda *_: pytest.fail("a traversal of the whole matrix"))
+    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda *_: pytest.fail("a traversal of the whole matrix"))
     close(found[1, 2, 77], weights[1, 2, 77])
     close(found[1, 2, 77, 3], weights[1, 2, 77, 3])
 
@@ -366,9 +366,9 @@ def test_answers_past_the_limit_state_the_bytes_and_what_to_ask_for():
 
 def test_blocks_that_a_rule_leaves_empty_are_never_scored(monkeypatch):
     scored = []
-    inner = plane.Plane.scored
+    inner = plane.Plane.compute_scores
     monkeypatch.setattr(
-        plane.Plane, "scored", lambda self, q, k, *rest: scored.append(len(q) * len(k)) or inner(self, q, k, *rest)
+        plane.Plane, "compute_scores", lambda self, q, k, *rest: scored.append(len(q) * len(k)) or inner(self, q, k, *rest)
     )
     q = torch.randn(1, 1, 2048, 4, dtype=torch.float64)
     AttentionMap(q, q, Window(64, 0)).received()

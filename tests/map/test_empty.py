@@ -42,7 +42,14 @@ def test_a_map_without_queries_or_keys_answers_every_question_in_its_shape(q, k,
 @pytest.mark.parametrize(("q", "k"), SIZES)
 def test_a_score_over_no_query_is_no_number(q, k):
     m = made(q, k)
-    for score in (detectors.first, detectors.entropy, detectors.keys, detectors.breadth, detectors.local, detectors.distance):
+    for score in (
+        detectors.weight_on_first,
+        detectors.entropy,
+        detectors.effective_keys,
+        detectors.breadth,
+        detectors.local_weight,
+        detectors.distance,
+    ):
         assert score(m).isnan().all()
 
 
@@ -53,7 +60,7 @@ def test_there_is_no_row_to_compare(q, k):
 
 
 @pytest.mark.parametrize(
-    "question", [lambda m: m.overview(), lambda m: m.mass(slice(None)), lambda m: m.dense(), detectors.first]
+    "question", [lambda m: m.overview(), lambda m: m.mass(slice(None)), lambda m: m.dense(), detectors.weight_on_first]
 )
 def test_a_map_without_matrices_says_so(question):
     with pytest.raises(ShapeError, match="there is no matrix in it"):

@@ -49,14 +49,14 @@ def test_queries_that_go_a_run_at_a_time_find_the_same_context_and_gradient(rule
         return context, *torch.autograd.grad(context.square().sum(), leaves)
 
     expected = all_of_it()
-    monkeypatch.setattr(additive, "ROOM", 2 * B * H * K * N)  # two queries of all heads
+    monkeypatch.setattr(additive, "MAX_TANHS", 2 * B * H * K * N)  # two queries of all heads
     for one, other in zip(all_of_it(), expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_of_long_queries_the_numbers_within_the_tanh_are_never_there_at_once(monkeypatch):
     t, most = 128, []
-    monkeypatch.setattr(additive, "ROOM", 16 * t * N)
+    monkeypatch.setattr(additive, "MAX_TANHS", 16 * t * N)
     scored = additive.scores.additive
     monkeypatch.setattr(
         additive.scores, "additive", lambda q, k, w: (most.append(q.shape[2] * k.shape[2] * N), scored(q, k, w))[1]
@@ -198,9 +198,9 @@ def test_the_loops_hold_no_tanh_for_the_gradient(monkeypatch):
 @NEEDS_LOOPS
 def test_only_many_numbers_of_float32_go_through_the_loops():
     many, weight = torch.zeros(1, 1, 64, 64), torch.zeros(64)
-    assert additive.quick(many, many, weight)
-    assert not additive.quick(many.double(), many.double(), weight.double())
-    assert not additive.quick(many[:, :, :4], many[:, :, :4], weight)
+    assert additive.can_use_loops(many, many, weight)
+    assert not additive.can_use_loops(many.double(), many.double(), weight.double())
+    assert not additive.can_use_loops(many[:, :, :4], many[:, :, :4], weight)
     with FakeTensorMode():
         fake = torch.zeros(1, 1, 64, 64)
-        assert not additive.quick(fake, fake, fake[0, 0, 0])
+        assert not additive.can_use_loops(fake, fake, fake[0, 0, 0])

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from bounds import assert_within, attention_bounds, gradient_bounds, propagate_errors, unit_roundoff
 from regard import Causal, Documents, Padding, Prefix, Window, attend, attention
-from regard.compiled import choices, processor
+from regard.compiled import kernel_choice, processor
 from regard.mechanism import cpu
 from regard.mechanism.fused import choose
-from regard.mechanism.request import ask
+from regard.mechanism.request import make_request
 from skips import NEEDS_LOOPS
 from strategies import requests
 
@@ -33,12 +33,14 @@ def tensors(dtype=torch.float32, q=Q, k=K, groups=G):
 
 def looped(request):
     """The context by the loops, however small the request."""
-    return cpu.run(request, request.mask.stretches(request.q.shape[2], request.k.shape[2], request.offset))
+    return cpu.run_compiled_attention(
+        request, request.mask.find_key_ranges(request.q.shape[2], request.k.shape[2], request.offset)
+    )
 
 
 def found_and_expected(q, k, v, mask, **options):
     """Context and gradients of the loops, and of the formula in float64."""
-    request = ask(q, k, v, mask, **options)
+    request = make_request(q, k, v, mask, **options)
     context = looped(request)
     seed = seeds(context)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -75,7 +77,7 @@ def test_context_and_gradients_are_those_of_the_formula_in_float64(asked):
     leaves = asked.leaves()[:3]
     q, k = leaves[0].shape[2], leaves[1].shape[2]
     offset = asked.options.get("offset", 0)
-    if not isinstance(offset, int) or not k or asked.mask.stretches(q, k, offset) is None:
+    if not isinstance(offset, int) or not k or asked.mask.find_key_ranges(q, k, offset) is None:
         return
     check_float32(*leaves, asked.mask, **asked.options)
 
@@ -111,7 +113,7 @@ def test_of_bfloat16_nothing_is_rounded_but_weights_their_slopes_and_what_comes_
 def test_of_bfloat16_a_nan_stays_one():
     q, k, v = (x.detach() for x in tensors(torch.bfloat16))
     v[0, 0, 5, 7] = torch.nan
-    assert looped(ask(q, k, v, Causal()))[0, 0, 5:, 7].isnan().all()
+    assert looped(make_request(q, k, v, Causal()))[0, 0, 5:, 7].isnan().all()
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from([torch.float32, torch.bfloat16]))
@@ -124,7 +126,7 @@ def test_how_tensors_lie_in_memory_changes_no_bit(one, other, dtype):
     ]
     leaves = [x.requires_grad_() for x in laid]
     plain = [x.requires_grad_() for x in (q, k, v)]
-    context, expected = looped(ask(*leaves, Causal())), looped(ask(*plain, Causal()))
+    context, expected = looped(make_request(*leaves, Causal())), looped(make_request(*plain, Causal()))
     assert torch.equal(context, expected)
     seed = torch.randn_like(expected)
     for found, wanted in zip(
@@ -140,7 +142,7 @@ def test_the_number_of_threads_changes_no_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            context = looped(ask(q, k, v, Causal()))
+            context = looped(make_request(q, k, v, Causal()))
             results.append((context, *torch.autograd.grad(context.square().sum(), (q, k, v))))
     finally:
         torch.set_num_threads(before)
@@ -150,7 +152,7 @@ def test_the_number_of_threads_changes_no_bit():
 @pytest.fixture(autouse=True)
 def loops(monkeypatch):
     """The loops are taken where they are worth it, with registers of four numbers as well: they are right there too."""
-    monkeypatch.setattr(choices, "compiles_attention", lambda: True)
+    monkeypatch.setattr(kernel_choice, "is_attention_compiled", lambda: True)
 
 
 def test_attention_is_torchs_where_the_loops_were_not_measured_to_be_faster(monkeypatch):

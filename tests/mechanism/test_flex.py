@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from bounds import TORCH_EXPONENTIAL, assert_within, attention_bounds
 from regard import Causal, Documents, Given, Padding, Prefix, Window, attend
 from regard.mechanism import flex
-from regard.mechanism.request import ask
+from regard.mechanism.request import make_request
 
 B, H, G, T, D = 2, 4, 2, 300, 16
 RULES = [
@@ -50,18 +50,18 @@ def uncompiled(*args, **options):
 )
 def test_flex_attention_computes_what_attend_computes(rule, options):
     q, k, v = tensors()
-    found = flex.attend_with(uncompiled, ask(q, k, v, rule, **options))
+    found = flex.apply_flex_attention(uncompiled, make_request(q, k, v, rule, **options))
     torch.testing.assert_close(found, attend(q, k, v, rule, **options).context, rtol=0, atol=1e-12)
 
 
 def test_blocks_that_the_rule_leaves_empty_are_not_listed():
-    blocks = flex.blocked(Causal() & Window(128), 1, 1024, 1024, 0, torch.device("cpu"))
+    blocks = flex.make_block_mask(Causal() & Window(128), 1, 1024, 1024, 0, torch.device("cpu"))
     listed = blocks.kv_num_blocks + blocks.full_kv_num_blocks
     assert listed.flatten().tolist() == [1] + [2] * 7  # of 8 columns
 
 
 def test_blocks_that_every_query_sees_whole_need_no_rule():
-    blocks = flex.blocked(Causal(), 1, 512, 512, 0, torch.device("cpu"))
+    blocks = flex.make_block_mask(Causal(), 1, 512, 512, 0, torch.device("cpu"))
     assert blocks.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3]
     assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, 1, 1]
 
@@ -77,7 +77,7 @@ def test_compiled_it_is_the_same():
     q, k, v = tensors(torch.float32)
     rule = Causal() & Window(40)
     with torch.no_grad():
-        found = flex.run(ask(q, k, v, rule))
+        found = flex.run_flex(make_request(q, k, v, rule))
     exact = attend(q.double(), k.double(), v.double(), rule)
     fast = TORCH_EXPONENTIAL[torch.float32]
     allowed = attention_bounds(torch.float32, q, k, v, exact.weights, exponential=fast).context

@@ -145,7 +145,7 @@ def test_a_rule_that_cannot_be_says_what_was_expected_and_what_came(make, error,
     ],
 )
 def test_the_stretches_of_a_rule_are_its_table(rule, offset):
-    found, j = rule.stretches(Q, K, offset), torch.arange(K)
+    found, j = rule.find_key_ranges(Q, K, offset), torch.arange(K)
     several = (rule.table(Q, K, offset).int().diff(dim=-1) == 1).sum(-1) + rule.table(Q, K, offset)[..., 0].int() > 1
     assert found is None or not several.any()
     if found is None:  # nobody promises to find them for rules that are not simple, or beyond the ids of documents
@@ -158,5 +158,5 @@ def test_the_stretches_of_a_rule_are_its_table(rule, offset):
 
 
 def test_documents_that_follow_each_other_are_stretches_and_those_that_come_back_are_not():
-    assert Documents([4, 4, 4, 2, 2, 9, 9]).stretches(K, K, 0) is not None
-    assert Documents([4, 4, 2, 2, 4, 9, 9]).stretches(K, K, 0) is None
+    assert Documents([4, 4, 4, 2, 2, 9, 9]).find_key_ranges(K, K, 0) is not None
+    assert Documents([4, 4, 2, 2, 4, 9, 9]).find_key_ranges(K, K, 0) is None

@@ -9,7 +9,7 @@ sets = st.sets(st.integers(0, KEYS - 1))
 
 
 def ranges(keys: set[int]) -> spans.Spans:
-    return spans.runs(torch.tensor([n in keys for n in range(KEYS)]))
+    return spans.find_true_spans(torch.tensor([n in keys for n in range(KEYS)]))
 
 
 def members(found: spans.Spans) -> set[int]:
@@ -29,16 +29,16 @@ def test_ranges_are_joined_met_and_turned_round_as_sets_are(a, b):
     assert members(spans.union(ranges(a), ranges(b))) == a | b
     assert members(spans.intersection(ranges(a), ranges(b))) == a & b
     assert members(spans.complement(ranges(a), KEYS)) == set(range(KEYS)) - a
-    assert spans.covers(ranges(a), ranges(b)) == (b <= a)
+    assert spans.is_superset(ranges(a), ranges(b)) == (b <= a)
 
 
 @given(sets, st.integers(0, 5), st.integers(1, 9))
 def test_coarser_ranges_lose_no_key(keys, gap, block):
-    assert members(spans.coalesce(ranges(keys), gap)) >= keys
-    found = spans.aligned(ranges(keys), block, KEYS)
+    assert members(spans.merge_spans(ranges(keys), gap)) >= keys
+    found = spans.align_spans(ranges(keys), block, KEYS)
     assert members(found) == {n for n in range(KEYS) if any(n // block == key // block for key in keys)}
 
 
 @given(st.integers(-9, 30), st.integers(-9, 30))
 def test_a_span_is_cut_to_the_keys_there_are(start, stop):
-    assert members(spans.span(start, stop, KEYS)) == set(range(start, stop)) & set(range(KEYS))
+    assert members(spans.clamp_span(start, stop, KEYS)) == set(range(start, stop)) & set(range(KEYS))

@@ -89,7 +89,7 @@ def test_rows_of_a_state_go_on_as_those_rows(kind):
     model, source, index = made(kind), padded(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
     state = model.read(torch.tensor([5, 5, 5]), model.begin(model.encode(*source)))[1]
     expected = model.read(torch.tensor([3, 4, 8]), state)[0]
-    found = model.read(torch.tensor([3, 4, 8])[index], state.rows(index))[0]
+    found = model.read(torch.tensor([3, 4, 8])[index], state.select_rows(index))[0]
     torch.testing.assert_close(found, expected[index])
     torch.testing.assert_close(model.read(torch.tensor([3, 4, 8]), state)[0], expected)  # the state is a value
 

@@ -125,10 +125,12 @@ def test_padding_and_what_comes_later_change_nothing(kind):
 def test_rows_of_a_state_go_on_as_those_rows(kind):
     model, source, index = made(kind), padded(sentences(7, 2, 5)), torch.tensor([2, 2, 0, 1])
     state = model.begin(model.encode(*source))
-    torch.testing.assert_close(model.read(TARGETS[index, 0], state.rows(index))[0], model.read(TARGETS[:, 0], state)[0][index])
+    torch.testing.assert_close(
+        model.read(TARGETS[index, 0], state.select_rows(index))[0], model.read(TARGETS[:, 0], state)[0][index]
+    )
     state = model.read(TARGETS[:, 0], state)[1]
     expected = model.read(TARGETS[:, 1], state)[0]
-    torch.testing.assert_close(model.read(TARGETS[index, 1], state.rows(index))[0], expected[index])
+    torch.testing.assert_close(model.read(TARGETS[index, 1], state.select_rows(index))[0], expected[index])
     torch.testing.assert_close(model.read(TARGETS[:, 1], state)[0], expected)  # the state is a value
 
 

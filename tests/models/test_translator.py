@@ -9,7 +9,7 @@ from models.translators import MADE, made, padded, sentences
 from regard import ConfigError, WeightsError
 from regard.models import translator
 from regard.text import BytePair
-from regard.weights import translators as files
+from regard.weights import translator_weights as files
 
 SOURCE, TARGETS = padded(sentences(7, 2)), torch.tensor([[5, 2], [5, 9]])
 
@@ -201,7 +201,7 @@ def test_a_folder_that_is_spoilt_is_refused_by_name(spoil, says, tmp_path):
 def test_a_name_that_is_none_says_which_there_are():
     with pytest.raises(WeightsError, match="not a translator's name: the names are translator, translator-plain"):
         translator.load("interpreter")
-    assert set(files.CARRIED) == {"translator", "translator-plain"}
+    assert set(files.INCLUDED_TRANSLATORS) == {"translator", "translator-plain"}
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path):

@@ -61,7 +61,7 @@ def beside(family: Family, side: str) -> Beside:
         asked=largest({key: (m, weights[key]) for key, m in maps.items()}, real),
         handed=len(maps),
         maps=len(weights),
-        recorded=len({key[:3] for key in rounded.last.strands}),
+        recorded=len({key[:3] for key in rounded.last.histories}),
         missed=(*rounded.missed, *recording.missed, *eager.missed),
     )
 

@@ -8,7 +8,7 @@ from dense import Recorded, close
 from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError
 from regard.observe import compare as room
 from regard.observe.compare import compare
-from regard.observe.divergence import jensen_shannon
+from regard.observe.head_divergence import jensen_shannon
 
 B, H, T, D = 2, 3, 29, 5
 WORDS = [f"w{n}" for n in range(T)]

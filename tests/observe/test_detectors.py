@@ -10,7 +10,7 @@ from dense import both, close
 from regard import AttentionMap, Causal, Given, Padding, Window
 from regard.map import plane
 from regard.observe import detectors
-from regard.observe.look import Look
+from regard.observe.map_view import MapView
 from strategies import requests
 
 B, H, T, D = 2, 3, 23, 5
@@ -43,14 +43,14 @@ def test_the_weight_so_far_back_is_a_diagonal_of_the_matrix(asked, back):
         return dense.positions[b][i] - back
 
     expected = dense.mean(lambda b, h, i: dense.weights[b, h, i, at(b, i)], lambda b, h, i: dense.sees(b, h, i, at(b, i)))
-    close(detectors.previous(m, back), expected)
+    close(detectors.weight_on_previous(m, back), expected)
 
 
 @settings(max_examples=60)
 @given(ASKED)
 def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
     m, dense = both(asked)
-    look = Look(m)
+    look = MapView(m)
 
     def nats(b, h, i):
         return -sum(w * math.log(w) for w in dense.weights[b, h, i].tolist() if w)
@@ -58,10 +58,10 @@ def test_statistics_of_rows_are_means_over_the_queries_that_count(asked):
     def back(b, h, i):
         return sum(w * (dense.positions[b][i] - j) for j, w in enumerate(dense.weights[b, h, i].tolist()))
 
-    close(detectors.first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)]))
-    close(detectors.sink(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)] > 0.3))
+    close(detectors.weight_on_first(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)]))
+    close(detectors.sink_rate(look), dense.mean(lambda b, h, i: dense.weights[b, h, i, dense.first(b)] > 0.3))
     close(detectors.entropy(look), dense.mean(nats))
-    close(detectors.keys(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i))))
+    close(detectors.effective_keys(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i))))
     close(detectors.distance(look), dense.mean(back))
     close(detectors.breadth(look), dense.mean(lambda b, h, i: math.exp(nats(b, h, i)) / int(dense.visible[b, h, i].sum())))
 
@@ -76,9 +76,9 @@ def test_the_local_share_is_the_weight_within_a_window(asked, window):
     def near(b, i):
         return [j for j in range(k) if abs(dense.positions[b][i] - j) <= window]
 
-    close(detectors.local(m, window), dense.mean(lambda b, h, i: dense.weights[b, h, i, near(b, i)].sum()))
+    close(detectors.local_weight(m, window), dense.mean(lambda b, h, i: dense.weights[b, h, i, near(b, i)].sum()))
     close(
-        detectors.uniform_local(m, window),
+        detectors.uniform_local_weight(m, window),
         dense.mean(lambda b, h, i: dense.visible[b, h, i, near(b, i)].sum() / dense.visible[b, h, i].sum()),
     )
 
@@ -86,9 +86,9 @@ def test_the_local_share_is_the_weight_within_a_window(asked, window):
 @pytest.mark.parametrize("blocks", [1, 60, 2**22])
 def test_the_band_is_the_same_in_blocks_of_any_size(blocks, monkeypatch):
     m = maps(Causal())
-    expected = detectors.local(m, 4)
+    expected = detectors.local_weight(m, 4)
     monkeypatch.setattr(detectors, "BLOCK_NUMBERS", blocks)
-    close(detectors.local(m, 4), expected)
+    close(detectors.local_weight(m, 4), expected)
 
 
 @settings(max_examples=60)
@@ -106,7 +106,7 @@ def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
             )
             if sum(received):
                 expected[n, one] = sum(received[: max(1, math.ceil(0.3 * len(received)))]) / sum(received)
-    close(detectors.heavy(m, 0.3), expected)
+    close(detectors.heavy_hitter_share(m, 0.3), expected)
 
 
 @settings(max_examples=60)
@@ -121,7 +121,7 @@ def test_retrieval_is_the_weight_of_questions_on_the_needle(asked, data):
     mass = dense.mean(lambda b, h, i: dense.weights[b, h, i, inside].sum(), lambda b, h, i: i in questions)
     close(detectors.retrieval(m, inside, questions), mass)
     most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
-    close(detectors.retrieved(m, inside, questions), most)
+    close(detectors.needle_hit_rate(m, inside, questions), most)
 
 
 @settings(max_examples=60)
@@ -131,12 +131,25 @@ def test_weight_on_classes_of_keys_is_summed_for_several_at_once(asked, data):
     b, _, _, k = dense.shape
     classes = torch.rand(b, 3, k) > data.draw(st.sampled_from([0.3, 0.9]))
     expected = [dense.mean(lambda n, h, i, c=c: dense.weights[n, h, i, classes[n, c]].sum()) for c in range(3)]
-    close(detectors.on(m, classes), torch.stack(expected, -1))
-    assert detectors.on(m, classes[:, :0]).shape == (*dense.shape[:2], 0)
+    close(detectors.weight_on_classes(m, classes), torch.stack(expected, -1))
+    assert detectors.weight_on_classes(m, classes[:, :0]).shape == (*dense.shape[:2], 0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("detector", ["previous", "itself", "first", "sink", "entropy", "keys", "breadth", "distance", "local"])
+@pytest.mark.parametrize(
+    "detector",
+    [
+        "weight_on_previous",
+        "weight_on_self",
+        "weight_on_first",
+        "sink_rate",
+        "entropy",
+        "effective_keys",
+        "breadth",
+        "distance",
+        "local_weight",
+    ],
+)
 def test_padding_changes_no_score(rule, detector):
     """A batch row has the scores that its real tokens have in a map of their own."""
     score, (q, k) = getattr(detectors, detector), tensors()
@@ -154,9 +167,9 @@ def test_a_map_of_half_precision_is_looked_at_in_float32():
     weights = AttentionMap(q, k, Causal()).dense()
     bounds = attention_bounds(torch.float32, q, k, k, weights)
     share = float(bounds.functional(torch.ones(T), weights, torch.float32).mean(-1).max())
-    for detector in (detectors.previous, detectors.first, detectors.local):
+    for detector in (detectors.weight_on_previous, detectors.weight_on_first, detectors.local_weight):
         close(detector(m), detector(same), atol=share)
-    close(detectors.heavy(m), detectors.heavy(same), atol=2 * share)  # one sum of weights by another
+    close(detectors.heavy_hitter_share(m), detectors.heavy_hitter_share(same), atol=2 * share)  # one sum of weights by another
     close(detectors.entropy(m), detectors.entropy(same), float(entropy_bound(torch.float32, bounds, weights).mean(-1).max()))
 
 
@@ -170,15 +183,32 @@ def test_breadth_is_taken_of_some_queries_where_they_are_many(monkeypatch):
 
 def test_everything_is_found_in_one_traversal(monkeypatch):
     walks = []
-    runs = plane.Plane.runs
-    monkeypatch.setattr(plane.Plane, "runs", lambda self, *args: walks.append(self) or runs(self, *args))
-    look = Look(maps(Causal()))
-    for detector in ("previous", "itself", "first", "sink", "entropy", "keys", "breadth", "distance", "local", "heavy"):
+    runs = plane.Plane.iterate_runs
+    monkeypatch.setattr(plane.Plane, "iterate_runs", lambda self, *args: walks.append(self) or runs(self, *args))
+    look = MapView(maps(Causal()))
+    for detector in (
+        "weight_on_previous",
+        "weight_on_self",
+        "weight_on_first",
+        "sink_rate",
+        "entropy",
+        "effective_keys",
+        "breadth",
+        "distance",
+        "local_weight",
+        "heavy_hitter_share",
+    ):
         getattr(detectors, detector)(look)
     assert len(walks) == B * H
 
 
 def test_a_head_in_which_no_query_counts_has_no_score():
     m = maps(Given(torch.zeros(T, T, dtype=torch.bool)))
-    for detector in (detectors.previous, detectors.first, detectors.entropy, detectors.breadth, detectors.heavy):
+    for detector in (
+        detectors.weight_on_previous,
+        detectors.weight_on_first,
+        detectors.entropy,
+        detectors.breadth,
+        detectors.heavy_hitter_share,
+    ):
         assert detector(m).isnan().all()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dense import both, close
 from regard import AttentionMap, Causal, ConfigError, ShapeError
 from regard.observe import patterns
-from regard.observe.look import Look
+from regard.observe.map_view import MapView
 from regard.observe.patterns import Back, Duplicate, Induction
 from strategies import requests
 
@@ -29,7 +29,7 @@ def looks(draw):
     """A map with tokens of few kinds, the same as a dense matrix, and a pattern."""
     m, dense = both(draw(ASKED))
     tokens = torch.randint(0, draw(st.integers(1, 4)), (dense.shape[0], dense.shape[3]))
-    return Look(m, tokens), dense, draw(st.sampled_from([Back(1), Back(0), Back(3), Duplicate(), Induction()]))
+    return MapView(m, tokens), dense, draw(st.sampled_from([Back(1), Back(0), Back(3), Duplicate(), Induction()]))
 
 
 def table(dense, pattern, tokens):
@@ -52,7 +52,7 @@ def test_a_score_is_the_mean_weight_on_the_pattern_of_the_queries_that_may_see_i
         lambda b, h, i: dense.weights[b, h, i, there[b, h, i]].sum(), lambda b, h, i: bool(there[b, h, i].any())
     )
     close(patterns.score(look, pattern), expected)
-    close(pattern.matched(look).count, there.sum(-1))
+    close(pattern.match(look).count, there.sum(-1))
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_share_and_closeness_are_the_scores_of_transformer_lens(pattern, exclude
     torch.manual_seed(5)
     tokens = torch.randint(0, 7, (1, T))
     m = AttentionMap(torch.randn(1, H, T, D).double(), torch.randn(1, H, T, D).double(), Causal())
-    weights, look = m.dense(), Look(m, tokens)
+    weights, look = m.dense(), MapView(m, tokens)
     without = ("first token",) * exclude_bos + ("itself",) * exclude_current_token
     sought = their_pattern(pattern, tokens[0]).double()
     options = {"exclude_bos": exclude_bos, "exclude_current_token": exclude_current_token}
@@ -139,8 +139,8 @@ def test_groups_of_any_size_are_summed_alike(pattern, few, rows, monkeypatch):
     monkeypatch.setattr(patterns, "FEW", few)
     monkeypatch.setattr(patterns, "ROWS", rows)
     monkeypatch.setattr(patterns, "PAIRS", 11)
-    monkeypatch.setattr("regard.observe.look.BLOCK_NUMBERS", 29)
-    found = pattern.matched(Look(m, tokens))
+    monkeypatch.setattr("regard.observe.map_view.BLOCK_NUMBERS", 29)
+    found = pattern.match(MapView(m, tokens))
     sought = torch.stack([their_pattern(pattern, one) for one in tokens]).double().unsqueeze(1)
     close(found.weight, (m.dense() * sought).sum(-1))
     close(found.count, sought.sum(-1).expand(2, H, T))
@@ -148,8 +148,8 @@ def test_groups_of_any_size_are_summed_alike(pattern, few, rows, monkeypatch):
 
 def test_no_part_of_a_pattern_is_larger_than_a_block(monkeypatch):
     tokens = torch.zeros(1, 3000, dtype=torch.int64)
-    groups = patterns.grouped(tokens[0], torch.arange(3000), 0)
-    parts = list(groups.parts())
+    groups = patterns.group_by_token(tokens[0], torch.arange(3000), 0)
+    parts = list(groups.iterate_parts())
     assert sum(len(queries) for queries, _, among in parts if among is None) == sum(range(1, patterns.FEW + 1))
     assert all(len(queries) <= patterns.PAIRS for queries, _, among in parts if among is None)
     assert all(len(queries) <= patterns.ROWS for queries, _, among in parts if among is not None)
@@ -160,6 +160,6 @@ def test_tokens_are_needed_and_are_one_for_each_key():
     with pytest.raises(ConfigError, match="Look"):
         patterns.score(m, Induction())
     with pytest.raises(ShapeError, match=rf"\(1, {T}\)"):
-        Look(m, torch.zeros(1, T - 1))
+        MapView(m, torch.zeros(1, T - 1))
     with pytest.raises(ConfigError, match="without"):
         patterns.share(m, Back(1), ("bos",))

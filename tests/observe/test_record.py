@@ -172,7 +172,9 @@ def test_what_is_kept_is_detached():
     model, given = made("llama")
     with record(model, keep="values") as recording:
         model(**given)
-    kept = [x for one in recording.last.strands.values() for x in (*one.keys, one.pieces[0].q, one.pieces[0].values)]
+    kept = [
+        x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].values)
+    ]
     assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
 
 
@@ -300,7 +302,7 @@ def test_inference_mode_is_no_matter():
             inside = model(**given)
     assert same(outside, inside)
     _, expected = run(model, given, recorded=True)
-    kept = [x for one in recording.last.strands.values() for x in (*one.keys, one.pieces[0].q)]
+    kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q)]
     assert not any(x.is_inference() for x in kept)
     assert torch.equal(recording.map(1).dense(), expected.map(1).dense())
 

@@ -7,7 +7,7 @@ import regard
 from models.translators import VOCABULARY, Weights, made, padded, sentences
 from observe.beheld import beheld, distance
 from regard import ConfigError, intervene
-from regard.generate.translation import translate
+from regard.generate.translation_search import translate
 from regard.observe import load, record
 
 END, LAYERS = 5, 2
@@ -66,7 +66,7 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand(kind, layers):
         _, state = model.read(tokens[0, :2], state)
         history = [[END], [END]]
         for step, moved in zip(tokens[1:], parents, strict=True):
-            state = state.rows(torch.tensor(moved))
+            state = state.select_rows(torch.tensor(moved))
             _, state = model.read(step, state)
             history = [[*history[parent], int(token)] for parent, token in zip(moved, step, strict=True)]
     assert not recording.missed
@@ -143,7 +143,7 @@ def test_words_go_to_the_axes_that_they_are_of():
     assert regard.rollout(recording, part="encoder").shape == (1, 7, 7)
     assert regard.rollout(recording).shape == (1, 5, 5)
     found = regard.compare(recording, recording, kind="cross")
-    assert (found.asking, found.words) == ([target], ([source], [source]))
+    assert (found.query_words, found.words) == ([target], ([source], [source]))
 
 
 def test_a_head_of_cross_attention_is_knocked_out():

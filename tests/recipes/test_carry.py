@@ -7,7 +7,7 @@ from recipes.lineage.card import OWN
 from recipes.lineage.runs import Run
 from safetensors.torch import load_file
 
-from regard.evaluate.translation import chrf, translations
+from regard.evaluate.translation_scores import chrf, translate_sentences
 from regard.models import translator
 from regard.models.recurrent import RecurrentTranslator
 from regard.text.pairs import Pairs, prepare
@@ -53,11 +53,15 @@ def test_a_run_is_carried_in_bytes_and_its_card_is_measured_of_what_is_carried(r
         weights = load_file(folder / "model.safetensors").values()
         assert {weight.dtype for weight in weights if weight.dim() == 2} == {torch.int8}
         card, carried = (folder / "README.md").read_text(), translator.load(folder)
-        own = list(translations(carried, OWN))
-        assert own != list(translations(translator.load(root / run.name / "model"), OWN))  # else nobody knows whose they are
+        own = list(translate_sentences(carried, OWN))
+        assert own != list(
+            translate_sentences(translator.load(root / run.name / "model"), OWN)
+        )  # else nobody knows whose they are
         for sentence, found in zip(OWN, own, strict=True):
             assert f"| {sentence} | {found.replace('|', ' ')} |" in card
-        score = chrf(list(translations(carried, test.sentences("source"), beams=4)), test.sentences("target"), 1000)
+        score = chrf(
+            list(translate_sentences(carried, test.decode_sentences("source"), beams=4)), test.decode_sentences("target"), 1000
+        )
         assert f"| Multi30k, test_2016_flickr | {len(test)} |" in card
         assert f"| {score.score:.1f} ± {score.interval:.1f} |\n| Tatoeba | " in card
         assert f"`chrF|{score.signature}`" in card

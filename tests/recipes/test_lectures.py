@@ -8,7 +8,7 @@ import torch
 from regard.cli import main
 from regard.models import GPT2Config
 from regard.train import TrainConfig, run
-from regard.train.listeners.lines import LOG, Log, read
+from regard.train.listeners.json_lines import LOG_NAME, ReportLog, read_rows
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT.parent / "shared" / "data" / "text"
@@ -37,7 +37,7 @@ def test_a_character_model_of_shakespeare_soon_knows_more_than_pairs_of_letters(
     recipe = str(ROOT / "recipes" / "shakespeare.toml")
     given = ["--steps", "400", "--evaluate-every", "400", "--sample-every", "0"]
     assert main(["train", "--config", recipe, "--text", str(text), *given]) == 0
-    log = read(Path("runs/shakespeare") / LOG)
+    log = read_rows(Path("runs/shakespeare") / LOG_NAME)
     pairs = measure_pairs_of_letters(text.read_text(encoding="utf-8"), 0.1)
     assert 2.4 < pairs < 2.6
     assert log[-1]["held_out_nats"] < pairs - 0.15
@@ -60,7 +60,7 @@ def test_a_model_of_124_million_parameters_learns_some_words_of_the_verdict_by_h
         warmup=5,
         checkpoint_every=0,
     )
-    run(config, [Log(tmp_path / LOG)])
-    losses = [row["loss_nats"] for row in read(tmp_path / LOG)]
+    run(config, [ReportLog(tmp_path / LOG_NAME)])
+    losses = [row["loss_nats"] for row in read_rows(tmp_path / LOG_NAME)]
     assert losses[0] > 10  # at first it knows nothing: log 50257 is 10.8
     assert losses[-1] < 1

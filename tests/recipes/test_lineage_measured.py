@@ -54,7 +54,7 @@ def test_what_is_read_together_and_apart_is_held_against_the_same_words(monkeypa
         asked.append(list(sentences))
         return [" ".join(one.split()[:19]).replace(" and ", " et ") for one in sentences]
 
-    monkeypatch.setattr(lengths, "translations", stops_early)
+    monkeypatch.setattr(lengths, "translate_sentences", stops_early)
     found = lengths.measured(None, sources, [one.replace(" and ", " et ") for one in sources])
     assert [(one["captions"], one["most_words"], one["sentences"]) for one in found] == [
         (1, 0, 16),
@@ -75,7 +75,7 @@ def test_what_is_read_together_and_apart_is_held_against_the_same_words(monkeypa
 def test_captions_and_other_sentences_are_each_held_against_their_own_length():
     captions, others = [f"A {one} dog." for one in PLACES] * 4, ["Tom " + 8 * "ran "] * 10 + ["Run!"] * 9
     sides = {"source": [*others, *captions], "target": [*others, *captions]}
-    part = SimpleNamespace(sentences=lambda side: sides[side])
+    part = SimpleNamespace(decode_sentences=lambda side: sides[side])
     found = lengths.natural(part, [*others, *(one.replace("dog", "cat") for one in captions)], captions)
     assert {name: [(one["above"], one["sentences"]) for one in bins] for name, bins in found.items()} == {
         "captions": [(0, 16)],

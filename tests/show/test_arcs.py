@@ -3,8 +3,8 @@ from matplotlib.patches import Arc
 
 import regard
 from regard import ConfigError
-from regard.show.arcs import arcs, links, places
-from regard.show.figure import shown
+from regard.show.arcs import draw_arcs, list_links, place_words
+from regard.show.figure import format_word
 from show.pictures import assert_readable, vectors
 from show.recorded import WORDS, long, small
 
@@ -15,9 +15,9 @@ def drawn(picture):
 
 def test_there_is_an_arc_for_each_weight_from_the_least_on_between_its_words():
     dense = small().map(1, 2).dense()[0, 0]
-    at, _ = places([shown(word.strip(" ")) for word in WORDS])
+    at, _ = place_words([format_word(word.strip(" ")) for word in WORDS])
     expected = {(i, j) for i in range(17) for j in range(i) if dense[i, j] >= 0.1}
-    found = drawn(arcs(small(), 1, 2, least=0.1))
+    found = drawn(draw_arcs(small(), 1, 2, least=0.1))
     assert len(found) == len(expected) > 3
     for arc in found:
         pair = min(
@@ -28,55 +28,55 @@ def test_there_is_an_arc_for_each_weight_from_the_least_on_between_its_words():
 
 
 def test_a_stronger_weight_is_wider_and_lies_on_top():
-    widths = [arc.get_linewidth() for arc in drawn(arcs(small(), 1, 2))]
+    widths = [arc.get_linewidth() for arc in drawn(draw_arcs(small(), 1, 2))]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
 
 
 def test_a_row_or_some_keys_can_be_drawn_alone():
     dense = small().map(1, 2).dense()[0, 0]
-    row = arcs(small(), 1, 2, queries=slice(9, 10), least=0.01)
+    row = draw_arcs(small(), 1, 2, queries=slice(9, 10), least=0.01)
     assert len(drawn(row)) == int((dense[9, :9] >= 0.01).sum())
-    without = links(dense[:, 1:].double().numpy(), 0, 1, 0.01)
-    assert len(drawn(arcs(small(), 1, 2, keys=slice(1, None), least=0.01))) == sum(i != j for _, i, j in without)
+    without = list_links(dense[:, 1:].double().numpy(), 0, 1, 0.01)
+    assert len(drawn(draw_arcs(small(), 1, 2, keys=slice(1, None), least=0.01))) == sum(i != j for _, i, j in without)
 
 
 def test_words_are_counted_from_the_first_that_is_drawn():
     dense = small().map(1, 2).dense()[0, 0]
     key = 4 + int(dense[9, 4:8].argmax())
-    arcs_drawn = drawn(arcs(small(), 1, 2, queries=slice(9, 10), keys=slice(key, key + 1), least=0.0))
-    at, _ = places([shown(word.strip(" ")) for word in WORDS[key:10]])
+    arcs_drawn = drawn(draw_arcs(small(), 1, 2, queries=slice(9, 10), keys=slice(key, key + 1), least=0.0))
+    at, _ = place_words([format_word(word.strip(" ")) for word in WORDS[key:10]])
     assert [arc.width for arc in arcs_drawn] == pytest.approx([at[-1] - at[0]])
     least = float(dense[9, key]) * (1 - 1e-10)  # which the same weight, computed with other rows, is not below
-    arcs_drawn = drawn(arcs(small(), 1, 2, queries=slice(2, 10), keys=slice(key, key + 1), least=least))
-    at, _ = places([shown(word.strip(" ")) for word in WORDS[2:10]])
+    arcs_drawn = drawn(draw_arcs(small(), 1, 2, queries=slice(2, 10), keys=slice(key, key + 1), least=least))
+    at, _ = place_words([format_word(word.strip(" ")) for word in WORDS[2:10]])
     assert max(arc.width for arc in arcs_drawn) == pytest.approx(at[-1] - at[key - 2])
 
 
 @pytest.mark.parametrize("end", [1, 2, 9, 17])
 def test_its_words_can_be_read(end):
-    assert_readable(arcs(small(), 0, 1, queries=slice(0, end), keys=slice(0, end)))
+    assert_readable(draw_arcs(small(), 0, 1, queries=slice(0, end), keys=slice(0, end)))
 
 
 def test_many_words_stand_on_end():
-    picture = arcs(long(), 0, 1, queries=slice(100, 160), keys=slice(100, 160), title="a title")
+    picture = draw_arcs(long(), 0, 1, queries=slice(100, 160), keys=slice(100, 160), title="a title")
     assert_readable(picture)
     assert {text.get_rotation() for text in picture.axes[0].texts if text.get_text().startswith("w1")} == {90.0}
 
 
 def test_it_is_written_as_vectors():
-    assert "<image" not in vectors(arcs(small(), 0, 1))
+    assert "<image" not in vectors(draw_arcs(small(), 0, 1))
 
 
 def test_more_words_than_fit_are_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"at most 60 words, got 700: name some, as in queries=slice\(0, 30\)"):
-        arcs(long(), 0, 0)
+        draw_arcs(long(), 0, 0)
 
 
 def test_a_map_between_two_texts_is_refused(tmp_path):
     recording = cross()
     with pytest.raises(ConfigError, match="5 queries and 7 keys"):
-        arcs(recording, 0, 0, kind="cross")
+        draw_arcs(recording, 0, 0, kind="cross")
 
 
 def cross():

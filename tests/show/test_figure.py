@@ -66,7 +66,7 @@ def labels(picture, axis):
 @pytest.mark.parametrize("n", [1, 2, 6, 23, 60, 200])
 @pytest.mark.parametrize("long", [False, True])
 def test_words_never_overlap_however_many_and_long(n, long):
-    picture = figure.heat(torch.rand(n, n), words(n, long))
+    picture = figure.draw_matrix(torch.rand(n, n), words(n, long))
     axes = panels(picture)[0]
     columns, rows = labels(picture, axes.xaxis), labels(picture, axes.yaxis)
     assert min(len(columns), len(rows)) >= min(n, 60)
@@ -76,13 +76,13 @@ def test_words_never_overlap_however_many_and_long(n, long):
 
 @pytest.mark.parametrize("n", [6, 60, 200])
 def test_words_are_left_out_before_they_are_too_small_to_read(n):
-    axes = panels(figure.heat(torch.rand(n, n), words(n, long=True)))[0]
-    assert min(label.get_fontsize() for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]) >= figure.SMALLEST
+    axes = panels(figure.draw_matrix(torch.rand(n, n), words(n, long=True)))[0]
+    assert min(label.get_fontsize() for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]) >= figure.MIN_TEXT_SIZE
 
 
 @pytest.mark.parametrize("n", [1, 6, 60])
 def test_everything_lies_on_the_page(n):
-    picture = figure.heat(
+    picture = figure.draw_matrix(
         torch.rand(n, n).tril() - 1, words(n, long=True), title="a title of some length", names=("query", "key")
     )
     renderer = drawn(picture)
@@ -96,7 +96,7 @@ def test_everything_lies_on_the_page(n):
 
 @pytest.mark.parametrize("n", [6, 60])
 def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
-    picture = figure.heads(some_steps(shape=(H, n, D)), words(n))
+    picture = figure.draw_heads(some_steps(shape=(H, n, D)), words(n))
     sizes = np.array([axes.get_window_extent().size for axes in panels(picture)])
     np.testing.assert_allclose(sizes, np.broadcast_to(sizes[0], sizes.shape), rtol=0, atol=HAIR)
     assert all(width >= height - HAIR for width, height in sizes)
@@ -104,14 +104,14 @@ def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
 
 def test_numbers_are_written_where_they_can_be_read_and_nowhere_else():
     few, many = torch.rand(6, 6), torch.rand(60, 60)
-    small = written(panels(figure.heat(few, WORDS))[0])
+    small = written(panels(figure.draw_matrix(few, WORDS))[0])
     assert small == {(j + 0.5, i + 0.5): f"{few[i, j]:.2f}" for i in range(6) for j in range(6)}
-    assert not written(panels(figure.heat(many, words(60)))[0])
+    assert not written(panels(figure.draw_matrix(many, words(60)))[0])
 
 
 def test_a_number_is_written_with_the_digits_it_needs():
     def first(value, **options):
-        return next(iter(written(panels(figure.heat(torch.tensor([[value]]), ["a"], **options))[0]).values()))
+        return next(iter(written(panels(figure.draw_matrix(torch.tensor([[value]]), ["a"], **options))[0]).values()))
 
     assert first(-0.001, scale=Linear(0, 1)) == "−0.001"
     assert first(1.234) == "1.23"
@@ -121,7 +121,7 @@ def test_a_number_is_written_with_the_digits_it_needs():
 
 def test_a_small_number_has_a_second_digit_where_there_is_room():
     def first(columns):
-        picture = figure.heat(torch.full((1, columns), 0.0123), ["a"], words(columns), scale=Log(1e-3, 1))
+        picture = figure.draw_matrix(torch.full((1, columns), 0.0123), ["a"], words(columns), scale=Log(1e-3, 1))
         return next(iter(written(panels(picture)[0]).values()))
 
     assert (first(6), first(28)) == ("0.012", "0.01")
@@ -129,18 +129,18 @@ def test_a_small_number_has_a_second_digit_where_there_is_room():
 
 @pytest.mark.parametrize(("low", "marks"), [(0.002, {"0.003", "0.01", "0.1", "0.3", "1"}), (0.2, {"0.3", "1"})])
 def test_a_short_log_scale_has_more_numbers_than_the_powers_of_ten(low, marks):
-    picture = figure.heat(torch.tensor([[low], [1.0]]).expand(2, 6).repeat(6, 1), words(12), words(6), scale=Log(low, 1))
+    picture = figure.draw_matrix(torch.tensor([[low], [1.0]]).expand(2, 6).repeat(6, 1), words(12), words(6), scale=Log(low, 1))
     drawn(picture)
     assert marks <= {label.get_text() for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()}
 
 
 def test_a_number_that_rounds_to_zero_has_no_sign():
-    texts = written(panels(figure.heat(torch.tensor([[-0.001, 1.0]]), ["a"], ["b", "c"]))[0])
+    texts = written(panels(figure.draw_matrix(torch.tensor([[-0.001, 1.0]]), ["a"], ["b", "c"]))[0])
     assert list(texts.values()) == ["0.00", "1.00"]
 
 
 def test_hidden_keys_are_hatched_and_have_no_number():
-    picture = figure.heat(torch.rand(6, 6).masked_fill(~Causal().table(6, 6), -torch.inf), WORDS)
+    picture = figure.draw_matrix(torch.rand(6, 6).masked_fill(~Causal().table(6, 6), -torch.inf), WORDS)
     axes = panels(picture)[0]
     future = {(i, j) for i in range(6) for j in range(6) if j > i}
     assert hatched(axes) == future
@@ -149,7 +149,7 @@ def test_hidden_keys_are_hatched_and_have_no_number():
 
 
 def test_the_scale_of_colours_has_numbers_that_reach_over_the_values():
-    picture = figure.heat(torch.tensor([[0.25, 0.75]]).expand(6, 2), WORDS, ["a", "b"], scale=Linear(0, 1))
+    picture = figure.draw_matrix(torch.tensor([[0.25, 0.75]]).expand(6, 2), WORDS, ["a", "b"], scale=Linear(0, 1))
     drawn(picture)
     shown = [float(label.get_text()) for axes in picture.axes[0].child_axes for label in axes.get_yticklabels()]
     assert min(shown) == 0
@@ -158,28 +158,30 @@ def test_the_scale_of_colours_has_numbers_that_reach_over_the_values():
 
 def test_the_same_value_has_the_same_colour_in_all_heads():
     steps = some_steps(shape=(H, T, D))
-    meshes = [axes.collections[0] for axes in panels(figure.heads(steps, words(T)))]
+    meshes = [axes.collections[0] for axes in panels(figure.draw_heads(steps, words(T)))]
     assert len(meshes) == H
     assert len({(mesh.norm.vmin, mesh.norm.vmax) for mesh in meshes}) == 1
     assert meshes[0].norm.vmax == float(steps.weights.max())
 
 
 def test_what_lies_below_a_log_scale_is_drawn_as_its_low_end():
-    mesh = panels(figure.heat(torch.tensor([[0.0, 1e-9, 1e-3, 1.0]]), ["a"], words(4), scale=Log(1e-3)))[0].collections[0]
+    mesh = panels(figure.draw_matrix(torch.tensor([[0.0, 1e-9, 1e-3, 1.0]]), ["a"], words(4), scale=Log(1e-3)))[0].collections[
+        0
+    ]
     colours = mesh.to_rgba(mesh.get_array().ravel())
     assert (colours[:3] == colours[2]).all()
     assert (colours[3] != colours[2]).any()
 
 
 def test_steps_show_each_that_did_something_under_its_formula():
-    picture = figure.steps(some_steps(Causal()), words(T))
+    picture = figure.draw_steps(some_steps(Causal()), words(T))
     names = [axes.get_title(loc="left").partition(" ")[0] for axes in panels(picture)]
     assert names == ["scores", "scaled", "masked", "weights", "context"]
     assert picture.legends[0].get_texts()[-1].get_text().endswith("capped, dropped")
 
 
 def titles(steps):
-    return [axes.get_title(loc="left") for axes in panels(figure.steps(steps, words(T)))]
+    return [axes.get_title(loc="left") for axes in panels(figure.draw_steps(steps, words(T)))]
 
 
 def test_each_title_names_the_last_step_that_did_something():
@@ -208,7 +210,7 @@ def test_a_step_of_broken_numbers_that_did_nothing_is_left_out_too():
 
 def test_weights_of_hidden_keys_are_hatched_too():
     by_title = {
-        axes.get_title(loc="left").partition(" ")[0]: axes for axes in panels(figure.steps(some_steps(Causal()), words(T)))
+        axes.get_title(loc="left").partition(" ")[0]: axes for axes in panels(figure.draw_steps(some_steps(Causal()), words(T)))
     }
     future = {(i, j) for i in range(T) for j in range(T) if j > i}
     assert hatched(by_title["scores"]) == set()
@@ -218,24 +220,28 @@ def test_weights_of_hidden_keys_are_hatched_too():
 def test_at_picks_the_batch_row_and_the_head():
     steps = some_steps(shape=(B, H, T, D))
     one = Steps(*(step[1, 2] for _, step in steps.items()))
-    for a, b in zip(panels(figure.steps(steps, words(T), at=(1, 2))), panels(figure.steps(one, words(T))), strict=True):
+    for a, b in zip(
+        panels(figure.draw_steps(steps, words(T), at=(1, 2))), panels(figure.draw_steps(one, words(T))), strict=True
+    ):
         assert written(a) == written(b)
 
 
 def test_hidden_keys_are_hatched_in_every_head():
     future = {(i, j) for i in range(T) for j in range(T) if j > i}
-    assert [hatched(axes) for axes in panels(figure.heads(some_steps(Causal(), shape=(H, T, D)), words(T)))] == [future] * H
+    assert [hatched(axes) for axes in panels(figure.draw_heads(some_steps(Causal(), shape=(H, T, D)), words(T)))] == [
+        future
+    ] * H
 
 
 def test_queries_and_keys_may_have_different_words():
     q, k = torch.randn(2, D), torch.randn(T, D)
-    axes = panels(figure.steps(attend(q, k, k), ["a", "b"], words(T)))[0]
+    axes = panels(figure.draw_steps(attend(q, k, k), ["a", "b"], words(T)))[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
     assert [label.get_text() for label in axes.get_xticklabels()] == words(T)
 
 
 def test_a_word_is_shown_as_it_is_and_never_as_a_formula():
-    picture = figure.heat(torch.rand(4, 4), ["$x^2$", "\\frac", "a\nb", " "])
+    picture = figure.draw_matrix(torch.rand(4, 4), ["$x^2$", "\\frac", "a\nb", " "])
     drawn(picture)
     rows = panels(picture)[0].get_yticklabels()
     assert [label.get_text() for label in rows] == ["$x^2$", "\\frac", "a\\nb", "␣"]
@@ -249,36 +255,36 @@ def test_any_matrix_can_be_drawn(rows, columns, values):
     values = (values or [0.0]) * (rows * columns)
     matrix = torch.tensor(values[: rows * columns], dtype=torch.float64).view(rows, columns)
     for scale in (Linear(), Log()):
-        drawn(figure.heat(matrix, words(rows), words(columns), scale=scale))
+        drawn(figure.draw_matrix(matrix, words(rows), words(columns), scale=scale))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.bool])
 def test_a_matrix_of_any_dtype_with_or_without_a_gradient_can_be_drawn(dtype):
     matrix = torch.ones(2, 2, dtype=dtype).requires_grad_(dtype.is_floating_point)
-    assert panels(figure.heat(matrix, ["a", "b"]))
+    assert panels(figure.draw_matrix(matrix, ["a", "b"]))
 
 
 def test_words_beside_curves_and_arrows_never_overlap():
     vectors = torch.tensor([[1.0, 0.5]]).expand(9, 2)
     curves = {word: [1.0, 2.0] for word in words(9)}
-    for picture in (figure.arrows(vectors, words(9)), figure.lines([1, 2], curves)):
+    for picture in (figure.draw_arrows(vectors, words(9)), figure.draw_lines([1, 2], curves)):
         drawn(picture)
         axes = picture.axes[0]
         heights = sorted(text.get_position()[1] for text in axes.texts if text.get_text())
-        line = figure.TEXT / 72 * picture.dpi / axes.get_window_extent().height
+        line = figure.TEXT_SIZE / 72 * picture.dpi / axes.get_window_extent().height
         assert len(heights) == 9
         assert all(b - a >= line for a, b in pairwise(heights))
 
 
 def test_an_arrow_ends_at_its_vector():
-    picture = figure.arrows(torch.tensor([[1.0, -2.0]]), ["a"])
+    picture = figure.draw_arrows(torch.tensor([[1.0, -2.0]]), ["a"])
     tip = next(text for text in picture.axes[0].texts if not text.get_text())
     assert tuple(tip.xy) == (1, -2)
     assert tuple(tip.xyann) == (0, 0)
 
 
 def test_a_curve_keeps_its_gaps():
-    picture = figure.lines([1, 2, 3], {"a": [1.0, float("nan"), 3.0]}, scales=(Log(), Log()))
+    picture = figure.draw_lines([1, 2, 3], {"a": [1.0, float("nan"), 3.0]}, scales=(Log(), Log()))
     drawn(picture)
     np.testing.assert_array_equal(picture.axes[0].lines[0].get_ydata(), [1, np.nan, 3])
 
@@ -286,13 +292,13 @@ def test_a_curve_keeps_its_gaps():
 @pytest.mark.parametrize(
     ("draw", "says"),
     [
-        (lambda: figure.heat(torch.rand(2, 3), ["a", "b"]), r"\(2, 3\).*2 rows and 2 columns"),
-        (lambda: figure.heat(torch.rand(3), ["a"]), "matrix"),
-        (lambda: figure.heat(torch.rand(0, 0), []), "something in it"),
-        (lambda: figure.steps(some_steps(shape=(H, T, D)), words(T)), "a matrix must remain"),
-        (lambda: figure.heads(some_steps(), words(T)), "heads"),
-        (lambda: figure.arrows(torch.rand(2, 3), ["a", "b"]), r"\(n, 2\)"),
-        (lambda: figure.lines([1, 2], {"a": [1.0]}), "each of the 2 x"),
+        (lambda: figure.draw_matrix(torch.rand(2, 3), ["a", "b"]), r"\(2, 3\).*2 rows and 2 columns"),
+        (lambda: figure.draw_matrix(torch.rand(3), ["a"]), "matrix"),
+        (lambda: figure.draw_matrix(torch.rand(0, 0), []), "something in it"),
+        (lambda: figure.draw_steps(some_steps(shape=(H, T, D)), words(T)), "a matrix must remain"),
+        (lambda: figure.draw_heads(some_steps(), words(T)), "heads"),
+        (lambda: figure.draw_arrows(torch.rand(2, 3), ["a", "b"]), r"\(n, 2\)"),
+        (lambda: figure.draw_lines([1, 2], {"a": [1.0]}), "each of the 2 x"),
     ],
 )
 def test_words_and_numbers_that_do_not_agree_are_refused_in_a_sentence(draw, says):
@@ -303,32 +309,32 @@ def test_words_and_numbers_that_do_not_agree_are_refused_in_a_sentence(draw, say
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_a_picture_is_written_in_every_format(kind):
     buffer = BytesIO()
-    figure.steps(some_steps(Causal()), words(T)).savefig(buffer, format=kind)
+    figure.draw_steps(some_steps(Causal()), words(T)).savefig(buffer, format=kind)
     assert buffer.getvalue().startswith({"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind])
 
 
 def test_the_vectors_are_vectors():
     buffer = BytesIO()
-    figure.heat(torch.rand(60, 60), words(60)).savefig(buffer, format="svg")
+    figure.draw_matrix(torch.rand(60, 60), words(60)).savefig(buffer, format="svg")
     assert b"data:image/png" not in buffer.getvalue().split(b'id="axes_2"')[0]  # the scale of colours may be one
 
 
 def test_a_notebook_shows_it_at_its_size():
-    png, about = figure.heat(torch.rand(6, 6), WORDS)._repr_png_()
+    png, about = figure.draw_matrix(torch.rand(6, 6), WORDS)._repr_png_()
     image = Image.open(BytesIO(png))
     assert about["width"] == image.width * 96 // 144
 
 
 def test_drawing_leaves_matplotlib_as_it_was():
     before = dict(matplotlib.rcParams)
-    drawn(figure.steps(some_steps(Causal()), words(T)))
+    drawn(figure.draw_steps(some_steps(Causal()), words(T)))
     assert dict(matplotlib.rcParams) == before
 
 
 def test_neither_regard_nor_a_picture_imports_pyplot():
     script = (
         "import sys, regard; assert 'matplotlib' not in sys.modules;"
-        "import torch; from regard.show.figure import heat; heat(torch.rand(2, 2), ['a', 'b']);"
+        "import torch; from regard.show.figure import draw_matrix; draw_matrix(torch.rand(2, 2), ['a', 'b']);"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -12,8 +12,8 @@ import torch
 import regard
 from regard import AttentionMap, Causal, attend
 from regard.show import notebook
-from regard.show.inline import SHADES
 from regard.show.scale import Log
+from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
 from show.recorded import long, small
 
@@ -106,7 +106,7 @@ def test_steps_are_told_with_their_numbers_and_formulas():
 
 @pytest.mark.parametrize("empty", [regard.Recording(), AttentionMap(*torch.zeros(2, 0, 2, 3, 2)), 7])
 def test_what_has_nothing_to_draw_stays_text(empty):
-    assert notebook.html(empty) is None
+    assert notebook.render_html(empty) is None
 
 
 def test_without_what_draws_it_stays_text():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bounds import sum_bound
 from regard import ConfigError
-from regard.show.scale import FEW, Linear, Log, fitting
+from regard.show.scale import MAX_LINEAR_TOKENS, Linear, Log, choose_scale
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=11))
@@ -27,19 +27,19 @@ def test_only_what_can_be_drawn_moves_the_ends():
 def test_colour_is_even_while_attention_lies_on_large_weights_and_goes_by_ratios_where_much_lies_on_small_ones():
     sharp = torch.eye(20, dtype=torch.float64).clamp(min=0.01).tril()
     spread = torch.ones(20, 20, dtype=torch.float64).tril() / torch.arange(1, 21).unsqueeze(1)
-    assert fitting(sharp, 20) == Linear(low=0)
-    assert fitting(spread[:6, :6], 6) == Linear(low=0)
-    low, high = fitting(spread, 20).ends([])
-    assert isinstance(fitting(spread, 20), Log)
+    assert choose_scale(sharp, 20) == Linear(low=0)
+    assert choose_scale(spread[:6, :6], 6) == Linear(low=0)
+    low, high = choose_scale(spread, 20).ends([])
+    assert isinstance(choose_scale(spread, 20), Log)
     assert low == pytest.approx(0.05, abs=sum_bound(torch.float32, 4, 0.05))  # rounded, and between two of its neighbours
     assert high == 1
-    assert isinstance(fitting(sharp, FEW + 1), Log)
+    assert isinstance(choose_scale(sharp, MAX_LINEAR_TOKENS + 1), Log)
 
 
 @pytest.mark.parametrize("weights", [torch.zeros(3), torch.tensor([math.nan, 1.0]), torch.tensor([1e-30])])
-@pytest.mark.parametrize("tokens", [2, FEW + 1])
+@pytest.mark.parametrize("tokens", [2, MAX_LINEAR_TOKENS + 1])
 def test_of_any_weights_there_is_a_scale(weights, tokens):
-    low, high = fitting(weights, tokens).ends(weights.tolist())
+    low, high = choose_scale(weights, tokens).ends(weights.tolist())
     assert low < high < math.inf
 
 

@@ -8,11 +8,20 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from regard.lectures.examples import EXAMPLES, example
-from regard.lectures.scenes import Line, Panel, Scene
-from regard.show import ramp
-from regard.show.narration import tell
-from regard.show.terminal import View, broken, calculations, chunks, heat, literal, open_console, show
+from regard.lectures.example_steps import ExampleStep, Line, Panel
+from regard.lectures.examples import EXAMPLES, build_example
+from regard.show import color_ramp
+from regard.show.step_descriptions import describe_example
+from regard.show.terminal import (
+    TableView,
+    compute_heat,
+    escape_text,
+    open_console,
+    print_calculations,
+    print_step,
+    split_columns,
+    wrap_calculation,
+)
 
 PRINTED = 0.5e-4 + 1e-7  # half a unit of the last of four places, and the float32 that is printed
 WORDS = ("Your", "journey", "日本", "שלום", "👩‍👩‍👧", "a\x1b[31mb", "[bold]x[/bold]", "\u202eevil", "\udc80", "x" * 50)
@@ -21,20 +30,20 @@ WORDS = ("Your", "journey", "日本", "שלום", "👩‍👩‍👧", "a\x1b[3
 def drawn(scene, width, view=None, colours=None):
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=True, color_system=colours, markup=False, highlight=False)
-    show(console, scene, 1, view or View(0, 99))
+    print_step(console, scene, 1, view or TableView(0, 99))
     return file.getvalue()
 
 
 def square(words, title=""):
     values = torch.linspace(-1, 1, len(words) ** 2).view(len(words), len(words))
-    return Scene("scores", "q kᵀ", "said.", (Panel(values, tuple(words), tuple(words), "pairs", title),))
+    return ExampleStep("scores", "q kᵀ", "said.", (Panel(values, tuple(words), tuple(words), "pairs", title),))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_line_is_wider_than_the_screen(name, width):
-    for scene in tell(example(name)):
-        for line in drawn(scene, width, View(0, 12)).splitlines():
+    for scene in describe_example(build_example(name)):
+        for line in drawn(scene, width, TableView(0, 12)).splitlines():
             assert cell_len(line) <= width
 
 
@@ -69,29 +78,33 @@ def test_words_are_shown_as_written_and_steer_nothing():
 
 @given(st.text())
 def test_literal_text_holds_no_control_and_keeps_every_letter(text):
-    shown = literal(text)
+    shown = escape_text(text)
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown)
     assert [c for c in text if c.isalnum()] == [c for c in shown if c in text and c.isalnum()] or "\\" in shown
 
 
 def test_a_word_from_right_to_left_keeps_the_numbers_after_it_in_their_columns():
-    assert literal("שלום 0.5") == "שלום\u200e 0.5"
+    assert escape_text("שלום 0.5") == "שלום\u200e 0.5"
 
 
 def test_heat_goes_from_the_least_to_the_greatest_finite_number():
-    shares = heat(torch.tensor([[0.0, 5.0], [10.0, -torch.inf]]))
+    shares = compute_heat(torch.tensor([[0.0, 5.0], [10.0, -torch.inf]]))
     assert shares[0].tolist() == [0, 0.5]
     assert shares[1, 0] == 1
     assert shares[1, 1].isnan()
-    assert heat(torch.full((2, 2), torch.nan)).isnan().all()
-    assert heat(torch.full((2, 2), 3.0)).tolist() == [[0, 0], [0, 0]]
+    assert compute_heat(torch.full((2, 2), torch.nan)).isnan().all()
+    assert compute_heat(torch.full((2, 2), 3.0)).tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(("colours", "code"), [("truecolor", "48;2;"), ("256", "48;5;")])
 def test_the_greatest_number_has_the_deepest_colour(colours, code):
     shown = drawn(square(("a", "b")), 80, colours=colours)
     assert shown.count(code) == 4
-    deepest = "48;2;{};{};{}".format(*ramp.shade(1.0)) if colours == "truecolor" else f"48;5;{ramp.coarse(1.0)[0]}"
+    deepest = (
+        "48;2;{};{};{}".format(*color_ramp.shade(1.0))
+        if colours == "truecolor"
+        else f"48;5;{color_ramp.find_terminal_shade(1.0)[0]}"
+    )
     assert re.search(rf"{deepest}m +1.0000 ", shown)
 
 
@@ -102,35 +115,35 @@ def test_a_terminal_of_16_colours_has_no_heat():
 
 def test_the_ramp_is_even_and_of_one_hue_and_its_ink_can_be_read():
     shares = [n / 100 for n in range(101)]
-    lights = [ramp.luminance(ramp.shade(share)) for share in shares]
+    lights = [color_ramp.luminance(color_ramp.shade(share)) for share in shares]
     assert lights == sorted(lights, reverse=True)
     roots = [light ** (1 / 3) for light in lights]  # near to lightness
     steps = [roots[n] - roots[n + 10] for n in range(0, 100, 10)]
     assert max(steps) < 1.25 * min(steps)
     for share in shares:
-        for paper in (ramp.shade(share), ramp.coarse(share)[1]):
-            assert ramp.contrast(ramp.ink(paper), paper) >= 4.5
+        for paper in (color_ramp.shade(share), color_ramp.find_terminal_shade(share)[1]):
+            assert color_ramp.contrast(color_ramp.choose_ink(paper), paper) >= 4.5
             assert paper[0] <= paper[1] <= paper[2]  # blue
 
 
 def test_a_view_shows_its_part_and_counts_it():
     words = tuple(f"w{n}" for n in range(1, 201))
-    shown = drawn(square(words), 80, View(119, 3, True))
+    shown = drawn(square(words), 80, TableView(119, 3, True))
     assert "120 w120" in shown
     assert "w123" not in shown
     assert shown.splitlines()[1].split() == ["120", "121", "122"]
-    assert View(199, 12).part(200, True) == range(199, 200)
-    assert View(119, 12).part(3, False) == range(3)
+    assert TableView(199, 12).get_range(200, True) == range(199, 200)
+    assert TableView(119, 12).get_range(3, False) == range(3)
 
 
 def test_columns_left_out_are_told():
-    scene = Scene("x", "x", "said.", (Panel(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
-    assert "columns 1 to 12 of 40; --rows 40 shows all" in drawn(scene, 80, View(0, 12))
+    scene = ExampleStep("x", "x", "said.", (Panel(torch.ones(2, 40), ("a", "b"), tuple(map(str, range(40))), "words"),))
+    assert "columns 1 to 12 of 40; --rows 40 shows all" in drawn(scene, 80, TableView(0, 12))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(1, 60))
 def test_columns_are_cut_into_the_fewest_runs_that_fit(widths, room):
-    runs = chunks(widths, room)
+    runs = split_columns(widths, room)
     assert [index for run in runs for index in run] == list(range(len(widths)))
     assert all(len(run) == 1 or sum(widths[index] for index in run) <= room for run in runs)
     greedy, used = 1, 0
@@ -142,20 +155,20 @@ def test_columns_are_cut_into_the_fewest_runs_that_fit(widths, room):
 
 
 def test_the_runs_of_columns_are_even():
-    assert chunks([8] * 6, 40) == [[0, 1, 2], [3, 4, 5]]
+    assert split_columns([8] * 6, 40) == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_panels_stand_side_by_side_where_there_is_room():
     panels = tuple(Panel(torch.ones(1, 1), ("a",), ("b",), "words", f"head {n}") for n in (1, 2))
-    scene = Scene("x", "x", "said.", panels)
+    scene = ExampleStep("x", "x", "said.", panels)
     assert re.search(r"head 1 +head 2", drawn(scene, 80))
     assert not re.search(r"head 1 +head 2", drawn(scene, 12))
 
 
 def test_a_calculation_is_broken_before_signs_and_loses_nothing():
     text = "0.55·0.43 + 0.87·0.15 + 0.66·0.89 = 0.2365 + 0.1305 + 0.5874 = 0.9544"
-    assert list(broken(text, 200)) == [text]
-    lines = list(broken(text, 24))
+    assert list(wrap_calculation(text, 200)) == [text]
+    lines = list(wrap_calculation(text, 24))
     assert " ".join(lines) == text
     assert all(cell_len(line) <= 24 for line in lines)
     assert not any(line.endswith(("+", "=")) for line in lines)
@@ -164,7 +177,7 @@ def test_a_calculation_is_broken_before_signs_and_loses_nothing():
 
 def test_labels_stand_above_their_lines_on_a_narrow_screen():
     file = io.StringIO()
-    calculations(Console(file=file, width=20), [Line("understanding", "1 + 2 = 3")])
+    print_calculations(Console(file=file, width=20), [Line("understanding", "1 + 2 = 3")])
     assert file.getvalue() == "understanding\n  1 + 2 = 3\n"
 
 
@@ -178,7 +191,7 @@ def test_no_color_and_a_pipe_write_no_escape_codes(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def written(file):
-        show(open_console(file, 80), square(("a", "b")), 1, View())
+        print_step(open_console(file, 80), square(("a", "b")), 1, TableView())
         return file.getvalue()
 
     assert "\x1b[" in written(Screen())

@@ -116,5 +116,5 @@ CALLS = [
         for name in ("tile", "codes")
     ),
     method("Pyramid.shape", lambda: Pyramid(a_map()), lambda: {"level": 0}, level=PLACE),
-    method("Pyramid.strips", lambda: Pyramid(a_map()), dict),
+    method("Pyramid.iterate_strips", lambda: Pyramid(a_map()), dict),
 ]

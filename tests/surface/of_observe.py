@@ -116,7 +116,12 @@ CALLS = [
             **SOUGHT,
         },
     ),
-    method("Heads.sorted", table, lambda: {"by": "itself"}, by=CHOICE),
-    method("Heads.of", table, lambda: {"kind": "mixed"}, kind=without(CHOICE, "a string", "a long string", "a lone surrogate")),
+    method("Heads.sort_by", table, lambda: {"by": "itself"}, by=CHOICE),
+    method(
+        "Heads.select_kind",
+        table,
+        lambda: {"kind": "mixed"},
+        kind=without(CHOICE, "a string", "a long string", "a lone surrogate"),
+    ),
     Call("Heads.__getitem__", lambda at: table()[at], lambda: {"at": 0}, {"at": PLACE | wrong.LISTS | BAD_SLICES}),
 ]

@@ -33,7 +33,7 @@ MISSING = {
     "a layer by its name": lambda: recorded().map("nowhere"),
     "a part": lambda: recorded().map(0, part="nowhere"),
     "a kind": lambda: recorded().map(0, kind="nowhere"),
-    "a score": lambda: table().sorted("nowhere"),
+    "a score": lambda: table().sort_by("nowhere"),
     "a layer of a table of heads": lambda: regard.heads(recorded(), layers=["nowhere"]),
     "a way to pool": lambda: a_map().pooled(1, 1, "nowhere"),
 }

@@ -24,7 +24,7 @@ RESULTS = {
     "Overview",
     "Lambada",
     "Perplexity",
-    "Published",
+    "PublishedFigure",
     "Report",
     "Run",
     "Steps",
@@ -34,39 +34,43 @@ RESULTS = {
     "Recording",
 }  # made by us
 NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours calls, or torch; they are handed what was checked
-    "AttentionMap.picture",
-    "AdditiveAttention.laid_out",
-    "AdditiveAttention.over",
+    "AttentionMap.draw_picture",
+    "AdditiveAttention.arrange_inputs",
+    "AdditiveAttention.attend_projected",
     "AdditiveAttention.project",
-    "GPT2.checked",
-    "GPT2.ending",
-    "GPT2.initialise",
+    "GPT2.check_tokens",
+    "GPT2.get_end_settings",
+    "GPT2.init_weights",
     "GPT2.reading",
     "GPT2Config.describe",
     "GPT2Config.multiply_adds",
     "StackedHeads.project",
-    *(f"{mask}.{name}" for mask in of_mechanism.MASKS for name in ("block", "check", "may", "must", "sees", "stretches")),
-    "Documents.ids_of",
-    "Given.rows_of",
-    "Given.sharing",
+    *(
+        f"{mask}.{name}"
+        for mask in of_mechanism.MASKS
+        for name in ("block", "check", "find_possible_keys", "find_certain_keys", "can_see", "find_key_ranges")
+    ),
+    "Documents.select_ids",
+    "Given.select_rows",
+    "Given.from_shared_table",
     *(
         f"{change}.{name}"
         for change in ("CutEdges", "KnockOut", "Patch", "Temperature")
-        for name in ("after", "before", "heads")
+        for name in ("change_context", "change_call", "resolve_heads")
     ),
-    *(f"{change}.meant" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
-    "Temperature.of_additive",
+    *(f"{change}.is_target" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
+    "Temperature.change_additive_call",
 }
-ROOMS = {"": regard, "mechanism.": mechanism, "map.": maps, "layers.": layers, "observe.": observe, "evaluate.": evaluate}
-BOOK = {  # modules of formulas
+PACKAGES = {"": regard, "mechanism.": mechanism, "map.": maps, "layers.": layers, "observe.": observe, "evaluate.": evaluate}
+FORMULA_MODULES = {  # modules of formulas
     f"mechanism.{name}": getattr(mechanism, name) for name in ("heads", "positions", "scores", "softmax")
 }
 NOT_FORMULAS = {
-    "evaluate.published",  # of what is not among them it gives nothing
+    "evaluate.list_published",  # of what is not among them it gives nothing
     "evaluate.stop_tokens",
-    "mechanism.heads.indivisible",
-    "mechanism.positions.frequencies",
-    "mechanism.scores.wide",
+    "mechanism.heads.describe_indivisible_width",
+    "mechanism.positions.rotation_frequencies",
+    "mechanism.scores.score_dtype",
     "mechanism.scores.default_scale",
 }
 
@@ -74,12 +78,12 @@ NOT_FORMULAS = {
 def public_callables() -> dict[str, Callable[..., Any]]:
     """Every public function and class by its shortest name, and every method that such a class has of ours."""
     found: dict[str, Any] = {}
-    for prefix, room in ROOMS.items():
-        for name in room.__all__:
-            value = getattr(room, name)
+    for prefix, package in PACKAGES.items():
+        for name in package.__all__:
+            value = getattr(package, name)
             if callable(value) and value not in found.values():
                 found[prefix + name] = value
-    for prefix, module in BOOK.items():
+    for prefix, module in FORMULA_MODULES.items():
         ours = inspect.getmembers(module, lambda value, module=module: inspect.getmodule(value) is module and callable(value))
         found |= {f"{prefix}.{name}": value for name, value in ours if not name.startswith("check_")}
     for value in [value for value in found.values() if inspect.isclass(value)]:

@@ -9,7 +9,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from regard import ConfigError, DataError
 from regard.text import BytePair, byte_pair
-from regard.text.byte_pair import OWN
+from regard.text.byte_pair import GPT2_FOLDER
 
 END = "<|endoftext|>"
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -33,7 +33,7 @@ def test_any_text_comes_back(text):
 @pytest.mark.slow
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=60))
 def test_gpt2_cuts_texts_as_the_tokenizers_library_does(text):
-    theirs = ByteLevelBPETokenizer(str(OWN / "encoder.json"), str(OWN / "vocab.bpe"))
+    theirs = ByteLevelBPETokenizer(str(GPT2_FOLDER / "encoder.json"), str(GPT2_FOLDER / "vocab.bpe"))
     assert BytePair.gpt2().encode(text) == theirs.encode(text).ids
 
 
@@ -112,14 +112,14 @@ def test_an_encoding_comes_back_from_its_two_files_and_others_read_them(tmp_path
 def test_gpt2s_files_come_out_as_they_went_in(tmp_path):
     BytePair.gpt2().save(tmp_path)
     for name in ("vocab.bpe", "encoder.json"):
-        ours, theirs = ((place / name).read_text(encoding="utf-8") for place in (tmp_path, OWN))
+        ours, theirs = ((place / name).read_text(encoding="utf-8") for place in (tmp_path, GPT2_FOLDER))
         assert (json.loads(ours) == json.loads(theirs)) if name.endswith("json") else ours == theirs
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data, the published files, is not there")
 def test_the_files_in_the_package_are_the_published_ones():
     for name in ("vocab.bpe", "encoder.json"):
-        assert (OWN / name).read_bytes() == (DATA / "bpe" / name).read_bytes()
+        assert (GPT2_FOLDER / name).read_bytes() == (DATA / "bpe" / name).read_bytes()
 
 
 def test_too_small_a_vocabulary_is_refused():

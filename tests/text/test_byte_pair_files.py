@@ -5,7 +5,7 @@ import pytest
 from regard import ConfigError, DataError
 from regard.text import BytePair
 from regard.text.byte_pair_files import LONGEST, SPECIALS
-from regard.text.cuts import limit_runs
+from regard.text.safe_cuts import limit_runs
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat"] * 3
 

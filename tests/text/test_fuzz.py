@@ -12,9 +12,9 @@ from regard import RegardError
 from regard.text import BytePair, Letters
 from regard.text import pairs as sentence_pairs
 from regard.text.corpus import Corpus, Reader, prepare
-from regard.text.corpus.sources import parts
+from regard.text.corpus.sources import iterate_parts
 from regard.text.pairs import PairReader, Pairs
-from regard.text.pairs.sources import given
+from regard.text.pairs.sources import read_pairs
 from text.pairs.small import aligned, many
 
 TEXTS = ["the cat sat on the mat, 5 times", "naïve café 🦊\n", "a dog, and a dog", "we'll see"] * 5
@@ -78,7 +78,7 @@ def tell(what: str, found: list[object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [Letters.of(TEXTS), BytePair.train(TEXTS, 280)], ids=["letters", "pairs"])
+@pytest.mark.parametrize("text", [Letters.from_texts(TEXTS), BytePair.train(TEXTS, 280)], ids=["letters", "pairs"])
 def test_a_corpus_that_was_altered_is_refused_or_the_same(tmp_path, text):
     made = prepare(TEXTS, text, tmp_path / "corpus", shard=100, workers=1)
     expected = made[:].tolist(), made.starts.tolist(), made.text.decode(made[:].tolist())
@@ -95,7 +95,7 @@ def test_a_corpus_that_was_altered_is_refused_or_the_same(tmp_path, text):
 
 @pytest.mark.slow
 def test_an_index_that_was_made_up_is_refused_or_read_within_its_files(tmp_path):
-    made = prepare(TEXTS, Letters.of(TEXTS), tmp_path / "corpus", shard=100, workers=1)
+    made = prepare(TEXTS, Letters.from_texts(TEXTS), tmp_path / "corpus", shard=100, workers=1)
     path, dice, found = tmp_path / "corpus" / "corpus.json", random.Random(0), []
     says = json.loads(path.read_text())
     values = [-5, True, None, 0, 1, 10**30, 2**40, "x", "../tokens-00000.npy", "<u4", "O", [], {}, 1.5]
@@ -105,7 +105,9 @@ def test_an_index_that_was_made_up_is_refused_or_read_within_its_files(tmp_path)
         inside[dice.choice(list(inside))] = dice.choice(values)
         path.write_text(json.dumps(told))
         with pytest.MonkeyPatch.context() as patch:  # a checksum that is right, whatever is said
-            patch.setattr("regard.text.corpus.index.Index.checksum", property(lambda index, told=told: told.get("checksum")))
+            patch.setattr(
+                "regard.text.corpus.index.CorpusIndex.checksum", property(lambda index, told=told: told.get("checksum"))
+            )
             try:
                 corpus = Corpus.load(tmp_path / "corpus")
                 corpus.check()
@@ -119,12 +121,12 @@ def test_an_index_that_was_made_up_is_refused_or_read_within_its_files(tmp_path)
 @pytest.mark.slow
 def test_sentence_pairs_that_were_altered_are_refused_or_the_same(tmp_path):
     made = sentence_pairs.prepare(aligned(tmp_path, "some", many(30)), tmp_path / "pairs", vocabulary=280, valid=0.2)
-    expected = made.train.sentences("source"), made.train.sentences("target")
+    expected = made.train.decode_sentences("source"), made.train.decode_sentences("target")
 
     def read():
         pairs = Pairs.load(tmp_path / "pairs")
         PairReader(pairs.train, 50).read(3)
-        return pairs.train.sentences("source"), pairs.train.sentences("target")
+        return pairs.train.decode_sentences("source"), pairs.train.decode_sentences("target")
 
     found = [one for _, one in tries(tmp_path / "pairs", read)]
     assert all(one in (None, expected) for one in found)
@@ -148,7 +150,7 @@ def test_a_vocabulary_that_was_altered_is_refused_or_gives_texts_back(tmp_path):
 
 @pytest.mark.slow
 def test_an_alphabet_that_was_altered_is_refused_or_read(tmp_path):
-    Letters.of(TEXTS).save(tmp_path)
+    Letters.from_texts(TEXTS).save(tmp_path)
     found = [one for _, one in tries(tmp_path, lambda: Letters.load(tmp_path).decode([0, 1]))]
     tell("alphabets", found)
 
@@ -160,7 +162,7 @@ def test_texts_that_were_altered_are_refused_or_read(tmp_path):
     words = BytePair.gpt2()
 
     def read():
-        texts = [part.text for part in parts(tmp_path)]
+        texts = [part.text for part in iterate_parts(tmp_path)]
         return all(words.decode(words.encode(text)) == text for text in texts)
 
     found = [one for _, one in tries(tmp_path, read)]
@@ -176,6 +178,6 @@ def test_sources_of_pairs_that_were_altered_are_refused_or_read(tmp_path):
         archive.writestr("some.txt", table * 9)
 
     def read():
-        return [list(given(tmp_path / name, ("en", "fr"))) for name in ("some.tsv", "some.zip")]
+        return [list(read_pairs(tmp_path / name, ("en", "fr"))) for name in ("some.tsv", "some.zip")]
 
     tell("sources of pairs", [one for _, one in tries(tmp_path, read)])

@@ -40,14 +40,14 @@ def test_files_as_they_were_written_before_and_elsewhere_are_read(tmp_path, data
 
 @given(st.lists(st.text(), min_size=1).filter(any))
 def test_the_letters_of_texts_are_each_that_occurs(texts):
-    letters = Letters.of(iter(texts))
-    assert letters.alphabet == "".join(sorted(set("".join(texts)))) == Letters.of("".join(texts)).alphabet
+    letters = Letters.from_texts(iter(texts))
+    assert letters.alphabet == "".join(sorted(set("".join(texts)))) == Letters.from_texts("".join(texts)).alphabet
     assert [letters.decode(letters.encode(text)) for text in texts] == texts
 
 
 def test_texts_without_a_letter_have_no_alphabet():
     with pytest.raises(DataError, match="these texts have no letters"):
-        Letters.of(["", ""])
+        Letters.from_texts(["", ""])
 
 
 def test_a_long_text_in_a_large_alphabet_is_encoded_letter_by_letter():

@@ -18,7 +18,7 @@ import torch
 import torch.distributed.checkpoint.state_dict_saver
 
 from regard.train import TrainConfig, run
-from regard.train.listeners.lines import Log
+from regard.train.listeners.json_lines import ReportLog
 
 DEADLINE_SECONDS = 60
 
@@ -30,7 +30,7 @@ def born(config: TrainConfig) -> int:
         return child
     code = 1
     try:
-        run(config, [Log(Path(config.out) / "log.jsonl")])
+        run(config, [ReportLog(Path(config.out) / "log.jsonl")])
         code = 0
     finally:
         sys.stderr.flush()
@@ -71,7 +71,7 @@ def killed(config: TrainConfig, events: Callable[[TrainConfig], set[str]], count
 
 def main() -> None:
     torch.set_num_threads(1)  # threads do not outlive a fork
-    config, dice = TrainConfig.of(json.loads(Path(sys.argv[1]).read_text())), random.Random(int(sys.argv[3]))
+    config, dice = TrainConfig.from_table(json.loads(Path(sys.argv[1]).read_text())), random.Random(int(sys.argv[3]))
     kills = half = 0
     for n in range(int(sys.argv[2])):
         moments = (

@@ -25,7 +25,7 @@ SIZES = {"layers": 2, "heads": 2, "width": 12, "context": 11}
 def corpus(folder: Path, text: str | list[str] = TEXT) -> str:
     """A folder with the text prepared in it, letter by letter."""
     texts = [text] if isinstance(text, str) else text
-    prepare(texts, Letters.of(texts), folder / "corpus", workers=1)
+    prepare(texts, Letters.from_texts(texts), folder / "corpus", workers=1)
     return str(folder / "corpus")
 
 
@@ -58,4 +58,4 @@ def translation(folder: Path, name: str, **settings) -> TrainConfig:
     first = {"corpus": str(folder / "pairs"), "out": str(folder / "run"), "steps": 7, "batch_tokens": 150, "warmup": 2}
     first |= {"evaluate_every": 3, "evaluate_batches": 2, "checkpoint_every": 2, "spike": 0.0, "label_smoothing": 0.1}
     sizes = {**TRANSLATORS[name], **settings.pop("model", {})}
-    return TrainConfig.of({**first, **settings, "model": sizes})
+    return TrainConfig.from_table({**first, **settings, "model": sizes})

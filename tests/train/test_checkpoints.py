@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from regard import DataError
-from regard.train import TrainConfig, checkpoints, header, optimiser
-from regard.train.checkpoints import Checkpoints
+from regard.train import TrainConfig, checkpoint_header, checkpoints, optimizer
+from regard.train.checkpoints import CheckpointManager
 
 SAYS = {"held_out_nats": None}
 
@@ -15,8 +15,8 @@ SAYS = {"held_out_nats": None}
 def made(width=5, seed=0) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, width), nn.Tanh(), nn.Linear(width, 3))
-    found = model, optimiser.made(model, TrainConfig())
-    checkpoints.begun(*found)
+    found = model, optimizer.make_optimizer(model, TrainConfig())
+    checkpoints.initialize_moments(*found)
     return found
 
 
@@ -28,7 +28,7 @@ def step(model, made) -> None:
 
 def saved(folder, steps=(1,), keep=9, width=5, **says):
     model, adam = made(width)
-    kept = Checkpoints(folder, keep)
+    kept = CheckpointManager(folder, keep)
     for number in steps:
         step(model, adam)
         kept.save(model, adam, {**SAYS, **says, "step": number})
@@ -43,8 +43,8 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path):
     model, adam = saved(tmp_path, (1, 2, 3))
     other, eve = made(seed=1)
-    last = Checkpoints(tmp_path, 9).latest()
-    checkpoints.load(last, other, eve)
+    last = CheckpointManager(tmp_path, 9).read_latest()
+    checkpoints.restore_checkpoint(last, other, eve)
     assert (last.step, equal(model, other)) == (3, True)
     for _ in range(3):
         step(model, adam)
@@ -54,13 +54,13 @@ def test_what_is_loaded_goes_on_as_what_was_saved(tmp_path):
 
 def test_an_optimiser_that_took_no_step_is_stored_as_that(tmp_path):
     model, adam = made()
-    fresh = optimiser.made(plain := nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), TrainConfig())
+    fresh = optimizer.make_optimizer(plain := nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), TrainConfig())
     plain.load_state_dict(model.state_dict())
-    kept = Checkpoints(tmp_path, 2)
+    kept = CheckpointManager(tmp_path, 2)
     kept.save(model, adam, {**SAYS, "step": 0})
     kept.wait()
     other, eve = made(seed=1)
-    checkpoints.load(kept.latest(), other, eve)
+    checkpoints.restore_checkpoint(kept.read_latest(), other, eve)
     step(other, eve)
     step(plain, fresh)
     assert equal(plain, other)
@@ -69,29 +69,29 @@ def test_an_optimiser_that_took_no_step_is_stored_as_that(tmp_path):
 def test_training_goes_on_while_it_is_written_and_what_is_written_is_from_before(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4096, 4096)  # 200 MB with its moments: written in more than no time
-    adam = optimiser.made(model, TrainConfig())
-    checkpoints.begun(model, adam)
+    adam = optimizer.make_optimizer(model, TrainConfig())
+    checkpoints.initialize_moments(model, adam)
     before = model.weight.detach().clone()
-    kept = Checkpoints(tmp_path, 2)
+    kept = CheckpointManager(tmp_path, 2)
     kept.save(model, adam, {**SAYS, "step": 1})
-    assert kept.all() == []
+    assert kept.read_all() == []
     with torch.no_grad():
         model.weight.fill_(7)
         adam.state[model.weight]["exp_avg"].fill_(7)
-    assert kept.all() == []
+    assert kept.read_all() == []
     kept.wait()
-    checkpoints.load(kept.latest(), model, adam)
+    checkpoints.restore_checkpoint(kept.read_latest(), model, adam)
     assert torch.equal(model.weight, before)
     assert not adam.state[model.weight]["exp_avg"].any()
 
 
 def test_the_last_ones_and_the_best_stay(tmp_path):
     model, adam = made()
-    kept = Checkpoints(tmp_path, 2)
+    kept = CheckpointManager(tmp_path, 2)
     for number, loss in enumerate([3.0, 1.0, None, 2.0, float("inf"), 4.0], 1):
         kept.save(model, adam, {"step": number, "held_out_nats": loss})
     kept.wait()
-    assert [one.step for one in kept.all()] == [2, 5, 6]
+    assert [one.step for one in kept.read_all()] == [2, 5, 6]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005", "step-00000006"]
 
 
@@ -99,13 +99,13 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_goes(tmp_path):
     saved(tmp_path)
     (tmp_path / ".step-00000009").mkdir()
     (tmp_path / ".step-00000009" / "__0_0.distcp").write_bytes(b"half")
-    kept = Checkpoints(tmp_path, 2)
+    kept = CheckpointManager(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert kept.latest().step == 1
+    assert kept.read_latest().step == 1
 
 
 def test_where_there_is_none_none_is_found(tmp_path):
-    assert Checkpoints(tmp_path / "nowhere", 2).latest() is None
+    assert CheckpointManager(tmp_path / "nowhere", 2).read_latest() is None
 
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_what_was_written_is_named(tmp_path, file, harm):
         held[len(held) // 2] ^= 1
         path.write_bytes(held[:-1] if harm == "truncated" else held)
     with pytest.raises(DataError, match=rf"step-00000002/{file} is (missing|damaged).*resumes from step-00000001"):
-        Checkpoints(tmp_path, 2).latest()
+        CheckpointManager(tmp_path, 2).read_latest()
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, text, says):
     if text is not None:
         (tmp_path / "step-00000001" / "run.json").write_text(text)
     with pytest.raises(DataError, match=says):
-        Checkpoints(tmp_path, 2).latest()
+        CheckpointManager(tmp_path, 2).read_latest()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     saved(tmp_path, width=6)
     with pytest.raises(DataError, match="is not a checkpoint of this model"):
-        checkpoints.load(Checkpoints(tmp_path, 2).latest(), *made())
+        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *made())
 
 
 class Harm:
@@ -158,18 +158,18 @@ def test_a_pickle_that_could_run_code_does_not(tmp_path):
     folder = tmp_path / "step-00000001"
     (folder / ".metadata").write_bytes(pickle.dumps(Harm()))
     says = json.loads((folder / "run.json").read_text())
-    says["files"][".metadata"] = header.checksum_file(folder / ".metadata")
-    (folder / "run.json").write_text(json.dumps(header.seal(says)))
+    says["files"][".metadata"] = checkpoint_header.checksum_file(folder / ".metadata")
+    (folder / "run.json").write_text(json.dumps(checkpoint_header.add_checksum(says)))
     with pytest.raises(DataError, match=r"it names builtins\.exec"):
-        checkpoints.load(Checkpoints(tmp_path, 2).latest(), *made())
+        checkpoints.restore_checkpoint(CheckpointManager(tmp_path, 2).read_latest(), *made())
 
 
 def test_one_that_cannot_be_written_is_told_and_leaves_the_others(tmp_path):
     model, adam = saved(tmp_path)
-    kept = Checkpoints(tmp_path, 2)
+    kept = CheckpointManager(tmp_path, 2)
     (tmp_path / "step-00000002").write_text("a file where the folder should be")
     kept.save(model, adam, {**SAYS, "step": 2})
     with pytest.raises(DataError, match=r"the checkpoint of step 2 could not be written: .*step-00000001, is complete"):
         kept.wait()
-    assert kept.latest().step == 1
+    assert kept.read_latest().step == 1
     assert not list(tmp_path.glob(".*"))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from regard import ConfigError
 from regard.models import GPT2Config
 from regard.train import TrainConfig
-from regard.train.config import MODEL, OF_PAIRS, refuse_another_run
-from regard.train.sizes import TranslatorSizes
+from regard.train.config import DEFAULT_MODEL, PAIR_SETTINGS, refuse_different_run
+from regard.train.translator_sizes import TranslatorSizes
 
-SIZES = GPT2Config(**MODEL)
+SIZES = GPT2Config(**DEFAULT_MODEL)
 
 
 @given(
@@ -33,15 +33,15 @@ def test_a_config_is_the_same_after_it_was_written_and_read(steps, rate, prompt,
         betas=betas,
         model=GPT2Config(layers=2, heads=heads, width=6 * heads),
     )
-    assert TrainConfig.of(tomllib.loads(str(config))) == config
-    assert TrainConfig.of(config.table()) == config
+    assert TrainConfig.from_table(tomllib.loads(str(config))) == config
+    assert TrainConfig.from_table(config.to_table()) == config
 
 
 def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path):
     (tmp_path / "small.toml").write_text("steps = 31\nlearning_rate = 1\n[model]\nwidth = 24\nheads = 3\n")
     config = TrainConfig.read(tmp_path / "small.toml", steps=37, model={"width": 12})
     assert (config.steps, config.learning_rate, config.batch) == (37, 1.0, 12)
-    assert config.model == GPT2Config(layers=MODEL["layers"], heads=3, width=12, context=MODEL["context"])
+    assert config.model == GPT2Config(layers=DEFAULT_MODEL["layers"], heads=3, width=12, context=DEFAULT_MODEL["context"])
     assert config.model.inner == 48
 
 
@@ -81,7 +81,7 @@ def test_flags_stand_over_the_file_and_what_neither_says_is_the_default(tmp_path
 )
 def test_a_setting_that_cannot_be_is_refused_by_its_name(table, says):
     with pytest.raises(ConfigError, match=says):
-        TrainConfig.of(table)
+        TrainConfig.from_table(table)
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):
@@ -98,34 +98,34 @@ def test_a_run_that_goes_on_may_change_what_the_weights_do_not_hear_of_and_nothi
     other |= {"model": dataclasses.replace(SIZES, dropout=0.5), "mask_documents": True, "held_out": 0.5}
     other |= {"label_smoothing": 0.1, "languages": ("en", "de")}
     other |= {"final_rate": 0.3, "decay_share": 0.3, "engine": "fsdp", "activation_checkpointing": True, "compile": True}
-    config = TrainConfig(model=TranslatorSizes("recurrent", {})) if field.name in OF_PAIRS else TrainConfig()
+    config = TrainConfig(model=TranslatorSizes("recurrent", {})) if field.name in PAIR_SETTINGS else TrainConfig()
     value = getattr(config, field.name)
     new = other[field.name] if field.name in other else value + type(value)("7")
     changed = dataclasses.replace(config, **{field.name: new})
     free = ["corpus", "out", "steps", "keep", "prompt", "peak_tflops", "engine", "activation_checkpointing", "compile"]
     if field.name in free or field.name.startswith(("evaluate", "sample", "checkpoint", "observe")):
-        refuse_another_run(config, changed, tmp_path)
+        refuse_different_run(config, changed, tmp_path)
     else:
         name = "model.dropout" if field.name == "model" else field.name
         with pytest.raises(ConfigError, match=f"^{name} is "):
-            refuse_another_run(config, changed, tmp_path)
+            refuse_different_run(config, changed, tmp_path)
 
 
 def test_a_translators_config_is_the_same_after_it_was_written_and_read_and_says_nothing_of_texts():
     asked = {"kind": "recurrent", "attention": "additive", "hidden": 24}
-    config = TrainConfig.of({"pairs": "a.tsv", "languages": ["de", "en"], "vocabulary": 300, "model": asked})
+    config = TrainConfig.from_table({"pairs": "a.tsv", "languages": ["de", "en"], "vocabulary": 300, "model": asked})
     assert config.pairs == ("a.tsv",)
-    assert TrainConfig.of(tomllib.loads(str(config))) == TrainConfig.of(config.table()) == config
+    assert TrainConfig.from_table(tomllib.loads(str(config))) == TrainConfig.from_table(config.to_table()) == config
     assert "held_out" not in str(config)
     assert "pairs" not in str(TrainConfig())
-    plain = TrainConfig.of(config.table(), model={"hidden": 48})
+    plain = TrainConfig.from_table(config.to_table(), model={"hidden": 48})
     assert (plain.model.sizes["attention"], plain.model.sizes["hidden"]) == ("additive", 48)
 
 
 def test_a_run_of_one_kind_of_model_is_not_gone_on_with_by_another(tmp_path):
-    one, other = (TrainConfig.of({"model": {"kind": kind}}) for kind in ("recurrent", "transformer"))
+    one, other = (TrainConfig.from_table({"model": {"kind": kind}}) for kind in ("recurrent", "transformer"))
     with pytest.raises(ConfigError, match=r"^model\.kind is 'transformer', but the run in .* has 'recurrent'"):
-        refuse_another_run(one, other, tmp_path)
+        refuse_different_run(one, other, tmp_path)
     with pytest.raises(ConfigError, match="this needs a GPT-2"):
         _ = one.gpt2
 

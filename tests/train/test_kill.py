@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.train import TrainConfig, begin
-from regard.train.listeners.lines import read
+from regard.train.listeners.json_lines import read_rows
 from train import small
 
 NURSERY = Path(__file__).with_name("nursery.py")
@@ -27,7 +27,7 @@ def config(folder: Path, name: str, learns: str, kills: int) -> TrainConfig:
 
 def nursed(folder: Path, one: TrainConfig, kills: int) -> dict:
     name = Path(one.out).name
-    (folder / f"{name}.json").write_text(json.dumps(one.table()))
+    (folder / f"{name}.json").write_text(json.dumps(one.to_table()))
     command = [sys.executable, "-W", "error", NURSERY, folder / f"{name}.json", str(kills), "7"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -46,7 +46,7 @@ def test_kills_at_any_moment_change_no_bit(tmp_path, learns, kills):
     assert (whole["code"], killed["code"], killed["kills"]) == (0, 0, kills)
     assert killed["half"] >= kills // 4  # these fell into a write
     one, other = (
-        [{name: value for name, value in row.items() if name != "seconds"} for row in read(tmp_path / name / "log.jsonl")]
+        [{name: value for name, value in row.items() if name != "seconds"} for row in read_rows(tmp_path / name / "log.jsonl")]
         for name in names
     )
     assert len(one) == steps
@@ -59,5 +59,5 @@ def test_kills_at_any_moment_change_no_bit(tmp_path, learns, kills):
     assert [end.step for end in ends] == [steps, steps]
     for a, b in zip(*(end.model.state_dict().values() for end in ends), strict=True):
         assert torch.equal(a, b)
-    for a, b in zip(*(end.optimiser.state.values() for end in ends), strict=True):
+    for a, b in zip(*(end.optimizer.state.values() for end in ends), strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)

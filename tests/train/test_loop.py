@@ -8,10 +8,10 @@ from torch import nn
 from bounds import assert_within, sum_bound
 from regard import ConfigError, DataError
 from regard.text.corpus import Corpus, Reader
-from regard.train import begin, loop, optimiser, run, schedule
-from regard.train.loop import backward, held_out_loss
-from regard.train.loss import loss_of, targets_of
-from regard.train.seeds import seeded
+from regard.train import begin, loop, optimizer, run, schedule
+from regard.train.loop import accumulate_gradients, compute_held_out_loss
+from regard.train.loss import compute_loss, count_targets
+from regard.train.seeds import seed_generators
 from train import small
 
 
@@ -53,11 +53,11 @@ def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path):
     training = begun_in_float64(folder, tmp_path, clip=0.05, dropout=0.3)
     scale = sum_bound(torch.float32, 1)  # by which a gradient is shortened: it is a float32
     model = copy.deepcopy(training.model)
-    adam = optimiser.made(model, training.config)
+    adam = optimizer.make_optimizer(model, training.config)
     for number, report in zip((1, 2, 3), loop(training), strict=False):
         batch = training.reader.read(number - 1)
-        with seeded(training.config.seed, number, 0, torch.device("cpu")):
-            loss = loss_of(model, batch)
+        with seed_generators(training.config.seed, number, 0, torch.device("cpu")):
+            loss = compute_loss(model, batch)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         for group in adam.param_groups:
@@ -79,7 +79,7 @@ def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder,
         training = begun_in_float64(folder, tmp_path, batch=batch, accumulate=accumulate)
         batches = [training.reader.read(5 * accumulate + n) for n in range(accumulate)]
         batches[0].targets[0, 3:] = -100  # micro-batches of unequal weight
-        loss = backward(training, 1, batches)
+        loss = accumulate_gradients(training, 1, batches)
         found.append((loss, [x.grad for x in training.model.parameters()]))
     (one, gradients), (other, others) = found
     assert one == pytest.approx(other, rel=1e-12)
@@ -101,10 +101,10 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp
     with torch.no_grad():
         for n in range(reader.windows):
             batch = reader.read(n)
-            nats += float(loss_of(training.model, batch)) * targets_of(batch)
-            targets += targets_of(batch)
+            nats += float(compute_loss(training.model, batch)) * count_targets(batch)
+            targets += count_targets(batch)
     training.model.train()
-    assert held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-9)
+    assert compute_held_out_loss(training, training.held_out) == pytest.approx(nats / targets, rel=1e-9)
     assert training.model.training
     assert targets == kept.tokens - 1
 
@@ -168,7 +168,7 @@ def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
 
     training = run(small.config(folder, out=str(tmp_path / "run"), checkpoint_every=0, evaluate_every=0), [listener])
     assert (training.step, heard) == (3, [1, 2, 3])
-    assert training.checkpoints.latest().step == 3
+    assert training.checkpoints.read_latest().step == 3
 
 
 def test_the_random_numbers_of_the_program_are_left_alone(folder, tmp_path):
@@ -219,6 +219,6 @@ def test_documents_are_hidden_where_the_config_says_so(tmp_path):
         training = begun_in_float64(tmp_path, tmp_path, mask_documents=hidden)
         batch = training.reader.read(0)
         assert len(batch.documents.unique()) > 1
-        losses.append(backward(training, 1, [batch]))
-        assert losses[-1] == pytest.approx(float(loss_of(training.model, batch, mask_documents=hidden).detach()), rel=1e-9)
+        losses.append(accumulate_gradients(training, 1, [batch]))
+        assert losses[-1] == pytest.approx(float(compute_loss(training.model, batch, mask_documents=hidden).detach()), rel=1e-9)
     assert losses[0] != losses[1]

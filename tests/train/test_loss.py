@@ -10,7 +10,7 @@ from regard import Documents, Everything, record
 from regard.mechanism import Causal
 from regard.models import GPT2, GPT2Config
 from regard.text.corpus import Batch
-from regard.train.loss import NONE, loss_of, targets_of
+from regard.train.loss import NO_TARGET, compute_loss, count_targets
 
 B, T, N = 3, 11, 17
 
@@ -29,7 +29,7 @@ def batch(seed=0, none=()) -> Batch:
     tokens, targets = torch.randint(N, (2, B, T), generator=dice)
     documents = torch.randint(2, (B, T), generator=dice).cumsum(-1)
     for place in none:
-        targets[place] = NONE
+        targets[place] = NO_TARGET
     return Batch(tokens, targets, documents)
 
 
@@ -37,28 +37,28 @@ def batch(seed=0, none=()) -> Batch:
 def test_the_loss_is_the_mean_of_the_surprise_at_each_real_target(seed, none):
     model, read = gpt2().eval(), batch(seed, none)
     with torch.no_grad():
-        found, logits = loss_of(model, read), model(read.tokens)
+        found, logits = compute_loss(model, read), model(read.tokens)
     surprises = []
     for b in range(B):
         for t in range(T):
-            if read.targets[b, t] != NONE:
+            if read.targets[b, t] != NO_TARGET:
                 row = logits[b, t].tolist()
                 whole = math.log(math.fsum(math.exp(x) for x in row))
                 surprises.append(whole - row[read.targets[b, t]])
-    assert targets_of(read) == len(surprises)
+    assert count_targets(read) == len(surprises)
     assert float(found) == pytest.approx(math.fsum(surprises) / len(surprises), rel=1e-12)
 
 
 def test_a_batch_without_a_target_has_a_loss_of_0():
     none = [(b, t) for b in range(B) for t in range(T)]
-    assert float(loss_of(gpt2(), batch(none=none)).detach()) == 0
+    assert float(compute_loss(gpt2(), batch(none=none)).detach()) == 0
 
 
 def test_half_precision_logits_are_raised_before_the_loss():
     model = gpt2(dtype=torch.bfloat16).eval()
     targets = batch().targets.flatten()
     with torch.no_grad():
-        found, logits = loss_of(model, batch()), model(batch().tokens).double().flatten(0, 1)
+        found, logits = compute_loss(model, batch()), model(batch().tokens).double().flatten(0, 1)
     assert found.dtype == torch.float32
     allowed, _ = cross_entropy_bounds(torch.float32, logits, targets, terms=B * T + 1)
     assert_within(found, torch.nn.functional.cross_entropy(logits, targets), allowed / (B * T))
@@ -80,8 +80,8 @@ def test_the_loss_hides_earlier_documents_where_it_is_asked_to():
     with torch.no_grad():
         logits = model(read.tokens, mask=Documents(read.documents))
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), read.targets.flatten())
-        assert float(loss_of(model, read, mask_documents=True)) == pytest.approx(float(expected), rel=1e-12)
-        assert float(loss_of(model, read)) != pytest.approx(float(expected), rel=1e-3)
+        assert float(compute_loss(model, read, mask_documents=True)) == pytest.approx(float(expected), rel=1e-12)
+        assert float(compute_loss(model, read)) != pytest.approx(float(expected), rel=1e-3)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -6,9 +6,9 @@ import torch
 from regard import ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.train import TrainConfig, begin, memory_need, plan
-from regard.train.alone import Alone
-from regard.train.memory_need import count_bytes, memory_bytes, read_memory, refuse_more_than_there_is
-from regard.train.sizes import TranslatorSizes
+from regard.train.memory_need import check_memory, count_needed_bytes, get_memory_limit, read_memory_size
+from regard.train.single_process import SingleProcess
+from regard.train.translator_sizes import TranslatorSizes
 from train import small
 
 GIANTS = {
@@ -22,10 +22,10 @@ GIANTS = {
 
 @pytest.mark.parametrize("name", GIANTS)
 def test_what_no_machine_holds_is_refused_with_its_bytes_before_anything_is_written(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(memory_need, "read_memory", lambda: 2**36)
+    monkeypatch.setattr(memory_need, "read_memory_size", lambda: 2**36)
     small.corpus(tmp_path)
     config = small.config(tmp_path, **GIANTS[name])
-    needed = sum(count_bytes(config, 1, 1).values())
+    needed = sum(count_needed_bytes(config, 1, 1).values())
     with pytest.raises(ConfigError, match=f"at least {needed:,} bytes of memory.*and there are 68,719,476,736") as raised:
         begin(config)
     assert len(str(raised.value)) <= 500
@@ -33,7 +33,7 @@ def test_what_no_machine_holds_is_refused_with_its_bytes_before_anything_is_writ
 
 
 def test_a_translator_that_no_machine_holds_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_need, "read_memory", lambda: 2**36)
+    monkeypatch.setattr(memory_need, "read_memory_size", lambda: 2**36)
     small.pairs(tmp_path)
     with pytest.raises(ConfigError, match="bytes of memory"):
         begin(small.translation(tmp_path, "transformer", model={"width": 2**16, "layers": 9}))
@@ -43,8 +43,8 @@ def test_a_translator_that_no_machine_holds_is_refused(tmp_path, monkeypatch):
 def test_a_vocabulary_that_makes_a_model_too_large_is_refused_when_it_is_known(tmp_path, monkeypatch):
     small.corpus(tmp_path)
     config = small.config(tmp_path)
-    between = [sum(count_bytes(config, 1, size).values()) for size in (1, 9)]
-    monkeypatch.setattr(memory_need, "read_memory", lambda: sum(between) // 2)
+    between = [sum(count_needed_bytes(config, 1, size).values()) for size in (1, 9)]
+    monkeypatch.setattr(memory_need, "read_memory_size", lambda: sum(between) // 2)
     with pytest.raises(ConfigError, match="bytes of memory"):
         begin(config)
 
@@ -54,29 +54,29 @@ def test_what_is_counted_is_less_than_what_a_plan_counts():
         config = TrainConfig(
             model=GPT2Config(layers=3, heads=2, width=34, context=23, vocabulary=97), batch=6, precision=precision
         )
-        planned = plan.planned(config, 1, "ddp")
-        parts = count_bytes(config, 1, 97)
-        assert parts["model"] + parts["activations"] <= planned.together
+        planned = plan.make_plan(config, 1, "ddp")
+        parts = count_needed_bytes(config, 1, 97)
+        assert parts["model"] + parts["activations"] <= planned.total_bytes
         assert parts["model"] == 16 * sum(one.numel() for one in GPT2(config.model).parameters())
 
 
 def test_processes_share_the_batch_and_the_memory_of_their_machine(monkeypatch):
-    config, engine = TrainConfig(batch=8), Alone()
-    assert count_bytes(config, 4, 7)["batches"] * 4 == count_bytes(config, 1, 7)["batches"]
+    config, engine = TrainConfig(batch=8), SingleProcess()
+    assert count_needed_bytes(config, 4, 7)["batches"] * 4 == count_needed_bytes(config, 1, 7)["batches"]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert memory_bytes(engine) == read_memory()
+    assert get_memory_limit(engine) == read_memory_size()
     engine.world = 4
-    assert memory_bytes(engine) == read_memory() // 2
+    assert get_memory_limit(engine) == read_memory_size() // 2
 
 
 def test_the_memory_of_this_machine_is_found():
-    assert 2**28 < read_memory() < 2**47
-    refuse_more_than_there_is(TrainConfig(), Alone())
+    assert 2**28 < read_memory_size() < 2**47
+    check_memory(TrainConfig(), SingleProcess())
 
 
 def test_where_the_system_does_not_say_its_memory_what_cannot_be_addressed_is_refused(monkeypatch):
     monkeypatch.delattr(os, "sysconf")
-    assert read_memory() == 2**47
+    assert read_memory_size() == 2**47
 
 
 @pytest.mark.parametrize(("name", "value"), [("layers", 10**9), ("width", 10**9), ("hidden", 2**70), ("vocabulary", 2**40)])
@@ -89,7 +89,7 @@ def test_a_plan_makes_one_layer_and_no_more(monkeypatch):
     made = []
     monkeypatch.setattr(plan, "GPT2", lambda config: made.append(config.layers) or GPT2(config))
     config = TrainConfig(model=GPT2Config(layers=10**7, heads=2, width=32, context=16))
-    assert plan.planned(config, 1, "ddp").weights == 4 * config.model.parameters
+    assert plan.make_plan(config, 1, "ddp").weights == 4 * config.model.parameters
     assert made == [1]
 
 

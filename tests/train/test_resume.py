@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from regard import DataError, RegardError
-from regard.train import begin, header, run
-from regard.train.header import checkpoint_folders
-from regard.train.listeners.lines import Log
+from regard.train import begin, checkpoint_header, run
+from regard.train.checkpoint_header import list_checkpoint_folders
+from regard.train.listeners.json_lines import ReportLog
 from train import small
 
 STEPS, FUZZED = 6, 5  # of a run, of which the last checkpoint is loaded; alterations of each file
@@ -20,7 +20,7 @@ def config(folder, out, **settings):
 
 
 def bits(training) -> list[bytes]:
-    moments = [x for state in training.optimiser.state.values() for x in state.values()]
+    moments = [x for state in training.optimizer.state.values() for x in state.values()]
     return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
 
 
@@ -34,7 +34,10 @@ def left(tmp_path_factory):
     folder = tmp_path_factory.mktemp("left")
     (folder / "story.txt").write_text(small.TEXT)
     settings = {"corpus": "", "text": str(folder / "story.txt")}
-    listeners = [Log(folder / "run" / "log.jsonl"), lambda training, report: report.step == 4 and training.stop("the test")]
+    listeners = [
+        ReportLog(folder / "run" / "log.jsonl"),
+        lambda training, report: report.step == 4 and training.stop("the test"),
+    ]
     run(config(folder, folder / "run", **settings), listeners)
     whole = run(config(folder, folder / "whole", **settings))
     return folder, settings, bits(whole), models(folder / "whole")
@@ -42,8 +45,8 @@ def left(tmp_path_factory):
 
 def reseal(out, **changes) -> None:
     """Alters what the last run.json says, and its checksum too."""
-    path = checkpoint_folders(out / "checkpoints")[-1] / "run.json"
-    path.write_text(json.dumps(header.seal({**json.loads(path.read_text()), **changes})))
+    path = list_checkpoint_folders(out / "checkpoints")[-1] / "run.json"
+    path.write_text(json.dumps(checkpoint_header.add_checksum({**json.loads(path.read_text()), **changes})))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_a_run_folder_with_any_file_altered_is_refused_or_comes_to_the_same_bits
             shutil.copytree(folder / "run", out)
             (out / name).unlink() if altered is None else (out / name).write_bytes(altered)
             try:
-                training = run(config(folder, out, **settings), [Log(out / "log.jsonl")])
+                training = run(config(folder, out, **settings), [ReportLog(out / "log.jsonl")])
             except RegardError as error:
                 refused, told = refused + 1, max(told, len(str(error)))
             else:

@@ -10,7 +10,7 @@ import pytest
 
 from regard import ConfigError
 from regard.train import begin, loop, run
-from regard.train.listeners.lines import read
+from regard.train.listeners.json_lines import read_rows
 from regard.train.run_lock import describe_holder, lock_run
 from train import small
 
@@ -18,9 +18,9 @@ TRAINS = """
 import json, sys
 from pathlib import Path
 from regard.train import TrainConfig, run
-from regard.train.listeners.lines import Log
-config = TrainConfig.of(json.loads(sys.argv[1]))
-run(config, [Log(Path(config.out) / "log.jsonl"), lambda training, report: print(report.step, flush=True)])
+from regard.train.listeners.json_lines import ReportLog
+config = TrainConfig.from_table(json.loads(sys.argv[1]))
+run(config, [ReportLog(Path(config.out) / "log.jsonl"), lambda training, report: print(report.step, flush=True)])
 """
 
 
@@ -31,7 +31,7 @@ def config(tmp_path, **settings):
 
 def start(one) -> subprocess.Popen:
     """A process that trains, and has done a step."""
-    command = [sys.executable, "-W", "error", "-c", TRAINS, json.dumps(one.table())]
+    command = [sys.executable, "-W", "error", "-c", TRAINS, json.dumps(one.to_table())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert process.stdout.readline() != "", "it ended before its first step"
     return process
@@ -47,7 +47,7 @@ def test_a_second_process_is_refused_by_a_sentence_that_names_the_first_and_chan
             next(loop(begin(one)))
         assert half.is_dir()
         first.send_signal(signal.SIGKILL)
-    rows = [row["step"] for row in read(Path(one.out) / "log.jsonl")]
+    rows = [row["step"] for row in read_rows(Path(one.out) / "log.jsonl")]
     assert rows == [*range(1, len(rows) + 1)]
 
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from regard.train import begin, follow, run
-from regard.train.listeners.lines import LOG, Log
+from regard.train.listeners.json_lines import LOG_NAME, ReportLog
 from regard.train.resume import describe_computer
 from train import small
-from train.test_engine import TOGETHER, apart, environment, free_port, losses, weights
+from train.test_distributed import TOGETHER, apart, environment, free_port, losses, weights
 
 EIGHT = {"steps": 8, "batch": 6, "accumulate": 2, "learning_rate": 0.01, "checkpoint_every": 0, "evaluate_every": 4}
 
 
 def trained_by(folder: Path, runs: list, world: int) -> None:
     """Has so many processes train a list of runs, and end well."""
-    (folder / "runs.json").write_text(json.dumps([[one.table(), asked] for one, asked in runs]))
+    (folder / "runs.json").write_text(json.dumps([[one.to_table(), asked] for one, asked in runs]))
     port = free_port()
     command = [sys.executable, "-W", "error", TOGETHER, folder / "runs.json"]
     said = [{**environment(rank, port), "WORLD_SIZE": str(world)} for rank in range(world)]
@@ -51,12 +51,12 @@ def test_another_number_of_processes_is_said_and_draws_other_dice(tmp_path):
     small.corpus(tmp_path)
     one = small.config(tmp_path, **EIGHT, out=str(tmp_path / "moved"), dropout=0.3)
     alone = small.config(tmp_path, **EIGHT, out=str(tmp_path / "alone"), dropout=0.3)
-    follow(begin(alone), [Log(Path(alone.out) / LOG)])
+    follow(begin(alone), [ReportLog(Path(alone.out) / LOG_NAME)])
     trained_by(tmp_path, [(one, {"last": 4})], 2)
     training = begin(one)
     assert "processes 1 instead of 2" in training.changes
     assert "engine one process instead of ddp" in training.changes
-    follow(training, [Log(Path(one.out) / LOG)])
+    follow(training, [ReportLog(Path(one.out) / LOG_NAME)])
     away = (losses(tmp_path, "moved") - losses(tmp_path, "alone")).abs()
     assert 0 < float(away.max()) < 0.1  # a run of the same kind, and another one
 

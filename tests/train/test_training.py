@@ -7,8 +7,8 @@ import torch
 import regard
 from regard import GPT2, ConfigError
 from regard.train import begin, loop, run
-from regard.train.listeners import lines
-from regard.train.listeners.lines import Log
+from regard.train.listeners import json_lines
+from regard.train.listeners.json_lines import ReportLog
 from train import small
 
 
@@ -32,26 +32,28 @@ def stopped_after(step):
 
 
 def log(out) -> list[dict]:
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in lines.read(out / "log.jsonl")]
+    return [
+        {name: value for name, value in row.items() if name != "seconds"} for row in json_lines.read_rows(out / "log.jsonl")
+    ]
 
 
 def bits(training) -> list[bytes]:
-    moments = [x for state in training.optimiser.state.values() for x in state.values()]
+    moments = [x for state in training.optimizer.state.values() for x in state.values()]
     return [x.detach().numpy().tobytes() for x in [*training.model.state_dict().values(), *moments]]
 
 
 @pytest.fixture(scope="module")
 def whole(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
-    training = run(settings(folder, out), [Log(out / "log.jsonl")])
+    training = run(settings(folder, out), [ReportLog(out / "log.jsonl")])
     return training, out
 
 
 @pytest.mark.parametrize("places", [(1,), (4,), (3, 5, 6), (10,)])
 def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, whole, tmp_path, places):
     for place in places:
-        run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl"), stopped_after(place)])
-    again = run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl")])
+        run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl"), stopped_after(place)])
+    again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == places[-1]
     assert bits(again) == bits(whole[0])
     assert (again.running, again.best) == (whole[0].running, whole[0].best)
@@ -64,12 +66,12 @@ def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, wh
 
 def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder, whole, tmp_path):
     training = begin(settings(folder, tmp_path))
-    log_of = Log(tmp_path / "log.jsonl")
+    log_of = ReportLog(tmp_path / "log.jsonl")
     for report in loop(training):
         log_of(training, report)
         if report.step == 8:
             break  # the checkpoint of step 8 would come after this
-    again = run(settings(folder, tmp_path), [Log(tmp_path / "log.jsonl")])
+    again = run(settings(folder, tmp_path), [ReportLog(tmp_path / "log.jsonl")])
     assert again.resumed == 6
     assert bits(again) == bits(whole[0])
     assert log(tmp_path) == log(whole[1])
@@ -108,7 +110,7 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
 def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
     training, out = whole
     model = GPT2.load(out / "model")
-    assert model.text.encode("the cat") == training.subject.text.encode("the cat")
+    assert model.text.encode("the cat") == training.task.text.encode("the cat")
     best = min((row for row in log(out) if "held_out_nats" in row), key=lambda row: row["held_out_nats"])
     last = log(out)[-1]
     name = "model" if best == last else "last"
@@ -118,7 +120,7 @@ def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
 
 def test_a_checkpoint_says_what_it_is_of(whole):
     says = json.loads(next((whole[1] / "checkpoints").glob("step-00000011")).joinpath("run.json").read_text())
-    assert says["config"] == whole[0].config.table()
+    assert says["config"] == whole[0].config.to_table()
     assert says["computed_by"]["torch"] == torch.__version__
     assert (says["computed_by"]["processes"], says["computed_by"]["threads"]) == ("1", str(torch.get_num_threads()))
     assert says["step"] == 11

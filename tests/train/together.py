@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.errors import DataError, RegardError
 from regard.train import Report, TrainConfig, Training, begin, follow
-from regard.train.engine import started
-from regard.train.listeners.lines import LOG, Log
-from regard.train.loop import backward
+from regard.train.distributed import start_engine
+from regard.train.listeners.json_lines import LOG_NAME, ReportLog
+from regard.train.loop import accumulate_gradients
 
 
 class Exchanges(TorchDispatchMode):
@@ -61,11 +61,11 @@ def states(training: Training) -> dict:
     config = training.config
     batches = [training.reader.read(n) for n in range(config.accumulate)]
     with Exchanges() as exchanges:
-        backward(training, 1, batches)
-    parameters = list(training.called.parameters())
+        accumulate_gradients(training, 1, batches)
+    parameters = list(training.wrapped_model.parameters())
     found = {"weights": nbytes(parameters), "gradients": nbytes(x.grad for x in parameters)}
-    found["moments"] = nbytes(x for moments in training.optimiser.state.values() for x in moments.values())
-    training.optimiser.zero_grad()
+    found["moments"] = nbytes(x for moments in training.optimizer.state.values() for x in moments.values())
+    training.optimizer.zero_grad()
     return {**found, "times": exchanges.times, "bytes": exchanges.bytes}
 
 
@@ -81,25 +81,25 @@ class Fate:
         self.last, self.fault = last, fault
 
     def __call__(self, training: Training, report: Report) -> None:
-        if report.step == self.last and not training.first:
+        if report.step == self.last and not training.is_first_process:
             training.stop("the test")  # one process is told, and all stop
-        if report.step == 3 and not training.first and self.fault == "error":
+        if report.step == 3 and not training.is_first_process and self.fault == "error":
             raise DataError("the story is damaged.")
-        if report.step == 3 and not training.first and self.fault:
+        if report.step == 3 and not training.is_first_process and self.fault:
             os.kill(os.getpid(), signal.Signals[self.fault])
 
 
 def main() -> None:
     torch.set_num_threads(1)
     for table, asked in json.loads(Path(sys.argv[1]).read_text()):
-        with started(TrainConfig.of(table), asked.get("timeout", 60)) as engine:
+        with start_engine(TrainConfig.from_table(table), asked.get("timeout", 60)) as engine:
             if asked.pop("float64", False):
                 torch.set_default_dtype(torch.float64)  # of the model and of what its optimiser keeps
-            training = begin(TrainConfig.of(table), engine, refuse if engine.rank else None)
+            training = begin(TrainConfig.from_table(table), engine, refuse if engine.rank else None)
             torch.set_default_dtype(torch.float32)
-            follow(training, [Log(training.folder / LOG), Fate(**asked)])
+            follow(training, [ReportLog(training.folder / LOG_NAME), Fate(**asked)])
             found = states(training)
-            if training.first:
+            if training.is_first_process:
                 (training.folder / "states.json").write_text(json.dumps(found))
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.text.byte_pair_files import letters
+from regard.text.byte_pair_files import map_bytes_to_letters
 
 PAIRS = ["h e", "l l", "he ll", "hell o"]
-WORDS = [*letters().values(), *(pair.replace(" ", "") for pair in PAIRS), "<|endoftext|>"]
+WORDS = [*map_bytes_to_letters().values(), *(pair.replace(" ", "") for pair in PAIRS), "<|endoftext|>"]
 WIDTH, INNER, HEADS, GROUPS, LAYERS = 24, 40, 4, 2, 2
 END = len(WORDS) - 1
 BLOCK = {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "attn_q": (WIDTH, WIDTH), "attn_output": (WIDTH, WIDTH)} | {

@@ -11,8 +11,8 @@ from safetensors.torch import save, save_file
 
 from bounds import assert_within, sum_bound
 from regard import BareSelfAttention, DataError, MultiHeadAttention, SelfAttention, StackedHeads, WeightsError
-from regard.weights.arrays import read
-from regard.weights.projections import projections
+from regard.weights.arrays import read_arrays
+from regard.weights.projections import find_projections
 
 TABLE = np.array([[0.5, -1.25], [3.0, 4.0], [5.0, 7.5]])
 
@@ -23,11 +23,11 @@ def test_every_format_gives_the_numbers_that_were_written(tmp_path):
     np.savetxt(tmp_path / "t.csv", TABLE, delimiter=",")
     save_file({"a": torch.tensor(TABLE, dtype=torch.bfloat16)}, tmp_path / "t.safetensors")
     expected = torch.tensor(TABLE, dtype=torch.float32)
-    assert {name: tensor.dtype for name, tensor in read(tmp_path / "t.npy").items()} == {"t": torch.float32}
-    assert torch.equal(read(tmp_path / "t.npy")["t"], expected)
-    assert torch.equal(read(tmp_path / "t.npz")["b"], expected[0])
-    assert torch.equal(read(tmp_path / "t.csv")["t"], expected)
-    assert torch.equal(read(tmp_path / "t.safetensors")["a"], expected)
+    assert {name: tensor.dtype for name, tensor in read_arrays(tmp_path / "t.npy").items()} == {"t": torch.float32}
+    assert torch.equal(read_arrays(tmp_path / "t.npy")["t"], expected)
+    assert torch.equal(read_arrays(tmp_path / "t.npz")["b"], expected[0])
+    assert torch.equal(read_arrays(tmp_path / "t.csv")["t"], expected)
+    assert torch.equal(read_arrays(tmp_path / "t.safetensors")["a"], expected)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_every_format_gives_the_numbers_that_were_written(tmp_path):
 )
 def test_a_csv_may_have_titles_other_separators_and_empty_lines(tmp_path, text):
     (tmp_path / "t.csv").write_bytes(text.encode())
-    assert torch.equal(read(tmp_path / "t.csv")["t"], torch.tensor(TABLE, dtype=torch.float32))
+    assert torch.equal(read_arrays(tmp_path / "t.csv")["t"], torch.tensor(TABLE, dtype=torch.float32))
 
 
 def test_a_csv_with_words_names_its_rows(tmp_path):
     (tmp_path / "t.csv").write_text('word,a,b\nthe,1,2\n"cat, big",3,4\n7,5,6\n', encoding="utf-8")
-    found = read(tmp_path / "t.csv")
+    found = read_arrays(tmp_path / "t.csv")
     assert {word: vector.tolist() for word, vector in found.items()} == {"the": [1, 2], "cat, big": [3, 4], "7": [5, 6]}
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, name):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=sentence) as refused:
-        read(tmp_path / name)
+        read_arrays(tmp_path / name)
     assert "\n" not in str(refused.value)
     assert name in str(refused.value)
 
@@ -97,13 +97,13 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, name):
 def test_an_array_of_anything_but_numbers_is_refused(tmp_path, array, sentence):
     np.save(tmp_path / "t.npy", array)
     with pytest.raises(DataError, match=sentence):
-        read(tmp_path / "t.npy")
+        read_arrays(tmp_path / "t.npy")
 
 
 def test_a_folder_is_refused(tmp_path):
     (tmp_path / "t.csv").mkdir()
     with pytest.raises(DataError, match="cannot be read"):
-        read(tmp_path / "t.csv")
+        read_arrays(tmp_path / "t.csv")
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -125,7 +125,7 @@ def test_damage_is_refused_or_harmless_and_never_anything_else(tmp_path, data):
     path.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)))]))
     found = {}
     with contextlib.suppress(DataError):
-        found = read(path)
+        found = read_arrays(path)
     assert all(tensor.isfinite().all() for tensor in found.values())
 
 
@@ -140,11 +140,11 @@ def test_the_state_dicts_of_the_lectures_layers_project_as_the_layers_do():
     x = torch.randn(5, 3)
     linear, bare = SelfAttention(3, 2, qkv_bias=True), BareSelfAttention(3, 2)
     for layer in (linear, bare):
-        found = projections(layer.state_dict())
+        found = find_projections(layer.state_dict())
         for mine, theirs in zip((found.query, found.key, found.value), layer.project(x), strict=True):
             assert_product_within(mine, x, theirs)
     many = MultiHeadAttention(3, 4, 5, 0.0, 2)
-    found = projections(many.state_dict() | {"mask": torch.ones(5, 5)})
+    found = find_projections(many.state_dict() | {"mask": torch.ones(5, 5)})
     assert_product_within(found.out, x @ torch.ones(3, 4), many.out_proj(x @ torch.ones(3, 4)))
     assert found.causal
     assert found.heads is None
@@ -152,7 +152,7 @@ def test_the_state_dicts_of_the_lectures_layers_project_as_the_layers_do():
 
 def test_stacked_heads_stand_side_by_side_in_their_order():
     x, layer = torch.randn(5, 3), StackedHeads(3, 2, 5, 0.0, 3)
-    found = projections(layer.state_dict())
+    found = find_projections(layer.state_dict())
     assert found.heads == 3
     assert_product_within(found.key, x, torch.cat([head.W_key(x) for head in layer], -1))
 
@@ -172,11 +172,11 @@ def test_stacked_heads_stand_side_by_side_in_their_order():
 def test_weights_that_are_no_attention_are_refused(change, sentence):
     tensors = {name: torch.ones(3, 2) for name in ("W_query", "W_key", "W_value")} | change
     with pytest.raises(WeightsError, match=sentence):
-        projections({name: tensor for name, tensor in tensors.items() if tensor is not None})
+        find_projections({name: tensor for name, tensor in tensors.items() if tensor is not None})
 
 
 def test_an_archive_with_a_file_that_is_no_array_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "some.npz", "w") as archive:
         archive.writestr("a.npy", b"\0" * 40)
     with pytest.raises(DataError, match="'a' is not an array"):
-        read(tmp_path / "some.npz")
+        read_arrays(tmp_path / "some.npz")

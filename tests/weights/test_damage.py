@@ -16,7 +16,7 @@ from models.translators import made
 from regard.errors import DataError, RegardError
 from regard.models import translator
 from regard.weights import gpt2
-from regard.weights.arrays import read
+from regard.weights.arrays import read_arrays
 from weights import written
 from weights.damage import attempt, damage, differing
 from weights.written import FORMATS
@@ -43,7 +43,7 @@ def counts() -> Counter:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path, originals, counts, kind):
-    expected = gpt2.load(originals[kind]).tensors
+    expected = gpt2.load_weights(originals[kind]).tensors
     files = sorted(path for path in originals[kind].iterdir() if path.suffix != ".json" or path.name.endswith("index.json"))
 
     @ROUNDS
@@ -54,7 +54,7 @@ def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path
         file = tmp_path / data.draw(st.sampled_from(files)).name
         done, content = damage(data, file.read_bytes())
         file.write_bytes(content)
-        found = attempt(lambda: gpt2.load(tmp_path).tensors)
+        found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts[done, "refused" if found is None else "loaded"] += 1
         if found is not None and (kind not in UNCHECKED or done == "flip"):
             assert differing(found, expected) <= (kind in UNCHECKED)
@@ -68,7 +68,7 @@ def test_a_damaged_file_of_weights_gives_the_same_tensors_or_is_refused(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transformers", "TensorFlow", "lectures"])
 def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
-    expected = gpt2.load(originals[kind]).tensors
+    expected = gpt2.load_weights(originals[kind]).tensors
     plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     values = st.recursive(plain, lambda x: st.lists(x) | st.dictionaries(st.text(), x))
 
@@ -85,7 +85,7 @@ def test_a_damaged_config_changes_no_tensor(tmp_path, originals, counts, kind):
         else:
             _, content = damage(data, file.read_bytes())
         file.write_bytes(content)
-        found = attempt(lambda: gpt2.load(tmp_path).tensors)
+        found = attempt(lambda: gpt2.load_weights(tmp_path).tensors)
         counts["refused" if found is None else "loaded"] += 1
         assert found is None or differing(found, expected) == 0
 
@@ -124,14 +124,14 @@ def test_a_damaged_file_of_numbers_is_read_or_refused(tmp_path, counts, kind):
         "csv": lambda: np.savetxt(path, numbers, delimiter=","),
         "safetensors": lambda: save_file({"t": torch.tensor(numbers)}, path),
     }[kind]()
-    expected, content = read(path), path.read_bytes()
+    expected, content = read_arrays(path), path.read_bytes()
 
     @ROUNDS
     @given(data=st.data())
     def damaged(data):
         done, changed = damage(data, content, head=80)
         path.write_bytes(changed)
-        found = attempt(lambda: read(path), DataError)
+        found = attempt(lambda: read_arrays(path), DataError)
         counts[done, "refused" if found is None else "loaded"] += 1
         if found is not None and kind == "npz":
             assert differing(found, expected) == 0

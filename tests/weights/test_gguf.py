@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.cli.foreign import WRITER, opened
+from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.errors import RegardError, WeightsError
 from regard.weights.gguf import BLOCKS, read_layout
 from weights import gguf_files
@@ -60,7 +60,7 @@ def test_a_file_that_does_not_fit_itself_is_refused(tmp_path, content, sentence)
     with pytest.raises(WeightsError, match=sentence):
         read_layout(tmp_path / "m.gguf")
     with pytest.raises(WeightsError, match=sentence):
-        opened(str(tmp_path / "m.gguf"))
+        load_model(str(tmp_path / "m.gguf"))
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_one_bit_changes_at_most_the_name_of_a_tensor_and_other_damage_is_read_o
 
 def numbers(path: Path) -> dict[str, Tensor]:
     """What transformers reads; the head is the embedding once more."""
-    return {name: x for name, x in opened(str(path), WRITER).model.state_dict().items() if name != "lm_head.weight"}
+    return {name: x for name, x in load_model(str(path), CAUSAL_LM).model.state_dict().items() if name != "lm_head.weight"}
 
 
 @pytest.mark.slow

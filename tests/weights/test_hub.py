@@ -16,7 +16,7 @@ import sys
 from regard.errors import WeightsError
 from regard.weights import gpt2
 try:
-    print(gpt2.load(sys.argv[1]).folder)
+    print(gpt2.load_weights(sys.argv[1]).folder)
 except WeightsError as error:
     print("WeightsError:", error)
 """
@@ -81,9 +81,9 @@ def test_a_folder_comes_before_a_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "owner/model", "owner/model-1.5b_x"])
 def test_these_are_names(name):
-    assert hub.is_name(name)
+    assert hub.is_model_name(name)
 
 
 @pytest.mark.parametrize("name", ["gpt3", "/etc/passwd", "./model", "a/b/c", "owner/", "~/model", "../x", "owner/model\n"])
 def test_these_are_none(name):
-    assert not hub.is_name(name)
+    assert not hub.is_model_name(name)

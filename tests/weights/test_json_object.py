@@ -48,7 +48,7 @@ def test_an_index_that_names_no_files_is_refused(tmp_path, places):
     with pytest.raises(WeightsError, match=r"weight_map|must name the file of a"):
         read_weight_map(index)
     with pytest.raises(WeightsError, match=r"weight_map|must name the file of a"):
-        gpt2.load(folder)
+        gpt2.load_weights(folder)
 
 
 KEYS = ("activation_function", "n_layer", "n_head", "n_embd", "n_inner", "n_positions", "vocab_size", "model_type", "auto_map")
@@ -59,11 +59,11 @@ KEYS += ("layer_norm_epsilon", "attn_pdrop", "resid_pdrop", "scale_attn_weights"
 @pytest.mark.parametrize("value", ["[]", "[[]]", "{}", '{"a": 1}', "0", "-1", "1e400", "NaN", "1.5", "true", '"x"', NESTED])
 def test_a_setting_of_a_wrong_type_is_refused_or_means_nothing(tmp_path, key, value):
     folder = written.folder(written.small(), tmp_path)
-    expected = gpt2.load(folder).config
+    expected = gpt2.load_weights(folder).config
     config = json.loads((folder / "config.json").read_text())
     config.pop(key, None)
     (folder / "config.json").write_text(json.dumps(config)[:-1] + f', "{key}": {value}}}')
-    found = attempt(lambda: gpt2.load(folder).config)
+    found = attempt(lambda: gpt2.load_weights(folder).config)
     assert found in (None, expected)
     if value not in ("[]", "{}", "0", "true"):  # an empty value of a setting that changes nothing, or the value that it has
         assert found is None

@@ -7,7 +7,7 @@ from recipes.pocket.lists import whole_words
 
 from regard.evaluate import perplexity
 from regard.models import GPT2
-from regard.weights.gpt2 import CARRIED
+from regard.weights.gpt2 import INCLUDED_MODELS
 
 STORY = (
     "Once upon a time, there was a little girl named Lily. She had a red ball and a small dog. One day, they went to the park "
@@ -20,7 +20,7 @@ def size(folder: Path) -> int:
 
 
 def test_the_pocket_model_has_at_most_eight_megabytes_and_is_kept_in_bfloat16():
-    assert size(CARRIED["pocket"]) <= 8_000_000
+    assert size(INCLUDED_MODELS["pocket"]) <= 8_000_000
     assert GPT2.load("pocket", dtype=torch.bfloat16).tokens.weight.dtype == torch.bfloat16
     model = GPT2.load("pocket")
     assert not model.training
@@ -53,8 +53,8 @@ def at_random(model: GPT2, count: int) -> list[int]:
 
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
-    table = typed(model, [model.ending()["end"], *at_random(model, 60) * 2])
-    previous, induction = table.of("previous token").rows, table.of("induction").rows
+    table = typed(model, [model.get_end_settings()["end"], *at_random(model, 60) * 2])
+    previous, induction = table.select_kind("previous token").rows, table.select_kind("induction").rows
     assert previous
     assert induction
     assert max(row.scores["induction"] for row in induction) > 0.6
@@ -63,14 +63,14 @@ def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_sta
 
 def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
     model = GPT2.load("pocket")
-    table = typed(model, [model.ending()["end"], *at_random(model, 120)])
-    assert max(row.scores["sink"] for row in table.of("first token").rows) > 0.6
+    table = typed(model, [model.get_end_settings()["end"], *at_random(model, 120)])
+    assert max(row.scores["sink"] for row in table.select_kind("first token").rows) > 0.6
 
 
 def test_what_a_list_says_again_the_pocket_model_knows():
     model = GPT2.load("pocket")
     once = at_random(model, 60)
-    tokens = torch.tensor([[model.ending()["end"], *once, *once]])
+    tokens = torch.tensor([[model.get_end_settings()["end"], *once, *once]])
     with torch.no_grad():
         nats = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="none")
     assert nats[61:].mean() < 1.5

@@ -15,18 +15,18 @@ ENTRIES = st.dictionaries(st.binary(max_size=300), st.binary(max_size=300), max_
 def test_every_entry_comes_back_in_the_order_of_its_key(tmp_path, entries, in_block, restart):
     path = tmp_path / "t.index"
     path.write_bytes(bundle.table(entries, in_block, restart))
-    assert list(sorted_table.read(path)) == sorted(entries.items())
+    assert list(sorted_table.read_entries(path)) == sorted(entries.items())
 
 
 @given(number=st.integers(0, 2**64 - 1), before=st.binary(max_size=3))
 def test_a_number_of_any_length_is_read_and_so_is_where_it_ends(number, before):
     written = bundle.varint(number)
-    assert sorted_table.varint(before + written + b"\1", len(before)) == (number, len(before) + len(written))
+    assert sorted_table.read_varint(before + written + b"\1", len(before)) == (number, len(before) + len(written))
 
 
 def test_a_number_without_an_end_is_refused():
     with pytest.raises(ValueError, match="more than ten bytes"):
-        sorted_table.varint(b"\xff" * 20, 0)
+        sorted_table.read_varint(b"\xff" * 20, 0)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +43,7 @@ def test_one_changed_bit_anywhere_but_in_the_padding_is_noticed(tmp_path, place,
     path.write_bytes(damaged)
     unused = footer - 13 <= place < footer + 2  # the list of other blocks, which holds nothing
     try:
-        assert dict(sorted_table.read(path)) == entries
+        assert dict(sorted_table.read_entries(path)) == entries
         assert unused or place < footer
     except (ValueError, IndexError, struct.error):
         pass
@@ -56,7 +56,7 @@ def test_one_changed_bit_anywhere_but_in_the_padding_is_noticed(tmp_path, place,
 def test_a_file_that_is_no_table_is_refused(tmp_path, content, sentence):
     (tmp_path / "t.index").write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
-        list(sorted_table.read(tmp_path / "t.index"))
+        list(sorted_table.read_entries(tmp_path / "t.index"))
 
 
 def test_a_compressed_block_is_refused(tmp_path):
@@ -67,4 +67,4 @@ def test_a_compressed_block_is_refused(tmp_path):
     footer = handles.ljust(40, b"\0") + struct.pack("<Q", sorted_table.MAGIC)
     (tmp_path / "t.index").write_bytes(squeezed + bundle.sealed(index) + footer)
     with pytest.raises(ValueError, match="compressed"):
-        list(sorted_table.read(tmp_path / "t.index"))
+        list(sorted_table.read_entries(tmp_path / "t.index"))

@@ -43,8 +43,8 @@ def zip_anew(path: Path, compression: int = zipfile.ZIP_STORED, change: CHANGES 
 def load(path: Path) -> dict[str, Tensor]:
     """Every tensor of the file as regard reads it."""
     found = {}
-    for name, tensor in pickles.read(path)[0].items():
-        rows = [torch.empty(0, 1, dtype=tensor.dtype), *(row.clone() for row in tensor.rows(1))]
+    for name, tensor in pickles.read_pickle(path)[0].items():
+        rows = [torch.empty(0, 1, dtype=tensor.dtype), *(row.clone() for row in tensor.read_rows(1))]
         found[name] = torch.cat(rows).view(tensor.shape)
     return found
 
@@ -134,11 +134,11 @@ def test_a_changed_bit_is_noticed_in_any_part_of_a_storage_that_a_tensor_lies_in
     content, hit = path.read_bytes(), numbers()[beside]
     at = content.index((hit if hit.is_contiguous() else hit.T).numpy().tobytes()) + 2
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    tensors = pickles.read(path)[0]
+    tensors = pickles.read_pickle(path)[0]
     for _ in range(2):
         with pytest.raises(WeightsError, match="Bad CRC-32"):
-            list(tensors[name].rows(1))
-    list(tensors["double"].rows(1))
+            list(tensors[name].read_rows(1))
+    list(tensors["double"].read_rows(1))
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -153,7 +153,7 @@ def test_a_changed_bit_is_noticed_in_any_part_of_a_storage_that_a_tensor_lies_in
 def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path, tensor, sentence, legacy):
     torch.save({"w": tensor}, tmp_path / "m.bin", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(WeightsError, match=sentence):
-        pickles.read(tmp_path / "m.bin")
+        pickles.read_pickle(tmp_path / "m.bin")
 
 
 def test_a_shape_beyond_its_storage_is_refused(tmp_path):
@@ -162,7 +162,7 @@ def test_a_shape_beyond_its_storage_is_refused(tmp_path):
     torch.save(wide, path)
     path = zip_anew(path, change=lambda name, x: x.replace(b"K\x08\x85", b"K\x09\x85") if name == "data.pkl" else x)
     with pytest.raises(WeightsError, match=r"w has the shape \(9,\), which is more numbers than it has in the file"):
-        pickles.read(path)
+        pickles.read_pickle(path)
 
 
 def test_a_pickle_is_not_read_beyond_its_limit(tmp_path, monkeypatch):

@@ -44,15 +44,15 @@ def real(tmp_path):
 
 
 def test_what_tensorflow_itself_wrote_is_read(real):
-    found, start = tensorflow.read(real), 0
+    found, start = tensorflow.read_checkpoint(real), 0
     assert len(found) == len(ORDER)
     for name, shape in zip(ORDER, SHAPES, strict=True):
         stored, count = found[f"model/{name}"], int(np.prod(shape))
         assert stored.shape == shape
-        numbers = torch.cat([block.flatten().clone() for block in stored.rows(1)])
+        numbers = torch.cat([block.flatten().clone() for block in stored.read_rows(1)])
         assert torch.equal(numbers, torch.arange(start, start + count) / 8), name
         start += count
-    assert gpt2.load(real).config["heads"] == 1
+    assert gpt2.load_weights(real).config["heads"] == 1
 
 
 def test_the_writer_of_these_tests_writes_what_tensorflow_does(real, tmp_path):
@@ -66,29 +66,29 @@ def test_the_writer_of_these_tests_writes_what_tensorflow_does(real, tmp_path):
     bundle.write(tmp_path / "mine", arrays)
     mine = (tmp_path / "mine" / "model.ckpt.data-00000-of-00001").read_bytes()
     assert mine == unpacked(DATA)
-    theirs = gpt2.load(real).tensors
+    theirs = gpt2.load_weights(real).tensors
     (tmp_path / "mine" / "hparams.json").write_bytes((real / "hparams.json").read_bytes())
-    for name, tensor in gpt2.load(tmp_path / "mine").tensors.items():
+    for name, tensor in gpt2.load_weights(tmp_path / "mine").tensors.items():
         assert torch.equal(tensor, theirs[name])
 
 
 def test_the_checkpoint_that_the_note_names_is_read_and_else_the_only_one(real):
     (real / "model.ckpt-7.index").write_bytes(b"another")
-    assert len(tensorflow.read(real)) == 16
+    assert len(tensorflow.read_checkpoint(real)) == 16
     (real / "checkpoint").unlink()
     with pytest.raises(WeightsError, match=r"must hold one TensorFlow checkpoint.*model\.ckpt-7\.index, model\.ckpt\.index"):
-        tensorflow.read(real)
+        tensorflow.read_checkpoint(real)
     (real / "model.ckpt-7.index").unlink()
-    assert len(tensorflow.read(real)) == 16
+    assert len(tensorflow.read_checkpoint(real)) == 16
     (real / "checkpoint").write_text('model_checkpoint_path: "other"')
     with pytest.raises(WeightsError, match=r"found other\.index"):
-        tensorflow.read(real)
+        tensorflow.read_checkpoint(real)
 
 
 def test_a_data_file_that_is_missing_is_named(real):
     (real / "model.ckpt.data-00000-of-00001").unlink()
     with pytest.raises(WeightsError, match="data-00000-of-00001 is missing"):
-        gpt2.load(real)
+        gpt2.load_weights(real)
 
 
 def index_with(folder, **changes: bytes) -> None:
@@ -117,14 +117,14 @@ def index_with(folder, **changes: bytes) -> None:
 def test_an_index_that_says_something_else_is_refused(tmp_path, changes, sentence):
     index_with(tmp_path, **changes)
     with pytest.raises(WeightsError, match=sentence):
-        tensorflow.read(tmp_path)
+        tensorflow.read_checkpoint(tmp_path)
 
 
 def test_numbers_of_another_type_are_refused_by_name(tmp_path):
     written.tensorflow(written.small(), tmp_path)
     bundle.write(tmp_path, written.openai(written.small()) | {"model/ln_f/g": np.ones(written.WIDTH, np.int64)})
     with pytest.raises(WeightsError, match="model/ln_f/g holds TensorFlow's type 9"):
-        gpt2.load(tmp_path)
+        gpt2.load_weights(tmp_path)
     bundle.write(tmp_path, written.openai(written.small()) | {"global_step": np.ones((), np.int64)})
     with pytest.raises(WeightsError, match="global_step is not part"):
-        gpt2.load(tmp_path)
+        gpt2.load_weights(tmp_path)

@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import regard
 from regard.cli.arguments import COMMANDS
 from regard.cli.compilation import print_compilation
-from regard.errors import RegardError, shorten
-from regard.printable import LINES, EscapingStream, ReaderGoneError, escape_controls
+from regard.errors import RegardError, shorten_message
+from regard.terminal_escapes import LINES, EscapingStream, ReaderGoneError, escape_controls
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that prints an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {shorten(message)} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {shorten_message(message)} (see {self.prog} --help)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own method ignores a full disk
         (file or sys.stderr).write(message)
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None, importing: AbstractContextManag
             sys.stdout.flush()  # raises errors of writing here, not at interpreter exit
             return code
         except RegardError as error:
-            return report(given, " ".join(str(error).split()))  # one line, whatever a name contains
+            return report_error(given, " ".join(str(error).split()))  # one line, whatever a name contains
         except KeyboardInterrupt:
             return 130
         except ReaderGoneError:  # e.g. `head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except OSError as error:  # e.g. a full disk
-            return report(given, str(error))
+            return report_error(given, str(error))
 
 
 def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -> int:
@@ -98,7 +98,7 @@ def run_command(given: Sequence[str], importing: AbstractContextManager[None]) -
     return code
 
 
-def report(given: Sequence[str], message: str) -> int:
+def report_error(given: Sequence[str], message: str) -> int:
     """Print an error if stderr can be written, and return the exit code 2."""
     with suppress(OSError):
         print(f"regard {given[0]}: {escape_controls(message)}", file=sys.stderr, flush=True)

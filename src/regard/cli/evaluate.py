@@ -13,19 +13,19 @@ from typing import Any
 
 from rich.text import Text
 
-from regard.cli.foreign import WRITER, Opened, first_sentence, opened
-from regard.cli.look import read
-from regard.cli.progress import watched
+from regard.cli.look import read_text
+from regard.cli.model_loading import CAUSAL_LM, TextModel, format_first_line, load_model
+from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError
-from regard.evaluate import lambada, perplexity, published, stop_tokens, wikitext
-from regard.evaluate.published import FILES
-from regard.evaluate.sizes import sizes
+from regard.evaluate import lambada, list_published, perplexity, stop_tokens, wikitext
+from regard.evaluate.corpus_size import count_words_and_bytes
+from regard.evaluate.published_figures import FILES
 from regard.mechanism.arguments import check_count
-from regard.observe.table import aligned
-from regard.show.terminal import literal, open_console, write
+from regard.observe.text_table import align_columns
+from regard.show.terminal import escape_text, open_console, print_wrapped
 from regard.text.corpus import Corpus, documents
 
-WHOLE = 1024  # tokens of a window if the model has no context length
+DEFAULT_CONTEXT = 1024  # tokens of a window if the model has no context length
 Rows = list[tuple[str, str, str | None]]  # a label, the value, and the measure of which figures were published
 HUGE = 1e7  # numbers from here on are written as a power of ten
 SAMPLE = 512  # tokens of a corpus that the model must decode to the same text
@@ -43,87 +43,93 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "--stride applies to a text, whose windows overlap; a .jsonl file is read passage by passage. Leave it out."
         )
-    asked = placed(options.model, options.device)
-    context = options.context or asked.context or WHOLE
+    asked = load_model_on_device(options.model, options.device)
+    context = options.context or asked.context or DEFAULT_CONTEXT
     if asked.context is not None and context > asked.context:
         raise ConfigError(f"--context must be at most {asked.context}, the model's context; got {context}.")
-    known = known_as(path)
+    known = find_published_names(path)
     start = time.perf_counter()
     if path.suffix == ".jsonl":
-        rows, line, notes = last_words(asked, path, context, options.batch)
+        rows, line, notes = score_last_words(asked, path, context, options.batch)
     else:
-        rows, line, notes = scored(asked, path, context, options, bool(known) or options.wikitext)
+        rows, line, notes = score_text(asked, path, context, options, bool(known) or options.wikitext)
     seconds = time.perf_counter() - start
     console = open_console()
-    write(console, Text(literal(f"{asked.name} on {path.name}"), style="bold"))
-    write(console, Text(f"{line} {seconds:.1f} s."))
+    print_wrapped(console, Text(escape_text(f"{asked.name} on {path.name}"), style="bold"))
+    print_wrapped(console, Text(f"{line} {seconds:.1f} s."))
     console.print()
-    titles, *cells = laid(rows, asked.name, known)
-    for number, one in enumerate(aligned(titles, cells, left=titles[:1])):
+    titles, *cells = add_published_figures(rows, asked.name, known)
+    for number, one in enumerate(align_columns(titles, cells, left=titles[:1])):
         console.print(Text(one, style="" if number else "dim"), no_wrap=True, overflow="crop")
     for note in notes:
-        write(console, Text(note, style="dim"))
+        print_wrapped(console, Text(note, style="dim"))
     return 0
 
 
-def scored(asked: Opened, path: Path, context: int, options: argparse.Namespace, wiki: bool) -> tuple[Rows, str, list[str]]:
+def score_text(
+    asked: TextModel, path: Path, context: int, options: argparse.Namespace, wiki: bool
+) -> tuple[Rows, str, list[str]]:
     """Return the perplexities of a text or a corpus, a sentence about them, and notes on them."""
     tokens: Any
     if path.is_dir():
-        tokens = corpus_of(asked, path, options.held_out)
-        words, size = sizes(tokens)
+        tokens = load_matching_corpus(asked, path, options.held_out)
+        words, size = count_words_and_bytes(tokens)
     elif options.held_out is not None:
         raise ConfigError("--held-out applies to a corpus, a folder that regard.text.corpus.prepare wrote.")
     else:
-        text = read(str(path))
-        words, size = (wikitext.words(text) if wiki else len(text.split())), len(text.encode())
-        tokens = asked.encode(wikitext.detokenised(text) if wiki else text)
+        text = read_text(str(path))
+        words, size = (wikitext.count_words(text) if wiki else len(text.split())), len(text.encode())
+        tokens = asked.encode(wikitext.detokenize(text) if wiki else text)
     stride = options.stride or max(context // 2, 1)
     settings = {"context": context, "stride": stride, "batch": options.batch, "words": words, "bytes": size}
-    with counted("scoring", len(tokens)) as watch:
+    with show_count_bar("scoring", len(tokens)) as watch:
         found = perplexity(asked.model, tokens, **settings, watch=watch)
     rows = [
         ("perplexity", "", None),
-        ("by token", decimal(found.by_token), None),
-        ("by word", decimal(found.by_word), "perplexity"),
-        ("by byte", decimal(found.by_byte), None),
-        ("bits per byte", decimal(found.bits_per_byte, 3), None),
-        ("nats per token", decimal(found.loss_nats, 3), None),
+        ("by token", format_decimal(found.by_token), None),
+        ("by word", format_decimal(found.by_word), "perplexity"),
+        ("by byte", format_decimal(found.by_byte), None),
+        ("bits per byte", format_decimal(found.bits_per_byte, 3), None),
+        ("nats per token", format_decimal(found.loss_nats, 3), None),
     ]
     line = f"{found.tokens:,} tokens, {words:,} words, {size:,} bytes; windows of {context:,} tokens moved by {stride:,}."
     spacing = "WikiText's spacing is removed; words, with an end for each line, and bytes are those of the file."
     return rows, line, [spacing] if wiki else []
 
 
-def last_words(asked: Opened, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
+def score_last_words(asked: TextModel, path: Path, context: int, batch: int) -> tuple[Rows, str, list[str]]:
     """Return the scores of the last words of passages, a sentence about them, and notes on them."""
     passages = list(documents(path))
     stop = stop_tokens(asked.pieces())
-    with counted("passages", len(passages)) as watch:
+    with show_count_bar("passages", len(passages)) as watch:
         found = lambada(asked.model, passages, asked.encode, context=context, stop=stop, batch=batch, watch=watch)
     rows = [
         ("last words", "", None),
-        ("perplexity", decimal(found.by_word), "perplexity"),
-        ("by token", decimal(found.by_token), None),
-        ("right, %", decimal(100 * found.accuracy), None),
-        ("filtered, %", decimal(None if found.accuracy_filtered is None else 100 * found.accuracy_filtered), "accuracy, %"),
+        ("perplexity", format_decimal(found.by_word), "perplexity"),
+        ("by token", format_decimal(found.by_token), None),
+        ("right, %", format_decimal(100 * found.accuracy), None),
+        (
+            "filtered, %",
+            format_decimal(None if found.accuracy_filtered is None else 100 * found.accuracy_filtered),
+            "accuracy, %",
+        ),
     ]
     note = "Filtered: no stop word may begin the last word, as in the paper, which does not give its list."
     return rows, f"{found.passages:,} passages, {found.tokens:,} tokens of last words.", [note] if stop else []
 
 
-def laid(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, str]]:
+def add_published_figures(rows: Rows, model: str, known: Sequence[str]) -> list[tuple[str, str, str]]:
     """Return the rows as cells, with published figures, each with the name of its text, in a column if there are any."""
     (title, _, _), *measured = rows
     cells = [(title, "measured", "published")]
     for label, value, measure in measured:
         cells.append((label, value, ""))
-        found = [one for text in known for one in published(model, text) if one.measure == measure]
-        cells += [(f"  {one.on}", "", f"{one.figure:.2f}") for one in found]
+        found = [one for text in known for one in list_published(model, text) if one.measure == measure]
+        cells += [(f"  {one.text}", "", f"{one.figure:.2f}") for one in found]
     return cells if any(cell[2] for cell in cells[1:]) else [(label, value, "") for label, value, _ in cells]
 
 
-def known_as(path: Path) -> Sequence[str]:
+def find_published_names(path: Path) -> Sequence[str]:
     """Return the names under which a text was published, none if it was not."""
     if not path.is_file():
         return ()
@@ -131,7 +137,7 @@ def known_as(path: Path) -> Sequence[str]:
         return FILES.get(hashlib.file_digest(file, "sha256").hexdigest(), ())
 
 
-def corpus_of(asked: Opened, path: Path, held_out: float | None) -> Corpus:
+def load_matching_corpus(asked: TextModel, path: Path, held_out: float | None) -> Corpus:
     """Load a corpus; raise ConfigError if its tokens are not the model's."""
     corpus = Corpus.load(path)
     sample = corpus[:SAMPLE].tolist()
@@ -140,28 +146,28 @@ def corpus_of(asked: Opened, path: Path, held_out: float | None) -> Corpus:
     return corpus if held_out is None else corpus.split(held_out)[1]
 
 
-def placed(name: str, device: str) -> Opened:
+def load_model_on_device(name: str, device: str) -> TextModel:
     """Load a model that predicts the next token, and move it to a device."""
-    asked = opened(name, WRITER)
+    asked = load_model(name, CAUSAL_LM)
     try:
         asked.model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {device} cannot be used: {first_sentence(error)}") from None
+        raise ConfigError(f"--device {device} cannot be used: {format_first_line(error)}") from None
     return asked
 
 
 @contextmanager
-def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def show_count_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar within the context, and yield the function that updates its count."""
     done = [0]
 
-    def watch(count: int) -> None:
+    def set_count(count: int) -> None:
         done[0] = count
 
-    with watched(label, lambda: done[0], total):
-        yield watch
+    with show_bar(label, lambda: done[0], total):
+        yield set_count
 
 
-def decimal(number: float | None, digits: int = 2) -> str:
+def format_decimal(number: float | None, digits: int = 2) -> str:
     """Format a number with `digits` decimals, as a power of ten if it is huge, empty for None."""
     return "" if number is None else f"{number:,.{digits}f}" if number < HUGE else f"{number:.2e}"

@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> int:
         if "failed" in last:  # a bug in regard, whose traceback the process printed
             return 1
         if "text" not in last:
-            last = explain(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
-    print_unbroken(last["text"])
+            last = explain_early_end(options, status, said, dump.read_text(encoding="utf-8", errors="replace"))
+    print_ignoring_broken_pipe(last["text"])
     code: int = last["code"]
     return code
 
@@ -99,7 +99,7 @@ def run_process(options: argparse.Namespace, lines: Path, dump: Path) -> int | N
     warnings = [f"-W{one}" for one in sys.warnoptions]
     told = [os.pathsep.join(sys.path), str(lines), str(dump), json.dumps(given)]
     command = [sys.executable, "-P", *warnings, "-c", PROCESS, *told]
-    with ending_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
+    with exit_on_sigterm(), subprocess.Popen(command, stdout=2 if options.json else None) as process:
         try:
             while not lines.stat().st_size and process.poll() is None:
                 time.sleep(0.02)  # while PyTorch is imported
@@ -122,7 +122,7 @@ def dump_traceback(process: "subprocess.Popen[bytes]", dump: Path) -> None:
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
+def exit_on_sigterm() -> Iterator[None]:
     """Raise SystemExit on SIGTERM within the context, so that the process is ended with the command."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -143,25 +143,25 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def explain(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
+def explain_early_end(options: argparse.Namespace, status: int | None, said: list[dict[str, Any]], dump: str) -> dict[str, Any]:
     """Return text and exit code for a process that ended early; raise DataError if it had not loaded its subject."""
-    from regard.cli.examine_process import present
-    from regard.examination import stopped
+    from regard.cli.examine_process import render_report
+    from regard.examination import interruption
     from regard.examination.progress import Progress
 
     progress = Progress()
     for line in said:
-        progress.read(line)
+        progress.apply_line(line)
     if status is None:
-        why = stopped.find_late(options.time_limit, progress.step, stopped.locate_in_dump(dump))
+        why = interruption.report_timeout(options.time_limit, progress.step, interruption.locate_in_dump(dump))
     else:
-        why = stopped.find_ended(status, progress.step)
+        why = interruption.report_process_end(status, progress.step)
     if not progress.subject:
         raise DataError(f"{options.target} could not be loaded: {why.evidence}.")
-    return {"text": present(progress.unfinished(why), options), "code": 1}
+    return {"text": render_report(progress.make_partial_report(why), options), "code": 1}
 
 
-def print_unbroken(text: str) -> None:
+def print_ignoring_broken_pipe(text: str) -> None:
     """Print a text, and continue if the reader, e.g. `head`, has read enough."""
     try:
         print(text, flush=True)

@@ -18,18 +18,18 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
-from regard.cli import own_words
+from regard.atomic_write import write_atomically
+from regard.cli import walk_custom
 from regard.cli.examine_subject import find_object, make_subject
-from regard.cli.progress import watched
+from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError, RegardError
-from regard.examination import models, stopped
-from regard.examination.examine import end_in_time, examine_step_by_step
+from regard.examination import interruption, whole_model
+from regard.examination.examine import examine_step_by_step, examine_within_limit
 from regard.examination.progress import Line, Progress
 from regard.examination.report import Report
 from regard.examination.time_limit import UNLIMITED
 from regard.mechanism import Mask
-from regard.show.report import document
-from regard.writing import whole
+from regard.show.report_html import render_document
 
 SEED = 123  # of random weights and of a sample
 
@@ -40,7 +40,7 @@ def main() -> None:
     sys.argv = ["regard"]  # visible to the examined file
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise Ctrl-C is ignored, e.g. in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.stdout, sys.stderr = open_unbroken(1), open_unbroken(2)
+    sys.stdout, sys.stderr = open_ignoring_broken_pipe(1), open_ignoring_broken_pipe(2)
     with open(lines, "a", encoding="utf-8") as stream, open(dump, "w", encoding="utf-8") as frames:
         if hasattr(faulthandler, "register"):  # POSIX
             faulthandler.register(signal.SIGUSR1, frames)
@@ -50,29 +50,29 @@ def main() -> None:
 def write_result(options: argparse.Namespace, stream: TextIO) -> None:
     """Examine the target, and write each step as a line: the last has the text to print and the exit code, or the error."""
 
-    def write(line: Line) -> None:
+    def write_line(line: Line) -> None:
         stream.write(json.dumps(line) + "\n")
         stream.flush()
 
     try:
-        report = examine_target(options, Progress(write))
-        write({"text": present(report, options), "code": 0 if report.ok else 1})
+        report = examine_target(options, Progress(write_line))
+        write_line({"text": render_report(report, options), "code": 0 if report.ok else 1})
     except RegardError as error:
-        write({"error": str(error)})
+        write_line({"error": str(error)})
     except Exception:  # a bug in regard
-        write({"failed": True})
+        write_line({"failed": True})
         traceback.print_exc()
 
 
 def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
     """Return the report on the target of the options."""
-    expects, sample = parse_rule(options.expects), draw_sample(options.sample)
+    expects, sample = parse_expects(options.expects), draw_sample(options.sample)
     torch.manual_seed(SEED)
-    progress.examine_next("code")  # while the subject is loaded
+    progress.begin_step("code")  # while the subject is loaded
     subject = make_subject(options.target, find_object(options.target), options.args)
     with show_progress(subject, sample):
         try:
-            return end_in_time(
+            return examine_within_limit(
                 lambda **how: examine_step_by_step(
                     subject, expects=expects, sample=sample, scale=options.scale, offset=options.offset, **how
                 ),
@@ -80,24 +80,24 @@ def examine_target(options: argparse.Namespace, progress: Progress) -> Report:
                 progress,
             )
         except KeyboardInterrupt as error:  # raised by the subject: Ctrl-C ends this process at once
-            return progress.unfinished(stopped.find_raised(error, progress.step))
+            return progress.make_partial_report(interruption.report_exception(error, progress.step))
 
 
-def present(report: Report, options: argparse.Namespace) -> str:
+def render_report(report: Report, options: argparse.Namespace) -> str:
     """Return a report as text or JSON; write its page if one is requested."""
     if options.page is not None:
         write_page(report, Path(options.page))
     return json.dumps(report.json(), allow_nan=False) if options.json else str(report)
 
 
-def open_unbroken(handle: int) -> TextIO:
+def open_ignoring_broken_pipe(handle: int) -> TextIO:
     """Open standard output or error as a stream that ignores a broken pipe."""
     return io.TextIOWrapper(
-        io.BufferedWriter(Unbroken(handle, "w", closefd=False)), errors="backslashreplace", line_buffering=True
+        io.BufferedWriter(BrokenPipeIgnoringFile(handle, "w", closefd=False)), errors="backslashreplace", line_buffering=True
     )
 
 
-class Unbroken(io.FileIO):
+class BrokenPipeIgnoringFile(io.FileIO):
     """A file that ignores a broken pipe."""
 
     def write(self, data: Any) -> int:
@@ -110,16 +110,16 @@ class Unbroken(io.FileIO):
 def write_page(report: Report, path: Path) -> None:
     """Write a report as a page; raise DataError if it cannot be written."""
     try:
-        with whole(path) as (beside,):
-            beside.write_text(document(report), encoding="utf-8")
+        with write_atomically(path) as (beside,):
+            beside.write_text(render_document(report), encoding="utf-8")
     except OSError as error:
         raise DataError(f"--page {path}: {error.strerror or error}.") from None
 
 
-def parse_rule(text: str) -> Mask:
+def parse_expects(text: str) -> Mask:
     """Parse the mask rule of --expects."""
     try:
-        return own_words.rule(text)
+        return walk_custom.parse_mask(text)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--mask", "--expects")) from None
 
@@ -141,13 +141,13 @@ def draw_sample(shape: str | None) -> Tensor | tuple[Tensor, ...] | None:
 @contextlib.contextmanager
 def show_progress(subject: object, sample: object) -> Iterator[None]:
     """Show a bar of the number of runs of a whole model; a single layer is done before a bar would appear."""
-    if not isinstance(subject, nn.Module) or not sys.stderr.isatty() or not models.is_model(subject, sample):
+    if not isinstance(subject, nn.Module) or not sys.stderr.isatty() or not whole_model.is_model(subject, sample):
         yield
         return
     runs: list[None] = []
     handle = subject.register_forward_hook(lambda *_: runs.append(None))
     try:
-        with watched("examining", lambda: len(runs), models.FORWARDS):
+        with show_bar("examining", lambda: len(runs), whole_model.FORWARDS):
             yield
     finally:
         handle.remove()

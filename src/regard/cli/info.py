@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.machine import EXTRAS, Machine, describe_machine
-from regard.show.terminal import literal, open_console, print_unpadded
+from regard.show.terminal import escape_text, open_console, print_unpadded
 
 
 def run(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def tabulate(rows: dict[str, str]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for label, value in rows.items():
-        table.add_row(Text(f"  {label}", "dim"), Text(literal(value)))
+        table.add_row(Text(f"  {label}", "dim"), Text(escape_text(value)))
     return table
 
 

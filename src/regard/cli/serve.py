@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli.arguments.look import MODEL
-from regard.cli.foreign import WRITER, opened
-from regard.cli.look import read
+from regard.cli.look import read_text
+from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.errors import ConfigError
 from regard.models import translator
 from regard.observe import load
-from regard.show.page import live
-from regard.show.page.translating import translating
-from regard.weights.translators import CARRIED, SETTINGS
+from regard.show.page import import_server
+from regard.show.page.translator_adapter import adapt_translator
+from regard.weights.translator_weights import INCLUDED_TRANSLATORS, SETTINGS
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,19 +25,19 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--text needs a model: give one with --model.")
     if not 0 <= options.port < 65536:
         raise ConfigError(f"--port must be at least 0 and below 65536, got {options.port}.")
-    module = live()
+    module = import_server()
     recording = load(options.recording) if options.recording else None
-    model = speaker(name) if name else None
-    text = None if options.text is None else read(options.text)
-    server = module.server(recording, speaker=model, text=text, host=options.host, port=options.port)
+    model = load_page_model(name) if name else None
+    text = None if options.text is None else read_text(options.text)
+    server = module.make_server(recording, adapter=model, text=text, host=options.host, port=options.port)
     server.run(lambda: server.announce(options.open))
     return 0
 
 
-def speaker(name: str) -> Any:
+def load_page_model(name: str) -> Any:
     """Load a model: a translator if the name or the folder is one's, else as in `regard look`."""
     path = Path(name).expanduser()
     folder = path.resolve().parent if path.name == "model" else path  # the folder of a run of regard translate --train
-    if (path / SETTINGS).is_file() or (name in CARRIED and not path.exists()):
-        return translating(folder.name, translator.load(name))
-    return opened(name, WRITER)
+    if (path / SETTINGS).is_file() or (name in INCLUDED_TRANSLATORS and not path.exists()):
+        return adapt_translator(folder.name, translator.load(name))
+    return load_model(name, CAUSAL_LM)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli import train
-from regard.cli.progress import watched
+from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError
-from regard.evaluate.translation import BLOCK, bleu, chrf, translations
+from regard.evaluate.translation_scores import BLOCK, bleu, chrf, translate_sentences
 from regard.models import translator
-from regard.printable import escape_controls
 from regard.show.terminal import open_console
-from regard.text.pairs.sources import read
+from regard.terminal_escapes import escape_controls
+from regard.text.pairs.sources import read_text
 from regard.train import TrainConfig
-from regard.train.config import OF_TEXT, read_table
+from regard.train.config import TEXT_SETTINGS, read_table
 
-START: dict[str, Any] = {"vocabulary": "4000", "label_smoothing": 0.1, "model": {"kind": "transformer", "dropout": 0.1}}
-FIELDS = [one.name for one in fields(TrainConfig) if one.name not in ("model", *OF_TEXT)]
+DEFAULTS: dict[str, Any] = {"vocabulary": "4000", "label_smoothing": 0.1, "model": {"kind": "transformer", "dropout": 0.1}}
+FIELDS = [one.name for one in fields(TrainConfig) if one.name not in ("model", *TEXT_SETTINGS)]
 SIZES = {
     "kind": "of model: transformer, or recurrent",
     "attention": "of a recurrent one: additive; none by default",
@@ -49,24 +49,24 @@ def run(options: argparse.Namespace) -> int:
         both = " and ".join(name for name, given in asked.items() if given)
         raise ConfigError(f"give one of {', '.join(asked)}; got {both or 'none'}.")
     if options.train:
-        return train.trained(configured(options))
+        return train.train_model(make_config(options))
     if said:
         raise ConfigError(f"--{said[0].replace('_', '-')} is a setting of --train, which is not given.")
     model = translator.load(options.model)
     settings = {"beams": options.beams, "length_penalty": options.length_penalty}
     if options.evaluate:
         source, reference = options.evaluate
-        evaluate(model, source, reference, settings)
+        print_scores(model, source, reference, settings)
         return 0
     open_console()  # characters that the terminal lacks are shown as ?
-    for some in blocks(sys.stdin if options.lines else options.sentences):
-        for one in translations(model, some, **settings):
+    for some in group_sentences(sys.stdin if options.lines else options.sentences):
+        for one in translate_sentences(model, some, **settings):
             sys.stdout.write(escape_controls(one) + "\n")
         sys.stdout.flush()
     return 0
 
 
-def configured(options: argparse.Namespace) -> TrainConfig:
+def make_config(options: argparse.Namespace) -> TrainConfig:
     """Return the config of the defaults here, overridden by the file, overridden by the flags."""
     given = vars(options)
     flags = {name: given[name] for name in FIELDS if name in given}
@@ -74,25 +74,25 @@ def configured(options: argparse.Namespace) -> TrainConfig:
     file = {} if options.config is None else read_table(options.config)
     model = file.get("model", {})
     if isinstance(model, Mapping):  # anything else is refused by TrainConfig
-        model = {**START["model"], **model}
-    return TrainConfig.of({**START, **file, "model": model}, **flags, model=sizes)
+        model = {**DEFAULTS["model"], **model}
+    return TrainConfig.from_table({**DEFAULTS, **file, "model": model}, **flags, model=sizes)
 
 
-def evaluate(model: translator.Translator, source: str, reference: str, settings: dict[str, Any]) -> None:
+def print_scores(model: translator.Translator, source: str, reference: str, settings: dict[str, Any]) -> None:
     """Print the scores of the translations of a file of sentences, one per line, against a file of reference translations."""
-    sides = [read(Path(path)).removesuffix("\n").split("\n") for path in (source, reference)]
+    sides = [read_text(Path(path)).removesuffix("\n").split("\n") for path in (source, reference)]
     if len(sides[0]) != len(sides[1]):
         counts = " and ".join(f"{path} {len(side):,}" for path, side in zip((source, reference), sides, strict=True))
         raise DataError(f"the files have unequal numbers of lines, {counts}: line n must translate line n.")
     done = [0]
-    with watched("translating", lambda: done[0], len(sides[0])):
-        found = list(translations(model, sides[0], **settings, watch=lambda count: done.__setitem__(0, count)))
+    with show_bar("translating", lambda: done[0], len(sides[0])):
+        found = list(translate_sentences(model, sides[0], **settings, watch=lambda count: done.__setitem__(0, count)))
     print(f"{len(found):,} sentences")
     for score in (bleu, chrf):
         print(score(found, sides[1]))
 
 
-def blocks(sentences: Iterable[str]) -> Iterator[list[str]]:
+def group_sentences(sentences: Iterable[str]) -> Iterator[list[str]]:
     """Yield sentences as they come, in blocks."""
     left = iter(sentences)
     while some := list(islice(left, BLOCK)):

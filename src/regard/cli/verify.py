@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.lectures.comparison import Verdict
-from regard.lectures.verify import Row, verify
+from regard.lectures.verify import VerifiedClaim, verify
 from regard.show.terminal import open_console, print_unpadded
 
 NARROW, WIDE = 72, 120  # columns of the screen: below NARROW no table fits, from WIDE on a wide one does
@@ -39,26 +39,26 @@ def run(options: argparse.Namespace) -> int:
     """Recompute and print. Return 0 if no printed number differs, 1 if one does."""
     rows = [row for example in dict.fromkeys(options.examples or [None]) for row in verify(example)]
     if options.json:
-        print(json.dumps(record(rows), allow_nan=False))
+        print(json.dumps(convert_rows(rows), allow_nan=False))
     else:
         console = open_console()
-        print_unpadded(console, screen(rows, console.width))
-    return 0 if sound(rows) else 1
+        print_unpadded(console, make_screen(rows, console.width))
+    return 0 if has_no_difference(rows) else 1
 
 
-def sound(rows: Sequence[Row]) -> bool:
+def has_no_difference(rows: Sequence[VerifiedClaim]) -> bool:
     """Return whether no row differs."""
     return all(row.verdict != Verdict.DIFFERS for row in rows)
 
 
-def screen(rows: Sequence[Row], width: int) -> RenderableType:
+def make_screen(rows: Sequence[VerifiedClaim], width: int) -> RenderableType:
     """Return the rows, the correct weights beside wrong ones, and a summary, for a screen of this width."""
-    parts: list[RenderableType] = list(stacked(rows)) if width < NARROW else [tabled(rows, width)]
-    parts += [beside(row, width) for row in rows if row.verdict == Verdict.WRONG]
-    return Group(*parts, Text(summary(rows)))
+    parts: list[RenderableType] = list(make_row_blocks(rows)) if width < NARROW else [make_table(rows, width)]
+    parts += [show_both_weights(row, width) for row in rows if row.verdict == Verdict.WRONG]
+    return Group(*parts, Text(summarize_rows(rows)))
 
 
-def tabled(rows: Sequence[Row], width: int) -> Table:
+def make_table(rows: Sequence[VerifiedClaim], width: int) -> Table:
     """Return a table with a line for each row; its note is below the fields that were compared."""
     wide = width >= WIDE
     table = Table(box=None, padding=(0, 2, 0 if wide else 1, 0), header_style="dim")
@@ -67,8 +67,8 @@ def tabled(rows: Sequence[Row], width: int) -> Table:
         narrow = 10 if title == "verdict" and not wide else None
         table.add_column(title, justify="right" if numeric else "left", no_wrap=title not in WRAPPED, max_width=narrow)
     for row in rows:
-        name, source, about = Text(row.example, "bold"), Text(lectures(row), "dim"), described(row)
-        off, allowed = Text(brief(row.difference)), Text(brief(row.tolerance), "dim")
+        name, source, about = Text(row.example, "bold"), Text(format_lectures(row), "dim"), describe_comparison(row)
+        off, allowed = Text(format_brief(row.difference)), Text(format_brief(row.tolerance), "dim")
         verdict = Text(row.verdict, STYLES[row.verdict])
         if wide:
             table.add_row(name, source, about, off, allowed, verdict)
@@ -77,34 +77,35 @@ def tabled(rows: Sequence[Row], width: int) -> Table:
     return table
 
 
-def stacked(rows: Sequence[Row]) -> Iterator[RenderableType]:
+def make_row_blocks(rows: Sequence[VerifiedClaim]) -> Iterator[RenderableType]:
     """Yield a few lines for each row, for a screen that is too narrow for a table."""
     for row in rows:
         yield Text.assemble((row.example, "bold"), ": ", (row.verdict, STYLES[row.verdict]))
-        off = f"off by {brief(row.difference)}, allowed {brief(row.tolerance)}"
-        lines = Group(described(row), Text(off), Text(f"lectures {lectures(row)}", "dim"))
+        off = f"off by {format_brief(row.difference)}, allowed {format_brief(row.tolerance)}"
+        lines = Group(describe_comparison(row), Text(off), Text(f"lectures {format_lectures(row)}", "dim"))
         yield Padding(lines, (0, 0, 1, 2))
 
 
-def described(row: Row) -> Text:
+def describe_comparison(row: VerifiedClaim) -> Text:
     """Return the fields that were compared, and the note on them."""
-    return Text.assemble(fields(row), ("\n" + row.note if row.note else "", "italic"))
+    return Text.assemble(list_fields(row), ("\n" + row.note if row.note else "", "italic"))
 
 
-def beside(row: Row, width: int) -> RenderableType:
+def show_both_weights(row: VerifiedClaim, width: int) -> RenderableType:
     """Return the weights that are wrong, and the correct ones if the example has them."""
-    example = figures.figure(row.example)
-    words = figures.sentence(example["input"])[0]
+    example = printed_numbers.get_printed_example(row.example)
+    words = printed_numbers.load_sentence(example["input"])[0]
     digits = 4 if width >= WIDE else 2
     titles = {"weights": "weights as printed", "correct_weights": "weights as they should be"}
     both = [
-        Padding(matrix(figures.tensor(example[field]), words, title, digits), (0, 3, 1, 0)) for field, title in titles.items()
+        Padding(make_weight_table(printed_numbers.parse_tensor(example[field]), words, title, digits), (0, 3, 1, 0))
+        for field, title in titles.items()
     ]
     above = Text("\n" if width >= WIDE else "")  # the wide table ends without a blank line
     return Group(Text.assemble(above, (row.example, "bold")), Columns(both, padding=0))
 
 
-def matrix(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Table:
+def make_weight_table(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Table:
     """Return a table of weights with their words; nonzero weights on later words are red."""
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 1, 0, 0), header_style="dim")
     for heading in ("", *words):
@@ -117,22 +118,22 @@ def matrix(weights: Tensor, words: Sequence[str], title: str, digits: int) -> Ta
     return table
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summarize_rows(rows: Sequence[VerifiedClaim]) -> str:
     """Return a sentence with the counts of the verdicts."""
     counts = Counter(row.verdict for row in rows)
     told = [verdict for verdict in Verdict if counts[verdict] or verdict == Verdict.DIFFERS]
     found = "; ".join(f"{counts[verdict]} {PHRASES[verdict][counts[verdict] != 1]}" for verdict in told)
-    examples = counted(len({row.example for row in rows}), "example")
-    numbers = counted(sum(row.numbers for row in rows), "number")
-    return f"{numbers} of {examples} computed again. Of {counted(len(rows), 'row')} {found}."
+    examples = format_count(len({row.example for row in rows}), "example")
+    numbers = format_count(sum(row.numbers for row in rows), "number")
+    return f"{numbers} of {examples} computed again. Of {format_count(len(rows), 'row')} {found}."
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a count with its noun."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def fields(row: Row) -> str:
+def list_fields(row: VerifiedClaim) -> str:
     """List the fields that were compared, grouped by table."""
     tables: dict[str, list[str]] = {}
     for comparison in row.comparisons:
@@ -141,38 +142,42 @@ def fields(row: Row) -> str:
     return ", ".join(f"{table} ({', '.join(inner)})" if inner else table for table, inner in tables.items())
 
 
-def lectures(row: Row) -> str:
+def format_lectures(row: VerifiedClaim) -> str:
     """Return the lectures that print an example."""
     return row.source.replace(",", ", ")
 
 
-def brief(number: float) -> str:
+def format_brief(number: float) -> str:
     """Format a number with two significant digits."""
     return f"{number:.2g}"
 
 
-def record(rows: Sequence[Row]) -> dict[str, Any]:
+def convert_rows(rows: Sequence[VerifiedClaim]) -> dict[str, Any]:
     """Return the rows as JSON values: what the screen shows, and the numbers on both sides. -inf, inf and nan are strings."""
-    return {"ok": sound(rows), "numbers": sum(row.numbers for row in rows), "rows": [entry(row) for row in rows]}
+    return {
+        "ok": has_no_difference(rows),
+        "numbers": sum(row.numbers for row in rows),
+        "rows": [convert_row(row) for row in rows],
+    }
 
 
-def entry(row: Row) -> dict[str, Any]:
+def convert_row(row: VerifiedClaim) -> dict[str, Any]:
     """Return one row as JSON values."""
     compared = [
         {
             "field": comparison.field,
-            "difference": plain(comparison.difference),
-            "printed": plain(comparison.printed.tolist()),
-            "computed": plain(comparison.computed.tolist()),
+            "difference": round_numbers(comparison.difference),
+            "printed": round_numbers(comparison.printed.tolist()),
+            "computed": round_numbers(comparison.computed.tolist()),
         }
         for comparison in row.comparisons
     ]
     names = {"example": row.example, "source": row.source, "mechanism": row.mechanism, "verdict": row.verdict, "note": row.note}
-    return {**names, "difference": plain(row.difference), "tolerance": row.tolerance, "compared": compared}
+    return {**names, "difference": round_numbers(row.difference), "tolerance": row.tolerance, "compared": compared}
 
 
-def plain(numbers: Any) -> Any:
+def round_numbers(numbers: Any) -> Any:
     """Round numbers to seven significant digits, as JSON values."""
     if isinstance(numbers, list):
-        return [plain(number) for number in numbers]
+        return [round_numbers(number) for number in numbers]
     return float(f"{numbers:.7g}") if math.isfinite(numbers) else str(numbers)

@@ -16,14 +16,22 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.cli.arguments.walk import ROWS, WHOLE
-from regard.cli.own_words import own_example
-from regard.cli.translated_words import translated_example
+from regard.cli.walk_custom import make_custom_example
+from regard.cli.walk_translation import make_translation_example
 from regard.errors import ConfigError
-from regard.lectures.examples import EXAMPLES, example, summary
-from regard.lectures.scenes import Example, Line, Scene
-from regard.show.arithmetic import arithmetic
-from regard.show.narration import tell
-from regard.show.terminal import View, calculations, literal, open_console, palette, show, write
+from regard.lectures.example_steps import Example, ExampleStep, Line
+from regard.lectures.examples import EXAMPLES, build_example, summarize_example
+from regard.show.arithmetic import write_arithmetic
+from regard.show.step_descriptions import describe_example
+from regard.show.terminal import (
+    TableView,
+    escape_text,
+    get_palette,
+    open_console,
+    print_calculations,
+    print_step,
+    print_wrapped,
+)
 
 LONG, FEW = 100, 6  # a vector of more than LONG numbers is shown by FEW of them
 OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
@@ -32,33 +40,35 @@ OWN = ("words", "vectors", "weights", "heads", "mask", "seed")
 def run(options: argparse.Namespace) -> int:
     """Show the example, the list of examples, or the example's numbers."""
     if options.list:
-        listing(open_console())
+        print_examples(open_console())
         return 0
-    chosen = chosen_example(options)
-    query = None if options.query is None else place(options.query, chosen, "--query")
-    view = view_of(chosen, options.start, options.rows, query)
-    chosen = seen(chosen, view)
+    chosen = choose_example(options)
+    query = None if options.query is None else find_word(options.query, chosen, "--query")
+    view = choose_view(chosen, options.start, options.rows, query)
+    chosen = move_focus_into_view(chosen, view)
     if options.json:
-        print(json.dumps(record(chosen, query), allow_nan=False))
+        print(json.dumps(convert_example(chosen, query), allow_nan=False))
         return 0
-    scenes = tell(chosen) if query is None else arithmetic(chosen, query, view.part(len(chosen.keys), True))
-    screen(open_console(), chosen, scenes, view, query)
+    scenes = (
+        describe_example(chosen) if query is None else write_arithmetic(chosen, query, view.get_range(len(chosen.keys), True))
+    )
+    print_screen(open_console(), chosen, scenes, view, query)
     return 0
 
 
-def chosen_example(options: argparse.Namespace) -> Example:
+def choose_example(options: argparse.Namespace) -> Example:
     """Return the lectures' example, or the one made from the user's own words."""
     own = [name for name in OWN if getattr(options, name) is not None]
     if options.model is not None:
-        return of_model(options, own)
+        return make_model_example(options, own)
     if not own:
-        return example(options.example or "simple")
+        return build_example(options.example or "simple")
     if options.example is not None:
         raise ConfigError(f"--example shows a sentence of the lectures unchanged: leave out --{own[0]}, or --example.")
-    return own_example(options)
+    return make_custom_example(options)
 
 
-def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
+def make_model_example(options: argparse.Namespace, own: Sequence[str]) -> Example:
     """Return the attention of a trained translator; only the words are the user's."""
     if options.example not in (None, "additive"):
         raise ConfigError(
@@ -67,10 +77,10 @@ def of_model(options: argparse.Namespace, own: Sequence[str]) -> Example:
     other = next((name for name in own if name != "words"), None)
     if other is not None:
         raise ConfigError(f"--model has its own vectors and weights: leave out --{other}, or --model.")
-    return translated_example(options.model, options.words)
+    return make_translation_example(options.model, options.words)
 
 
-def place(text: str, chosen: Example, option: str) -> int:
+def find_word(text: str, chosen: Example, option: str) -> int:
     """Return the index of a word, given as it is written or as its number from 1."""
     words = chosen.words
     if not words:
@@ -81,67 +91,67 @@ def place(text: str, chosen: Example, option: str) -> int:
     if found:
         numbers = [index + 1 if str(index + 1) not in words else f"@{index + 1}" for index in found]
         choices = " or ".join(f"{option} {number}" for number in numbers[:6])
-        raise ConfigError(f"{literal(text)!r} occurs {len(found)} times in the sentence: use {choices}.")
+        raise ConfigError(f"{escape_text(text)!r} occurs {len(found)} times in the sentence: use {choices}.")
     number = text.removeprefix("@")
     if number.isascii() and number.isdigit() and len(number) < 10:
         if 1 <= int(number) <= len(words):
             return int(number) - 1
         raise ConfigError(f"{option} {text}: the words are numbered from 1 to {len(words)}.")
-    listed = ", ".join(literal(word) for word in dict.fromkeys(words[:24])) + (", ..." if len(words) > 24 else "")
-    raise ConfigError(f"{option} {literal(text)!r} is not a word of the sentence: {listed}.")
+    listed = ", ".join(escape_text(word) for word in dict.fromkeys(words[:24])) + (", ..." if len(words) > 24 else "")
+    raise ConfigError(f"{option} {escape_text(text)!r} is not a word of the sentence: {listed}.")
 
 
-def view_of(chosen: Example, start: str | None, rows: int | None, query: int | None) -> View:
+def choose_view(chosen: Example, start: str | None, rows: int | None, query: int | None) -> TableView:
     """Return the part of the sentence to show: from the given start, else so that it includes the query."""
     if rows is not None and rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}.")
     length = max(len(chosen.words), len(chosen.keys))
     count = rows or (max(length, ROWS) if length <= WHOLE else ROWS)
-    first = max((query or 0) - count + 1, 0) if start is None else place(start, chosen, "--from")
+    first = max((query or 0) - count + 1, 0) if start is None else find_word(start, chosen, "--from")
     partial = first > 0 or count < length
     twice = any(len({*side}) < len(side) for side in (chosen.words, chosen.keys))
     long = rows is None and chosen.v is not None and chosen.v.shape[-1] > LONG
-    return View(first, count, partial or twice, FEW if long else 0)
+    return TableView(first, count, partial or twice, FEW if long else 0)
 
 
-def seen(chosen: Example, view: View) -> Example:
+def move_focus_into_view(chosen: Example, view: TableView) -> Example:
     """Return the example with a focus that is shown."""
-    part = view.part(len(chosen.words), True)
+    part = view.get_range(len(chosen.words), True)
     return chosen if not chosen.words or chosen.focus in part else dataclasses.replace(chosen, focus=part.stop - 1)
 
 
-def listing(console: Console) -> None:
+def print_examples(console: Console) -> None:
     """Print every example with its sentence."""
-    calculations(console, [Line(name, summary(name)) for name in EXAMPLES])
+    print_calculations(console, [Line(name, summarize_example(name)) for name in EXAMPLES])
     console.print()
-    write(console, Text("regard walk --example NAME shows one of them."))
+    print_wrapped(console, Text("regard walk --example NAME shows one of them."))
 
 
-def screen(console: Console, chosen: Example, scenes: Sequence[Scene], view: View, query: int | None) -> None:
+def print_screen(console: Console, chosen: Example, scenes: Sequence[ExampleStep], view: TableView, query: int | None) -> None:
     """Print the title, the scenes, and what to try next."""
-    write(console, Text(chosen.title, style="bold"))
+    print_wrapped(console, Text(chosen.title, style="bold"))
     if chosen.words:
         both = (chosen.sources, chosen.words) if chosen.sources else (chosen.words,)
-        write(console, Text(literal(" → ".join(sentence(words, view) for words in both))))
-    write(console, Text(f"Source: {chosen.source}", style="dim"))
-    for note in (*chosen.notes, *remarks(console, chosen, scenes, view)):
-        write(console, Text(literal(note), style="dim"))
+        print_wrapped(console, Text(escape_text(" → ".join(format_sentence(words, view) for words in both))))
+    print_wrapped(console, Text(f"Source: {chosen.source}", style="dim"))
+    for note in (*chosen.notes, *list_remarks(console, chosen, scenes, view)):
+        print_wrapped(console, Text(escape_text(note), style="dim"))
     console.print()
     for number, scene in enumerate(scenes, 1):
-        show(console, scene, number, view)
-    write(console, Text(closing(chosen, query)))
+        print_step(console, scene, number, view)
+    print_wrapped(console, Text(describe_next_step(chosen, query)))
 
 
-def sentence(words: Sequence[str], view: View) -> str:
+def format_sentence(words: Sequence[str], view: TableView) -> str:
     """Return the words that are shown, with dots where there are more."""
-    part = view.part(len(words), True)
+    part = view.get_range(len(words), True)
     return "... " * (part.start > 0) + " ".join(words[part.start : part.stop]) + " ..." * (part.stop < len(words))
 
 
-def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: View) -> list[str]:
+def list_remarks(console: Console, chosen: Example, scenes: Sequence[ExampleStep], view: TableView) -> list[str]:
     """Return notes on how to read the tables."""
     said = []
-    part = view.part(len(chosen.words), True)
+    part = view.get_range(len(chosen.words), True)
     if len(part) < len(chosen.words):
         after = part.stop + 1 if part.stop < len(chosen.words) else 1
         said.append(
@@ -150,18 +160,18 @@ def remarks(console: Console, chosen: Example, scenes: Sequence[Scene], view: Vi
     axes = {panel.axes for scene in scenes for panel in scene.panels}
     if "pairs" in axes:
         said.append("In a table with words on both sides, the row is the query, the column the key it looks at.")
-    if axes and palette(console):
+    if axes and get_palette(console):
         said.append("Color: in each table pale is its least number, deep its greatest.")
     if any(scene.lines for scene in scenes) and chosen.steps is not None:
         said.append("Numbers are rounded for display; every sum is of the unrounded ones.")
     return said
 
 
-def closing(chosen: Example, query: int | None) -> str:
+def describe_next_step(chosen: Example, query: int | None) -> str:
     """Return what to try next."""
     follows = f"regard walk --example {chosen.leads_to}"
     if chosen.steps is None or query is not None:
-        return f"Next: {follows} ({summary(chosen.leads_to).partition(':')[0].rstrip('.')})."
+        return f"Next: {follows} ({summarize_example(chosen.leads_to).partition(':')[0].rstrip('.')})."
     word = chosen.words[chosen.focus]
     asked = shlex.quote(word) if chosen.words.count(word) == 1 and word.isprintable() else str(chosen.focus + 1)
     if chosen.name in ("own", "translated"):
@@ -170,11 +180,15 @@ def closing(chosen: Example, query: int | None) -> str:
     return f"Next: regard walk{name} --query {asked} writes that row out; {follows} goes on."
 
 
-def record(chosen: Example, query: int | None) -> dict[str, Any]:
+def convert_example(chosen: Example, query: int | None) -> dict[str, Any]:
     """Return the example as JSON values: every step by name, and the scenes."""
-    steps = {} if chosen.steps is None else {name: numbers(step) for name, step in chosen.steps.items()}
-    right = {} if chosen.right is None else {"right": {name: numbers(step) for name, step in chosen.right.items()}}
-    asked = {} if query is None else {"query": query, "arithmetic": [told(scene) for scene in arithmetic(chosen, query)]}
+    steps = {} if chosen.steps is None else {name: convert_tensor(step) for name, step in chosen.steps.items()}
+    right = {} if chosen.right is None else {"right": {name: convert_tensor(step) for name, step in chosen.right.items()}}
+    asked = (
+        {}
+        if query is None
+        else {"query": query, "arithmetic": [convert_scene(scene) for scene in write_arithmetic(chosen, query)]}
+    )
     return {
         "example": chosen.name,
         "title": chosen.title,
@@ -183,30 +197,35 @@ def record(chosen: Example, query: int | None) -> dict[str, Any]:
         **({"sources": chosen.sources} if chosen.sources else {}),
         "notes": chosen.notes,
         "scale": chosen.scale,
-        **{name: numbers(part) for name in (*"qkv", "weight") if (part := getattr(chosen, name)) is not None},
+        **{name: convert_tensor(part) for name in (*"qkv", "weight") if (part := getattr(chosen, name)) is not None},
         "steps": steps,
         **right,
-        "scenes": [told(scene) for scene in tell(chosen)],
+        "scenes": [convert_scene(scene) for scene in describe_example(chosen)],
         **asked,
     }
 
 
-def told(scene: Scene) -> dict[str, Any]:
+def convert_scene(scene: ExampleStep) -> dict[str, Any]:
     """Return a scene as JSON values."""
     panels = [
-        {"title": one.title, "rows": one.rows, "columns": one.columns, "values": numbers(one.values)} for one in scene.panels
+        {"title": one.title, "rows": one.rows, "columns": one.columns, "values": convert_tensor(one.values)}
+        for one in scene.panels
     ]
     lines = [{"label": line.label, "calculation": line.calculation} for line in scene.lines]
     return {"name": scene.name, "formula": scene.formula, "sentence": scene.sentence, "panels": panels, "lines": lines}
 
 
-def numbers(values: Tensor) -> Any:
+def convert_tensor(values: Tensor) -> Any:
     """Return a tensor as lists, each number in the fewest digits that restore its float32, as a string if JSON has none."""
     if values.dim():
-        return [numbers(part) for part in values] if values.dim() > 1 else [digits(number) for number in values.numpy()]
-    return digits(values.numpy()[()])
+        return (
+            [convert_tensor(part) for part in values]
+            if values.dim() > 1
+            else [convert_number(number) for number in values.numpy()]
+        )
+    return convert_number(values.numpy()[()])
 
 
-def digits(number: Any) -> float | str:
+def convert_number(number: Any) -> float | str:
     """Return one number as a JSON value."""
     return float(str(number)) if np.isfinite(number) else str(number)

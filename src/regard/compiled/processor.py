@@ -69,14 +69,14 @@ def rename_feature(name: str) -> str:
 
 
 @cache
-def read_name() -> str:
+def read_processor_name() -> str:
     """Return the model name of the processor."""
     return str(read_cpuinfo("model name") or torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or "unknown")
 
 
 def is_intel() -> bool:
     """Return whether the processor is made by Intel, for which MKL chooses its fastest code."""
-    return (read_cpuinfo("vendor_id") or read_name()).replace("(R)", "").startswith(("GenuineIntel", "Intel"))
+    return (read_cpuinfo("vendor_id") or read_processor_name()).replace("(R)", "").startswith(("GenuineIntel", "Intel"))
 
 
 def read_cpuinfo(field: str) -> str:

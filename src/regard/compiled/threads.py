@@ -10,31 +10,34 @@ import torch
 
 from regard.compiled import processor
 
-RUN, RUNS = 64, 4  # fewest rows of a matrix that a thread takes at a time, and how many times each takes some
-FEW = 1  # vectors for which reading int8 rows takes longer than multiplying: these vectors are not quantized
-START, MEET = "GOMP_parallel", "GOMP_barrier"  # symbols of OpenMP, in any implementation torch is built with
+LEAST_ROWS, BLOCKS_PER_THREAD = (
+    64,
+    4,
+)  # fewest rows of a matrix that a thread takes at a time, and how many times each takes some
+MOST_UNQUANTIZED = 1  # vectors for which reading int8 rows takes longer than multiplying: these vectors are not quantized
+PARALLEL, BARRIER = "GOMP_parallel", "GOMP_barrier"  # symbols of OpenMP, in any implementation torch is built with
 
 
 @cache
-def started() -> Any:
+def find_parallel_call() -> Any:
     """Return OpenMP's function that runs another on several threads: (function, argument, threads, 0).
 
     None if torch was built without it.
     """
-    start = found(START)
+    start = find_torch_symbol(PARALLEL)
     if start is not None:
         start.argtypes, start.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return start
 
 
 @cache
-def meeting() -> int:
+def find_barrier_address() -> int:
     """Return the address of OpenMP's barrier; 0 if torch was built without it."""
-    wait = found(MEET)
+    wait = find_torch_symbol(BARRIER)
     return 0 if wait is None else ctypes.cast(wait, ctypes.c_void_p).value or 0
 
 
-def found(name: str) -> Any:
+def find_torch_symbol(name: str) -> Any:
     """Look up a function in the libraries that torch is linked to; None if there is none."""
     try:
         return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), name)
@@ -43,12 +46,12 @@ def found(name: str) -> Any:
 
 
 @cache
-def usable() -> bool:
+def can_run_loops() -> bool:
     """Return whether compiled loops can run on torch's threads: numba is installed, and torch's OpenMP was found."""
-    return started() is not None and processor.has_numba()
+    return find_parallel_call() is not None and processor.has_numba()
 
 
-def run(work: Any, said: Sequence[int], threads: int) -> None:
+def run_callback(work: Any, arguments: Sequence[int], threads: int) -> None:
     """Run a compiled callback on `threads` of torch's threads, each given the address of the same numbers."""
-    numbers = (ctypes.c_int64 * len(said))(*said)
-    started()(work.address, ctypes.addressof(numbers), threads, 0)
+    numbers = (ctypes.c_int64 * len(arguments))(*arguments)
+    find_parallel_call()(work.address, ctypes.addressof(numbers), threads, 0)

@@ -22,7 +22,7 @@ ZERO, HALF, ONE, LEAST = np.float32(0), np.float32(0.5), np.float32(1), np.float
 
 
 @intrinsic
-def as_float(context, bits):
+def reinterpret_as_float32(context, bits):
     """Reinterpret 32 bits as a float32."""
 
     def generate(context, builder, signature, arguments):
@@ -38,11 +38,11 @@ def exponential(x):
     n = np.rint(y)
     f = y - n
     power = ((((C5 * f + C4) * f + C3) * f + C2) * f + C1) * f + C0
-    return power * as_float(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return power * reinterpret_as_float32(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
 @njit(inline="always", fastmath=REASSOCIATED, error_model="numpy")  # numpy's error model divides without a check for 0
-def tangent(x):
+def hyperbolic_tangent(x):
     """Compute tanh(x)."""
     z = x * x
     near = x + x * z * (T3 + z * (T5 + z * (T7 + z * (T9 + z * (T11 + z * T13)))))
@@ -62,28 +62,28 @@ def dot(a, b):
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
-def cap(s, softcap):
+def cap_scores(s, softcap):
     """Replace s by softcap tanh(s / softcap)."""
     for j in range(len(s)):
-        s[j] = softcap * tangent(s[j] / softcap)
+        s[j] = softcap * hyperbolic_tangent(s[j] / softcap)
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def hide(s, visible):
+def hide_scores(s, visible):
     """Set the scores s that are not visible to -inf."""
     for j in range(len(s)):
         s[j] = s[j] if visible[j] else LEAST
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def add(s, bias):
+def add_bias(s, bias):
     """Add bias to s in place."""
     for j in range(len(s)):
         s[j] += bias[j]
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def exponentiate(s, shift):
+def exponentiate_with_sums(s, shift):
     """Replace scores s by e = exp(s - shift); return the sums of e, of e (s - shift), and of e times its index in s."""
     a, b, c = ZERO, ZERO, ZERO
     for j in range(len(s)):
@@ -98,7 +98,7 @@ def exponentiate(s, shift):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def fold(s, factor, summed, largest):
+def fold_row(s, factor, summed, largest):
     """Add s · factor to `summed`, and raise `largest` to at least s · factor."""
     for j in range(len(s)):
         w = s[j] * factor
@@ -107,7 +107,7 @@ def fold(s, factor, summed, largest):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def fold_four(s, t, u, v, factors, summed, largest):
+def fold_four_rows(s, t, u, v, factors, summed, largest):
     """Fold four rows at once, as `fold` does one, reading and writing `summed` and `largest` a quarter as often."""
     f, g, h, i = factors
     for j in range(len(s)):
@@ -117,14 +117,14 @@ def fold_four(s, t, u, v, factors, summed, largest):
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)
-def fold_into(s, factor, summed):
+def add_scaled_row(s, factor, summed):
     """Add s · factor to `summed`."""
     for j in range(len(s)):
         summed[j] += s[j] * factor
 
 
 @njit(nogil=True)
-def merge(seen, other):
+def merge_visible(seen, other):
     """Set seen to seen or other."""
     for j in range(len(seen)):
         seen[j] |= other[j]

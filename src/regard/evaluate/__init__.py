@@ -2,6 +2,6 @@
 
 from regard.evaluate.lambada import Lambada, lambada, stop_tokens
 from regard.evaluate.perplexity import Perplexity, perplexity
-from regard.evaluate.published import Published, published
+from regard.evaluate.published_figures import PublishedFigure, list_published
 
-__all__ = ["Lambada", "Perplexity", "Published", "lambada", "perplexity", "published", "stop_tokens"]
+__all__ = ["Lambada", "Perplexity", "PublishedFigure", "lambada", "list_published", "perplexity", "stop_tokens"]

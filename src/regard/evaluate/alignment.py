@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DataError
-from regard.generate.translation import END, Translator, ending
+from regard.generate.translation_search import END_LABEL, Translator, get_end_token
 from regard.observe import record
 from regard.text import BytePair
 
@@ -35,7 +35,7 @@ def align(model: Translator, source: str, target: str) -> Alignment:
     of a word share a row, their mean, and a column, their sum. Raises DataError if the model has no attention or a side has no
     word.
     """
-    end, text = ending(model), model.text
+    end, text = get_end_token(model), model.text
     asked, written = (text.encode(" ".join(side.split())) for side in (source, target))
     if not asked or not written:
         raise DataError("there is no word to align: source and target must have at least one each.")
@@ -45,11 +45,11 @@ def align(model: Translator, source: str, target: str) -> Alignment:
     if not layers:
         raise DataError("this translator has no attention, so its words cannot be aligned.")
     weights = torch.stack([recording.map(layer, kind="cross").dense()[0].mean(0) for layer in layers])
-    (columns, said), (rows, told) = grouped(text, asked), grouped(text, written)
-    return Alignment([*said, END], [*told, END], merged(weights, [*rows, len(told)], [*columns, len(said)]))
+    (columns, said), (rows, told) = group_by_word(text, asked), group_by_word(text, written)
+    return Alignment([*said, END_LABEL], [*told, END_LABEL], merge_weights(weights, [*rows, len(told)], [*columns, len(said)]))
 
 
-def grouped(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
+def group_by_word(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]]:
     """Return the index of the word that each token is a piece of, and the words."""
     whole = text.decode(tokens)
     ends = [len(whole[: found.end()].encode()) for found in WORD.finditer(whole)] or [len(whole.encode())]
@@ -62,7 +62,7 @@ def grouped(text: BytePair, tokens: Sequence[int]) -> tuple[list[int], list[str]
     return [found.index(n) for n in belongs], words
 
 
-def merged(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+def merge_weights(weights: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
     """Merge weights (..., q, k) of tokens to weights of words: average a word's rows, sum its columns; rows still sum to 1.
 
     rows and columns hold the index of the word of each token, from 0 on without a gap.

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError, OutOfRangeError
-from regard.evaluate.logits import Model, asked, check_callable, logits_of, losses
-from regard.evaluate.perplexity import raised
-from regard.mechanism.arguments import check_count, check_instance, describe
+from regard.evaluate.logits import Model, check_callable, compute_logits, evaluation_mode, losses
+from regard.evaluate.perplexity import exp_or_inf
+from regard.mechanism.arguments import check_count, check_instance, describe_value
 
 # words that a sentence seldom ends with: English function words; our own list, since the paper's was not published
 FUNCTION_WORDS = """
@@ -28,7 +28,7 @@ FUNCTION_WORDS = """
     am is are was were be been being have has had having do does did doing can could will would shall should may might must
     not never only just very too also then there here now again once even ever still
 """
-STOP = frozenset(FUNCTION_WORDS.split())
+STOP_WORDS = frozenset(FUNCTION_WORDS.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ class Lambada:
     @property
     def by_word(self) -> float:
         """The perplexity of a last word: exp(nats / passages)."""
-        return raised(self.nats / self.passages)
+        return exp_or_inf(self.nats / self.passages)
 
     @property
     def by_token(self) -> float:
         """The perplexity of a token of a last word: exp(nats / tokens)."""
-        return raised(self.nats / self.tokens)
+        return exp_or_inf(self.nats / self.tokens)
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ def lambada(
     for name, value in (("model", model), ("encode", encode)):
         check_callable(name, value)
     if isinstance(stop, str | bytes | Tensor) or not isinstance(stop, Collection):
-        raise ConfigError(f"stop is a list or a set of tokens; got {describe(stop)}.")
+        raise ConfigError(f"stop is a list or a set of tokens; got {describe_value(stop)}.")
     stop = [check_count("a stop token", token, 0) for token in stop]
     if isinstance(passages, str | bytes) or not isinstance(passages, Iterable):
-        raise DataError(f"passages must be an iterable of texts; got {describe(passages)}.")
+        raise DataError(f"passages must be an iterable of texts; got {describe_value(passages)}.")
     count = right = filtered = tokens = 0
     nats = 0.0
-    with asked(model) as device:
-        for some in gathered(divided(passages, encode, context), batch):
-            logits = logits_of(model, padded(some).to(device)[:, :-1])
+    with evaluation_mode(model) as device:
+        for some in batch_passages(split_passages(passages, encode, context), batch):
+            logits = compute_logits(model, pad_passages(some).to(device)[:, :-1])
             for passage, rows in zip(some, logits, strict=True):
                 size = len(passage.tokens)
                 foretold = rows[size - 1 - passage.word : size - 1]
                 word = torch.tensor(passage.tokens[-passage.word :], device=device)
                 nats += float(losses(foretold, word).sum())
-                plain, left = greedy(foretold, word, stop)
+                plain, left = match_greedily(foretold, word, stop)
                 right, filtered = right + plain, filtered + left
                 tokens, count = tokens + passage.word, count + 1
             if watch is not None:
@@ -125,7 +125,7 @@ def lambada(
     return Lambada(passages=count, right=right, right_filtered=filtered if stop else None, nats=nats, tokens=tokens)
 
 
-def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, bool]:
+def match_greedily(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, bool]:
     """Return whether a word's tokens are each the likeliest, and whether they are if its first may not be a stop token."""
     found = logits.argmax(-1) == word
     first = logits[0].clone()
@@ -135,7 +135,7 @@ def greedy(logits: Tensor, word: Tensor, stop: Collection[int]) -> tuple[bool, b
     return bool(found.all()), bool(found[1:].all() and first.argmax() == word[0])
 
 
-def divided(passages: Iterable[str], encode: Callable[[str], list[int]], context: int) -> Iterator[Passage]:
+def split_passages(passages: Iterable[str], encode: Callable[[str], list[int]], context: int) -> Iterator[Passage]:
     """Yield each passage as tokens, with the number of tokens of its last word."""
     for number, text in enumerate(passages):
         before, blank, word = check_instance("a passage", text, str).rstrip().rpartition(" ")
@@ -149,13 +149,13 @@ def divided(passages: Iterable[str], encode: Callable[[str], list[int]], context
         yield Passage(kept, min(size, len(kept) - 1))
 
 
-def gathered(passages: Iterator[Passage], batch: int) -> Iterator[Sequence[Passage]]:
+def batch_passages(passages: Iterator[Passage], batch: int) -> Iterator[Sequence[Passage]]:
     """Yield `batch` passages at a time."""
     while some := list(islice(passages, batch)):
         yield some
 
 
-def padded(passages: Sequence[Passage]) -> Tensor:
+def pad_passages(passages: Sequence[Passage]) -> Tensor:
     """Return the tokens of passages (b, t), shorter ones padded with zeros at the end."""
     rows = torch.zeros(len(passages), max(len(one.tokens) for one in passages), dtype=torch.int64)
     for row, passage in zip(rows, passages, strict=True):
@@ -163,6 +163,6 @@ def padded(passages: Sequence[Passage]) -> Tensor:
     return rows
 
 
-def stop_tokens(pieces: Iterable[str], words: Collection[str] = STOP) -> list[int]:
+def stop_tokens(pieces: Iterable[str], words: Collection[str] = STOP_WORDS) -> list[int]:
     """List the tokens that are a stop word by themselves, given the text of every token in the order of their numbers."""
     return [number for number, piece in enumerate(pieces) if piece.strip().lower() in words]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError, ShapeError
-from regard.generate.sampling import wide
-from regard.mechanism.arguments import describe
+from regard.generate.sampling import widen_logits
+from regard.mechanism.arguments import describe_value
 
 Model = Callable[[Tensor], Any]  # tokens (b, t) to logits (b, t, n), or to an object that has them as .logits
 BLOCK = 1 << 24  # logits converted to float32 and summed at a time
@@ -18,11 +18,11 @@ BLOCK = 1 << 24  # logits converted to float32 and summed at a time
 def check_callable(name: str, value: Any) -> None:
     """Raise ConfigError if a value is not callable."""
     if not callable(value):
-        raise ConfigError(f"{name} must be a module or a function, got {describe(value)}.")
+        raise ConfigError(f"{name} must be a module or a function, got {describe_value(value)}.")
 
 
 @contextmanager
-def asked(model: Model) -> Iterator[torch.device]:
+def evaluation_mode(model: Model) -> Iterator[torch.device]:
     """Put a model in evaluation mode without gradients and yield its device; restore the mode afterwards."""
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
@@ -37,7 +37,7 @@ def asked(model: Model) -> Iterator[torch.device]:
             part.training = training
 
 
-def logits_of(model: Model, tokens: Tensor) -> Tensor:
+def compute_logits(model: Model, tokens: Tensor) -> Tensor:
     """Return the logits (b, t, n) of tokens (b, t)."""
     said = model(tokens)
     logits = getattr(said, "logits", said)
@@ -56,6 +56,6 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     rows = max(1, BLOCK // max(logits.shape[-1], 1))
     found = []
     for block, right in zip(logits.split(rows), targets.split(rows), strict=True):
-        block = wide(block)
+        block = widen_logits(block)
         found.append((block.logsumexp(-1) - block.gather(-1, right[:, None])[:, 0]).double())
     return torch.cat(found) if found else torch.empty(0, dtype=torch.float64)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.evaluate.logits import Model, asked, check_callable, logits_of, losses
-from regard.mechanism.arguments import check_count, describe
+from regard.evaluate.logits import Model, check_callable, compute_logits, evaluation_mode, losses
+from regard.mechanism.arguments import check_count, describe_value
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes that tokens may have
+TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)  # dtypes that tokens may have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,17 @@ class Perplexity:
     @property
     def by_token(self) -> float:
         """exp(nats / tokens)."""
-        return raised(self.nats / self.tokens)
+        return exp_or_inf(self.nats / self.tokens)
 
     @property
     def by_word(self) -> float | None:
         """exp(nats / words)."""
-        return raised(self.nats / self.words) if self.words else None
+        return exp_or_inf(self.nats / self.words) if self.words else None
 
     @property
     def by_byte(self) -> float | None:
         """exp(nats / bytes)."""
-        return raised(self.nats / self.bytes) if self.bytes else None
+        return exp_or_inf(self.nats / self.bytes) if self.bytes else None
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -74,7 +74,7 @@ def perplexity(
     Raises ConfigError for a stride that leaves tokens out, DataError for fewer than two tokens.
     """
     stride = context if stride is None else stride
-    check(context, stride, batch)
+    check_windows(context, stride, batch)
     check_callable("model", model)
     for name, value in (("words", words), ("bytes", bytes)):
         if value is not None:
@@ -83,10 +83,10 @@ def perplexity(
     if count < 2:
         raise DataError(f"perplexity needs at least two tokens, to predict the second from the first; got {count}.")
     nats, scored = 0.0, 0
-    with asked(model) as device:
-        for starts, width in batches(count, context, stride, batch):
+    with evaluation_mode(model) as device:
+        for starts, width in iterate_windows(count, context, stride, batch):
             rows = torch.stack([torch.as_tensor(tokens[at : at + width + 1], dtype=torch.int64) for at in starts]).to(device)
-            logits = logits_of(model, rows[:, :-1])
+            logits = compute_logits(model, rows[:, :-1])
             for row, (at, right) in enumerate(zip(starts, rows[:, 1:], strict=True)):
                 new = scored - at  # first token of this window that was not scored before
                 nats += float(losses(logits[row, new:], right[new:]).sum())
@@ -96,7 +96,7 @@ def perplexity(
     return Perplexity(nats=nats, tokens=scored, context=context, stride=stride, words=words, bytes=bytes)
 
 
-def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
+def iterate_windows(count: int, context: int, stride: int, batch: int) -> Iterator[tuple[list[int], int]]:
     """Yield the starts of `batch` windows of one width, and that width: the number of tokens read in each."""
     last = max(count - 1 - context, 0)  # start of a whole window that ends with the text
     whole = -(-last // stride)  # whole windows before the last one
@@ -106,7 +106,7 @@ def batches(count: int, context: int, stride: int, batch: int) -> Iterator[tuple
     yield [whole * stride], count - 1 - whole * stride
 
 
-def check(context: int, stride: int, batch: int) -> None:
+def check_windows(context: int, stride: int, batch: int) -> None:
     """Raise ConfigError if tokens would be left out or none be scored."""
     for name, value in (("context", context), ("stride", stride), ("batch", batch)):
         check_count(name, value)
@@ -117,7 +117,7 @@ def check(context: int, stride: int, batch: int) -> None:
 def check_row(tokens: Any) -> Any:
     """Return one row of tokens as it is, or raise DataError."""
     if isinstance(tokens, Tensor):
-        is_row = tokens.dim() == 1 and tokens.dtype in WHOLE and tokens.layout is torch.strided
+        is_row = tokens.dim() == 1 and tokens.dtype in TOKEN_DTYPES and tokens.layout is torch.strided
     elif isinstance(tokens, list | tuple):
         is_row = all(isinstance(token, Integral) for token in tokens)
     else:  # a Corpus, or an array
@@ -125,10 +125,12 @@ def check_row(tokens: Any) -> Any:
         is_row = hasattr(tokens, "__getitem__") and hasattr(tokens, "__len__") and kind in ("i", "u")
         is_row = is_row and not isinstance(tokens, str | bytes | Mapping)
     if not is_row:
-        raise DataError(f"tokens must be one row of whole numbers: a tensor (t,), a list or a Corpus; got {describe(tokens)}.")
+        raise DataError(
+            f"tokens must be one row of whole numbers: a tensor (t,), a list or a Corpus; got {describe_value(tokens)}."
+        )
     return tokens
 
 
-def raised(nats: float) -> float:
+def exp_or_inf(nats: float) -> float:
     """Compute exp(nats), infinite beyond the range of a float."""
     return math.exp(nats) if nats < 709 else math.inf

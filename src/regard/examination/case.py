@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.examination import reach, rules
-from regard.examination.answers import Answer
-from regard.examination.calls import Call
-from regard.examination.inputs import Shapes, described
-from regard.examination.reach import Reach
-from regard.examination.subjects import AskedError, ChangedError, Subject
-from regard.examination.untouched import seeded
+from regard.examination import dependency, mask_requirements
+from regard.examination.adapters import ShapeChangedError, SubjectAdapter, SubjectError
+from regard.examination.attention_output import AttentionOutput
+from regard.examination.call_conventions import Call
+from regard.examination.dependency import Dependency
+from regard.examination.inputs import InputShapes, format_shapes
+from regard.examination.restore_state import seed_generators
 from regard.mechanism import Mask
-from regard.mechanism.rule import Offset
+from regard.mechanism.mask_algebra import Offset
 
 
 class Case:
@@ -25,9 +25,9 @@ class Case:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: SubjectAdapter,
         expects: Mask,
-        shapes: Shapes,
+        shapes: InputShapes,
         scale: float | None = None,
         offset: Offset = 0,
         identify: Callable[["Case"], Any] | None = None,
@@ -37,7 +37,7 @@ class Case:
         self.narrow = ""  # the reason if `double` is None
         self._widths: dict[tuple[int, ...], int] = {}  # widths of contexts, by the widths of inputs
 
-    def inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
+    def make_inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
         """Return (x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal numbers times size, the same for the same seed.
 
         A subject that carries its own padding or documents always gets the sample's b and t, whatever is passed: its `free` is
@@ -45,22 +45,22 @@ class Case:
         """
         return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
 
-    def ask(self, *inputs: Tensor) -> Answer:
+    def run_subject(self, *inputs: Tensor) -> AttentionOutput:
         """Return the subject's answer unchanged, without gradient. Raises AskedError if the subject raises."""
         with torch.no_grad():
-            return self._called(inputs)
+            return self._call_subject(inputs)
 
-    def context(self, *inputs: Tensor) -> Tensor:
+    def compute_context(self, *inputs: Tensor) -> Tensor:
         """Return the context (b, t, c), heads side by side, with gradient. Raises AskedError if the subject raises."""
-        return joined(self._called(inputs).context, self.subject.form)
+        return join_context_heads(self._call_subject(inputs).context, self.subject.form)
 
-    def repeated(self, *inputs: Tensor, seed: int = 0) -> Tensor:
+    def compute_seeded_context(self, *inputs: Tensor, seed: int = 0) -> Tensor:
         """Return the context (b, t, c), without gradient, with fixed random numbers. Raises AskedError as `context` does."""
-        seeded(seed, self.subject.device)
+        seed_generators(seed, self.subject.device)
         with torch.no_grad():
-            return self.context(*inputs)
+            return self.compute_context(*inputs)
 
-    def _called(self, inputs: tuple[Tensor, ...]) -> Answer:
+    def _call_subject(self, inputs: tuple[Tensor, ...]) -> AttentionOutput:
         """Call the subject and check its context: of the inputs' shape, and as wide as before for inputs of the same width.
 
         Raises AskedError if the subject raises, and ChangedError if the shape differs.
@@ -68,57 +68,63 @@ class Case:
         try:
             answer = self.subject.call(*inputs)
         except Exception as error:  # a user's layer may raise anything
-            raise AskedError(described(inputs), error) from error
+            raise SubjectError(format_shapes(inputs), error) from error
         shape, width = answer.context.shape, tuple(x.shape[-1] for x in inputs)
         expected = *inputs[0].shape[:-1], self._widths.setdefault(width, shape[-1])
         if shape != expected:
-            raise ChangedError(described(inputs), tuple(shape), expected)
+            raise ShapeChangedError(format_shapes(inputs), tuple(shape), expected)
         return answer
 
-    def expected(self, *inputs: Tensor) -> Tensor:
+    def get_expected_visibility(self, *inputs: Tensor) -> Tensor:
         """Return who may see whom for these inputs: bool (b, q, k), True if any head may see."""
         q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
         table = self.expects.table(q, k, self.offset)
         table = table[(None,) * (4 - table.dim())]
         return table.any(1).expand(len(inputs[0]), q, k)
 
-    def at(self, t: int) -> "Case":
+    def resize(self, t: int) -> "Case":
         """Return the case with another usual number of tokens."""
         shapes = replace(self.shapes, tokens=t)
         return Case(self.subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
-    def within(self, subject: Subject, shapes: Shapes) -> "Case":
+    def make_subcase(self, subject: SubjectAdapter, shapes: InputShapes) -> "Case":
         """Return the case of a part of the subject, with the same expectation."""
         return Case(subject, self.expects, shapes, self.scale, self.offset, self._identify)
 
     @property
-    def free(self) -> bool:
+    def can_resize(self) -> bool:
         """Whether lengths and batches other than the usual may be tried."""
         return not self.shapes.bound
 
-    def usual(self, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
+    def make_usual_inputs(self, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
         """Return inputs of the usual length and batch."""
-        return self.inputs(None, self.shapes.batch, seed, size)
+        return self.make_inputs(None, self.shapes.batch, seed, size)
 
     @cached_property
-    def reach(self) -> Reach:
+    def measured_dependency(self) -> Dependency:
         """Who sees whom, as measured: by gradients, in float64 where that runs, and by changing tokens."""
         best = self.double or self
         queries, keys = self.shapes.tokens - self.shapes.gap, self.shapes.tokens
         slopes = None
         if torch.finfo(best.subject.dtype).bits >= 32:
-            slopes = sloped(best, rules.chosen(queries, self.expects))
-        few = keys <= rules.FEW
-        moved = reach.by_change(self.context, self.usual, range(keys)) if few or slopes is None else None
-        strength = reach.largest([one for one in (slopes, moved) if one is not None])
+            slopes = measure_gradients(best, mask_requirements.choose_queries(queries, self.expects))
+        few = keys <= mask_requirements.FEW
+        moved = (
+            dependency.measure_by_change(self.compute_context, self.make_usual_inputs, range(keys))
+            if few or slopes is None
+            else None
+        )
+        strength = dependency.take_largest([one for one in (slopes, moved) if one is not None])
         own = None
         if slopes is not None and self.subject.form == "x" and keys > 2:
-            own = reach.passes_own(best.context, best.usual, *self._seeing_itself())
-        return Reach(strength, reach.threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own)
+            own = dependency.can_pass_own_value(best.compute_context, best.make_usual_inputs, *self._find_own_token_query())
+        return Dependency(
+            strength, dependency.get_gradient_threshold(best.subject.dtype), "changes" if slopes is None else "gradients", own
+        )
 
-    def _seeing_itself(self) -> tuple[int, int]:
+    def _find_own_token_query(self) -> tuple[int, int]:
         """Return a sequence and a query of it, the last one that may see its own token and others."""
-        expected = self.expected(*self.usual())
+        expected = self.get_expected_visibility(*self.make_usual_inputs())
         several = expected.diagonal(dim1=1, dim2=2) & (expected.sum(-1) > 1)
         b, i = (several.nonzero() if several.any() else torch.tensor([[0, expected.shape[1] - 1]]))[-1].tolist()
         return b, i
@@ -128,7 +134,7 @@ class Case:
         """The case in float64, of a copy of a module or of a function itself; None if that does not run."""
         if self.subject.dtype == torch.float64:
             return self
-        call = widened(self.subject)
+        call = make_double_call(self.subject)
         if call is None:
             self.narrow = "it cannot be copied"
             return None
@@ -141,48 +147,48 @@ class Case:
             self._identify,
         )
         try:
-            dtype = case.ask(*case.usual()).context.dtype
-        except AskedError as error:
+            dtype = case.run_subject(*case.make_usual_inputs()).context.dtype
+        except SubjectError as error:
             self.narrow = f"in float64 it {error.did}"
             return None
         self.narrow = "" if dtype == torch.float64 else f"in float64 it gives {str(dtype).removeprefix('torch.')}"
         return None if self.narrow else case
 
     @cached_property
-    def identified(self) -> Any:
+    def match(self) -> Any:
         """What the subject computes, by its own parameters; None if nothing matches."""
         return None if self._identify is None else self._identify(self)
 
 
-def sloped(case: Case, rows: list[int]) -> Tensor | None:
+def measure_gradients(case: Case, rows: list[int]) -> Tensor | None:
     """Return the strengths measured by gradients; None if the subject has no gradient."""
     try:
-        if not case.context(*(x.requires_grad_() for x in case.usual())).requires_grad:
+        if not case.compute_context(*(x.requires_grad_() for x in case.make_usual_inputs())).requires_grad:
             return None
-        return reach.by_gradient(case.context, case.usual, rows)
-    except AskedError:  # a kernel without a gradient, or a layer that refuses inputs that require one
+        return dependency.measure_by_gradient(case.compute_context, case.make_usual_inputs, rows)
+    except SubjectError:  # a kernel without a gradient, or a layer that refuses inputs that require one
         return None
 
 
-def joined(context: Tensor, form: str) -> Tensor:
+def join_context_heads(context: Tensor, form: str) -> Tensor:
     """Return a context as (b, t, c): the heads of a function's (b, h, t, e) are placed side by side."""
     return context.transpose(1, 2).flatten(2) if form == "qkv" and context.dim() == 4 else context
 
 
-def widened(subject: Subject) -> Call | None:
+def make_double_call(subject: SubjectAdapter) -> Call | None:
     """Return the call of a float64 copy of a subject; None if the subject cannot be copied."""
     if subject.module is None:
         return subject.call
-    module = copied(subject)
+    module = copy_subject_as_double(subject)
     return None if module is None or subject.again is None else subject.again(module)
 
 
-def copied(subject: Subject) -> nn.Module | None:
+def copy_subject_as_double(subject: SubjectAdapter) -> nn.Module | None:
     """Return a float64 copy of a subject's module; None if there is none, or the copy cannot be called in its place."""
-    return None if subject.module is None or subject.again is None else doubled(subject.module)
+    return None if subject.module is None or subject.again is None else copy_module_as_double(subject.module)
 
 
-def doubled(module: nn.Module) -> nn.Module | None:
+def copy_module_as_double(module: nn.Module) -> nn.Module | None:
     """Return a float64 copy of a module; None if it cannot be copied."""
     try:
         return copy.deepcopy(module).double()

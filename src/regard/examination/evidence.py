@@ -2,10 +2,10 @@
 
 import torch
 
-from regard.examination import reach
+from regard.examination import dependency
 from regard.examination.case import Case
-from regard.examination.identify import reading
-from regard.examination.untouched import seeded
+from regard.examination.identify import weight_reading
+from regard.examination.restore_state import seed_generators
 
 ALONE = (
     "the attention alone, without a residual, norm, rotary or activation beside it, its projections named W_query, q_proj, "
@@ -15,78 +15,85 @@ FAINT = 0.1  # of the largest dependence of an output
 SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
 
 
-def words(case: Case) -> tuple[str, ...]:
+def get_token_words(case: Case) -> tuple[str, ...]:
     """Return a word for each token: the lectures' sentence if it has as many words, else the token numbers."""
     t = case.shapes.tokens
     return SENTENCE if t == len(SENTENCE) else tuple(str(j) for j in range(t))
 
 
-def token(case: Case, j: int) -> str:
+def format_token(case: Case, j: int) -> str:
     """Format a token as its number, followed by its word if it has one."""
-    found = words(case)[j]
+    found = get_token_words(case)[j]
     return f'{j} "{found}"' if found != str(j) else found
 
 
-def moved(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> float:
+def measure_move(case: Case, i: int, j: int, b: int = 0, source: int | None = None) -> float:
     """Compute how far output i of sequence b moves when token j of that sequence, or of sequence `source`, is replaced."""
-    inputs, other = case.usual(3), case.usual(103)
+    inputs, other = case.make_usual_inputs(3), case.make_usual_inputs(103)
     source = b if source is None else source
-    seeded(0, case.subject.device)
-    before = case.ask(*inputs)
-    seeded(0, case.subject.device)
-    after = case.ask(*reach.replaced(inputs, other, source, j))
-    change = (rows(case, after.context, b)[i] - rows(case, before.context, b)[i]).abs()
+    seed_generators(0, case.subject.device)
+    before = case.run_subject(*inputs)
+    seed_generators(0, case.subject.device)
+    after = case.run_subject(*dependency.replace_token(inputs, other, source, j))
+    change = (get_sequence_rows(case, after.context, b)[i] - get_sequence_rows(case, before.context, b)[i]).abs()
     return float(change.max())
 
 
-def rows(case: Case, context: torch.Tensor, b: int) -> torch.Tensor:
+def get_sequence_rows(case: Case, context: torch.Tensor, b: int) -> torch.Tensor:
     """Return the outputs of one sequence, (q, c), in float64."""
     return (context[b].transpose(0, 1).flatten(1) if context.dim() == 4 else context[b]).double()
 
 
-def seen(case: Case, i: int, j: int, b: int = 0) -> str:
+def describe_dependency(case: Case, i: int, j: int, b: int = 0) -> str:
     """Describe how output i depends on token j in numbers.
 
     For example `row 0 "Your" puts 0.22 on token 3 "with"; changing token 3 moves output 0 by 0.41`.
     """
-    weight = weighed(case, i, j, b)
-    puts = f"row {token(case, place(case, i))} puts {weight:.2g} on token {token(case, j)}; " if weight else ""
-    who = f"token {j}" if puts else f"token {token(case, j)}"
-    whose = f"output {i}" if puts else f"output {token(case, place(case, i))}"
-    strength = float(case.reach.within[b, i, j])
+    weight = get_largest_weight(case, i, j, b)
+    puts = (
+        f"row {format_token(case, get_token_number(case, i))} puts {weight:.2g} on token {format_token(case, j)}; "
+        if weight
+        else ""
+    )
+    who = f"token {j}" if puts else f"token {format_token(case, j)}"
+    whose = f"output {i}" if puts else f"output {format_token(case, get_token_number(case, i))}"
+    strength = float(case.measured_dependency.within_sequence[b, i, j])
     faint = f" ({strength:.2g} of what moves it most)" if strength < FAINT else ""
-    return f"{puts}changing {who} moves {whose} by {moved(case, i, j, b):.2g}{faint}"
+    return f"{puts}changing {who} moves {whose} by {measure_move(case, i, j, b):.2g}{faint}"
 
 
-def place(case: Case, i: int) -> int:
+def get_token_number(case: Case, i: int) -> int:
     """Return the token number of query i; the first tokens may be keys only."""
     return i + case.shapes.gap
 
 
-def weighed(case: Case, i: int, j: int, b: int) -> float | None:
+def get_largest_weight(case: Case, i: int, j: int, b: int) -> float | None:
     """Return the weight of a query on a key, the largest of any head; None if the subject returns no weights."""
-    weights = reading.returned(case, case.usual(3))
+    weights = weight_reading.get_returned_weights(case, case.make_usual_inputs(3))
     return None if weights is None else float(weights[b, :, i, j].max())
 
 
-def pairs(table: torch.Tensor) -> list[tuple[int, int]]:
+def list_true_entries(table: torch.Tensor) -> list[tuple[int, int]]:
     """Return the indices of the true entries of a table (q, k), row by row."""
     return [(int(i), int(j)) for i, j in table.nonzero().tolist()]
 
 
-def listed(numbers: list[int]) -> str:
+def format_numbers(numbers: list[int]) -> str:
     """Format numbers as `0`, `0 and 3`, `0, 3 and 5`, `0, 1, 2 and 9 more`."""
     shown = [str(n) for n in numbers[:4]] if len(numbers) <= 4 else [*map(str, numbers[:3]), f"{len(numbers) - 3} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def idle(case: Case) -> bool:
+def has_no_dependency(case: Case) -> bool:
     """Return whether no output depends on any token, so that nothing can be seen or hidden."""
-    return not case.reach.strength.nan_to_num().any()
+    return not case.measured_dependency.strength.nan_to_num().any()
 
 
-def sensitivity(case: Case) -> str:
+def describe_sensitivity(case: Case) -> str:
     """Describe the smallest dependence that would have been detected."""
-    if case.reach.how == "gradients":
-        return f"a dependence of {case.reach.threshold:.0e} of what moves an output most would have shown"
-    return f"measured by changing tokens: a change of {reach.rounding(case.subject.dtype):.0e} of an output would have shown"
+    if case.measured_dependency.how == "gradients":
+        return f"a dependence of {case.measured_dependency.threshold:.0e} of what moves an output most would have shown"
+    return (
+        f"measured by changing tokens: a change of {dependency.estimate_rounding(case.subject.dtype):.0e} of "
+        "an output would have shown"
+    )

@@ -8,21 +8,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.examination import inputs, layouts, models, state, stopped
+from regard.examination import axis_order, inputs, interruption, stateful_calls, whole_model
+from regard.examination.adapters import SubjectAdapter, get_subject_name, get_uncompiled, iterate_adapters
 from regard.examination.case import Case
 from regard.examination.identify import match
-from regard.examination.probes.raises import refused
+from regard.examination.inplace_writes import watch_writes
+from regard.examination.probe_runner import run_probes
+from regard.examination.probes.raises import report_refusal
 from regard.examination.progress import Progress
 from regard.examination.report import Report
-from regard.examination.subjects import Subject, name_of, subjects, uncompiled
+from regard.examination.restore_state import preserve_state
 from regard.examination.time_limit import UNLIMITED, TimeLimit, TimeLimitError
-from regard.examination.untouched import untouched
-from regard.examination.verdict import report_on
-from regard.examination.writes import watching
 from regard.mechanism import Causal, Mask
 from regard.mechanism.arguments import check_floating, check_number, check_sequence
-from regard.mechanism.request import checked_position
-from regard.mechanism.rule import rule
+from regard.mechanism.mask_algebra import check_mask
+from regard.mechanism.request import check_integer_offset
 
 CAUSAL = Causal()
 Sample = Tensor | Sequence[Tensor]
@@ -50,22 +50,24 @@ def examine(
     finding too; KeyboardInterrupt is raised. Raises ConfigError if a subject cannot be called.
     """
     asked = functools.partial(examine_step_by_step, subject, expects=expects, sample=sample, scale=scale, offset=offset)
-    return end_in_time(asked, TimeLimit(time_limit_seconds), Progress())
+    return examine_within_limit(asked, TimeLimit(time_limit_seconds), Progress())
 
 
-def end_in_time(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
+def examine_within_limit(asked: Callable[..., Report], limit: TimeLimit, progress: Progress) -> Report:
     """Return the report of an examination, or the report of its results so far if the time limit or the subject ends it."""
     try:
         return asked(limit=limit, progress=progress)
     except TimeLimitError as error:
         limit.stop()
-        return progress.unfinished(stopped.find_late(limit.seconds or 0, progress.step, stopped.locate(error)))
+        return progress.make_partial_report(
+            interruption.report_timeout(limit.seconds or 0, progress.step, interruption.locate_error(error))
+        )
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:  # such as SystemExit
-        if stopped.is_from_signal_handler(error):
+        if interruption.is_from_signal_handler(error):
             raise
-        return progress.unfinished(stopped.find_raised(error, progress.step))
+        return progress.make_partial_report(interruption.report_exception(error, progress.step))
 
 
 def examine_step_by_step(
@@ -79,31 +81,33 @@ def examine_step_by_step(
     progress: Progress,
 ) -> Report:
     """Return the report of an examination, and add each result to `progress` as it is found."""
-    progress.begin(name_of(uncompiled(subject)), str(expects))
-    progress.examine_next("inputs")
-    offset = checked_position(offset)
-    whole = models.examine_model(subject, expects=rule(expects), sample=sample, offset=offset, progress=progress, limit=limit)
+    progress.begin(get_subject_name(get_uncompiled(subject)), str(expects))
+    progress.begin_step("inputs")
+    offset = check_integer_offset(offset)
+    whole = whole_model.examine_model(
+        subject, expects=check_mask(expects), sample=sample, offset=offset, progress=progress, limit=limit
+    )
     if whole is not None:
         return whole
-    given = sampled(sample)
-    ways = list(subjects(subject, rule(expects), offset))
-    with untouched(ways[0].module), watching(subject) as writes, limit.enforce():
-        ways = [state.wrapped(way, writes.watch) for way in ways]
+    given = normalize_sample(sample)
+    ways = list(iterate_adapters(subject, check_mask(expects), offset))
+    with preserve_state(ways[0].module), watch_writes(subject) as writes, limit.enforce():
+        ways = [stateful_calls.wrap_calls(way, writes.watch) for way in ways]
         try:
-            chosen, shapes = inputs.fitted(ways, expects, given, offset)
+            chosen, shapes = inputs.find_working_inputs(ways, expects, given, offset)
         except inputs.RefusedError as error:
             if not error.sure:
-                raise ConfigError(unguessed(subject, error.errors)) from None
-            return Report(ways[0].name, str(expects), (refused(error.errors),))
+                raise ConfigError(describe_missing_input(subject, error.errors)) from None
+            return Report(ways[0].name, str(expects), (report_refusal(error.errors),))
         writes.changed.clear()  # by trial calls
-        settled, said = state.settled(chosen, shapes)
+        settled, said = stateful_calls.detect_state(chosen, shapes)
         progress.add(said)
-        case = Case(settled, expects, shapes, stated(chosen, scale), offset, match.identify)
-        report = layouts.told(case, report_on(case, progress), None if sample is not None else ways)
-        return state.added(report, [*said, *writes.find()])
+        case = Case(settled, expects, shapes, get_stated_scale(chosen, scale), offset, match.identify_formula)
+        report = axis_order.explain_axis_order(case, run_probes(case, progress), None if sample is not None else ways)
+        return stateful_calls.prepend_results(report, [*said, *writes.report_changes()])
 
 
-def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
+def normalize_sample(sample: Sample | None) -> tuple[Tensor, ...] | None:
     """Return a sample as a tuple of detached tensors; None without a sample. Raises ConfigError for a sample without tokens."""
     if sample is None:
         return None
@@ -118,7 +122,7 @@ def sampled(sample: Sample | None) -> tuple[Tensor, ...] | None:
     return tuple(one.detach() for one in given)
 
 
-def stated(subject: Subject, scale: float | None) -> float | None:
+def get_stated_scale(subject: SubjectAdapter, scale: float | None) -> float | None:
     """Return the scale that the caller states, or else the one of the subject's class, as in SimpleSelfAttention.
 
     Raises ConfigError for a scale that is 0 or not finite.
@@ -129,9 +133,9 @@ def stated(subject: Subject, scale: float | None) -> float | None:
     return float(own) if scale is None and isinstance(own, (int, float)) else scale
 
 
-def unguessed(subject: object, errors: Sequence[str]) -> str:
+def describe_missing_input(subject: object, errors: Sequence[str]) -> str:
     """Describe what to pass when no input was accepted."""
-    name = name_of(uncompiled(subject))
+    name = get_subject_name(get_uncompiled(subject))
     sample = "sample=, an x (b, t, d_in) or (q, k, v) that it takes."
     if inputs.NO_CONTEXT in errors[0]:
         return f"{name} runs, but {errors[0]}. Pass a function that calls it and gives one, or {sample}"

@@ -7,29 +7,51 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError, ShapeError
-from regard.examination import rules
-from regard.examination.calls import PLAIN, Form
-from regard.examination.kept import keep
-from regard.examination.subjects import Subject
+from regard.examination import mask_requirements
+from regard.examination.adapters import SubjectAdapter
+from regard.examination.call_conventions import PLAIN, Form
+from regard.examination.snapshot import take_snapshot
 from regard.mechanism import Mask
 
 HEADS, WIDTH = 3, 8  # of a function, which takes any sizes
-NAMES = ("d_in", "embed_dim", "d_model", "hidden_size", "n_embd", "width", "dim", "in_features", "embed_size", "emb_dim", "d")
-LENGTHS = ("context_length", "block_size", "max_seq_len", "max_len", "seq_len", "context", "n_positions", "max_length", "T")
+WIDTH_NAMES = (
+    "d_in",
+    "embed_dim",
+    "d_model",
+    "hidden_size",
+    "n_embd",
+    "width",
+    "dim",
+    "in_features",
+    "embed_size",
+    "emb_dim",
+    "d",
+)
+LENGTH_NAMES = (
+    "context_length",
+    "block_size",
+    "max_seq_len",
+    "max_len",
+    "seq_len",
+    "context",
+    "n_positions",
+    "max_length",
+    "T",
+)
 NO_CONTEXT = "which is no context"  # the message for a subject that runs and returns something else
 UNPACKED = "values to unpack"  # the error of a shape unpacked with another number of axes, as for images
 GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that depend on how a subject is called
 LONGEST = 2048  # tokens to try
-OTHERS = (4, 3, 2, 8, 16, 32, 64, 128)  # lengths to try last: short ones, and multiples of block sizes
+LAST_LENGTHS = (4, 3, 2, 8, 16, 32, 64, 128)  # lengths to try last: short ones, and multiples of block sizes
 
 
 @dataclass(frozen=True)
-class Shapes:
+class InputShapes:
     """The shapes of inputs: x (b, t, width); or q (b, heads, t - gap, width), k (b, groups, t, width), v as k of `value`."""
 
     form: Form
     width: int
-    tokens: int = rules.USUAL
+    tokens: int = mask_requirements.USUAL
     batch: int = 2
     heads: int = HEADS
     groups: int = HEADS
@@ -67,36 +89,38 @@ class RefusedError(Exception):
         self.errors, self.sure = errors, sure
 
 
-def fitted(ways: Sequence[Subject], expects: Mask, sample: Sequence[Tensor] | None, offset: int) -> tuple[Subject, Shapes]:
+def find_working_inputs(
+    ways: Sequence[SubjectAdapter], expects: Mask, sample: Sequence[Tensor] | None, offset: int
+) -> tuple[SubjectAdapter, InputShapes]:
     """Return the first way of calling that works, and the shapes that it takes. Raises RefusedError if none works."""
-    tried = list(of_sample(ways, sample, expects) if sample is not None else of_parameters(ways, expects, offset))
-    kept = None if ways[0].module is None else keep(ways[0].module)
+    tried = list(match_sample(ways, sample, expects) if sample is not None else guess_from_parameters(ways, expects, offset))
+    kept = None if ways[0].module is None else take_snapshot(ways[0].module)
     errors: list[str] = []
     axes = 0  # of a function's tensors when it ran without giving a context: fewer axes would mean another operation
     for subject, shapes in tried:
         if subject.form == "qkv" and subject.rank < axes:
             continue
-        given = sample and tuple(x.to(subject.dtype) for x in on_four_axes(sample, subject.form))
+        given = sample and tuple(x.to(subject.dtype) for x in add_missing_axes(sample, subject.form))
         inputs = given or shapes.make(None, shapes.batch, 0, 1.0, subject.dtype, subject.device)
-        wrong = refusal(subject, inputs)
+        wrong = describe_refusal(subject, inputs)
         if kept is not None:
-            kept.put_back()
+            kept.restore()
         if wrong is None:
             return subject, shapes
         errors.append(wrong)
         if subject.form == "qkv" and NO_CONTEXT in wrong:
             axes = subject.rank
-    raise RefusedError(errors, sure(ways[0], errors[0], sample is not None))
+    raise RefusedError(errors, is_own_error(ways[0], errors[0], sample is not None))
 
 
-def sure(way: Subject, error: str, sampled: bool) -> bool:
+def is_own_error(way: SubjectAdapter, error: str, sampled: bool) -> bool:
     """Return whether an error comes from the subject itself, not from guessed inputs."""
     if sampled:
         return not error.startswith("ConfigError")
-    return surely(way.module) and way.note == PLAIN and UNPACKED not in error and not error.startswith(GUESSED)
+    return has_certain_width(way.module) and way.note == PLAIN and UNPACKED not in error and not error.startswith(GUESSED)
 
 
-def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
+def describe_refusal(subject: SubjectAdapter, inputs: Sequence[Tensor]) -> str | None:
     """Describe why a subject rejects these inputs; None if it returns a context of their length."""
     try:
         with torch.no_grad():
@@ -104,16 +128,18 @@ def refusal(subject: Subject, inputs: Sequence[Tensor]) -> str | None:
     except RegardError as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:  # a user's layer may raise anything
-        return f"{type(error).__name__} on {described(inputs)}: {first_line(error)}"
+        return f"{type(error).__name__} on {format_shapes(inputs)}: {get_first_line(error)}"
     first = inputs[0]
     expected = (*first.shape[:-1],) if subject.form == "qkv" else first.shape[:2]
     if context.shape[:-1] != expected or not context.is_floating_point():
         came = f"{context.dtype} {tuple(context.shape)}"
-        return f"for {described(inputs)} it returned {came}, {NO_CONTEXT} ({', '.join(map(str, expected))}, c)"
+        return f"for {format_shapes(inputs)} it returned {came}, {NO_CONTEXT} ({', '.join(map(str, expected))}, c)"
     return None
 
 
-def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) -> Iterator[tuple[Subject, Shapes]]:
+def match_sample(
+    ways: Sequence[SubjectAdapter], sample: Sequence[Tensor], expects: Mask
+) -> Iterator[tuple[SubjectAdapter, InputShapes]]:
     """Yield the ways that take a sample as it is, with its dtype and device if the subject has none of its own.
 
     Raises ConfigError if no way takes as many tensors.
@@ -125,14 +151,20 @@ def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) 
         raise ConfigError(f"sample must be {takes} for {ways[0].name}; got {len(sample)} tensor{'s' * (len(sample) > 1)}.")
     rank = sample[0].dim()
     exact = [way for way in ranked if way.rank == rank] or ranked
-    wide = on_four_axes(sample, form)
+    wide = add_missing_axes(sample, form)
     spread = max(float(x.double().std()) for x in sample) if sample[0].numel() > 1 else 1.0
     for way in exact:
         owned = way.module is not None and any(x.is_floating_point() for x in (*way.module.parameters(), *way.module.buffers()))
         subject = way if owned else replace(way, dtype=sample[0].dtype, device=sample[0].device)
         b, t = len(wide[0]), wide[-1].shape[-2]
-        shapes = Shapes(
-            form, wide[0].shape[-1], t, b, most=t, bound=rules.bound(expects), spread=spread if 0 < spread < 1e4 else 1.0
+        shapes = InputShapes(
+            form,
+            wide[0].shape[-1],
+            t,
+            b,
+            most=t,
+            bound=mask_requirements.is_batch_specific(expects),
+            spread=spread if 0 < spread < 1e4 else 1.0,
         )
         if form == "qkv":
             q, k, v = wide
@@ -140,43 +172,50 @@ def of_sample(ways: Sequence[Subject], sample: Sequence[Tensor], expects: Mask) 
         yield subject, shapes
 
 
-def on_four_axes(sample: Sequence[Tensor], form: str) -> tuple[Tensor, ...]:
+def add_missing_axes(sample: Sequence[Tensor], form: str) -> tuple[Tensor, ...]:
     """Return a sample with the axes of a call: x (b, t, c), or q, k, v (b, h, t, d)."""
     if form == "x":
         return tuple(x if x.dim() == 3 else x.unsqueeze(0) for x in sample)
     return tuple(x if x.dim() == 4 else x.unsqueeze(1) if x.dim() == 3 else x[None, None] for x in sample)
 
 
-def of_parameters(ways: Sequence[Subject], expects: Mask, offset: int) -> Iterator[tuple[Subject, Shapes]]:
+def guess_from_parameters(
+    ways: Sequence[SubjectAdapter], expects: Mask, offset: int
+) -> Iterator[tuple[SubjectAdapter, InputShapes]]:
     """Yield every way with every width that the parameters suggest, and every length that they or the expectation suggest."""
-    module, fixed = ways[0].module, rules.bound(expects)
-    lengths = rules.lengths(expects)
-    for width in widths(module):
-        ours = lengths + [t for t in lengths_of(module, width) if t not in lengths]
-        for t in ours if fixed else [*ours, *(n for n in OTHERS if n not in ours)]:
+    module, fixed = ways[0].module, mask_requirements.is_batch_specific(expects)
+    lengths = mask_requirements.choose_token_counts(expects)
+    for width in guess_widths(module):
+        ours = lengths + [t for t in guess_lengths(module, width) if t not in lengths]
+        for t in ours if fixed else [*ours, *(n for n in LAST_LENGTHS if n not in ours)]:
             for way in ways:
                 if way.form == "qkv" and (t <= offset or (t == HEADS and t not in ours)):
                     continue  # with as many tokens as heads, (b, t, h, d) looks like (b, h, t, d)
                 heads = HEADS if way.rank == 4 else 1
                 gap = max(offset, 0) if way.form == "qkv" else 0
-                yield way, Shapes(way.form, width, t, rules.batch(expects), heads, heads, width, gap, fixed)
+                yield (
+                    way,
+                    InputShapes(
+                        way.form, width, t, mask_requirements.choose_batch_size(expects), heads, heads, width, gap, fixed
+                    ),
+                )
 
 
-def widths(module: nn.Module | None) -> list[int]:
+def guess_widths(module: nn.Module | None) -> list[int]:
     """Return the widths that an input may have, the likeliest first."""
     if module is None or not any(True for _ in module.parameters()):
         return [WIDTH]
-    found = [*named(module), *layered(module)]
+    found = [*list_named_widths(module), *list_layer_widths(module)]
     found += sorted({size for one in module.parameters() for size in one.shape if size > 1})
     return list(dict.fromkeys(found))
 
 
-def named(module: nn.Module) -> list[int]:
+def list_named_widths(module: nn.Module) -> list[int]:
     """Return the widths among a module's attributes with a name in NAMES."""
-    return [size for name in NAMES if (size := number(module, name)) > 0]
+    return [size for name in WIDTH_NAMES if (size := get_int_attribute(module, name)) > 0]
 
 
-def number(module: nn.Module, name: str) -> int:
+def get_int_attribute(module: nn.Module, name: str) -> int:
     """Return an integer attribute of a module; 0 if there is none, or if a property raises."""
     try:
         value = getattr(module, name, None)
@@ -185,7 +224,7 @@ def number(module: nn.Module, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def layered(module: nn.Module) -> Iterator[int]:
+def list_layer_widths(module: nn.Module) -> Iterator[int]:
     """Yield the input widths of a module's layers, in the order in which the module holds them."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
@@ -199,29 +238,29 @@ def layered(module: nn.Module) -> Iterator[int]:
         )
 
 
-def surely(module: nn.Module | None) -> bool:
+def has_certain_width(module: nn.Module | None) -> bool:
     """Return whether the width is certain, so that an error is the module's own: its first layer takes vectors."""
     parts = module.modules() if module is not None else ()
     first = next((part for part in parts if any(one.dim() > 1 for one in part.parameters(recurse=False))), None)
-    return first is not None and next(layered(first), None) is not None and not isinstance(first, nn.Embedding)
+    return first is not None and next(list_layer_widths(first), None) is not None and not isinstance(first, nn.Embedding)
 
 
-def lengths_of(module: nn.Module | None, width: int) -> list[int]:
+def guess_lengths(module: nn.Module | None, width: int) -> list[int]:
     """Return the lengths that a module may be made for: by attribute names, sizes of its masks, and learned positions."""
     if module is None:
         return []
-    named = [number(part, name) for part in module.modules() for name in LENGTHS]
+    named = [get_int_attribute(part, name) for part in module.modules() for name in LENGTH_NAMES]
     sides = [one.shape[-1] for one in module.buffers() if one.dim() >= 2 and one.shape[-1] == one.shape[-2]]
     learned = [one.shape[-2] for one in module.parameters() if one.dim() == 3 and len(one) == 1 and one.shape[-1] == width]
     learned += [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
     return list(dict.fromkeys(t for t in [*named, *sides, *learned] if 0 < t <= LONGEST))
 
 
-def described(inputs: Sequence[Tensor]) -> str:
+def format_shapes(inputs: Sequence[Tensor]) -> str:
     """Format the shapes of inputs for an error message."""
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("x" if len(inputs) == 1 else "qkv", inputs, strict=True))
 
 
-def first_line(error: Exception) -> str:
+def get_first_line(error: Exception) -> str:
     """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or ["no message"])[0]

@@ -24,18 +24,18 @@ class Progress:
 
     def begin(self, subject: str, expects: str) -> None:
         """Set the subject and its expectation."""
-        self.read({"subject": subject, "expects": expects})
+        self.apply_line({"subject": subject, "expects": expects})
 
-    def examine_next(self, step: str) -> None:
+    def begin_step(self, step: str) -> None:
         """Set the current step."""
-        self.read({"step": step})
+        self.apply_line({"step": step})
 
     def add(self, said: Iterable[Said]) -> None:
         """Add results."""
         for one in said:
-            self.read({type(one).__name__.lower(): asdict(one)})
+            self.apply_line({type(one).__name__.lower(): asdict(one)})
 
-    def read(self, line: Line) -> None:
+    def apply_line(self, line: Line) -> None:
         """Apply a line, and pass it to `listen`."""
         for name, value in line.items():
             if name in KINDS:
@@ -45,7 +45,7 @@ class Progress:
         if self._listen is not None:
             self._listen(line)
 
-    def unfinished(self, why: Finding) -> Report:
+    def make_partial_report(self, why: Finding) -> Report:
         """Return the report of the results so far, with `why` it ended early as the first finding."""
         findings = tuple(one for one in self.said if isinstance(one, Finding))
         checked = tuple(one for one in self.said if isinstance(one, Checked))

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.printable import escape_controls
-from regard.shown import Shown
+from regard.html_repr import HtmlRepr
+from regard.terminal_escapes import escape_controls
 
 WIDTH = 80  # columns of the table
 MARGIN = 23  # columns for the kind of a finding
@@ -47,7 +47,7 @@ class Unknown:
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class Visibility:
     """Who sees whom, bool (q, k), expected and found; `strength` is relative to the largest in its row, NaN if not measured."""
 
     expected: Tensor
@@ -56,19 +56,19 @@ class Sight:
     words: tuple[str, ...]  # of the keys; the queries are the last of them
 
     @property
-    def measured(self) -> Tensor:
+    def measured_rows(self) -> Tensor:
         """Which rows were measured, bool (q,)."""
         return ~self.strength.isnan().any(-1)
 
     @property
     def difference(self) -> Tensor:
         """1 where a query sees a key that it may not, -1 where it misses one that it may; (q, k)."""
-        return (self.found.int() - self.expected.int()) * self.measured.unsqueeze(-1)
+        return (self.found.int() - self.expected.int()) * self.measured_rows.unsqueeze(-1)
 
     @property
-    def tells(self) -> bool:
+    def has_differences(self) -> bool:
         """Whether the picture shows anything other than what was expected."""
-        return bool(self.difference.any()) or not bool(self.measured.all())
+        return bool(self.difference.any()) or not bool(self.measured_rows.all())
 
     def draw(self) -> str:
         """Draw expected, found and difference side by side, a line for each query.
@@ -80,15 +80,15 @@ class Sight:
         width, room = max(map(len, words)), max(2 * k, len("difference")) + 2
         lines = ["".join([f"{'':{width}}  ", *(f"{title:{room}}" for title in ("expected", "found", "difference"))])]
         for i in range(q):
-            found, difference = (marks(table[i], "■+"[n]) for n, table in enumerate((self.found.int(), self.difference)))
-            if not self.measured[i]:
+            found, difference = (format_marks(table[i], "■+"[n]) for n, table in enumerate((self.found.int(), self.difference)))
+            if not self.measured_rows[i]:
                 found = difference = "? " * k
-            lines.append(f"{words[i]:{width}}  {marks(self.expected[i].int(), '■'):{room}}{found:{room}}{difference}")
+            lines.append(f"{words[i]:{width}}  {format_marks(self.expected[i].int(), '■'):{room}}{found:{room}}{difference}")
         return "\n".join(line.rstrip() for line in lines)
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Shown):
+class Report(HtmlRepr):
     """The result of an examination; true if nothing was found."""
 
     subject: str
@@ -97,7 +97,7 @@ class Report(Shown):
     checked: tuple[Checked, ...] = ()
     unknown: tuple[Unknown, ...] = ()
     notes: tuple[str, ...] = ()  # how the subject was called
-    reach: Sight | None = None
+    reach: Visibility | None = None
 
     @property
     def ok(self) -> bool:
@@ -116,12 +116,14 @@ class Report(Shown):
     def __str__(self) -> str:
         """Return the report as a table of at most 80 columns, with control characters in names as escapes."""
         parts = [[self.verdict + f" (expects {self.expects})"]]
-        parts += [[*entry(one.kind, one.evidence), *entry("", one.cure)] for one in self.findings]
-        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.tells:
+        parts += [[*format_entry(one.kind, one.evidence), *format_entry("", one.cure)] for one in self.findings]
+        if not self.ok and self.reach is not None and len(self.reach.words) <= SIDE and self.reach.has_differences:
             parts.append(self.reach.draw().splitlines())
-        parts += [lines for lines in (rows("checked", self.checked), rows("cannot tell", self.unknown)) if lines]
+        parts += [
+            lines for lines in (format_results("checked", self.checked), format_results("cannot tell", self.unknown)) if lines
+        ]
         if self.notes:
-            parts.append(entry("called", "; ".join(self.notes)))
+            parts.append(format_entry("called", "; ".join(self.notes)))
         return "\n\n".join("\n".join(map(escape_controls, lines)) for lines in parts)
 
     @property
@@ -139,32 +141,32 @@ class Report(Shown):
             "ok": self.ok,
             **said,
             "notes": list(self.notes),
-            "reach": None if self.reach is None else sight_json(self.reach),
+            "reach": None if self.reach is None else convert_visibility_to_json(self.reach),
         }
 
 
-def rows(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
+def format_results(title: str, said: tuple[Checked, ...] | tuple[Unknown, ...]) -> list[str]:
     """Format what was checked or cannot be determined; items that end with the same words are joined under one title."""
     together: dict[str, list[str]] = {}
     for one in said:
         together.setdefault(one.sensitivity if isinstance(one, Checked) else one.needs, []).append(one.what)
     between = ": " if title == "checked" else ". Needed: "
     texts = [f"{'; '.join(whats)}{between}{last}" for last, whats in together.items()]
-    return [line for n, text in enumerate(texts) for line in entry(title if n == 0 else "", text)]
+    return [line for n, text in enumerate(texts) for line in format_entry(title if n == 0 else "", text)]
 
 
-def entry(title: str, text: str) -> list[str]:
+def format_entry(title: str, text: str) -> list[str]:
     """Format a title in the margin and text beside it, in as many lines as needed."""
     lines = textwrap.wrap(text, WIDTH - MARGIN, break_on_hyphens=False) or [""]
     return [f"{title if n == 0 else '':{MARGIN}}{line}".rstrip() for n, line in enumerate(lines)]
 
 
-def marks(row: Tensor, sign: str) -> str:
+def format_marks(row: Tensor, sign: str) -> str:
     """Format a row of the picture."""
     return "".join(f"{sign if at > 0 else '-' if at < 0 else '·'} " for at in row.tolist())
 
 
-def sight_json(sight: Sight) -> dict[str, Any]:
+def convert_visibility_to_json(sight: Visibility) -> dict[str, Any]:
     """Return the tables of a picture as lists; strengths that were not measured are None."""
     strength = [[None if math.isnan(number) else number for number in row] for row in sight.strength.tolist()]
     return {

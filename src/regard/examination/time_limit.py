@@ -57,7 +57,7 @@ class TimeLimit:
                 if not self._has_raised:
                     return
                 is_replaced = True
-                raise_in(threading.get_ident())
+                raise_in_thread(threading.get_ident())
                 while True:
                     pass
             except TimeLimitError:
@@ -70,13 +70,13 @@ class TimeLimit:
             with self._raising:
                 if not self._done.is_set():
                     self._has_raised = True
-                    raise_in(thread)
+                    raise_in_thread(thread)
             wait = AGAIN_SECONDS
 
 
 UNLIMITED = TimeLimit(None)
 
 
-def raise_in(thread: int) -> None:
+def raise_in_thread(thread: int) -> None:
     """Raise TimeLimitError in a thread when it next runs Python."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeLimitError))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.rule import Offset
+from regard.mechanism.mask_algebra import Offset
 
 
 class Cache:
@@ -25,7 +25,7 @@ class Cache:
     def __init__(self, layers: int, room: int) -> None:
         if layers < 1 or room < 1:
             raise ConfigError(f"a cache needs at least one layer and room for one token, got layers={layers}, room={room}.")
-        self.room = room
+        self.capacity = room
         self.lengths: Offset = 0  # tokens read: one number if all rows have as many, which is faster, else (b,)
         self.wanted: int | Tensor | None = None  # logits wanted: of the last n tokens, of one in each row (b,), or of all
         self._start: Offset = 0  # position of the first token of the current call
@@ -42,17 +42,19 @@ class Cache:
     def advance(self, t: int) -> Offset:
         """Count t more tokens of each row as read; return the position of the first of them."""
         stop = self.longest + t
-        if stop > self.room:
-            raise ConfigError(f"the cache has room for {self.room} tokens: it holds {self.longest}, and {t} more were given.")
+        if stop > self.capacity:
+            raise ConfigError(
+                f"the cache has room for {self.capacity} tokens: it holds {self.longest}, and {t} more were given."
+            )
         self._start, self._stop = self.lengths, stop
         self.lengths = self.lengths + t
         return self._start
 
     def layer(self, number: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]:
         """Return the past of a layer: a function from new keys and values to all of them and the first new query's position."""
-        return partial(self._put, number)
+        return partial(self._append, number)
 
-    def asked(self, x: Tensor) -> Tensor:
+    def select_wanted(self, x: Tensor) -> Tensor:
         """Return the vectors, of (b, t, c), whose logits are wanted: for a prompt those of its last token only."""
         if isinstance(self.wanted, Tensor):
             return x[torch.arange(len(x), device=x.device), self.wanted].unsqueeze(1)
@@ -64,7 +66,7 @@ class Cache:
         return int(self.lengths.max()) if isinstance(self.lengths, Tensor) else self.lengths
 
     @property
-    def kept(self) -> list[tuple[Tensor | None, Tensor | None]]:
+    def keys_and_values(self) -> list[tuple[Tensor | None, Tensor | None]]:
         """The keys and values of each layer, (b, h, room, d), None before the first write; unused slots are not cleared."""
         return list(zip(self._keys, self._values, strict=True))
 
@@ -77,34 +79,34 @@ class Cache:
             raise ConfigError(f"a cache of {self.lengths} tokens cannot be cropped to {lengths}.")
         self.lengths = lengths
 
-    def fork(self, rows: int | Tensor, room: int | None = None) -> "Cache":
+    def fork(self, rows: int | Tensor, capacity: int | None = None) -> "Cache":
         """Copy these rows, or row 0 this many times, into a new cache, without computing anything again."""
-        other = Cache(len(self._keys), self.room if room is None else room)
-        if self.longest > other.room:
-            raise ConfigError(f"the cache holds {self.longest} tokens, but the fork has room for {other.room}.")
+        other = Cache(len(self._keys), self.capacity if capacity is None else capacity)
+        if self.longest > other.capacity:
+            raise ConfigError(f"the cache holds {self.longest} tokens, but the fork has room for {other.capacity}.")
         index = torch.zeros(rows, dtype=torch.int64) if isinstance(rows, int) else rows
-        other.lengths = picked(self.lengths, index)
-        other._keys = [self._copied(x, index, other.room) for x in self._keys]
-        other._values = [self._copied(x, index, other.room) for x in self._values]
+        other.lengths = select_lengths(self.lengths, index)
+        other._keys = [self._copy_rows(x, index, other.capacity) for x in self._keys]
+        other._values = [self._copy_rows(x, index, other.capacity) for x in self._values]
         return other
 
     def reorder(self, rows: Tensor) -> None:
         """Replace the rows by others, the same number: beams that survived."""
         used = self.longest
-        self.lengths = picked(self.lengths, rows)
+        self.lengths = select_lengths(self.lengths, rows)
         for x in (*self._keys, *self._values):
             if x is not None:
                 x[:, :, :used] = x[rows.to(x.device), :, :used]
 
-    def _copied(self, x: Tensor | None, rows: Tensor, room: int) -> Tensor | None:
+    def _copy_rows(self, x: Tensor | None, rows: Tensor, room: int) -> Tensor | None:
         if x is None:
             return None
         copy = x.new_empty(len(rows), x.shape[1], room, x.shape[3])
         copy[:, :, : self.longest] = x[rows.to(x.device), :, : self.longest]
         return copy
 
-    def _put(self, number: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Offset]:
-        keys, values = self._kept(self._keys, number, k), self._kept(self._values, number, v)
+    def _append(self, number: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Offset]:
+        keys, values = self._get_buffer(self._keys, number, k), self._get_buffer(self._values, number, v)
         start, stop = self._start, self._stop
         if isinstance(start, Tensor):
             slots = start.unsqueeze(-1) + torch.arange(k.shape[2], device=k.device)  # (b, t)
@@ -117,16 +119,16 @@ class Cache:
                 return k, v, 0
         return keys[..., :stop, :], values[..., :stop, :], start
 
-    def _kept(self, of: list[Tensor | None], number: int, x: Tensor) -> Tensor:
+    def _get_buffer(self, of: list[Tensor | None], number: int, x: Tensor) -> Tensor:
         """Return the buffer of a layer's keys or values, allocated if needed."""
         kept = of[number]
         if kept is None:
-            kept = of[number] = x.new_empty(*x.shape[:-2], self.room, x.shape[-1])
+            kept = of[number] = x.new_empty(*x.shape[:-2], self.capacity, x.shape[-1])
         if kept.shape[:-2] != x.shape[:-2]:
             raise ShapeError(f"the cache holds keys of (b, h) = {tuple(kept.shape[:-2])}, got {tuple(x.shape[:-2])}.")
         return kept
 
 
-def picked(lengths: Offset, rows: Tensor) -> Offset:
+def select_lengths(lengths: Offset, rows: Tensor) -> Offset:
     """Return the lengths of these rows."""
     return lengths[rows.to(lengths.device)] if isinstance(lengths, Tensor) else lengths

@@ -9,30 +9,30 @@ from torch import Tensor
 
 from regard.errors import ConfigError, DataError
 from regard.generate import beams, speculate
-from regard.generate.pieces import Pieces
-from regard.generate.reader import Model, Reader, Rows, refuse_beyond, rows_of
-from regard.generate.sampling import Dice, checked, wide
-from regard.generate.settings import Settings, Text
-from regard.mechanism.arguments import check_instance, describe
+from regard.generate.piece_decoder import PieceDecoder
+from regard.generate.sampling import RowGenerators, check_logits, widen_logits
+from regard.generate.sequence_reader import Model, SequenceReader, TokenLists, check_context, list_token_rows
+from regard.generate.settings import Settings, Tokenizer
+from regard.mechanism.arguments import check_instance, describe_value
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class TokenChoice:
     """One token for each sequence, (b,), and the model's logits (b, n) it was chosen from, before any setting is applied."""
 
     tokens: Tensor
     logits: Tensor
-    over: Tensor  # (b,): whether the sequence had ended before, so that the token is padding
+    has_ended: Tensor  # (b,): whether the sequence had ended before, so that the token is padding
 
     @property
     def log_probabilities(self) -> Tensor:
         """The model's own log-probability of each token, (b,), in nats; 0 for a sequence that has ended."""
-        found = wide(self.logits).log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
-        return found.masked_fill(self.over, 0)
+        found = widen_logits(self.logits).log_softmax(-1).gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+        return found.masked_fill(self.has_ended, 0)
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n likeliest tokens and their log-probabilities, both (b, n), the likeliest first."""
-        values, tokens = wide(self.logits).log_softmax(-1).topk(min(n, self.logits.shape[-1]))
+        values, tokens = widen_logits(self.logits).log_softmax(-1).topk(min(n, self.logits.shape[-1]))
         return tokens, values
 
 
@@ -43,28 +43,28 @@ def generate(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, 
     once all have ended. The result for a prompt does not depend on the others of its batch. Raises ConfigError at once, before
     anything is computed, if prompt and new tokens exceed the context, unless past="slide".
     """
-    asked = Settings(**settings)
-    if asked.beams > 1:
-        return beamed(*prepared(model, tokens, max_new_tokens, asked), max_new_tokens, asked)
+    options = Settings(**settings)
+    if options.beams > 1:
+        return generate_by_beams(*make_reader(model, tokens, max_new_tokens, options), max_new_tokens, options)
     return (chosen.tokens for chosen in choices(model, tokens, max_new_tokens, **settings))
 
 
-def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Chosen]:
+def choices(model: Model, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[TokenChoice]:
     """Generate the next tokens as `generate` does, each with the logits it was chosen from.
 
     The logits give the token's log-probability and the likeliest others. Raises ConfigError for a beam search.
     """
-    asked = Settings(**settings)
-    if asked.beams > 1:
+    options = Settings(**settings)
+    if options.beams > 1:
         raise ConfigError("a beam search chooses sequences, not tokens: leave out beams, or use generate.")
-    reader, rows = prepared(model, tokens, max_new_tokens, asked)
-    dice = Dice(asked.seed, len(rows))
-    if asked.draft is None:
-        return plain(reader, rows, max_new_tokens, asked, dice)
+    reader, rows = make_reader(model, tokens, max_new_tokens, options)
+    generators = RowGenerators(options.seed, len(rows))
+    if options.draft is None:
+        return choose_tokens(reader, rows, max_new_tokens, options, generators)
     if len(rows) > 1:
         raise ConfigError(f"a draft guesses for one sequence at a time, got {len(rows)}.")
-    guesser = speculate.guesser(asked.draft, model, reader.room, asked, dice)
-    return speculated(reader, rows, max_new_tokens, asked, dice, guesser)
+    guesser = speculate.make_guesser(options.draft, model, reader.capacity, options, generators)
+    return choose_speculatively(reader, rows, max_new_tokens, options, generators, guesser)
 
 
 def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
@@ -73,96 +73,109 @@ def complete(model: Model, prompt: str, max_new_tokens: int, **settings: Any) ->
     The stop string is not included. An empty prompt starts from the end-of-text token, as texts did in training. The setting
     `text` is the tokenizer.
     """
-    asked = Settings(**settings)
-    ids, text = encoded(check_instance("the prompt", prompt, str), asked)
-    return pieces(generate(model, [ids], max_new_tokens, **settings), text, asked)
+    options = Settings(**settings)
+    ids, text = encode_prompt(check_instance("the prompt", prompt, str), options)
+    return decode_pieces(generate(model, [ids], max_new_tokens, **settings), text, options)
 
 
-def encoded(prompt: str, asked: Settings) -> tuple[list[int], Text]:
+def encode_prompt(prompt: str, options: Settings) -> tuple[list[int], Tokenizer]:
     """Return the tokens of a prompt and the tokenizer; raise DataError if there is none, or nothing to begin with."""
-    if asked.text is None:
+    if options.text is None:
         raise DataError("this model has no vocabulary: set model.text to a regard.text.BytePair first.")
-    ids = asked.text.encode(prompt)
-    if not ids and asked.after is None:
-        if asked.end is None:
+    ids = options.text.encode(prompt)
+    if not ids and options.after is None:
+        if options.end is None:
             raise DataError("the prompt is empty, and there is no end-of-text token to begin with.")
-        ids = [asked.end]
-    return ids, asked.text
+        ids = [options.end]
+    return ids, options.text
 
 
-def pieces(tokens: Iterator[Tensor], text: Text, asked: Settings) -> Iterator[str]:
+def decode_pieces(tokens: Iterator[Tensor], text: Tokenizer, options: Settings) -> Iterator[str]:
     """Yield the text of tokens (1,), a piece at a time."""
-    found = Pieces(asked.strings)
+    found = PieceDecoder(options.stop_strings)
     for token in map(int, tokens):
-        if token in asked.ends:
+        if token in options.end_tokens:
             break
         piece = found.add(text.bytes([token]))
         if piece:
             yield piece
-        if found.over:
+        if found.has_stopped:
             return
     rest = found.add(b"", last=True)
     if rest:
         yield rest
 
 
-def prepared(model: Model, tokens: Tensor | Sequence[Any], most: int, asked: Settings) -> tuple[Reader, Rows]:
+def make_reader(
+    model: Model, tokens: Tensor | Sequence[Any], most: int, options: Settings
+) -> tuple[SequenceReader, TokenLists]:
     """Return a reader, and the first tokens it is to read for each sequence."""
     if not isinstance(most, int) or most < 0:
-        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe(most)}.")
-    after = asked.after
-    rows = rows_of(tokens, model.config.vocabulary, empty=after is not None)
+        raise ConfigError(f"max_new_tokens must be a whole number of at least 0, got {describe_value(most)}.")
+    after = options.after
+    rows = list_token_rows(tokens, model.config.vocabulary, empty=after is not None)
     before = 0 if after is None else len(after.tokens)
     longest = before + max(map(len, rows))
-    if asked.past == "refuse":
-        refuse_beyond(model, longest, most)
-    reader = Reader(model, longest + max(most - 1, 0), after, len(rows))
+    if options.past == "refuse":
+        check_context(model, longest, most)
+    reader = SequenceReader(model, longest + max(most - 1, 0), after, len(rows))
     return reader, rows if after is None else [[after.tokens[-1], *row] for row in rows]
 
 
-def plain(reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice) -> Iterator[Chosen]:
+def choose_tokens(
+    reader: SequenceReader, rows: TokenLists, most: int, options: Settings, generators: RowGenerators
+) -> Iterator[TokenChoice]:
     """Yield a token for every sequence, one step after the other."""
     new = rows
-    found: Rows = [[] for _ in rows]
+    found: TokenLists = [[] for _ in rows]
     over = [False] * len(rows)
     for _ in range(most):
         logits = reader.read(new)
-        tokens = asked.choose(logits, reader.rows, dice)
+        tokens = options.choose(logits, reader.rows, generators)
         for row, token, ended in zip(found, tokens.tolist(), over, strict=True):
-            row.append(asked.padding(row) if ended else token)
+            row.append(options.padding_token(row) if ended else token)
         new = [row[-1:] for row in found]
         last = torch.tensor([row[-1] for row in found], device=reader.device)
-        yield Chosen(last, logits, torch.tensor(over, device=reader.device))
-        over = [ended or asked.ended(row) for row, ended in zip(found, over, strict=True)]
+        yield TokenChoice(last, logits, torch.tensor(over, device=reader.device))
+        over = [ended or options.has_ended(row) for row, ended in zip(found, over, strict=True)]
         if all(over):
             return
 
 
-def speculated(
-    reader: Reader, rows: Rows, most: int, asked: Settings, dice: Dice, guesser: speculate.Guesser
-) -> Iterator[Chosen]:
+def choose_speculatively(
+    reader: SequenceReader,
+    rows: TokenLists,
+    most: int,
+    options: Settings,
+    generators: RowGenerators,
+    guesser: speculate.Guesser,
+) -> Iterator[TokenChoice]:
     """Yield the tokens of one sequence by speculative decoding."""
     found, over = [], torch.tensor([False], device=reader.device)
-    for token, logits in speculate.speculate(reader, rows[0], most, guesser, asked.guesses, asked, dice):
+    for token, logits in speculate.speculate_tokens(reader, rows[0], most, guesser, options.guesses, options, generators):
         found.append(token)
-        yield Chosen(torch.tensor([token], device=reader.device), logits.unsqueeze(0), over)
-        if asked.ended(found):
+        yield TokenChoice(torch.tensor([token], device=reader.device), logits.unsqueeze(0), over)
+        if options.has_ended(found):
             return
 
 
-def beamed(reader: Reader, rows: Rows, most: int, asked: Settings) -> Iterator[Tensor]:
+def generate_by_beams(reader: SequenceReader, rows: TokenLists, most: int, options: Settings) -> Iterator[Tensor]:
     """Yield the tokens of the best sequences that beam search finds."""
     if not most:
         return
 
-    def scores(logits: Tensor) -> Tensor:
-        return asked.penalised(checked(wide(logits)).log_softmax(-1), reader.rows)
+    def score_logits(logits: Tensor) -> Tensor:
+        return options.penalize_repetition(check_logits(widen_logits(logits)).log_softmax(-1), reader.rows)
 
     def step(parents: Tensor, tokens: list[int]) -> Tensor:
         reader.reorder(parents)
-        return scores(reader.read([[token] for token in tokens]))
+        return score_logits(reader.read([[token] for token in tokens]))
 
-    found = beams.search(scores(reader.read(rows)), step, asked.beams, most, asked.ended, asked.length_penalty)
+    found = beams.search_beams(
+        score_logits(reader.read(rows)), step, options.beams, most, options.has_ended, options.length_penalty
+    )
     best = [row[0].tokens for row in found]
     for place in range(max(map(len, best))):
-        yield torch.tensor([row[place] if place < len(row) else asked.padding(row) for row in best], device=reader.device)
+        yield torch.tensor(
+            [row[place] if place < len(row) else options.padding_token(row) for row in best], device=reader.device
+        )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.mechanism.arguments import check_number, check_sequence, check_whole, describe
+from regard.mechanism.arguments import check_integer, check_number, check_sequence, describe_value
 
 STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: keeps the seeds of rows, and of the next seed's rows, far apart
 SEEDS = 2**63
@@ -32,20 +32,20 @@ class Sampling:
             check_number(name, getattr(self, name))
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be 0, which takes the likeliest token, or above; got {self.temperature!r}.")
-        if self.top_k is not None and check_whole("top_k", self.top_k, ", or None for all") < 0:
-            raise ConfigError(f"top_k is a number of tokens, or 0 or None for all; got {describe(self.top_k)}.")
+        if self.top_k is not None and check_integer("top_k", self.top_k, ", or None for all") < 0:
+            raise ConfigError(f"top_k is a number of tokens, or 0 or None for all; got {describe_value(self.top_k)}.")
         for name in ("top_p", "min_p"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is a probability, from 0 to 1; got {describe(getattr(self, name))}.")
+                raise ConfigError(f"{name} is a probability, from 0 to 1; got {describe_value(getattr(self, name))}.")
         if not 0 < self.repetition_penalty < float("inf"):
             raise ConfigError(f"repetition_penalty must be above 0, and 1 is none; got {self.repetition_penalty!r}.")
 
-    def scores(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+    def compute_scores(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
         """Compute logits (b, n) whose softmax is the distribution to draw from, -inf for excluded tokens.
 
         histories are the tokens of each row so far, for the repetition penalty.
         """
-        scores = self.penalised(wide(logits), histories)
+        scores = self.penalize_repetition(widen_logits(logits), histories)
         if self.temperature == 0:
             likeliest = scores.argmax(-1, keepdim=True)
             return torch.full_like(scores, -torch.inf).scatter(-1, likeliest, 0)
@@ -54,13 +54,13 @@ class Sampling:
         if self.top_k and self.top_k < scores.shape[-1]:
             scores = scores.masked_fill(scores < scores.topk(self.top_k).values[..., -1:], -torch.inf)
         if self.top_p < 1:
-            scores = nucleus(scores, self.top_p)
+            scores = keep_nucleus(scores, self.top_p)
         if self.min_p > 0:
             weights = scores.softmax(-1)
             scores = scores.masked_fill(weights < self.min_p * weights.amax(-1, keepdim=True), -torch.inf)
         return scores
 
-    def penalised(self, scores: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+    def penalize_repetition(self, scores: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
         """Apply the repetition penalty to scores (b, n)."""
         if self.repetition_penalty == 1:
             return scores
@@ -71,18 +71,18 @@ class Sampling:
             row[before] = torch.where(old < 0, old * self.repetition_penalty, old / self.repetition_penalty)
         return scores
 
-    def probabilities(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
+    def compute_probabilities(self, logits: Tensor, histories: Sequence[Sequence[int]]) -> Tensor:
         """Compute the distribution (b, n) to draw from."""
-        return self.scores(logits, histories).softmax(-1)
+        return self.compute_scores(logits, histories).softmax(-1)
 
-    def choose(self, logits: Tensor, histories: Sequence[Sequence[int]], dice: "Dice") -> Tensor:
+    def choose(self, logits: Tensor, histories: Sequence[Sequence[int]], generators: "RowGenerators") -> Tensor:
         """Choose a token for each row, (b,)."""
         if self.temperature == 0:
-            return likeliest(self.penalised(wide(logits), histories))
-        return draw(self.probabilities(logits, histories), dice.throw())
+            return find_likeliest(self.penalize_repetition(widen_logits(logits), histories))
+        return draw_tokens(self.compute_probabilities(logits, histories), generators.draw_uniform())
 
 
-class Dice:
+class RowGenerators:
     """A random generator for each row, so that the draws of a row do not depend on the other rows.
 
     The seeds of the rows are derived from a number; a list has one seed for each row. torch's global generator is not used.
@@ -97,27 +97,27 @@ class Dice:
             raise ConfigError(f"seed is a number, or one for each of the {rows} sequences; got {len(seeds)}.")
         self._generators = [torch.Generator().manual_seed(one % SEEDS) for one in seeds]
 
-    def throw(self) -> Tensor:
+    def draw_uniform(self) -> Tensor:
         """Draw a number from 0 to below 1 for each row, (b,)."""
         return torch.cat([torch.rand(1, dtype=torch.float64, generator=one) for one in self._generators])
 
 
-def likeliest(scores: Tensor) -> Tensor:
+def find_likeliest(scores: Tensor) -> Tensor:
     """Return the first of the greatest scores (b, n) of each row, (b,)."""
     on_cpu = scores.device.type == "cpu"  # numpy's argmax is ten times as fast there
     places = torch.from_numpy(scores.detach().numpy().argmax(-1)) if on_cpu else scores.argmax(-1)
-    checked(scores.gather(-1, places.unsqueeze(-1)))  # both treat NaN as the greatest
+    check_logits(scores.gather(-1, places.unsqueeze(-1)))  # both treat NaN as the greatest
     return places
 
 
-def draw(probabilities: Tensor, u: Tensor) -> Tensor:
+def draw_tokens(probabilities: Tensor, u: Tensor) -> Tensor:
     """Return the token of each row, (b,), at which the cumulative sum of its probabilities (b, n) passes u (b,)."""
     sums = probabilities.double().cumsum(-1)
-    total = checked(sums[:, -1:])
+    total = check_logits(sums[:, -1:])
     return torch.searchsorted(sums, u.to(sums.device).unsqueeze(-1) * total, right=True).squeeze(-1)
 
 
-def nucleus(scores: Tensor, p: float) -> Tensor:
+def keep_nucleus(scores: Tensor, p: float) -> Tensor:
     """Keep the likeliest tokens that together have probability p, at least one; set the others to -inf."""
     ordered, places = scores.sort(-1)
     unlikely = ordered.softmax(-1).cumsum(-1) <= 1 - p
@@ -125,14 +125,14 @@ def nucleus(scores: Tensor, p: float) -> Tensor:
     return scores.masked_fill(unlikely.scatter(-1, places, unlikely), -torch.inf)
 
 
-def checked(x: Tensor) -> Tensor:
+def check_logits(x: Tensor) -> Tensor:
     """Return the numbers, or raise DataError for a NaN, which would be the greatest logit and spread to every sum."""
     if bool(x.isnan().any()):
         raise DataError("a logit is not a number (NaN): the model's weights may be damaged.")
     return x
 
 
-def wide(logits: Tensor) -> Tensor:
+def widen_logits(logits: Tensor) -> Tensor:
     """Convert half precision to float32."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -140,5 +140,5 @@ def wide(logits: Tensor) -> Tensor:
 def check_seed(seed: object) -> None:
     """Raise ConfigError if a seed is neither an integer that torch accepts nor a list of them."""
     for one in [seed] if isinstance(seed, int) else check_sequence("seed", seed):
-        if not LEAST_SEED <= check_whole("a seed", one) <= MOST_SEED:
-            raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe(one)}.")
+        if not LEAST_SEED <= check_integer("a seed", one) <= MOST_SEED:
+            raise ConfigError(f"a seed must be at least -2**63 and below 2**64, got {describe_value(one)}.")

@@ -6,16 +6,16 @@ from functools import cached_property
 from typing import Protocol
 
 from regard.errors import ConfigError
-from regard.generate.beams import MOST, check_penalty
-from regard.generate.reader import Model, Opening
+from regard.generate.beams import MAX_BEAMS, check_penalty
 from regard.generate.sampling import Sampling, check_seed
+from regard.generate.sequence_reader import Model, PrefixCache
 from regard.generate.speculate import Lookup
 from regard.mechanism.arguments import check_count
 
 Stop = int | str | Sequence[int | str]
 
 
-class Text(Protocol):
+class Tokenizer(Protocol):
     """A tokenizer, such as regard.text.BytePair."""
 
     def encode(self, text: str) -> list[int]:
@@ -34,30 +34,30 @@ class Settings(Sampling):
     seed: int | Sequence[int] | None = None  # makes draws reproducible; a list has one for each sequence
     stop: Stop | None = None  # tokens and strings at which a sequence ends, besides the end of text
     past: str = "refuse"  # beyond the context: an error, or "slide", see Reader
-    after: Opening | None = None  # what every sequence begins with, read once
+    after: PrefixCache | None = None  # what every sequence begins with, read once
     draft: Model | Lookup | None = None  # proposes tokens, of which the model checks several at once
     guesses: int = 4  # tokens that the draft proposes at a time
     end: int | None = None  # the end-of-text token
-    text: Text | None = None  # the tokenizer, needed for strings to stop at
+    text: Tokenizer | None = None  # the tokenizer, needed for strings to stop at
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beams", "guesses"):
-            check_count(name, getattr(self, name), most=MOST)
+            check_count(name, getattr(self, name), most=MAX_BEAMS)
         check_penalty(self.length_penalty)
         if self.seed is not None:
             check_seed(self.seed)
         if self.past not in ("refuse", "slide"):
             raise ConfigError(f'past must be "refuse" or "slide", got {self.past!r}.')
-        if self.beams > 1 and (self.draft is not None or self.drawn):
+        if self.beams > 1 and (self.draft is not None or self.has_sampling_options):
             raise ConfigError("beam search does not sample: temperature, top_k, top_p, min_p and draft cannot be used with it.")
         if any(word == "" for word in self.stops):
             raise ConfigError("a string to stop at must have at least one character, got an empty one.")
-        if self.strings and self.text is None:
-            raise ConfigError(f"to stop at {self.strings[0]!r} the model needs a vocabulary; give a token number instead.")
+        if self.stop_strings and self.text is None:
+            raise ConfigError(f"to stop at {self.stop_strings[0]!r} the model needs a vocabulary; give a token number instead.")
 
     @property
-    def drawn(self) -> bool:
+    def has_sampling_options(self) -> bool:
         """Whether top_k, top_p, min_p or a temperature other than 0 and 1 is set."""
         return self.temperature not in (0, 1) or (self.top_k or 0, self.top_p, self.min_p) != (0, 1, 0)
 
@@ -67,25 +67,25 @@ class Settings(Sampling):
         return [] if self.stop is None else [self.stop] if isinstance(self.stop, int | str) else list(self.stop)
 
     @cached_property
-    def strings(self) -> list[str]:
+    def stop_strings(self) -> list[str]:
         """The strings among `stops`."""
         return [one for one in self.stops if isinstance(one, str)]
 
     @cached_property
-    def ends(self) -> frozenset[int]:
+    def end_tokens(self) -> frozenset[int]:
         """The tokens that end a sequence."""
         return frozenset(one for one in (self.end, *self.stops) if isinstance(one, int))
 
-    def ended(self, tokens: Sequence[int]) -> bool:
+    def has_ended(self, tokens: Sequence[int]) -> bool:
         """Return whether the last of the new tokens, given without the prompt, ends a sequence."""
-        if tokens[-1] in self.ends:
+        if tokens[-1] in self.end_tokens:
             return True
-        if not self.strings or self.text is None:
+        if not self.stop_strings or self.text is None:
             return False
-        stops = [one.encode() for one in self.strings]
+        stops = [one.encode() for one in self.stop_strings]
         tail = self.text.bytes(tokens[-max(map(len, stops)) :])  # a token has at least one byte
         return any(one in tail for one in stops)
 
-    def padding(self, tokens: Sequence[int]) -> int:
+    def padding_token(self, tokens: Sequence[int]) -> int:
         """Return the token that a sequence yields after its end."""
         return tokens[-1] if self.end is None else self.end

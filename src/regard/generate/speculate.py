@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.reader import Model, Reader
-from regard.generate.sampling import Dice, Sampling, draw
+from regard.generate.sampling import RowGenerators, Sampling, draw_tokens
+from regard.generate.sequence_reader import Model, SequenceReader
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Lookup:
         if type(self.longest) is not int or self.longest < 1:
             raise ConfigError(f"Lookup(longest) must be a whole number of at least 1, got {self.longest!r}.")
 
-    def find(self, tokens: Sequence[int], count: int) -> list[int]:
+    def find_continuation(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return at most `count` tokens: those after the latest earlier place of the longest run of last tokens, or []."""
         for size in range(min(self.longest, len(tokens) - 1), 0, -1):
             run = list(tokens[-size:])
@@ -50,7 +50,7 @@ class Guesser(Protocol):
         """Guess up to `count` tokens."""
 
 
-class Looking:
+class LookupGuesser:
     """Guesses by Lookup."""
 
     def __init__(self, lookup: Lookup) -> None:
@@ -58,72 +58,78 @@ class Looking:
 
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
         """Return what followed an earlier occurrence."""
-        return [(token, None) for token in self.lookup.find(tokens, count)]
+        return [(token, None) for token in self.lookup.find_continuation(tokens, count)]
 
 
-class Drafting:
+class ModelGuesser:
     """Guesses by a smaller model, drawn by the same sampling settings as those of the model that checks."""
 
-    def __init__(self, model: Model, room: int, sampling: Sampling, dice: Dice) -> None:
-        self.reader, self.sampling, self.dice = Reader(model, room), sampling, dice
+    def __init__(self, model: Model, room: int, sampling: Sampling, dice: RowGenerators) -> None:
+        self.reader, self.sampling, self.dice = SequenceReader(model, room), sampling, dice
 
     def guess(self, tokens: list[int], count: int) -> list[Guess]:
         """Generate up to `count` tokens with the draft model."""
         known = self.reader.rows[0]
         same = next((n for n, (a, b) in enumerate(zip(known, tokens, strict=False)) if a != b), min(len(known), len(tokens)))
-        self.reader.back(min(same, len(tokens) - 1))
+        self.reader.crop(min(same, len(tokens) - 1))
         new = tokens[len(self.reader.rows[0]) :]
         found: list[Guess] = []
-        for _ in range(min(count, self.reader.room - len(tokens) + 1)):
-            q = self.sampling.probabilities(self.reader.read([new]), self.reader.rows)
-            token = int(draw(q, self.dice.throw()))
+        for _ in range(min(count, self.reader.capacity - len(tokens) + 1)):
+            q = self.sampling.compute_probabilities(self.reader.read([new]), self.reader.rows)
+            token = int(draw_tokens(q, self.dice.draw_uniform()))
             found.append((token, q[0]))
             new = [token]
         return found
 
 
-def guesser(draft: Model | Lookup, model: Model, room: int, sampling: Sampling, dice: Dice) -> Guesser:
+def make_guesser(draft: Model | Lookup, model: Model, capacity: int, sampling: Sampling, generators: RowGenerators) -> Guesser:
     """Return the guesser of a draft; raise ConfigError if its vocabulary is not the model's."""
     if isinstance(draft, Lookup):
-        return Looking(draft)
+        return LookupGuesser(draft)
     if draft.config.vocabulary != model.config.vocabulary:
         raise ConfigError(
             f"a draft must have the model's vocabulary, {model.config.vocabulary} tokens; it has {draft.config.vocabulary}."
         )
-    return Drafting(draft, room, sampling, dice)
+    return ModelGuesser(draft, capacity, sampling, generators)
 
 
-def speculate(
-    reader: Reader, prompt: list[int], most: int, guesser: Guesser, guesses: int, sampling: Sampling, dice: Dice
+def speculate_tokens(
+    reader: SequenceReader,
+    prompt: list[int],
+    most: int,
+    guesser: Guesser,
+    guesses: int,
+    sampling: Sampling,
+    generators: RowGenerators,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield up to `most` tokens of one sequence, each with the model's logits (n,) before it."""
     new = prompt
     while most > 0:
         tokens = [*reader.rows[0], *new]
-        count = max(min(guesses, most - 1, reader.room - len(tokens)), 0)
+        count = max(min(guesses, most - 1, reader.capacity - len(tokens)), 0)
         guessed = guesser.guess(tokens, count) if count else []
         read = reader.read([[*new, *(token for token, _ in guessed)]], last=len(guessed) + 1)
         logits = read.view(len(guessed) + 1, -1)
         for place in range(len(guessed) + 1):
-            p = sampling.probabilities(logits[place : place + 1], [tokens])[0]
-            token, kept = checked(p, guessed[place] if place < len(guessed) else None, dice)
+            p = sampling.compute_probabilities(logits[place : place + 1], [tokens])[0]
+            token, kept = accept_or_draw(p, guessed[place] if place < len(guessed) else None, generators)
             most -= 1
             tokens.append(token)
             if not kept:
-                reader.back(len(tokens) - 1)  # the last token is not read yet
+                reader.crop(len(tokens) - 1)  # the last token is not read yet
             yield token, logits[place]
             if not kept:
                 new = [token]
                 break
 
 
-def checked(p: Tensor, guess: Guess | None, dice: Dice) -> tuple[int, bool]:
+def accept_or_draw(p: Tensor, guess: Guess | None, generators: RowGenerators) -> tuple[int, bool]:
     """Return the guess and True if it is accepted; else a token drawn in its place, or without a guess, and False."""
     if guess is not None:
         token, q = guess
         q = torch.zeros_like(p).index_fill(0, torch.tensor(token, device=p.device), 1) if q is None else q.to(p)
-        if float(dice.throw()) * float(q[token]) < float(p[token]):
+        if float(generators.draw_uniform()) * float(q[token]) < float(p[token]):
             return token, True
         rest = (p - q).clamp(min=0)
         p = rest if bool(rest.sum() > 0) else p  # rounding errors can leave nothing
-    return int(draw(p.unsqueeze(0), dice.throw())), False
+    return int(draw_tokens(p.unsqueeze(0), generators.draw_uniform())), False

@@ -6,23 +6,23 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism.arguments import FLOATS, check_count, check_floating, check_instance
-from regard.mechanism.request import autocasts
+from regard.mechanism.request import is_autocast_on
 
 WIDEST = 2**31  # largest size of a layer
 
 
-def positive(**sizes: int) -> None:
+def check_sizes(**sizes: int) -> None:
     """Raise ConfigError unless every size is an integer from 1 to WIDEST."""
     for name, size in sizes.items():
         check_count(name, size, most=WIDEST)
 
 
-def has_bias(qkv_bias: bool) -> bool:
+def check_bias_flag(qkv_bias: bool) -> bool:
     """Return whether projections add a bias, or raise ConfigError."""
     return check_instance("qkv_bias", qkv_bias, bool)
 
 
-def fits(
+def check_input(
     x: Tensor,
     width: int | None = None,
     context_length: int | None = None,
@@ -37,7 +37,7 @@ def fits(
     weight = getattr(like, "weight", like)
     if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.is_meta:
         weight = x  # quantized, or on the meta device: x need not match it
-    if (x.dtype != weight.dtype or x.device != weight.device) and not autocasts(x.device):
+    if (x.dtype != weight.dtype or x.device != weight.device) and not is_autocast_on(x.device):
         came = f"{x.dtype} on {x.device}, and its weights are {weight.dtype} on {weight.device}"
         raise ConfigError(f"{name} must have the dtype and device of the layer; got {came}. Use {name}.to(weight).")
     if x.dim() not in (2, 3):
@@ -51,13 +51,13 @@ def fits(
         )
 
 
-def same_rank(**tensors: Tensor) -> None:
+def check_same_rank(**tensors: Tensor) -> None:
     """Raise ShapeError if some tensors are batched and some are not."""
     if len({x.dim() for x in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
         raise ShapeError(f"all are (b, t, width) or all are (t, width); got {shapes}.")
 
 
-def without_masks(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
+def drop_mask_buffer(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
     """Remove the lectures' `mask` buffer from a state dict; a pre-hook of load_state_dict."""
     state.pop(f"{prefix}mask", None)

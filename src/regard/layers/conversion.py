@@ -9,7 +9,7 @@ from torch import Tensor, nn
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-def blank(make: Callable[[], Layer], like: Tensor) -> Layer:
+def make_uninitialized(make: Callable[[], Layer], like: Tensor) -> Layer:
     """Return a layer with uninitialized weights, of the dtype and device of a tensor; no random numbers are drawn."""
     with torch.device("meta"):
         layer = make()

@@ -2,11 +2,11 @@
 
 from torch import Tensor, nn
 
-from regard.products import linear
+from regard.matmul import linear
 
 
 class Linear(nn.Linear):
-    """x Wᵀ + b, as nn.Linear, by regard.products."""
+    """x Wᵀ + b, as nn.Linear, by regard.matmul."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map x (..., d_in) to (..., d_out)."""

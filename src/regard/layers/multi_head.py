@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.layers import checks
-from regard.layers.causal import CausalAttention, dropped
-from regard.layers.conversion import blank, copy_rows
+from regard.layers.causal import CausalAttention, get_active_dropout
+from regard.layers.conversion import copy_rows, make_uninitialized
 from regard.layers.linear import Linear
 from regard.mechanism import EVERYTHING, Causal, Mask, Steps, attend, attention, heads
 from regard.mechanism.arguments import check_instance
-from regard.mechanism.request import probability
-from regard.mechanism.rule import Offset
+from regard.mechanism.mask_algebra import Offset
+from regard.mechanism.request import check_probability
 
-Past = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Offset]]  # from new keys and values to all of them, and the offset
+CacheUpdate = Callable[
+    [Tensor, Tensor], tuple[Tensor, Tensor, Offset]
+]  # from new keys and values to all of them, and the offset
 PROJECTIONS = ("W_query", "W_key", "W_value")
 MOST_HEADS = 2**16  # of StackedHeads
 
@@ -31,7 +33,7 @@ class StackedHeads(nn.Module):
         self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
-        checks.positive(num_heads=num_heads)
+        checks.check_sizes(num_heads=num_heads)
         if num_heads > MOST_HEADS:
             raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}, each of them a module; got {num_heads:,}.")
         self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads))
@@ -49,7 +51,7 @@ class StackedHeads(nn.Module):
 
         The context is (..., h, t, d_out), before the heads are concatenated.
         """
-        return stacked([head.steps(x) for head in self])
+        return stack_steps([head.steps(x) for head in self])
 
 
 class MultiHeadAttention(nn.Module):
@@ -63,26 +65,26 @@ class MultiHeadAttention(nn.Module):
         self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
-        checks.positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
+        checks.check_sizes(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         if d_out % num_heads:
-            raise ConfigError(heads.indivisible("d_out", d_out, "num_heads", num_heads))
+            raise ConfigError(heads.describe_indivisible_width("d_out", d_out, "num_heads", num_heads))
         self.d_in, self.context_length, self.num_heads = d_in, context_length, num_heads
-        qkv_bias = checks.has_bias(qkv_bias)
+        qkv_bias = checks.check_bias_flag(qkv_bias)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = Linear(d_out, d_out)
-        self.dropout = nn.Dropout(probability(dropout))
-        self.register_load_state_dict_pre_hook(checks.without_masks)  # type: ignore[no-untyped-call]
+        self.dropout = nn.Dropout(check_probability(dropout))
+        self.register_load_state_dict_pre_hook(checks.drop_mask_buffer)  # type: ignore[no-untyped-call]
 
-    def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
+    def forward(self, x: Tensor, past: CacheUpdate | None = None, mask: Mask = EVERYTHING) -> Tensor:
         """Compute the output of each token, which sees the tokens before it that the mask lets it see.
 
         `past` prepends the keys and values of earlier calls, and returns their number as the offset.
         """
         q, k, v = self.project(x)  # (b, h, t, d)
         k, v, offset = (k, v, 0) if past is None else past(k, v)
-        context = attention(q, k, v, Causal() & mask, offset=offset, dropout=dropped(self.dropout))
+        context = attention(q, k, v, Causal() & mask, offset=offset, dropout=get_active_dropout(self.dropout))
         output: Tensor = self.out_proj(heads.join(context))
         return output
 
@@ -91,11 +93,11 @@ class MultiHeadAttention(nn.Module):
 
         The context is that before the heads are joined and projected.
         """
-        return attend(*self.project(x), Causal(), dropout=dropped(self.dropout))
+        return attend(*self.project(x), Causal(), dropout=get_active_dropout(self.dropout))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values of each head."""
-        checks.fits(x, self.d_in, self.context_length, like=self.W_query)
+        checks.check_input(x, self.d_in, self.context_length, like=self.W_query)
         q, k, v = (heads.split(W(x), self.num_heads) for W in (self.W_query, self.W_key, self.W_value))
         return q, k, v
 
@@ -105,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         first = next(iter(check_instance("stacked", stacked, StackedHeads)))
         weight, bias = first.W_query.weight, first.W_query.bias is not None
         count, d_out = len(stacked.heads), len(stacked.heads) * len(weight)
-        whole = blank(lambda: cls(first.d_in, d_out, first.context_length, first.dropout.p, count, bias), weight)
+        whole = make_uninitialized(lambda: cls(first.d_in, d_out, first.context_length, first.dropout.p, count, bias), weight)
         for name in PROJECTIONS:
             copy_rows([getattr(head, name) for head in stacked], [getattr(whole, name)])
         nn.init.eye_(whole.out_proj.weight)
@@ -116,14 +118,14 @@ class MultiHeadAttention(nn.Module):
         """Build stacked heads, followed by out_proj, that compute the same as this module."""
         weight, bias = self.W_query.weight, self.W_query.bias is not None
         settings = (self.d_in, len(weight) // self.num_heads, self.context_length, self.dropout.p, self.num_heads, bias)
-        stacked = blank(lambda: StackedHeads(*settings), weight)
-        last = blank(lambda: nn.Linear(len(weight), len(weight)), weight)
+        stacked = make_uninitialized(lambda: StackedHeads(*settings), weight)
+        last = make_uninitialized(lambda: nn.Linear(len(weight), len(weight)), weight)
         for name in PROJECTIONS:
             copy_rows([getattr(self, name)], [getattr(head, name) for head in stacked])
         last.load_state_dict(self.out_proj.state_dict())
         return nn.Sequential(stacked, last).train(self.training)
 
 
-def stacked(steps: Sequence[Steps]) -> Steps:
+def stack_steps(steps: Sequence[Steps]) -> Steps:
     """Stack the steps of several heads: a new axis for heads, before the last two."""
     return Steps(*(torch.stack(step, -3) for step in zip(*([x for _, x in one.items()] for one in steps), strict=True)))

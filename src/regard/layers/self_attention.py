@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.layers import checks
-from regard.layers.conversion import blank
-from regard.layers.one_head import context_of, steps_of
+from regard.layers.conversion import make_uninitialized
+from regard.layers.single_head import compute_head_context, compute_head_steps
 from regard.mechanism import Steps
 
 
@@ -18,28 +18,28 @@ class BareSelfAttention(nn.Module):
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
-        checks.positive(d_in=d_in, d_out=d_out)
+        checks.check_sizes(d_in=d_in, d_out=d_out)
         self.W_query = nn.Parameter(torch.rand(d_in, d_out))
         self.W_key = nn.Parameter(torch.rand(d_in, d_out))
         self.W_value = nn.Parameter(torch.rand(d_in, d_out))
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the context of each token."""
-        return context_of(*self.project(x))
+        return compute_head_context(*self.project(x))
 
     def steps(self, x: Tensor) -> Steps:
         """Compute every step of forward."""
-        return steps_of(*self.project(x))
+        return compute_head_steps(*self.project(x))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values of each token."""
-        checks.fits(x, self.W_query.shape[0], like=self.W_query)
+        checks.check_input(x, self.W_query.shape[0], like=self.W_query)
         return x @ self.W_query, x @ self.W_key, x @ self.W_value
 
     def to_linear(self) -> "SelfAttention":
         """Convert to linear layers, whose weights are stored transposed: (d_out, d_in)."""
         d_in, d_out = self.W_query.shape
-        linear = blank(lambda: SelfAttention(d_in, d_out), self.W_query)
+        linear = make_uninitialized(lambda: SelfAttention(d_in, d_out), self.W_query)
         with torch.no_grad():
             linear.W_query.weight.copy_(self.W_query.T)
             linear.W_key.weight.copy_(self.W_key.T)
@@ -55,23 +55,23 @@ class SelfAttention(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
-        checks.positive(d_in=d_in, d_out=d_out)
-        qkv_bias = checks.has_bias(qkv_bias)
+        checks.check_sizes(d_in=d_in, d_out=d_out)
+        qkv_bias = checks.check_bias_flag(qkv_bias)
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the context of each token."""
-        return context_of(*self.project(x))
+        return compute_head_context(*self.project(x))
 
     def steps(self, x: Tensor) -> Steps:
         """Compute every step of forward."""
-        return steps_of(*self.project(x))
+        return compute_head_steps(*self.project(x))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the queries, keys and values of each token."""
-        checks.fits(x, self.W_query.in_features, like=self.W_query)
+        checks.check_input(x, self.W_query.in_features, like=self.W_query)
         return self.W_query(x), self.W_key(x), self.W_value(x)
 
     def to_bare(self) -> BareSelfAttention:
@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
         if self.W_query.bias is not None:
             raise ConfigError("plain parameters hold no bias; make the layer with qkv_bias=False.")
         d_out, d_in = self.W_query.weight.shape
-        bare = blank(lambda: BareSelfAttention(d_in, d_out), self.W_query.weight)
+        bare = make_uninitialized(lambda: BareSelfAttention(d_in, d_out), self.W_query.weight)
         with torch.no_grad():
             bare.W_query.copy_(self.W_query.weight.T)
             bare.W_key.copy_(self.W_key.weight.T)

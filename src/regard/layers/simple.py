@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from regard.layers import checks
-from regard.layers.one_head import context_of, steps_of
+from regard.layers.single_head import compute_head_context, compute_head_steps
 from regard.mechanism import Steps
 
 
@@ -14,10 +14,10 @@ class SimpleSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the context of each token."""
-        checks.fits(x)
-        return context_of(x, x, x, scale=self.scale)
+        checks.check_input(x)
+        return compute_head_context(x, x, x, scale=self.scale)
 
     def steps(self, x: Tensor) -> Steps:
         """Compute every step of forward."""
-        checks.fits(x)
-        return steps_of(x, x, x, scale=self.scale)
+        checks.check_input(x)
+        return compute_head_steps(x, x, x, scale=self.scale)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.mechanism import Steps
 
 Example = dict[str, Any]
@@ -66,11 +66,14 @@ class Claim:
     tolerance: float | None = None  # if it is not the example's
 
 
-def compared(example: Example, **computed: Tensor) -> list[Comparison]:
+def compare_fields(example: Example, **computed: Tensor) -> list[Comparison]:
     """Pair the fields of an example with their computed values."""
-    return [Comparison(field, figures.tensor(example[field], torch.float64), value) for field, value in computed.items()]
+    return [
+        Comparison(field, printed_numbers.parse_tensor(example[field], torch.float64), value)
+        for field, value in computed.items()
+    ]
 
 
-def kept(example: Example, steps: Steps) -> list[Comparison]:
+def compare_steps(example: Example, steps: Steps) -> list[Comparison]:
     """Compare the steps that an example prints under their own names."""
-    return compared(example, **{name: step for name, step in steps.items() if name in example})
+    return compare_fields(example, **{name: step for name, step in steps.items() if name in example})

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regard.lectures import figures
+from regard.lectures import printed_numbers
 from regard.lectures.comparison import Claim, Comparison, Example, Verdict
-from regard.lectures.recompute import RECOMPUTED, apart
+from regard.lectures.recompute import RECOMPUTED, isolate_random_state
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class VerifiedClaim:
     """A claim of an example: the fields compared, and the difference of the printed and the computed numbers."""
 
     example: str
@@ -24,7 +24,7 @@ class Row:
     @property
     def difference(self) -> float:
         """The largest difference of two numbers; NaN if a number is NaN."""
-        return largest(self.comparisons)
+        return find_largest_difference(self.comparisons)
 
     @property
     def numbers(self) -> int:
@@ -32,40 +32,54 @@ class Row:
         return sum(comparison.printed.numel() for comparison in self.comparisons)
 
 
-def verify(example: str | None = None) -> list[Row]:
+def verify(example: str | None = None) -> list[VerifiedClaim]:
     """Recompute every number of the lectures, or of one example.
 
     The global random state is restored. Raises ConfigError if there is no such example.
     """
-    chosen = [figures.figure(example)] if example is not None else figures.figures()["examples"]
-    with apart():
-        return [row(one, claim) for one in chosen for claim in RECOMPUTED[one["id"]](one)]
+    chosen = (
+        [printed_numbers.get_printed_example(example)]
+        if example is not None
+        else printed_numbers.load_printed_numbers()["examples"]
+    )
+    with isolate_random_state():
+        return [verify_claim(one, claim) for one in chosen for claim in RECOMPUTED[one["id"]](one)]
 
 
-def row(example: Example, claim: Claim) -> Row:
+def verify_claim(example: Example, claim: Claim) -> VerifiedClaim:
     """Judge a claim of an example."""
-    tolerance = claim.tolerance if claim.tolerance is not None else example.get("tolerance", figures.figures()["tolerance"])
-    verdict = judge(claim, tolerance)
-    note = off(claim.comparisons, tolerance) if verdict == Verdict.DIFFERS else claim.note if verdict == claim.known else ""
+    tolerance = (
+        claim.tolerance
+        if claim.tolerance is not None
+        else example.get("tolerance", printed_numbers.load_printed_numbers()["tolerance"])
+    )
+    verdict = judge_claim(claim, tolerance)
+    note = (
+        describe_differences(claim.comparisons, tolerance)
+        if verdict == Verdict.DIFFERS
+        else claim.note
+        if verdict == claim.known
+        else ""
+    )
     about = (example["id"], example["source"], example["mechanism"])
-    return Row(*about, tuple(claim.comparisons), tolerance, verdict, note)
+    return VerifiedClaim(*about, tuple(claim.comparisons), tolerance, verdict, note)
 
 
-def judge(claim: Claim, tolerance: float) -> Verdict:
+def judge_claim(claim: Claim, tolerance: float) -> Verdict:
     """Return the verdict on a claim."""
-    difference = largest(claim.comparisons)
+    difference = find_largest_difference(claim.comparisons)
     if difference <= tolerance:
         return Verdict.WRONG if claim.known == Verdict.WRONG else Verdict.AGREES
     return Verdict.MISPRINT if claim.known == Verdict.MISPRINT and math.isfinite(difference) else Verdict.DIFFERS
 
 
-def off(comparisons: Sequence[Comparison], tolerance: float) -> str:
+def describe_differences(comparisons: Sequence[Comparison], tolerance: float) -> str:
     """List the fields that differ, and by how much."""
     fields = [f"{one.field} by {one.difference:.2g}" for one in comparisons if not one.difference <= tolerance]
     return f"differing: {', '.join(fields)}"
 
 
-def largest(comparisons: Sequence[Comparison]) -> float:
+def find_largest_difference(comparisons: Sequence[Comparison]) -> float:
     """Return the largest difference, or NaN if a difference is NaN."""
     differences = [comparison.difference for comparison in comparisons]
     return math.nan if any(map(math.isnan, differences)) else max(differences)

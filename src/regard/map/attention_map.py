@@ -8,20 +8,27 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError, TooLargeError
-from regard.map import additive, fast, indexing, passes, pooling, products
+from regard.html_repr import HtmlRepr
+from regard.map import additive, indexing, numba_passes, passes, pooling, weight_products
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.map.pooling import How, Picture
 from regard.mechanism import heads
-from regard.mechanism.arguments import FARTHEST, check_count, check_floating, check_number, check_whole, describe
-from regard.mechanism.request import ask, exactly
-from regard.mechanism.rule import EVERYTHING, Mask, Offset
-from regard.mechanism.scores import wide
-from regard.shown import Shown
+from regard.mechanism.arguments import (
+    LARGEST_POSITION,
+    check_count,
+    check_floating,
+    check_integer,
+    check_number,
+    describe_value,
+)
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.mechanism.request import disable_autocast, make_request
+from regard.mechanism.scores import score_dtype
 
 LIMIT_BYTES = 2**30  # of a returned tensor
-PICTURE = 256  # most rows and columns of an overview's picture
-SAMPLE = 64  # rows of each matrix that a certificate checks by default
-ALONE = 8  # a dot product on its own takes about 8 times as long as one within a matrix product
+PICTURE_BINS = 256  # most rows and columns of an overview's picture
+CERTIFIED_ROWS = 64  # rows of each matrix that a certificate checks by default
+DOT_PRODUCT_COST = 8  # a dot product on its own takes about 8 times as long as one within a matrix product
 Index = int | slice | Sequence[int] | Tensor
 Answer = TypeVar("Answer")
 
@@ -51,7 +58,7 @@ class Certificate:
     exact: bool
 
 
-class AttentionMap(Shown):
+class AttentionMap(HtmlRepr):
     """softmax(q kᵀ / √d) under a mask, (b, h, q, k), of which only q, k and the mask are stored.
 
     Arguments are those of attend, without v. With a `weight` (d,) the scores are additive, as Bahdanau's: weightᵀ tanh(q + k)
@@ -74,18 +81,18 @@ class AttentionMap(Shown):
         weight: Tensor | None = None,
     ) -> None:
         if weight is None:
-            asked = ask(q, k, k, mask, scale, softcap, bias, sinks, offset)
+            asked = make_request(q, k, k, mask, scale, softcap, bias, sinks, offset)
         else:
-            with exactly(q.device):  # additive attention is not rounded
-                asked = ask(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
-            asked = asked._replace(weight=additive.checked(weight, asked.q).detach())
+            with disable_autocast(q.device):  # additive attention is not rounded
+                asked = make_request(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
+            asked = asked._replace(weight=additive.check_weight(weight, asked.q).detach())
         if asked.q.device.type == "meta":
             raise ConfigError("q and k must hold numbers, and tensors on the meta device hold none. Use another device.")
         bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
         self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
         batch, heads = self._request.q.shape[:2]
         self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
-        self._kept: dict[tuple[int, int], Denominators] = {}  # by batch row and head
+        self._denominators: dict[tuple[int, int], Denominators] = {}  # by batch row and head
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -102,7 +109,7 @@ class AttentionMap(Shown):
     def nbytes(self) -> int:
         """The bytes stored: q, k, bias, sinks, weight, and the denominators of the rows computed so far."""
         kept = [getattr(self._request, name) for name in ("q", "k", "bias", "sinks", "weight")]
-        kept += [x for below in self._kept.values() for x in (below.shift, below.total)]
+        kept += [x for below in self._denominators.values() for x in (below.shift, below.total)]
         return sum(x.nbytes for x in kept if x is not None)
 
     @property
@@ -114,9 +121,9 @@ class AttentionMap(Shown):
         """Return a smaller map of some batch rows and heads, still of four axes, sharing memory."""
         b, h, *_ = self.shape
         smaller = object.__new__(AttentionMap)
-        smaller._request, smaller._kept = self._request, self._kept
-        columns = indexing.places("heads", heads, h).tolist()
-        smaller._pairs = [[self._pairs[i][j] for j in columns] for i in indexing.places("batch", batch, b).tolist()]
+        smaller._request, smaller._denominators = self._request, self._denominators
+        columns = indexing.select_places("heads", heads, h).tolist()
+        smaller._pairs = [[self._pairs[i][j] for j in columns] for i in indexing.select_places("batch", batch, b).tolist()]
         return smaller
 
     def __len__(self) -> int:
@@ -133,60 +140,62 @@ class AttentionMap(Shown):
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return weights by ints, slices, lists and tensors, in the shape that torch would give."""
-        index = indexing.spelled_out(index)
-        self._allow(indexing.answer(self.shape, index), "m.pooled(rows, columns) or m.top(n)")
+        index = indexing.expand_index(index)
+        self._check_size(indexing.count_entries(self.shape, index), "m.pooled(rows, columns) or m.top(n)")
         if isinstance(index[3], slice):
             b, h, i = indexing.coordinates(self.shape[:3], index[:3])
             keys = torch.arange(self.shape[3])[index[3]]
-            return self._rows(b, h, i, keys.to(self.device)).view(*b.shape, len(keys))
+            return self._gather_rows(b, h, i, keys.to(self.device)).view(*b.shape, len(keys))
         b, h, i, j = indexing.coordinates(self.shape, index)
-        return self._entries(b, h, i, j).view(b.shape)
+        return self._gather_entries(b, h, i, j).view(b.shape)
 
     def logsumexp(self) -> Tensor:
         """Compute log Σ exp of each row's scores and sink, nats, (b, h, q); -inf for a row that sees nothing."""
-        return self._divided(lambda _, below: below.logsumexp)
+        return self._apply_with_denominators(lambda _, below: below.logsumexp)
 
     def entropy(self) -> Tensor:
         """Compute -Σ w log w of each row, nats, (b, h, q); 0 for a row that sees nothing."""
-        return self._laid_out([found.rows["entropy"] for found in self._known(entropy=passes.entropy)])
+        return self._stack_planes([found.rows["entropy"] for found in self._gather_statistics(entropy=passes.entropy)])
 
     def received(self) -> Tensor:
         """Compute the sum of each column, (b, h, k)."""
-        return self._laid_out([found.received for found in self._known()])
+        return self._stack_planes([found.received for found in self._gather_statistics()])
 
     def mass(self, keys: slice | Tensor) -> Tensor:
         """Compute the weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
         seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
             raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
-        seen[indexing.places("keys", keys, len(seen)).to(self.device)] = True
+        seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = True
         few = seen.nonzero().squeeze(-1)
         if 2 * len(few) > len(seen):
-            indicator = seen.to(wide(self._request.q.dtype)).view(1, 1, -1, 1)
-            return self._product(products.Forward, "keys", indicator.expand(self.shape[0], -1, -1, -1), len(seen)).squeeze(-1)
-        return self._divided(lambda plane, below: passes.mass(plane, below, few))
+            indicator = seen.to(score_dtype(self._request.q.dtype)).view(1, 1, -1, 1)
+            return self._multiply(
+                weight_products.ApplyWeights, "keys", indicator.expand(self.shape[0], -1, -1, -1), len(seen)
+            ).squeeze(-1)
+        return self._apply_with_denominators(lambda plane, below: passes.mass(plane, below, few))
 
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
-        if abs(check_whole("back", back)) > FARTHEST:
+        if abs(check_integer("back", back)) > LARGEST_POSITION:
             raise ConfigError("back counts keys before a query's position and must lie within -2**61 and 2**61.")
-        return self._divided(lambda plane, below: passes.diagonal(plane, below, int(back)))
+        return self._apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, int(back)))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n largest weights of each row and their keys, largest first, both (b, h, q, n)."""
         b, h, q, k = self.shape
-        if not 1 <= check_whole("n", n) <= k:
-            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe(n)}.")
-        keys = 64 // torch.finfo(wide(self._request.q.dtype)).bits  # of int64, in numbers of the weights
-        self._allow((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
-        planes = list(self._planes())
+        if not 1 <= check_integer("n", n) <= k:
+            raise ConfigError(f"n must be at least 1 and at most the number of keys, {k}; got {describe_value(n)}.")
+        keys = 64 // torch.finfo(score_dtype(self._request.q.dtype)).bits  # of int64, in numbers of the weights
+        self._check_size((1 + keys) * b * h * q * n, "a smaller n or m.select(heads=...)")
+        planes = list(self._iterate_planes())
         quick = (
-            self._compiled(planes, lambda plane, threads: fast.top(plane, threads, n))
-            if n <= fast.MOST
+            self._run_compiled(planes, lambda plane, threads: numba_passes.find_top(plane, threads, n))
+            if n <= numba_passes.MOST
             else [None] * len(planes)
         )
-        found = [passes.top(plane, n) if one is None else one for plane, one in zip(planes, quick, strict=True)]
-        return self._laid_out([values for values, _ in found]), self._laid_out([keys for _, keys in found])
+        found = [passes.find_top(plane, n) if one is None else one for plane, one in zip(planes, quick, strict=True)]
+        return self._stack_planes([values for values, _ in found]), self._stack_planes([keys for _, keys in found])
 
     def pooled(self, rows: int, columns: int, how: How = "mean") -> Tensor:
         """Pool the matrix into bins of rows and columns, (b, h, rows, columns): the mean, max or sum of the weights in each.
@@ -200,27 +209,27 @@ class AttentionMap(Shown):
 
         rows and columns are slices of queries and keys; size is the number of bins, an int for both axes or a pair.
         """
-        size = pooling.check(how, size)
+        size = pooling.check_picture_size(how, size)
         b, h, q, k = self.shape
-        parts = pooling.part(rows, q, "rows"), pooling.part(columns, k, "columns")
-        self._allow(b * h * size[0] * size[1], "fewer rows and columns")
-        bins = [pooling.edges(*span, count) for span, count in zip(parts, size, strict=True)]
-        return self._each(lambda plane: self._picture(plane, *bins).pooled(how))
+        parts = pooling.resolve_span(rows, q, "rows"), pooling.resolve_span(columns, k, "columns")
+        self._check_size(b * h * size[0] * size[1], "fewer rows and columns")
+        bins = [pooling.bin_edges(*span, count) for span, count in zip(parts, size, strict=True)]
+        return self._apply_to_planes(lambda plane: self._draw_picture(plane, *bins).pool(how))
 
     def overview(self) -> Overview:
         """Compute all row and column statistics and a picture of at most 256 x 256 bins, in one traversal."""
         q, k = self.shape[2:]
-        rows, columns = (pooling.edges(0, length, min(length, PICTURE)) for length in (q, k))
+        rows, columns = (pooling.bin_edges(0, length, min(length, PICTURE_BINS)) for length in (q, k))
         found = [
-            {**gathered.rows, "received": gathered.received, "mean": picture.pooled("mean"), "max": picture.pooled("max")}
-            for gathered, picture in self._traversed(list(self._planes()), rows, columns, passes.ROWS)
+            {**gathered.rows, "received": gathered.received, "mean": picture.pool("mean"), "max": picture.pool("max")}
+            for gathered, picture in self._traverse(list(self._iterate_planes()), rows, columns, passes.ROWS)
         ]
         names = [*passes.ROWS, "received", "mean", "max"]
-        return Overview(**{name: self._laid_out([one[name] for one in found]) for name in names})
+        return Overview(**{name: self._stack_planes([one[name] for one in found]) for name in names})
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """Compute A v, exact and block by block, in v's dtype: v (b, g or h, k, e) to (b, h, q, e); differentiable in v."""
-        return self._product(products.Forward, "v", v, self.shape[3])
+        return self._multiply(weight_products.ApplyWeights, "v", v, self.shape[3])
 
     def dense(self, limit_bytes: int = LIMIT_BYTES) -> Tensor:
         """Return the matrix itself, (b, h, q, k).
@@ -230,17 +239,17 @@ class AttentionMap(Shown):
         b, h, q, k = self.shape
         if not check_number("limit_bytes", limit_bytes) >= 0:
             raise ConfigError(f"limit_bytes must be a number of bytes, at least 0; got {limit_bytes}.")
-        self._allow(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
-        return self._each(passes.dense)
+        self._check_size(b * h * q * k, "m[...], m.pooled(rows, columns) or m.top(n), or dense(limit_bytes=...)", limit_bytes)
+        return self._apply_to_planes(passes.compute_dense)
 
-    def certificate(self, rows: int = SAMPLE) -> Certificate:
+    def certificate(self, rows: int = CERTIFIED_ROWS) -> Certificate:
         """Compute how exact this map is, from recomputed rows of each matrix.
 
         The sum of a row and its sink must be 1, or 0 for a row that sees nothing.
         """
         rows, q = check_count("rows", rows), self.shape[2]
         queries = (torch.arange(min(rows, q)) * q // max(min(rows, q), 1)).to(self.device)
-        errors = [passes.row_error(plane, self._below(plane), queries) for plane in self._planes()]
+        errors = [passes.largest_row_error(plane, self._get_denominators(plane), queries) for plane in self._iterate_planes()]
         return Certificate(max(errors, default=0.0), len(errors) * len(queries), len(queries) == q)
 
     def __repr__(self) -> str:
@@ -248,135 +257,148 @@ class AttentionMap(Shown):
         additive = "" if self._request.weight is None else ", additive"
         return f"AttentionMap{self.shape}, {self._request.mask}{additive}, {kept}"
 
-    def _planes(self) -> Iterator[Plane]:
+    def _iterate_planes(self) -> Iterator[Plane]:
         return (Plane(self._request, *pair) for row in self._pairs for pair in row)
 
-    def _some_planes(self) -> list[Plane]:
+    def _list_planes(self) -> list[Plane]:
         """List the matrices of this map, or raise ShapeError if there are none."""
-        if not (planes := list(self._planes())):
+        if not (planes := list(self._iterate_planes())):
             raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
         return planes
 
-    def _each(self, function: Callable[[Plane], Tensor]) -> Tensor:
-        return self._laid_out([function(plane) for plane in self._planes()])
+    def _apply_to_planes(self, function: Callable[[Plane], Tensor]) -> Tensor:
+        return self._stack_planes([function(plane) for plane in self._iterate_planes()])
 
-    def _laid_out(self, found: list[Tensor]) -> Tensor:
+    def _stack_planes(self, found: list[Tensor]) -> Tensor:
         """Stack the results of all planes on the axes (b, h, ...)."""
-        self._some_planes()
+        self._list_planes()
         return torch.stack(found).view(*self.shape[:2], *found[0].shape)
 
-    def _traversed(
+    def _traverse(
         self, planes: Sequence[Plane], rows: Tensor, columns: Tensor, statistics: Mapping[str, passes.Statistic]
-    ) -> list[tuple[passes.Gathered, Picture]]:
+    ) -> list[tuple[passes.TraversalResult, Picture]]:
         """Traverse each plane by the fastest pass available, with a picture and at least the statistics given."""
         found = []
-        quick = self._compiled(planes, lambda plane, threads: fast.gather(plane, threads, rows, columns))
+        quick = self._run_compiled(planes, lambda plane, threads: numba_passes.gather_statistics(plane, threads, rows, columns))
         for plane, one in zip(planes, quick, strict=True):
-            gathered, picture = one or passes.seen(plane, rows, columns, statistics)
-            self._kept.setdefault((plane.b, plane.h), gathered.denominators)
+            gathered, picture = one or passes.gather_with_picture(plane, rows, columns, statistics)
+            self._denominators.setdefault((plane.b, plane.h), gathered.denominators)
             found.append((gathered, picture))
         return found
 
-    def _compiled(self, planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
+    def _run_compiled(self, planes: Sequence[Plane], work: Callable[[Plane, int], Answer | None]) -> Sequence[Answer | None]:
         """Run a compiled pass on each plane; None for each plane that has to go through the plain pass."""
-        return fast.each(planes, work) if planes and fast.suits(planes[0]) else [None] * len(planes)
+        return (
+            numba_passes.run_planes(planes, work)
+            if planes and numba_passes.can_run_compiled(planes[0])
+            else [None] * len(planes)
+        )
 
-    def _known(self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic) -> list[passes.Gathered]:
+    def _gather_statistics(
+        self, planes: Sequence[Plane] | None = None, **statistics: passes.Statistic
+    ) -> list[passes.TraversalResult]:
         """Traverse every plane, or the planes given, for statistics that are among those of an overview."""
-        bins = pooling.edges(0, self.shape[2], min(self.shape[2], PICTURE)), pooling.edges(0, 0, 1)  # an empty picture
-        planes = list(self._planes()) if planes is None else planes
-        return [gathered for gathered, _ in self._traversed(planes, *bins, statistics)]
+        bins = (
+            pooling.bin_edges(0, self.shape[2], min(self.shape[2], PICTURE_BINS)),
+            pooling.bin_edges(0, 0, 1),
+        )  # an empty picture
+        planes = list(self._iterate_planes()) if planes is None else planes
+        return [gathered for gathered, _ in self._traverse(planes, *bins, statistics)]
 
-    def _below(self, plane: Plane) -> Denominators:
+    def _get_denominators(self, plane: Plane) -> Denominators:
         """Return the denominators of the rows of a plane, computed once."""
-        if (plane.b, plane.h) not in self._kept:
-            self._known([plane])
-        return self._kept[plane.b, plane.h]
+        if (plane.b, plane.h) not in self._denominators:
+            self._gather_statistics([plane])
+        return self._denominators[plane.b, plane.h]
 
-    def _divided(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
+    def _apply_with_denominators(self, function: Callable[[Plane, Denominators], Tensor]) -> Tensor:
         """Apply a function of a plane and its denominators to each plane, and stack the results."""
-        self._known([plane for plane in self._planes() if (plane.b, plane.h) not in self._kept])
-        return self._each(lambda plane: function(plane, self._below(plane)))
+        self._gather_statistics([plane for plane in self._iterate_planes() if (plane.b, plane.h) not in self._denominators])
+        return self._apply_to_planes(lambda plane: function(plane, self._get_denominators(plane)))
 
-    def _worth_keeping(self, plane: Plane, rows: int) -> bool:
+    def _can_use_denominators(self, plane: Plane, rows: int) -> bool:
         """Return whether the denominators of a plane are cached, or worth a traversal for this number of rows."""
-        return (plane.b, plane.h) in self._kept or 2 * rows > plane.shape[0]
+        return (plane.b, plane.h) in self._denominators or 2 * rows > plane.shape[0]
 
-    def _weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def _iterate_weights(self, plane: Plane, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield weights (n, m) of queries and keys by index, a part of the queries at a time.
 
         For a few rows it is cheapest to compute complete rows; for more than half of them the denominators are worth caching.
         """
-        known = self._worth_keeping(plane, len(queries))
-        below = self._below(plane) if known else None
+        known = self._can_use_denominators(plane, len(queries))
+        below = self._get_denominators(plane) if known else None
         step = max(1, BLOCK_NUMBERS // max(len(keys) if known else plane.shape[1], 1))
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
-            weights = plane.picked(part)[:, keys] if below is None else below[part].weigh(plane.masked(part, keys))
+            weights = (
+                plane.compute_rows(part)[:, keys]
+                if below is None
+                else below[part].weigh(plane.compute_masked_scores(part, keys))
+            )
             yield slice(start, start + step), weights
 
-    def picture(self, rows: Tensor, columns: Tensor) -> Picture:
+    def draw_picture(self, rows: Tensor, columns: Tensor) -> Picture:
         """Draw the picture of a map of one matrix, given the edges of its bins in tokens."""
-        (plane,) = self._planes()
-        return self._picture(plane, rows, columns)
+        (plane,) = self._iterate_planes()
+        return self._draw_picture(plane, rows, columns)
 
-    def _picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> Picture:
+    def _draw_picture(self, plane: Plane, rows: Tensor, columns: Tensor) -> Picture:
         ends = [(int(edges[0]), int(edges[-1])) for edges in (rows, columns)]
         if ends == [(0, self.shape[2]), (0, self.shape[3])]:
-            return self._traversed([plane], rows, columns, {})[0][1]
-        if fast.suits(plane) and self._worth_keeping(plane, ends[0][1] - ends[0][0]):
-            quick = fast.picture(plane, torch.get_num_threads(), self._below(plane), rows, columns)
+            return self._traverse([plane], rows, columns, {})[0][1]
+        if numba_passes.can_run_compiled(plane) and self._can_use_denominators(plane, ends[0][1] - ends[0][0]):
+            quick = numba_passes.draw_picture(plane, torch.get_num_threads(), self._get_denominators(plane), rows, columns)
             if quick is not None:
                 return quick
         picture = Picture(plane, rows, columns)
         queries, keys = (torch.arange(*span, device=self.device) for span in ends)
-        for part, weights in self._weights(plane, queries, keys):
+        for part, weights in self._iterate_weights(plane, queries, keys):
             picture.add(queries[part], keys, weights)
         return picture
 
-    def _rows(self, b: Tensor, h: Tensor, i: Tensor, keys: Tensor) -> Tensor:
+    def _gather_rows(self, b: Tensor, h: Tensor, i: Tensor, keys: Tensor) -> Tensor:
         """Return the weights of rows at coordinates (n,) on some keys (m,)."""
-        found = self._request.q.new_zeros(b.numel(), len(keys), dtype=wide(self._request.q.dtype))
-        for plane, places in self._by_plane(b, h):
+        found = self._request.q.new_zeros(b.numel(), len(keys), dtype=score_dtype(self._request.q.dtype))
+        for plane, places in self._group_by_plane(b, h):
             queries = i.reshape(-1)[places].to(self.device)
-            for part, weights in self._weights(plane, queries, keys):
+            for part, weights in self._iterate_weights(plane, queries, keys):
                 found[places[part]] = weights
         return found
 
-    def _entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def _gather_entries(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the weights at coordinates (n,): from all their rows on all their keys, or one by one if that is less work."""
-        found = self._request.q.new_zeros(b.numel(), dtype=wide(self._request.q.dtype))
-        for plane, places in self._by_plane(b, h):
+        found = self._request.q.new_zeros(b.numel(), dtype=score_dtype(self._request.q.dtype))
+        for plane, places in self._group_by_plane(b, h):
             i_here, j_here = (x.reshape(-1)[places].to(self.device) for x in (i, j))
             (queries, row), (keys, column) = (x.unique(return_inverse=True) for x in (i_here, j_here))
-            if self._worth_keeping(plane, len(queries)) and ALONE * len(places) < len(queries) * len(keys):
-                found[places] = passes.pairs(plane, self._below(plane), i_here, j_here)
+            if self._can_use_denominators(plane, len(queries)) and DOT_PRODUCT_COST * len(places) < len(queries) * len(keys):
+                found[places] = passes.compute_pair_weights(plane, self._get_denominators(plane), i_here, j_here)
                 continue
-            for part, weights in self._weights(plane, queries, keys):
+            for part, weights in self._iterate_weights(plane, queries, keys):
                 here = (row >= part.start) & (row < part.stop)
                 found[places[here]] = weights[row[here] - part.start, column[here]]
         return found
 
-    def _by_plane(self, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:
+    def _group_by_plane(self, b: Tensor, h: Tensor) -> Iterator[tuple[Plane, Tensor]]:
         """Yield each plane that the coordinates refer to, with the places of its entries in the result."""
         pairs = (b * self.shape[1] + h).reshape(-1)
         for pair in pairs.unique().tolist():
             n, m = divmod(pair, self.shape[1])
             yield Plane(self._request, *self._pairs[n][m]), (pairs == pair).nonzero().squeeze(-1).to(self.device)
 
-    def _product(self, function: Any, name: str, x: Tensor, length: int) -> Tensor:
+    def _multiply(self, function: Any, name: str, x: Tensor, length: int) -> Tensor:
         b, h, *_ = self.shape
         if check_floating(name, x).device != self.device:
             raise ConfigError(f"{name} must be on the map's device, {self.device}; got {x.device}. Use .to(device).")
         if x.dim() != 4 or x.shape[0] != b or not x.shape[1] or h % x.shape[1] or x.shape[2] != length:
             raise ShapeError(f"{name} must be (b, h, t, e) = ({b}, {h} or a divisor, {length}, e), got {tuple(x.shape)}.")
-        planes = self._some_planes()
+        planes = self._list_planes()
         found: Tensor = function.apply(heads.share(x, h).flatten(0, 1), planes)
         return found.view(b, h, *found.shape[1:])
 
-    def _allow(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
+    def _check_size(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
         """Raise TooLargeError if a result of this many numbers is beyond the limit."""
-        size = numbers * torch.finfo(wide(self._request.q.dtype)).bits // 8
+        size = numbers * torch.finfo(score_dtype(self._request.q.dtype)).bits // 8
         if size > limit_bytes:
             raise TooLargeError(f"the answer would take {size:,} bytes, and the limit is {limit_bytes:,}. Ask for {instead}.")
 
@@ -389,4 +411,4 @@ class Transposed:
 
     def __matmul__(self, r: Tensor) -> Tensor:
         """Compute Aᵀ r, exact and block by block, in r's dtype: r (b, h, q, e) to (b, h, k, e); differentiable in r."""
-        return self.of._product(products.Transposed, "r", r, self.of.shape[2])
+        return self.of._multiply(weight_products.ApplyTransposedWeights, "r", r, self.of.shape[2])

@@ -11,7 +11,7 @@ LARGEST, OCTAVE = 65535, 2048  # the code of weight 1, and the number of codes f
 LEAST = 2.0**-32
 
 
-def coded(weights: Tensor, visible: Tensor | None = None) -> Tensor:
+def encode_weights(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """Encode weights as uint16; `visible`, bool, marks which zero weights belong to visible entries, none by default.
 
     A weight above 0 counts as visible. NaN has no code and becomes 0.
@@ -21,7 +21,7 @@ def coded(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     return bits.mul_(seen).to(torch.int32).to(torch.uint16)
 
 
-def decoded(codes: Tensor) -> Tensor:
+def decode_weights(codes: Tensor) -> Tensor:
     """Decode codes to weights, float32."""
     numbers = codes.to(torch.int32)
     return torch.exp2((numbers - LARGEST).float() / OCTAVE).masked_fill(numbers == 0, 0)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
-from regard.mechanism.arguments import describe
+from regard.mechanism.arguments import describe_value
 
-PLACES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index tensor
+INDEX_DTYPES = (torch.int64, torch.int32, torch.bool)  # dtypes of an index tensor
 
 
-def spelled_out(index: Any) -> tuple[Any, ...]:
+def expand_index(index: Any) -> tuple[Any, ...]:
     """Expand an index to one entry for each of the four axes, with whole slices for `...` and for what was left out."""
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
@@ -29,7 +29,7 @@ def spelled_out(index: Any) -> tuple[Any, ...]:
     return (*parts[: gaps[0]], *missing, *parts[gaps[0] + 1 :]) if gaps else (*parts, *missing)
 
 
-def answer(shape: tuple[int, ...], index: tuple[Any, ...]) -> int:
+def count_entries(shape: tuple[int, ...], index: tuple[Any, ...]) -> int:
     """Count the numbers in the result of an index."""
     for part, size, axis in zip(index, shape, "bhqk", strict=True):
         check_index(f"an index along {axis}", part, size)
@@ -61,8 +61,8 @@ def check_index(name: str, index: Any, size: int | None = None) -> None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = torch.empty(1)
     is_plain = found.layout is torch.strided and not found.is_nested and found.device.type != "meta"
-    if not is_plain or isinstance(index, bool) or (found.dtype not in PLACES and found.numel()):
-        raise ConfigError(f"{name} is an int, a slice, or a list or tensor of ints or bools; got {describe(index)}.")
+    if not is_plain or isinstance(index, bool) or (found.dtype not in INDEX_DTYPES and found.numel()):
+        raise ConfigError(f"{name} is an int, a slice, or a list or tensor of ints or bools; got {describe_value(index)}.")
     if found.dtype == torch.bool:
         if found.dim() != 1 or size not in (None, len(found)):
             raise OutOfRangeError(f"{name} has {tuple(found.shape)} bools; an axis of {size} places takes one for each.")
@@ -74,7 +74,7 @@ def check_index(name: str, index: Any, size: int | None = None) -> None:
 def check_ends(name: str, least: int, greatest: int, size: int | None) -> None:
     """Raise OutOfRangeError if the least or the greatest place is outside an axis of this size."""
     if size is not None and not -size <= least <= greatest < size:
-        wrong = describe(least if least < -size else greatest)
+        wrong = describe_value(least if least < -size else greatest)
         raise OutOfRangeError(f"{name} is out of range: {wrong}, where there are {f'0 to {size - 1}' if size else 'none'}.")
 
 
@@ -85,11 +85,11 @@ def check_slice(name: str, part: slice) -> None:
     except (TypeError, ValueError):
         is_right = False
     if not is_right:
-        ends = ", ".join(map(describe, (part.start, part.stop, part.step)))
+        ends = ", ".join(map(describe_value, (part.start, part.stop, part.step)))
         raise ConfigError(f"{name} is a slice of whole numbers with a step of at least 1; got slice({ends}).")
 
 
-def places(name: str, index: Any, size: int) -> Tensor:
+def select_places(name: str, index: Any, size: int) -> Tensor:
     """Return the places (n,) of an axis that an int, a slice, a list or a tensor selects.
 
     Raises ConfigError or OutOfRangeError.

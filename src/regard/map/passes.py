@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run, product
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane, Run, multiply_exactly
 from regard.map.pooling import Picture
 
 Statistic = Callable[[Run, Plane], Tensor]
@@ -26,23 +26,23 @@ def entropy(run: Run, plane: Plane) -> Tensor:
     return -(run.weights * logarithm.masked_fill(run.weights == 0, 0)).sum(-1)
 
 
-def largest(run: Run, plane: Plane) -> Tensor:
+def largest_weight(run: Run, plane: Plane) -> Tensor:
     """Return the largest weight of each row."""
     return run.weights.amax(-1) if run.weights.shape[-1] else run.weights.new_zeros(len(run.weights))
 
 
-def distance(run: Run, plane: Plane) -> Tensor:
+def mean_distance(run: Run, plane: Plane) -> Tensor:
     """Compute Σ w (position of the query - key): how far each row looks back on average, in tokens."""
     positions = torch.arange(run.start, run.stop, device=run.columns.device) + plane.offset
-    return run.weights.sum(-1) * positions - product(run.weights, run.columns.to(run.weights.dtype))
+    return run.weights.sum(-1) * positions - multiply_exactly(run.weights, run.columns.to(run.weights.dtype))
 
 
-def first(run: Run, plane: Plane) -> Tensor:
+def weight_of_first_key(run: Run, plane: Plane) -> Tensor:
     """Return the weight of each row on the first key."""
     return run.weights[:, 0] if run.ranges and run.ranges[0][0] == 0 else run.weights.new_zeros(len(run.weights))
 
 
-def behind(back: int) -> Statistic:
+def make_diagonal_statistic(back: int) -> Statistic:
     """Make the statistic of the weight of each row on the key at its own position minus `back`; 0 if there is no such key."""
 
     def diagonal(run: Run, plane: Plane) -> Tensor:
@@ -61,16 +61,16 @@ def behind(back: int) -> Statistic:
 ROWS: dict[str, Statistic] = {
     "logsumexp": logsumexp,
     "entropy": entropy,
-    "largest": largest,
-    "distance": distance,
-    "first": first,
-    "itself": behind(0),
-    "previous": behind(1),
+    "largest": largest_weight,
+    "distance": mean_distance,
+    "first": weight_of_first_key,
+    "itself": make_diagonal_statistic(0),
+    "previous": make_diagonal_statistic(1),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
+class TraversalResult:
     """The results of one traversal of a plane."""
 
     rows: dict[str, Tensor]  # each (q,)
@@ -78,15 +78,15 @@ class Gathered:
     denominators: Denominators
 
 
-def gather(
+def gather_statistics(
     plane: Plane, statistics: Mapping[str, Statistic], watch: Iterable[Callable[[Run], None]] = (), rows: slice = slice(None)
-) -> Gathered:
+) -> TraversalResult:
     """Compute row statistics by name, column sums and denominators; call each function of `watch` on every run."""
     watch = tuple(watch)
     parts: dict[str, list[Tensor]] = {name: [] for name in statistics}
     below = []
     received = torch.zeros(plane.shape[1], dtype=torch.float64, device=plane.q.device)
-    for run in plane.runs(*rows.indices(plane.shape[0])[:2]):
+    for run in plane.iterate_runs(*rows.indices(plane.shape[0])[:2]):
         for name, statistic in statistics.items():
             parts[name].append(statistic(run, plane))
         received.index_add_(0, run.columns, run.weights.sum(0, dtype=torch.float64))
@@ -96,21 +96,23 @@ def gather(
     none = plane.q.new_zeros(0)
     each = {name: torch.cat([none, *found]) for name, found in parts.items()}
     shift, total = (torch.cat([none, *(getattr(one, name) for one in below)]) for name in ("shift", "total"))
-    return Gathered(each, received.to(plane.q.dtype), Denominators(shift, total))
+    return TraversalResult(each, received.to(plane.q.dtype), Denominators(shift, total))
 
 
-def seen(plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]) -> tuple[Gathered, Picture]:
+def gather_with_picture(
+    plane: Plane, rows: Tensor, columns: Tensor, statistics: Mapping[str, Statistic]
+) -> tuple[TraversalResult, Picture]:
     """Compute the statistics of the rows of a picture, and the picture, given the edges of its bins."""
     picture = Picture(plane, rows, columns)
-    return gather(plane, statistics, [picture.watch], slice(int(rows[0]), int(rows[-1]))), picture
+    return gather_statistics(plane, statistics, [picture.add_run], slice(int(rows[0]), int(rows[-1]))), picture
 
 
-def pairs(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:
+def compute_pair_weights(plane: Plane, below: Denominators, queries: Tensor, keys: Tensor) -> Tensor:
     """Compute the weights (n,) of queries (n,) on the keys (n,), pair by pair: a dot product for each."""
     found = [plane.q.new_zeros(0)]
     part = max(1, BLOCK_NUMBERS // max(plane.q.shape[-1], 1))
     for i, j in zip(queries.split(part), keys.split(part), strict=True):
-        found.append(below[i].weigh(plane.paired(i, j).unsqueeze(-1)).squeeze(-1))
+        found.append(below[i].weigh(plane.score_pairs(i, j).unsqueeze(-1)).squeeze(-1))
     return torch.cat(found)
 
 
@@ -120,53 +122,53 @@ def diagonal(plane: Plane, below: Denominators, back: int) -> Tensor:
     start = min(max(back - plane.offset, 0), q)
     queries = torch.arange(start, max(start, min(q, k - plane.offset + back)), device=plane.q.device)
     found = plane.q.new_zeros(q)
-    found[queries] = pairs(plane, below, queries, queries + (plane.offset - back))
+    found[queries] = compute_pair_weights(plane, below, queries, queries + (plane.offset - back))
     return found
 
 
 def mass(plane: Plane, below: Denominators, keys: Tensor) -> Tensor:
     """Compute the weight of each row on some keys (m,), given as sorted indices, (q,); only those columns are computed."""
     found = plane.q.new_zeros(plane.shape[0])
-    for start, stop, ranges in plane.cuts():
+    for start, stop, ranges in plane.iterate_run_bounds():
         near = keys[(keys >= ranges[0][0]) & (keys < ranges[-1][1])] if ranges else keys[:0]
         queries = torch.arange(start, stop, device=keys.device)
-        found[start:stop] = below[queries].weigh(plane.masked(queries, near)).sum(-1)
+        found[start:stop] = below[queries].weigh(plane.compute_masked_scores(queries, near)).sum(-1)
     return found
 
 
-def top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
+def find_top(plane: Plane, n: int) -> tuple[Tensor, Tensor]:
     """Return the n largest weights of each row and their keys, (q, n)."""
     values, keys = [plane.q.new_zeros(0, n)], [torch.zeros(0, n, dtype=torch.int64, device=plane.q.device)]
-    for run in plane.runs():
+    for run in plane.iterate_runs():
         if len(run.columns) >= n:
             found = run.weights.topk(n)
             values.append(found.values)
             keys.append(run.columns[found.indices])
         else:
-            found = whole(run, plane).topk(n)
+            found = expand_run(run, plane).topk(n)
             values.append(found.values)
             keys.append(found.indices)
     return torch.cat(values), torch.cat(keys)
 
 
-def whole(run: Run, plane: Plane) -> Tensor:
+def expand_run(run: Run, plane: Plane) -> Tensor:
     """Expand the rows of a run to every key, (n, k)."""
     return run.weights.new_zeros(len(run.weights), plane.shape[1]).index_copy_(1, run.columns, run.weights)
 
 
-def dense(plane: Plane) -> Tensor:
+def compute_dense(plane: Plane) -> Tensor:
     """Compute the matrix (q, k)."""
     matrix = plane.q.new_zeros(plane.shape)
-    for run in plane.runs():
-        matrix[run.start : run.stop] = whole(run, plane)
+    for run in plane.iterate_runs():
+        matrix[run.start : run.stop] = expand_run(run, plane)
     return matrix
 
 
-def row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
+def largest_row_error(plane: Plane, below: Denominators, queries: Tensor) -> float:
     """Return the largest error of the sums of recomputed rows, sink included: the distance from 1, or from 0 if blind."""
     errors = [0.0]
     for part in queries.split(16) if len(queries) else ():
-        masked = plane.masked(part, torch.arange(plane.shape[1], device=queries.device))
+        masked = plane.compute_masked_scores(part, torch.arange(plane.shape[1], device=queries.device))
         under = below[part]
         sums = under.weigh(masked).sum(-1, dtype=torch.float64)
         if plane.sink is not None:

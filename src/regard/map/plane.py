@@ -9,9 +9,9 @@ from torch import Tensor
 
 from regard.map import additive
 from regard.mechanism import spans
-from regard.mechanism.request import Request, exactly
-from regard.mechanism.rule import EVERYTHING, Rows
-from regard.mechanism.scores import wide
+from regard.mechanism.mask_algebra import EVERYTHING, QueryBlock
+from regard.mechanism.request import Request, disable_autocast
+from regard.mechanism.scores import score_dtype
 from regard.mechanism.spans import Spans
 
 BLOCK_NUMBERS = 2**22  # scores computed at a time: 16 MiB of float32
@@ -70,13 +70,13 @@ class Plane:
     @cached_property
     def q(self) -> Tensor:
         """The queries (q, d)."""
-        return self.request.q[self.b, self.h].to(wide(self.request.q.dtype))
+        return self.request.q[self.b, self.h].to(score_dtype(self.request.q.dtype))
 
     @cached_property
     def k(self) -> Tensor:
         """The keys (k, d)."""
         share = self.request.q.shape[1] // self.request.k.shape[1]
-        return self.request.k[self.b, self.h // share].to(wide(self.request.k.dtype))
+        return self.request.k[self.b, self.h // share].to(score_dtype(self.request.k.dtype))
 
     @cached_property
     def weight(self) -> Tensor | None:
@@ -94,102 +94,106 @@ class Plane:
         """The numbers of queries and of keys."""
         return self.request.q.shape[2], self.request.k.shape[2]
 
-    def cuts(self, start: int = 0, queries: int | None = None) -> Iterator[tuple[int, int, Spans]]:
+    def iterate_run_bounds(self, start: int = 0, queries: int | None = None) -> Iterator[tuple[int, int, Spans]]:
         """Yield start and stop of runs of queries, whose scores each fill at most a block, and the keys they may see."""
         queries = self.shape[0] if queries is None else queries
         while start < queries:
             stop = min(queries, start + MOST_ROWS)
-            ranges = self.ranges(start, stop)
+            ranges = self.find_key_ranges(start, stop)
             while stop - start > 1 and (stop - start) * sum(j - i for i, j in ranges) > BLOCK_NUMBERS:
                 stop = start + (stop - start) // 2
-                ranges = self.ranges(start, stop)
+                ranges = self.find_key_ranges(start, stop)
             yield start, stop, ranges
             start = stop
 
-    def runs(self, first: int = 0, last: int | None = None) -> Iterator[Run]:
+    def iterate_runs(self, first: int = 0, last: int | None = None) -> Iterator[Run]:
         """Yield complete rows of the whole matrix, or of the queries first to last, as many at a time as a block holds."""
-        for start, stop, ranges in self.cuts(first, last):
-            masked = self.masked_rows(start, stop, ranges)
-            below = denominators(masked, self.sink)
-            yield Run(start, stop, ranges, self.columns(ranges), masked, below.weigh(masked.clone()), below)
+        for start, stop, ranges in self.iterate_run_bounds(first, last):
+            masked = self.compute_masked_rows(start, stop, ranges)
+            below = compute_denominators(masked, self.sink)
+            yield Run(start, stop, ranges, self.list_columns(ranges), masked, below.weigh(masked.clone()), below)
 
-    def masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
+    def compute_masked_rows(self, start: int, stop: int, ranges: Spans, out: Tensor | None = None) -> Tensor:
         """Compute the masked scores (n, m) of these queries with the keys of these ranges.
 
         The mask is evaluated only for keys that not all of the queries see; `out` is a buffer for the result.
         """
         queries = torch.arange(start, stop, device=self.q.device).unsqueeze(-1)
-        masked = self.scored(self.q[start:stop], self.keys(ranges), out)
-        must = self.request.mask.must(self.bounds(start, stop), self.shape[1])
+        masked = self.compute_scores(self.q[start:stop], self.gather_keys(ranges), out)
+        must = self.request.mask.find_certain_keys(self.make_query_block(start, stop), self.shape[1])
         first = 0
         for i, j in ranges:
             if self.bias is not None:
                 masked[:, first : first + j - i] += self.bias[start:stop, i:j].to(masked.dtype)
             for m, n in spans.intersection(((i, j),), spans.complement(must, self.shape[1])):
-                hidden = ~self.visible(queries, torch.arange(m, n, device=queries.device))
+                hidden = ~self.can_see(queries, torch.arange(m, n, device=queries.device))
                 masked[:, first + m - i : first + n - i].masked_fill_(hidden, -torch.inf)
             first += j - i
         return masked
 
-    def picked(self, queries: Tensor) -> Tensor:
+    def compute_rows(self, queries: Tensor) -> Tensor:
         """Compute complete rows of weights (n, k) for queries (n,) by index."""
-        ranges = self.ranges(int(queries.min()), int(queries.max()) + 1)
-        columns = self.columns(ranges)
-        masked = self.ruled(self.scored(self.q[queries], self.keys(ranges)), queries.unsqueeze(-1), columns)
-        weights = denominators(masked, self.sink).weigh(masked)
+        ranges = self.find_key_ranges(int(queries.min()), int(queries.max()) + 1)
+        columns = self.list_columns(ranges)
+        masked = self.apply_bias_and_mask(
+            self.compute_scores(self.q[queries], self.gather_keys(ranges)), queries.unsqueeze(-1), columns
+        )
+        weights = compute_denominators(masked, self.sink).weigh(masked)
         if len(columns) == self.shape[1]:
             return weights
         return weights.new_zeros(len(queries), self.shape[1]).index_copy_(1, columns, weights)
 
-    def columns(self, ranges: Spans) -> Tensor:
+    def list_columns(self, ranges: Spans) -> Tensor:
         """Return the indices of the keys in some ranges."""
         return torch.cat([torch.arange(i, j, device=self.q.device) for i, j in (*ranges, (0, 0))])
 
-    def keys(self, ranges: Spans) -> Tensor:
+    def gather_keys(self, ranges: Spans) -> Tensor:
         """Return the keys of some ranges, (m, d); those of a single range are not copied."""
         return self.k[slice(*ranges[0])] if len(ranges) == 1 else torch.cat([self.k[i:j] for i, j in (*ranges, (0, 0))])
 
-    def ranges(self, start: int, stop: int) -> Spans:
+    def find_key_ranges(self, start: int, stop: int) -> Spans:
         """Compute the ranges of keys outside which these queries see nothing."""
-        may = self.request.mask.may(self.bounds(start, stop), self.shape[1])
-        return spans.aligned(spans.coalesce(may, GAP), ALIGNED, self.shape[1])
+        may = self.request.mask.find_possible_keys(self.make_query_block(start, stop), self.shape[1])
+        return spans.align_spans(spans.merge_spans(may, GAP), ALIGNED, self.shape[1])
 
-    def bounds(self, start: int, stop: int) -> Rows:
+    def make_query_block(self, start: int, stop: int) -> QueryBlock:
         """Describe these queries as the bounds of a mask take them."""
-        return Rows(start, stop, self.offset, self.offset)
+        return QueryBlock(start, stop, self.offset, self.offset)
 
     @property
     def sink(self) -> Tensor | None:
         """The score of this head's sink."""
         return None if self.request.sinks is None else self.request.sinks[self.h].to(self.q.dtype)
 
-    def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def compute_masked_scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the scores (n, m) that the softmax takes, of queries (n,) and keys (m,) by index."""
-        return self.ruled(self.scored(self.q[queries], self.k[keys]), queries.unsqueeze(-1), keys)
+        return self.apply_bias_and_mask(self.compute_scores(self.q[queries], self.k[keys]), queries.unsqueeze(-1), keys)
 
-    def paired(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def score_pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the scores (n,) that the softmax takes, of queries (n,) and keys (n,) by index, pair by pair."""
         q, k = self.q[queries], self.k[keys]
-        scores = (q * k).sum(-1) if self.weight is None else additive.paired(q, k, self.weight)
-        return self.ruled(self.capped(scores), queries, keys)
+        scores = (q * k).sum(-1) if self.weight is None else additive.score_pairs(q, k, self.weight)
+        return self.apply_bias_and_mask(self.scale_and_cap(scores), queries, keys)
 
-    def scored(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
+    def compute_scores(self, q: Tensor, k: Tensor, out: Tensor | None = None) -> Tensor:
         """Compute scaled and capped scores of queries and keys, (n, m): q kᵀ or additive; `out` is a buffer for them."""
         room = None if out is None else out[: len(q) * len(k)].view(len(q), len(k))
-        return self.capped(product(q, k.T, out=room) if self.weight is None else additive.scores(q, k, self.weight, room))
+        return self.scale_and_cap(
+            multiply_exactly(q, k.T, out=room) if self.weight is None else additive.scores(q, k, self.weight, room)
+        )
 
-    def capped(self, scores: Tensor) -> Tensor:
+    def scale_and_cap(self, scores: Tensor) -> Tensor:
         """Scale and cap scores, in place."""
         scores.mul_(self.request.scale)
         softcap = self.request.softcap
         return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
-    def ruled(self, scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    def apply_bias_and_mask(self, scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """Add the bias to scores and apply the mask, in place; queries and keys by index broadcast to the scores."""
         if self.bias is not None:
             scores += self.bias[queries, keys].to(scores.dtype)
         if self.request.mask != EVERYTHING:
-            scores.masked_fill_(~self.visible(queries, keys), -torch.inf)
+            scores.masked_fill_(~self.can_see(queries, keys), -torch.inf)
         return scores
 
     @cached_property
@@ -200,19 +204,19 @@ class Plane:
             return None
         return bias[self.b if len(bias) > 1 else 0, self.h if bias.shape[1] > 1 else 0].expand(self.shape)
 
-    def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def can_see(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return whether queries may see keys, by index, the two broadcasting."""
         b, h = (torch.tensor([index], device=queries.device) for index in (self.b, self.h))
-        return self.request.mask.sees(b, h, queries, keys, self.request.offset)
+        return self.request.mask.can_see(b, h, queries, keys, self.request.offset)
 
 
-def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def multiply_exactly(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute a b with autocast off, which would round it."""
-    with exactly(a.device):
+    with disable_autocast(a.device):
         return torch.matmul(a, b, out=out)
 
 
-def denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
+def compute_denominators(masked: Tensor, sink: Tensor | None) -> Denominators:
     """Compute the denominators of complete rows of scores (n, m)."""
     top = masked.amax(-1, keepdim=True) if masked.shape[-1] else masked.new_full((len(masked), 1), -torch.inf)
     top = top if sink is None else top.maximum(sink)

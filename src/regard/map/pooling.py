@@ -13,7 +13,7 @@ from regard.mechanism.arguments import check_choice, check_count, check_instance
 How = Literal["mean", "max", "sum"]
 
 
-def edges(start: int, stop: int, bins: int) -> Tensor:
+def bin_edges(start: int, stop: int, bins: int) -> Tensor:
     """Return the edges of bins, (bins + 1,): bin r holds start + floor(r n / bins) to start + floor((r + 1) n / bins)."""
     return start + torch.arange(bins + 1) * (stop - start) // max(bins, 1)
 
@@ -30,19 +30,19 @@ class Picture:
         self.max = torch.zeros(size, dtype=plane.q.dtype, device=device)
 
     @classmethod
-    def found(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "Picture":
+    def from_sums(cls, rows: Tensor, columns: Tensor, total: Tensor, largest: Tensor) -> "Picture":
         """Make a picture from known sums and maxima."""
         picture = cls.__new__(cls)
         picture.rows, picture.columns, picture.sum, picture.max = rows, columns, total, largest
         return picture
 
-    def watch(self, run: Run) -> None:
+    def add_run(self, run: Run) -> None:
         """Add a run of a traversal."""
         self.add(torch.arange(run.start, run.stop, device=run.columns.device), run.columns, run.weights)
 
     def add(self, queries: Tensor, keys: Tensor, weights: Tensor) -> None:
         """Add those of some weights (n, m) that are within the picture, given their queries and keys by index."""
-        (i, mine), (j, theirs) = bins_of(queries, self.rows), bins_of(keys, self.columns)
+        (i, mine), (j, theirs) = assign_bins(queries, self.rows), assign_bins(keys, self.columns)
         if not len(i) or not len(j):
             return
         weights = weights if mine.all() and theirs.all() else weights[mine][:, theirs]
@@ -51,7 +51,7 @@ class Picture:
         top = across.scatter_reduce(1, j.expand(len(i), -1), weights, "amax")
         self.max.scatter_reduce_(0, i.unsqueeze(-1).expand_as(top), top, "amax")
 
-    def pooled(self, how: How) -> Tensor:
+    def pool(self, how: How) -> Tensor:
         """Return the mean, maximum or sum of each bin; 0 for a bin without rows or columns."""
         if how == "max":
             return self.max
@@ -61,13 +61,13 @@ class Picture:
         return (self.sum / area.clamp(min=1)).to(self.max.dtype)
 
 
-def bins_of(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+def assign_bins(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
     """Return the bin of each index that is within one, and a bool mask of those indices."""
     inside = (indices >= edges[0]) & (indices < edges[-1])
     return torch.searchsorted(edges, indices[inside], right=True) - 1, inside
 
 
-def check(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
+def check_picture_size(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
     """Return the numbers of bins of rows and of columns, or raise ConfigError if they or `how` are invalid."""
     check_choice("how", how, get_args(How))
     if isinstance(size, tuple | list) and len(size) != 2:
@@ -76,7 +76,7 @@ def check(how: str, size: int | tuple[int, int]) -> tuple[int, int]:
     return check_count("the number of rows", rows), check_count("the number of columns", columns)
 
 
-def part(span: slice, size: int, name: str) -> tuple[int, int]:
+def resolve_span(span: slice, size: int, name: str) -> tuple[int, int]:
     """Return the start and stop of a slice of an axis, or raise ShapeError if it has a step."""
     check_slice(name, check_instance(name, span, slice))
     start, stop, step = span.indices(size)

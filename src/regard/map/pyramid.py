@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import OutOfRangeError
-from regard.map import fast, passes
+from regard.map import numba_passes, passes
 from regard.map.attention_map import AttentionMap
-from regard.map.codes import coded
+from regard.map.codes import encode_weights
 from regard.map.plane import Denominators, Plane
 from regard.map.pooling import Picture
-from regard.map.visible import visible
-from regard.mechanism.arguments import check_choice, check_count, check_instance, check_place, check_whole, describe
-from regard.mechanism.scores import wide
+from regard.map.visible_pixels import find_visible_pixels
+from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, check_integer, describe_value
+from regard.mechanism.scores import score_dtype
 
 TILE = 256  # pixels along each side of a tile
 KEPT = 1024  # most pixels along each side of the finest level stored in full precision
@@ -29,14 +29,14 @@ How = Literal["mean", "max"]
 
 
 @dataclass(eq=False)
-class Kept:
+class PyramidData:
     """What a pyramid stores of its matrix: how many rows are done, statistics, and the levels, from the finest on."""
 
     rows: int = 0  # traversed so far
     statistics: dict[str, Tensor] = field(default_factory=dict)  # each (q,), but `received` (k,)
-    below: list[Denominators] = field(default_factory=list)
+    denominators: list[Denominators] = field(default_factory=list)
     codes: dict[tuple[int, str], Tensor] = field(default_factory=dict)  # uint16, levels of 1024 to 4096 pixels, by how
-    whole: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # sums and maxima of the coarser levels
+    pooled_levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # sums and maxima of the coarser levels
 
 
 class Pyramid:
@@ -49,21 +49,21 @@ class Pyramid:
 
     def __init__(self, m: AttentionMap, batch: int = 0, head: int = 0) -> None:
         b, h, *_ = check_instance("m", m, AttentionMap).shape
-        self.map = m.select(check_place("batch", batch, b, "the map"), check_place("head", head, h, "the map"))
-        self._kept = Kept()
+        self.map = m.select(check_index("batch", batch, b, "the map"), check_index("head", head, h, "the map"))
+        self._data = PyramidData()
 
     @property
     def levels(self) -> int:
         """The number of levels; the last is a single tile."""
-        return self._level_within(TILE) + 1
+        return self._find_level(TILE) + 1
 
     @property
     def nbytes(self) -> int:
         """The bytes stored besides the map once `strips` is exhausted."""
         q, k = self.map.shape[2:]
-        finest, whole = self._level_within(CODED), self._level_within(KEPT)
-        (plane,) = self.map._planes()
-        size = torch.finfo(wide(plane.request.q.dtype)).bits // 8
+        finest, whole = self._find_level(CODED), self._find_level(KEPT)
+        (plane,) = self.map._iterate_planes()
+        size = torch.finfo(score_dtype(plane.request.q.dtype)).bits // 8
         pixels = {level: math.prod(self.shape(level)) for level in range(finest, self.levels)}
         pictures = sum(pixels[level] * (4 if level < whole else 8 + size) for level in pixels)
         return pictures + size * (len(STATISTICS) * q + k)
@@ -71,12 +71,12 @@ class Pyramid:
     @property
     def rows(self) -> dict[str, Tensor]:
         """The entropy, nats, and the largest weight of every row, (q,), once `strips` is exhausted."""
-        return {name: self._kept.statistics[name] for name in STATISTICS}
+        return {name: self._data.statistics[name] for name in STATISTICS}
 
     @property
     def received(self) -> Tensor:
         """The sum of every column, (k,), once `strips` is exhausted."""
-        return self._kept.statistics["received"]
+        return self._data.statistics["received"]
 
     def shape(self, level: int) -> tuple[int, int]:
         """Return the number of pixels of a level, (rows, columns)."""
@@ -84,141 +84,145 @@ class Pyramid:
         q, k = self.map.shape[2:]
         return -(-q // 2**level), -(-k // 2**level)
 
-    def strips(self) -> Iterator[float]:
+    def iterate_strips(self) -> Iterator[float]:
         """Traverse the matrix in strips of rows, continuing an earlier traversal; yield the share that is done, 1 at last."""
-        q, height = self.map.shape[2], self._strip()
-        (plane,) = self.map._planes()
+        q, height = self.map.shape[2], self._count_strip_rows()
+        (plane,) = self.map._iterate_planes()
         spans = [(start, min(start + height, q)) for start in range(0, q, height)]
-        work = [(stop - start) * sum(j - i for i, j in plane.ranges(start, stop)) for start, stop in spans]
+        work = [(stop - start) * sum(j - i for i, j in plane.find_key_ranges(start, stop)) for start, stop in spans]
         for n, (start, stop) in enumerate(spans):
-            if start >= self._kept.rows:
-                self._go_over(plane, start, stop)
-                self._kept.rows = stop
+            if start >= self._data.rows:
+                self._traverse_strip(plane, start, stop)
+                self._data.rows = stop
                 yield 0.99 * sum(work[: n + 1]) / max(sum(work), 1)
-        self._finish(plane)
+        self._pool_levels(plane)
         yield 1.0
 
     def tile(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
         """Return a tile of a level, at most 256 x 256 pixels; the tiles at the far edges may be smaller."""
-        rows, columns = self._places(level, row, column, how)
-        q, k = (self._tokens(span, level, axis) for axis, span in enumerate((rows, columns)))
-        kept = self._level_within(KEPT)
+        rows, columns = self._locate_tile(level, row, column, how)
+        q, k = (self._pixel_edges(span, level, axis) for axis, span in enumerate((rows, columns)))
+        kept = self._find_level(KEPT)
         if level < kept:
-            return self.map.picture(q, k).pooled(how)
-        total, largest = (part[slice(*rows), slice(*columns)] for part in self._pooled(level - kept))
+            return self.map.draw_picture(q, k).pool(how)
+        total, largest = (part[slice(*rows), slice(*columns)] for part in self._get_level(level - kept))
         area = (q.diff().unsqueeze(-1) * k.diff()).to(total.device)
         return largest if how == "max" else (total / area).to(largest.dtype)
 
     def codes(self, level: int, row: int, column: int, how: How = "mean") -> Tensor:
         """Return a tile as 16-bit codes, see regard.map.codes; levels of up to 4096 pixels a side are stored in this form."""
-        rows, columns = self._places(level, row, column, how)
-        for _ in self.strips():
+        rows, columns = self._locate_tile(level, row, column, how)
+        for _ in self.iterate_strips():
             pass
-        if (level, how) in self._kept.codes:
-            return self._kept.codes[level, how][slice(*rows), slice(*columns)]
-        (plane,) = self.map._planes()
-        edges = [self._tokens(span, level, axis) for axis, span in enumerate((rows, columns))]
-        return self._coded(plane, self.tile(level, row, column, how), *edges)
+        if (level, how) in self._data.codes:
+            return self._data.codes[level, how][slice(*rows), slice(*columns)]
+        (plane,) = self.map._iterate_planes()
+        edges = [self._pixel_edges(span, level, axis) for axis, span in enumerate((rows, columns))]
+        return self._encode_image(plane, self.tile(level, row, column, how), *edges)
 
-    def _places(self, level: int, row: int, column: int, how: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _locate_tile(self, level: int, row: int, column: int, how: str) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the first and one past the last pixel of a tile along both axes."""
-        places = self._span("row", row, level, 0), self._span("column", column, level, 1)
+        places = self._locate_span("row", row, level, 0), self._locate_span("column", column, level, 1)
         check_choice("how", how, get_args(How))
         return places
 
-    def _level_within(self, pixels: int) -> int:
+    def _find_level(self, pixels: int) -> int:
         """Return the finest level of at most this many pixels a side."""
         level = 0
         while max(self.shape(level)) > pixels:
             level += 1
         return level
 
-    def _span(self, name: str, place: int, level: int, axis: int) -> tuple[int, int]:
+    def _locate_span(self, name: str, place: int, level: int, axis: int) -> tuple[int, int]:
         """Return the first and one past the last pixel of a tile along an axis."""
-        if not 0 <= check_whole("level", level) < self.levels:
-            raise OutOfRangeError(f"level must be at least 0 and below {self.levels}, got {describe(level)}.")
+        if not 0 <= check_integer("level", level) < self.levels:
+            raise OutOfRangeError(f"level must be at least 0 and below {self.levels}, got {describe_value(level)}.")
         pixels = self.shape(level)[axis]
-        if not 0 <= check_whole(name, place) < -(-pixels // TILE):
+        if not 0 <= check_integer(name, place) < -(-pixels // TILE):
             raise OutOfRangeError(
-                f"level {level} has {-(-pixels // TILE)} tiles along its {name}s, got {name} {describe(place)}."
+                f"level {level} has {-(-pixels // TILE)} tiles along its {name}s, got {name} {describe_value(place)}."
             )
         return place * TILE, min(place * TILE + TILE, pixels)
 
-    def _tokens(self, span: tuple[int, int], level: int, axis: int) -> Tensor:
+    def _pixel_edges(self, span: tuple[int, int], level: int, axis: int) -> Tensor:
         """Return the edges of pixels in tokens."""
         return (torch.arange(span[0], span[1] + 1) * (1 << level)).clamp(max=self.map.shape[2 + axis])
 
-    def _strip(self) -> int:
+    def _count_strip_rows(self) -> int:
         """Return the rows of a strip: whole pixels of the finest level in full precision, and so of all finer levels."""
-        pixel = 1 << self._level_within(KEPT)
+        pixel = 1 << self._find_level(KEPT)
         return max(STRIP // pixel, 1) * pixel
 
-    def _go_over(self, plane: Plane, start: int, stop: int) -> None:
+    def _traverse_strip(self, plane: Plane, start: int, stop: int) -> None:
         """Add the rows start to stop to the statistics, the denominators and the levels."""
-        finest, whole = self._level_within(CODED), self._level_within(KEPT)
-        rows = self._tokens((start >> finest, -(-stop // (1 << finest))), finest, 0)
-        columns = self._tokens((0, self.shape(finest)[1]), finest, 1)
-        gathered, picture = strip(plane, rows, columns)
-        self._room(plane, gathered.received)
+        finest, whole = self._find_level(CODED), self._find_level(KEPT)
+        rows = self._pixel_edges((start >> finest, -(-stop // (1 << finest))), finest, 0)
+        columns = self._pixel_edges((0, self.shape(finest)[1]), finest, 1)
+        gathered, picture = gather_strip(plane, rows, columns)
+        self._allocate(plane, gathered.received)
         for name in STATISTICS:
-            self._kept.statistics[name][start:stop] = gathered.rows[name]
-        self._kept.statistics["received"] += gathered.received
-        self._kept.below.append(gathered.denominators)
+            self._data.statistics[name][start:stop] = gathered.rows[name]
+        self._data.statistics["received"] += gathered.received
+        self._data.denominators.append(gathered.denominators)
         total, largest = picture.sum, picture.max
         for level in range(finest, whole + 1):
             first = start >> level
             if level == whole:
-                for kept, new in zip(self._kept.whole[0], (total, largest), strict=True):
+                for kept, new in zip(self._data.pooled_levels[0], (total, largest), strict=True):
                     kept[first : first + len(new)] = new
                 break
             spans = (first, first + len(total)), (0, total.shape[1])
-            edges = [self._tokens(span, level, axis) for axis, span in enumerate(spans)]
+            edges = [self._pixel_edges(span, level, axis) for axis, span in enumerate(spans)]
             area = (edges[0].diff().unsqueeze(-1) * edges[1].diff()).to(total.device)
             for how, image in (("mean", (total / area).to(largest.dtype)), ("max", largest)):
-                self._kept.codes[level, how][first : first + len(image)] = self._coded(plane, image, *edges)
-            total, largest = 4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)
+                self._data.codes[level, how][first : first + len(image)] = self._encode_image(plane, image, *edges)
+            total, largest = 4 * halve_image(F.avg_pool2d, total), halve_image(F.max_pool2d, largest)
 
-    def _room(self, plane: Plane, like: Tensor) -> None:
+    def _allocate(self, plane: Plane, like: Tensor) -> None:
         """Allocate the statistics and the levels, once."""
-        if self._kept.statistics:
+        if self._data.statistics:
             return
         q, k = self.map.shape[2:]
-        self._kept.statistics = {name: like.new_zeros(q) for name in STATISTICS} | {"received": like.new_zeros(k)}
-        whole = self._level_within(KEPT)
-        for level in range(self._level_within(CODED), whole):
+        self._data.statistics = {name: like.new_zeros(q) for name in STATISTICS} | {"received": like.new_zeros(k)}
+        whole = self._find_level(KEPT)
+        for level in range(self._find_level(CODED), whole):
             for how in get_args(How):
-                self._kept.codes[level, how] = torch.zeros(self.shape(level), dtype=torch.uint16, device=like.device)
+                self._data.codes[level, how] = torch.zeros(self.shape(level), dtype=torch.uint16, device=like.device)
         size = self.shape(whole)
-        self._kept.whole = [(like.new_zeros(size, dtype=torch.float64), like.new_zeros(size))]
+        self._data.pooled_levels = [(like.new_zeros(size, dtype=torch.float64), like.new_zeros(size))]
 
-    def _coded(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def _encode_image(self, plane: Plane, image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Encode a picture, given the edges of its pixels in tokens."""
-        return coded(image, visible(plane, rows, columns, image == 0))
+        return encode_weights(image, find_visible_pixels(plane, rows, columns, image == 0))
 
-    def _finish(self, plane: Plane) -> None:
+    def _pool_levels(self, plane: Plane) -> None:
         """Pool the coarser levels, and pass the denominators of all rows to the map, which then needs no own traversal."""
-        if self._kept.below:
-            shift, total = (torch.cat([getattr(one, name) for one in self._kept.below]) for name in ("shift", "total"))
-            self.map._kept.setdefault((plane.b, plane.h), Denominators(shift, total))
-            self._kept.below = []
-            while len(self._kept.whole) < self.levels - self._level_within(KEPT):
-                total, largest = self._kept.whole[-1]
-                self._kept.whole.append((4 * halved(F.avg_pool2d, total), halved(F.max_pool2d, largest)))
+        if self._data.denominators:
+            shift, total = (torch.cat([getattr(one, name) for one in self._data.denominators]) for name in ("shift", "total"))
+            self.map._denominators.setdefault((plane.b, plane.h), Denominators(shift, total))
+            self._data.denominators = []
+            while len(self._data.pooled_levels) < self.levels - self._find_level(KEPT):
+                total, largest = self._data.pooled_levels[-1]
+                self._data.pooled_levels.append((4 * halve_image(F.avg_pool2d, total), halve_image(F.max_pool2d, largest)))
 
-    def _pooled(self, above: int) -> tuple[Tensor, Tensor]:
+    def _get_level(self, above: int) -> tuple[Tensor, Tensor]:
         """Return the sums and maxima of the level this far above the finest in full precision."""
-        for _ in self.strips():
+        for _ in self.iterate_strips():
             pass
-        return self._kept.whole[above]
+        return self._data.pooled_levels[above]
 
 
-def strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.Gathered, Picture]:
+def gather_strip(plane: Plane, rows: Tensor, columns: Tensor) -> tuple[passes.TraversalResult, Picture]:
     """Compute the statistics and a picture of some rows of a plane, given the edges of its bins."""
-    quick = fast.gather(plane, torch.get_num_threads(), rows, columns) if fast.suits(plane) else None
-    return quick or passes.seen(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
+    quick = (
+        numba_passes.gather_statistics(plane, torch.get_num_threads(), rows, columns)
+        if numba_passes.can_run_compiled(plane)
+        else None
+    )
+    return quick or passes.gather_with_picture(plane, rows, columns, {name: passes.ROWS[name] for name in STATISTICS})
 
 
-def halved(pool: Callable[[Tensor, int], Tensor], image: Tensor) -> Tensor:
+def halve_image(pool: Callable[[Tensor, int], Tensor], image: Tensor) -> Tensor:
     """Pool pixels two by two; an odd row or column is padded with zeros."""
     rows, columns = image.shape
     even = F.pad(image, (0, columns % 2, 0, rows % 2))

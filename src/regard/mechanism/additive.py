@@ -9,16 +9,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import checkpoint
 
 from regard.compiled import threads
-from regard.compiled.watched import plain, unwatched
+from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
 from regard.errors import ConfigError, ShapeError
 from regard.mechanism import heads, scores
 from regard.mechanism.arguments import check_floating
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Given
-from regard.mechanism.request import Request, ask, exactly
-from regard.mechanism.rule import EVERYTHING, Mask, Offset
-from regard.mechanism.steps import Steps, finish, restored
+from regard.mechanism.request import Request, disable_autocast, make_request
+from regard.mechanism.steps import Steps, compute_steps_from_scores, restore_step_ranks
 
-ROOM = 2**24  # largest number of entries of tanh(q + k) at a time
+MAX_TANHS = 2**24  # largest number of entries of tanh(q + k) at a time
 LEAST = 2**16  # entries from which compiling the loops (some seconds, once) pays
 
 
@@ -35,11 +35,13 @@ def additive_attention(
     if has_torch_function((q, k, v, weight)):  # torch's protocol for function modes and tensor subclasses
         watched: Tensor = handle_torch_function(additive_attention, (q, k, v, weight), q, k, v, weight, mask, offset=offset)
         return watched
-    with exactly(q.device):
-        request = asked(q, k, v, weight, mask, offset)
-        rows = max(1, ROOM // max(1, request.k.shape[2] * request.q.shape[0] * request.q.shape[1] * len(weight)))
+    with disable_autocast(q.device):
+        request = make_additive_request(q, k, v, weight, mask, offset)
+        rows = max(1, MAX_TANHS // max(1, request.k.shape[2] * request.q.shape[0] * request.q.shape[1] * len(weight)))
         whole = rows >= request.q.shape[2]
-        return request.restore(context_of(request, weight) if whole else by_runs(request, weight, rows))
+        return request.restore_rank(
+            compute_additive_context(request, weight) if whole else compute_in_blocks(request, weight, rows)
+        )
 
 
 def attend_additive(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask = EVERYTHING, *, offset: Offset = 0) -> Steps:
@@ -47,14 +49,14 @@ def attend_additive(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask 
 
     Shapes are those of `additive_attention`.
     """
-    with exactly(q.device):
-        request = asked(q, k, v, weight, mask, offset)
-        return restored(walk(request, weight), request)
+    with disable_autocast(q.device):
+        request = make_additive_request(q, k, v, weight, mask, offset)
+        return restore_step_ranks(compute_additive_steps(request, weight), request)
 
 
-def asked(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: Offset) -> Request:
+def make_additive_request(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: Offset) -> Request:
     """Return the request of additive attention on four axes, or raise ShapeError or ConfigError."""
-    request = ask(q, k, v, mask, scale=1.0, offset=offset)
+    request = make_request(q, k, v, mask, scale=1.0, offset=offset)
     if check_floating("weight", weight).device != q.device:
         raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:
@@ -64,46 +66,57 @@ def asked(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask: Mask, offset: O
     return request
 
 
-def walk(request: Request, weight: Tensor) -> Steps:
+def compute_additive_steps(request: Request, weight: Tensor) -> Steps:
     """Compute every step of a request."""
-    q, k, weight = scored(request, weight)
-    return finish(scores.additive(q, k, weight), request)
+    q, k, weight = cast_and_share_heads(request, weight)
+    return compute_steps_from_scores(scores.additive(q, k, weight), request)
 
 
-def context_of(request: Request, weight: Tensor) -> Tensor:
+def compute_additive_context(request: Request, weight: Tensor) -> Tensor:
     """Compute the context of a request, by compiled loops where they apply."""
-    q, k, weight = scored(request, weight)
-    if not quick(q, k, weight):
-        return finish(scores.additive(q, k, weight), request).context
-    found: Tensor = Compiled.apply(q.contiguous(), k.contiguous(), weight.contiguous())  # type: ignore[no-untyped-call]
-    return finish(found, request).context
+    q, k, weight = cast_and_share_heads(request, weight)
+    if not can_use_loops(q, k, weight):
+        return compute_steps_from_scores(scores.additive(q, k, weight), request).context
+    found: Tensor = CompiledAdditiveScores.apply(q.contiguous(), k.contiguous(), weight.contiguous())  # type: ignore[no-untyped-call]
+    return compute_steps_from_scores(found, request).context
 
 
-def scored(request: Request, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def cast_and_share_heads(request: Request, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and weight in the dtype of the scores, the keys repeated for each query head."""
-    exact = scores.wide(request.q.dtype)
+    exact = scores.score_dtype(request.q.dtype)
     return request.q.to(exact), heads.share(request.k, request.q.shape[1]).to(exact), weight.to(exact)
 
 
-def quick(q: Tensor, k: Tensor, weight: Tensor) -> bool:
+def can_use_loops(q: Tensor, k: Tensor, weight: Tensor) -> bool:
     """Return whether to use the compiled loops for these tensors."""
     pairs = q.shape[:3].numel() * k.shape[2]
     fits = pairs * len(weight) >= LEAST and q.dtype == torch.float32
-    return fits and unwatched() and plain(q) and plain(k) and plain(weight) and threads.usable()
+    return (
+        fits
+        and can_bypass_dispatch()
+        and is_plain_tensor(q)
+        and is_plain_tensor(k)
+        and is_plain_tensor(weight)
+        and threads.can_run_loops()
+    )
 
 
-def by_runs(request: Request, weight: Tensor, rows: int) -> Tensor:
+def compute_in_blocks(request: Request, weight: Tensor, rows: int) -> Tensor:
     """Compute the context in blocks of queries; intermediate results are recomputed for the gradient, not saved."""
     contexts = []
     places, keys = (torch.arange(n, device=request.q.device) for n in (request.q.shape[2], request.k.shape[2]))
     for q, queries in zip(request.q.split(rows, 2), places.split(rows), strict=True):
-        visible = EVERYTHING if request.mask == EVERYTHING else Given.sharing(request.mask.block(queries, keys, request.offset))
+        visible = (
+            EVERYTHING
+            if request.mask == EVERYTHING
+            else Given.from_shared_table(request.mask.block(queries, keys, request.offset))
+        )
         part = request._replace(q=q, mask=visible, offset=0)
-        contexts.append(checkpoint(context_of, part, weight, use_reentrant=False, preserve_rng_state=False))
+        contexts.append(checkpoint(compute_additive_context, part, weight, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(contexts, 2)
 
 
-class Compiled(torch.autograd.Function):
+class CompiledAdditiveScores(torch.autograd.Function):
     """weightᵀ tanh(q + k) by compiled loops; the tanh is recomputed for the gradient and never stored."""
 
     @staticmethod
@@ -111,7 +124,7 @@ class Compiled(torch.autograd.Function):
         """Compute the scores (b, h, q, k)."""
         ctx.save_for_backward(q, k, weight)
         found = q.new_empty(*q.shape[:3], k.shape[2])
-        call("ahead", q, k, weight, found)
+        launch_loops("compute_scores", q, k, weight, found)
         return found
 
     @staticmethod
@@ -120,15 +133,15 @@ class Compiled(torch.autograd.Function):
         """Compute the gradients of q, k and weight."""
         q, k, weight = ctx.saved_tensors
         grads = torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(q.shape[0] * q.shape[1], len(weight))
-        call("back", q, k, weight, grad.contiguous(), *grads)
+        launch_loops("compute_gradients", q, k, weight, grad.contiguous(), *grads)
         return grads[0], grads[1], grads[2].sum(0)
 
 
-def call(name: str, q: Tensor, k: Tensor, *others: Tensor) -> None:
+def launch_loops(name: str, q: Tensor, k: Tensor, *others: Tensor) -> None:
     """Run one of the two compiled functions on torch's threads; a thread takes one matrix of queries and keys at a time."""
     from regard.mechanism.compiled import additive as compiled  # imports numba, which is installed if this is called
 
     units = q.shape[:2].numel()
-    said = [0, units, q.shape[2], k.shape[2], q.shape[3], *(x.data_ptr() for x in (q, k, *others))]
-    said += [0] * (compiled.SAID - len(said))
-    threads.run(getattr(compiled, name), said, min(torch.get_num_threads(), units))
+    arguments = [0, units, q.shape[2], k.shape[2], q.shape[3], *(x.data_ptr() for x in (q, k, *others))]
+    arguments += [0] * (compiled.ARGUMENT_COUNT - len(arguments))
+    threads.run_callback(getattr(compiled, name), arguments, min(torch.get_num_threads(), units))

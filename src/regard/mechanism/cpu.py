@@ -11,47 +11,49 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compiled import choices, threads
-from regard.compiled.watched import KINDS, plain, unwatched
+from regard.compiled import kernel_choice, threads
+from regard.compiled.dispatch_guard import NUMBA_DTYPES, can_bypass_dispatch, is_plain_tensor
+from regard.mechanism.mask_algebra import KeyRanges
 from regard.mechanism.request import Request
-from regard.mechanism.rule import Stretches
 
 MOST = 2**15  # keys up to which these loops were measured to be faster: a block of scores grows with them
 LEAST = 2**19  # weights of all heads together; for fewer, compiling the loops (some seconds, once) does not pay
 FEW = 2**13  # LEAST for a gradient in bfloat16, which torch's kernel takes longer to prepare than to compute
 
 
-def stretches(request: Request) -> Stretches | None:
+def find_supported_ranges(request: Request) -> KeyRanges | None:
     """Return the one contiguous key range of each query if the compiled loops support this request, otherwise None."""
     q, k, v = request.q, request.k, request.v
-    if not unwatched() or q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < FEW or q.dtype not in KINDS:
+    if not can_bypass_dispatch() or q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < FEW or q.dtype not in NUMBA_DTYPES:
         return None  # the quick checks first: this runs before every call
-    if not (plain(q) and plain(k) and plain(v)):
+    if not (is_plain_tensor(q) and is_plain_tensor(k) and is_plain_tensor(v)):
         return None
     more = request.softcap is not None or request.bias is not None or request.sinks is not None or request.dropout > 0
     learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     least = FEW if learns and q.dtype == torch.bfloat16 else LEAST
     if more or not isinstance(request.offset, int) or not q.shape[:3].numel() * k.shape[2] >= least or k.shape[2] > MOST:
         return None
-    return request.mask.stretches(q.shape[2], k.shape[2], request.offset) if choices.compiles_attention() else None
+    return (
+        request.mask.find_key_ranges(q.shape[2], k.shape[2], request.offset) if kernel_choice.is_attention_compiled() else None
+    )
 
 
-def run(request: Request, seen: Stretches) -> Tensor:
+def run_compiled_attention(request: Request, seen: KeyRanges) -> Tensor:
     """Compute the context of a request whose queries see these key ranges."""
-    context: Tensor = Compiled.apply(request.q, request.k, request.v, seen, request.scale)  # type: ignore[no-untyped-call]
+    context: Tensor = CompiledAttention.apply(request.q, request.k, request.v, seen, request.scale)  # type: ignore[no-untyped-call]
     return context
 
 
-class Compiled(torch.autograd.Function):
+class CompiledAttention(torch.autograd.Function):
     """softmax(scale q kᵀ) v with one contiguous key range per query; the weights are recomputed for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stretches: KeyRanges, scale: float) -> Tensor:
         """Compute the context (b, h, q, e), stored in memory as (b, q, h, e)."""
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         (b, h, t, _), e = q.shape, v.shape[3]
         out, lse = q.new_empty(b, t, h, e), q.new_empty(b, h, t, dtype=torch.float32)
-        call("ahead", q, k, v, stretches, scale, (q, k, v), out, lse)
+        launch_loops("make_forward_callback", q, k, v, stretches, scale, (q, k, v), out, lse)
         ctx.save_for_backward(q, k, v, out, lse, *stretches)
         ctx.scale = scale
         return out.transpose(1, 2)
@@ -66,12 +68,12 @@ class Compiled(torch.autograd.Function):
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         like = [x.transpose(1, 2) for x in (q, k, v)]
         grads = [x.new_empty(x.shape) for x in like]
-        call("back", q, k, v, stretches, ctx.scale, (q, k, v, grad), out, lse, grad, *grads)
+        launch_loops("make_backward_callback", q, k, v, stretches, ctx.scale, (q, k, v, grad), out, lse, grad, *grads)
         return *(x.transpose(1, 2) for x in grads), None, None
 
 
-def call(
-    name: str, q: Tensor, k: Tensor, v: Tensor, stretches: Stretches, scale: float, strided: Sequence[Tensor], *others: Tensor
+def launch_loops(
+    name: str, q: Tensor, k: Tensor, v: Tensor, stretches: KeyRanges, scale: float, strided: Sequence[Tensor], *others: Tensor
 ) -> None:
     """Run one of the two compiled functions on torch's threads.
 
@@ -85,6 +87,6 @@ def call(
     strides += [0] * (12 - len(strides))
     held = ctypes.c_float(scale)
     places = [x.data_ptr() for x in (*stretches, q, k, v, *others)]
-    said = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
-    said += [0] * (dot_product.SAID - len(said))
-    threads.run(getattr(dot_product, name)(KINDS[q.dtype]), said, min(torch.get_num_threads(), b * g))
+    arguments = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
+    arguments += [0] * (dot_product.ARGUMENT_COUNT - len(arguments))
+    threads.run_callback(getattr(dot_product, name)(NUMBA_DTYPES[q.dtype]), arguments, min(torch.get_num_threads(), b * g))

@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import spans
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset, QueryBlock, broadcast_index
 from regard.mechanism.request import Request
-from regard.mechanism.rule import EVERYTHING, Mask, Offset, Rows, pick
 
 BLOCK = 128  # queries and keys of a block of the BlockMask
 NARROWEST = 16  # the least width flex_attention takes
 
 
-def suits(request: Request) -> bool:
+def is_flex_preferred(request: Request) -> bool:
     """Return whether flex_attention is the best kernel: on a GPU, with more than one block of queries."""
     wide = min(request.q.shape[3], request.v.shape[3]) >= NARROWEST
     return request.q.is_cuda and wide and request.q.shape[2] > BLOCK
 
 
-def run(request: Request) -> Tensor:
+def run_flex(request: Request) -> Tensor:
     """Compute the context of a request by compiled flex_attention."""
-    return attend_with(compiled(), request)
+    return apply_flex_attention(compile_flex_attention(), request)
 
 
-def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
+def apply_flex_attention(flex_attention: Callable[..., Any], request: Request) -> Tensor:
     """Compute the context of a request by the given flex_attention, compiled or not."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     q, k, v, mask, sinks = request.q, request.k, request.v, request.mask, request.sinks
     offset = request.offset if isinstance(request.offset, int) else tuple(request.offset.expand(q.shape[0]).tolist())
-    block_mask = None if mask == EVERYTHING else blocked(mask, q.shape[0], q.shape[2], k.shape[2], offset, q.device)
-    options = {"scale": request.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": changed(request)}
+    block_mask = None if mask == EVERYTHING else make_block_mask(mask, q.shape[0], q.shape[2], k.shape[2], offset, q.device)
+    options = {"scale": request.scale, "enable_gqa": q.shape[1] != k.shape[1], "score_mod": make_score_mod(request)}
     if sinks is None:
         plain: Tensor = flex_attention(q, k, v, block_mask=block_mask, **options)
         return plain
@@ -44,31 +44,31 @@ def attend_with(flex_attention: Callable[..., Any], request: Request) -> Tensor:
 
 
 @functools.cache
-def compiled() -> Callable[..., Any]:
+def compile_flex_attention() -> Callable[..., Any]:
     """Return flex_attention, compiled on the first call."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
 
 
-def changed(request: Request) -> Callable[..., Tensor] | None:
+def make_score_mod(request: Request) -> Callable[..., Tensor] | None:
     """Return the score_mod for softcap and bias, which maps one scaled score; None if there is neither."""
     softcap, bias = request.softcap, request.bias
     if softcap is None and bias is None:
         return None
 
-    def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * (score / softcap).tanh()
         if bias is not None:
-            score = score + bias[tuple(pick(n, size) for n, size in zip((b, h, i, j), bias.shape, strict=True))]
+            score = score + bias[tuple(broadcast_index(n, size) for n, size in zip((b, h, i, j), bias.shape, strict=True))]
         return score
 
-    return change
+    return score_mod
 
 
 @functools.lru_cache(maxsize=8)
-def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
+def make_block_mask(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...], device: torch.device) -> Any:
     """Build flex_attention's BlockMask from the mask's own bounds rather than from its table."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -76,23 +76,23 @@ def blocked(mask: Mask, batch: int, q: int, k: int, offset: int | tuple[int, ...
     where: Offset = offset if isinstance(offset, int) else torch.tensor(offset, device=device)
     full, partial = [], []
     for start in range(0, q, BLOCK):
-        rows = Rows(start, min(start + BLOCK, q), least, greatest)
-        may = spans.aligned(mask.may(rows, k), BLOCK, k)
-        must = mask.must(rows, k)
+        rows = QueryBlock(start, min(start + BLOCK, q), least, greatest)
+        may = spans.align_spans(mask.find_possible_keys(rows, k), BLOCK, k)
+        must = mask.find_certain_keys(rows, k)
         touched = [block for i, j in may for block in range(i // BLOCK, -(-j // BLOCK))]
-        filled = [n for n in touched if spans.covers(must, spans.span(n * BLOCK, (n + 1) * BLOCK, k))]
+        filled = [n for n in touched if spans.is_superset(must, spans.clamp_span(n * BLOCK, (n + 1) * BLOCK, k))]
         full.append(filled)
         partial.append([n for n in touched if n not in set(filled)])
     return BlockMask.from_kv_blocks(
-        *listed(partial, -(-k // BLOCK), device),
-        *listed(full, -(-k // BLOCK), device),
+        *pad_block_lists(partial, -(-k // BLOCK), device),
+        *pad_block_lists(full, -(-k // BLOCK), device),
         BLOCK_SIZE=BLOCK,
-        mask_mod=lambda b, h, i, j: mask.sees(b, h, i, j, where),
+        mask_mod=lambda b, h, i, j: mask.can_see(b, h, i, j, where),
         seq_lengths=(q, k),
     )
 
 
-def listed(blocks: list[list[int]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_block_lists(blocks: list[list[int]], most: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the number of blocks of each row, (1, 1, r), and their indices, (1, 1, r, most), as BlockMask takes them."""
     counts = torch.tensor([len(row) for row in blocks], dtype=torch.int32, device=device)
     padded = [row + [0] * (most - len(row)) for row in blocks]

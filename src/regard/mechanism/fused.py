@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.mechanism import cpu, flex, kernels
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal
-from regard.mechanism.request import Request, ask
-from regard.mechanism.rule import EVERYTHING, Mask, Offset
-from regard.mechanism.sinks import holds
+from regard.mechanism.request import Request, make_request
+from regard.mechanism.sinks import can_hold_sinks
 from regard.mechanism.steps import is_finite
 
 
@@ -32,7 +32,9 @@ BLOCKS = Choice("sdpa in blocks", "each run of queries goes to F.scaled_dot_prod
 FLEX = Choice("flex", "compiled flex_attention skips the blocks that the rule leaves empty, on this device in one launch")
 DROPOUT = Choice("written out", "dropout is one draw over all the weights, which no fused kernel repeats")
 EMPTY = Choice("written out", "there is no query or no key, and so nothing to be fast about")
-SUNK = Choice("sdpa", "every query sees every key and the sinks, which F.scaled_dot_product_attention takes as one more key")
+WITH_SINKS = Choice(
+    "sdpa", "every query sees every key and the sinks, which F.scaled_dot_product_attention takes as one more key"
+)
 CAPPED = Choice(
     "written out in blocks", "no kernel of torch on this device has a softcap; a run of queries at a time is written out"
 )
@@ -41,15 +43,15 @@ UNSCALED = Choice(
 )
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
-    "sdpa": kernels.whole,
-    "sdpa causal": kernels.causal,
-    "sdpa in blocks": kernels.blocks,
-    "flex": flex.run,
-    "written out": kernels.written,
-    "written out in blocks": kernels.written_in_blocks,
+    "sdpa": kernels.run_sdpa,
+    "sdpa causal": kernels.run_causal_sdpa,
+    "sdpa in blocks": kernels.run_sdpa_in_blocks,
+    "flex": flex.run_flex,
+    "written out": kernels.run_formula,
+    "written out in blocks": kernels.run_formula_in_blocks,
 }
 
-HALVES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 LARGEST_SCORE = 1e38  # in float32, the dtype of half precision's scores
 
 
@@ -84,40 +86,42 @@ def attention(
         }
         watched: Tensor = handle_torch_function(attention, (q, k, v), q, k, v, mask, **settings)
         return watched
-    request = simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
-    seen = cpu.stretches(request)
-    kernel = LOOPS.kernel if seen else torchs(request).kernel
+    request = simplify_request(make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout))
+    seen = cpu.find_supported_ranges(request)
+    kernel = LOOPS.kernel if seen else select_torch_kernel(request).kernel
     if q.device.type != "cpu" or not kernel.startswith(("sdpa", "compiled")):
-        return request.restore(KERNELS[kernel](request))
-    if not seen and loses_nan(request):
-        return request.restore(kernels.written_in_blocks(request))
-    context = cpu.run(request, seen) if seen else KERNELS[kernel](request)
-    if not is_finite(telling_rows(context, kernel, request)):
-        context = kernels.written_in_blocks(request)  # torch's kernel spreads a non-finite hidden key to every row
-    return request.restore(context)
+        return request.restore_rank(KERNELS[kernel](request))
+    if not seen and can_lose_nan(request):
+        return request.restore_rank(kernels.run_formula_in_blocks(request))
+    context = cpu.run_compiled_attention(request, seen) if seen else KERNELS[kernel](request)
+    if not is_finite(select_rows_to_check(context, kernel, request)):
+        context = kernels.run_formula_in_blocks(request)  # torch's kernel spreads a non-finite hidden key to every row
+    return request.restore_rank(context)
 
 
-def loses_nan(request: Request) -> bool:
+def can_lose_nan(request: Request) -> bool:
     """Return whether a score may be infinite or NaN and torch's kernel for half precision or few keys would lose it.
 
     No score is larger than scale d max|q| max|k|, plus the bias.
     """
-    is_half, has_few_keys = request.q.dtype in HALVES, request.k.shape[2] < kernels.FEW_KEYS
+    is_half, has_few_keys = request.q.dtype in HALF_DTYPES, request.k.shape[2] < kernels.FEW_KEYS
     if torch.compiler.is_compiling() or not (is_half or (has_few_keys and request.bias is not None)):
         return False
     try:
-        largest = abs(request.scale) * request.q.shape[3] * largest_size(request.q) * largest_size(request.k)
+        largest = (
+            abs(request.scale) * request.q.shape[3] * find_largest_magnitude(request.q) * find_largest_magnitude(request.k)
+        )
         return not (largest + (0.0 if request.bias is None else max(request.bias.detach().amax().item(), 0.0)) < LARGEST_SCORE)
     except RuntimeError:  # under vmap, on the meta device
         return False
 
 
-def largest_size(x: Tensor) -> float:
+def find_largest_magnitude(x: Tensor) -> float:
     """Return the largest absolute value in one pass; NaN if x holds one."""
     return max(abs(end.item()) for end in torch.aminmax(x.detach()))
 
 
-def telling_rows(context: Tensor, kernel: str, request: Request) -> Tensor:
+def select_rows_to_check(context: Tensor, kernel: str, request: Request) -> Tensor:
     """Return the rows of the context to check: one of them is not finite if an infinity or a NaN has spread.
 
     For torch's own causal mask this is the last row, which sees every key: only what is not finite there can spread.
@@ -141,34 +145,34 @@ def choose(
     dropout: float = 0.0,
 ) -> Choice:
     """Return the kernel that `attention` uses for these arguments, and the reason."""
-    return select(simplest(ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)))
+    return select_kernel(simplify_request(make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)))
 
 
-def simplest(request: Request) -> Request:
+def simplify_request(request: Request) -> Request:
     """Drop a causal mask that hides nothing, as when the last token is the only query."""
     offset, last = request.offset, request.k.shape[2] - 1
     hides_nothing = isinstance(offset, int) and offset >= last and request.mask == Causal()
     return request._replace(mask=EVERYTHING) if hides_nothing else request
 
 
-def select(request: Request) -> Choice:
+def select_kernel(request: Request) -> Choice:
     """Return the fastest kernel that can express a request."""
-    return LOOPS if cpu.stretches(request) else torchs(request)
+    return LOOPS if cpu.find_supported_ranges(request) else select_torch_kernel(request)
 
 
-def torchs(request: Request) -> Choice:
+def select_torch_kernel(request: Request) -> Choice:
     """Return the fastest of torch's kernels that can express a request, or the formula step by step."""
     if not request.k.shape[2] or not request.q.numel():
         return EMPTY
     if request.dropout:
         return DROPOUT
     sinks, bias = request.sinks is not None, request.bias is not None
-    written = request.softcap is not None or (sinks and not holds(request.scale, request.q.dtype))
+    written = request.softcap is not None or (sinks and not can_hold_sinks(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:
-        return SUNK if sinks else BIASED if bias else WHOLE
+        return WITH_SINKS if sinks else BIASED if bias else WHOLE
     from_the_first = request.mask == Causal() and isinstance(request.offset, int) and not request.offset
     if from_the_first and not (written or sinks or bias):
         return CAUSAL
-    if flex.suits(request):
+    if flex.is_flex_preferred(request):
         return FLEX
     return BLOCKS if not written else CAPPED if request.softcap is not None else UNSCALED

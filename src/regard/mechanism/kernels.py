@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.mechanism import masks, sinks, spans, steps
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, QueryBlock
 from regard.mechanism.request import Request
-from regard.mechanism.rule import EVERYTHING, Mask, Rows
-from regard.mechanism.scores import wide
+from regard.mechanism.scores import score_dtype
 from regard.mechanism.spans import Spans
 
 BLOCK = 128  # queries of a block
@@ -18,76 +18,78 @@ GAP = 64  # largest gap between two ranges that is cheaper to compute than to cu
 FEW_KEYS = 16  # below this torch's CPU kernel loses a NaN in a query, unless it gets a table
 
 
-def whole(request: Request) -> Tensor:
+def run_sdpa(request: Request) -> Tensor:
     """Call torch's kernel once, without a mask or with a Given table; table and bias are passed as one, sinks as a key."""
     if request.sinks is not None:
-        return whole(sinks.as_key(request))
+        return run_sdpa(sinks.append_sink_keys(request))
     table = request.bias
     if isinstance(request.mask, masks.Given):
-        exact = wide(request.q.dtype)
+        exact = score_dtype(request.q.dtype)
         hidden = ~request.mask.given
         table = hidden.new_zeros(hidden.shape, dtype=exact) if table is None else table.to(exact)
         table = table.masked_fill(hidden, -torch.inf)
-    return sdpa(request, table)
+    return apply_sdpa(request, table)
 
 
-def causal(request: Request) -> Tensor:
+def run_causal_sdpa(request: Request) -> Tensor:
     """Call torch's kernel with its own causal mask, which aligns the first query with the first key."""
-    return sdpa(request, None, is_causal=True)
+    return apply_sdpa(request, None, is_causal=True)
 
 
-def blocks(request: Request) -> Tensor:
+def run_sdpa_in_blocks(request: Request) -> Tensor:
     """Call torch's kernel on one block of queries at a time, with only the keys that the mask may let it see."""
-    return by_runs(request, whole)
+    return run_in_blocks(request, run_sdpa)
 
 
-def written(request: Request) -> Tensor:
+def run_formula(request: Request) -> Tensor:
     """Compute the formula step by step, all q x k weights at once."""
-    return steps.walk(request).context
+    return steps.compute_steps(request).context
 
 
-def written_in_blocks(request: Request) -> Tensor:
+def run_formula_in_blocks(request: Request) -> Tensor:
     """Compute the formula one block of queries at a time; weights are recomputed for the gradient, not saved."""
-    return by_runs(request, forgetful if torch.is_grad_enabled() else written)
+    return run_in_blocks(request, run_checkpointed_formula if torch.is_grad_enabled() else run_formula)
 
 
-def forgetful(request: Request) -> Tensor:
+def run_checkpointed_formula(request: Request) -> Tensor:
     """Compute the formula with activation checkpointing: intermediate results are recomputed for the gradient."""
-    context: Tensor = checkpoint(written, request, use_reentrant=False, preserve_rng_state=False)  # there is no dropout here
+    context: Tensor = checkpoint(
+        run_formula, request, use_reentrant=False, preserve_rng_state=False
+    )  # there is no dropout here
     return context
 
 
-def by_runs(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
+def run_in_blocks(request: Request, kernel: Callable[[Request], Tensor]) -> Tensor:
     """Apply a kernel to one block of queries at a time, with the keys its mask may let it see, and a table if needed."""
     mask, offset, keys = request.mask, request.offset, request.k.shape[2]
     device = request.q.device
-    runs = list(runs_of_queries(request))
-    cut_k, cut_v = cutter(request.k), cutter(request.v)
+    runs = list(split_queries(request))
+    cut_k, cut_v = make_span_selector(request.k), make_span_selector(request.v)
     bias = None if request.bias is None or request.bias.shape[2] == 1 else request.bias.split(runs[0].stop, 2)
     contexts = []
     for n, (rows, q) in enumerate(zip(runs, request.q.split(runs[0].stop, 2), strict=True)):
-        may = spans.aligned(spans.coalesce(mask.may(rows, keys), GAP), BLOCK, keys)
+        may = spans.align_spans(spans.merge_spans(mask.find_possible_keys(rows, keys), GAP), BLOCK, keys)
         visible: Mask = EVERYTHING
-        if not spans.covers(mask.must(rows, keys), may):
+        if not spans.is_superset(mask.find_certain_keys(rows, keys), may):
             queries, columns = (torch.arange(*ends, device=device) for ends in ((rows.start, rows.stop), (keys,)))
-            visible = masks.Given.sharing(mask.block(queries, cut(columns, may, 0), offset))
-        added = cut_bias(bias[n] if bias else request.bias, may)
+            visible = masks.Given.from_shared_table(mask.block(queries, select_spans(columns, may, 0), offset))
+        added = select_bias_spans(bias[n] if bias else request.bias, may)
         part = request._replace(q=q, k=cut_k(may), v=cut_v(may), mask=visible, bias=added, offset=0)
-        contexts.append(kernel(part) if may else written(part))
+        contexts.append(kernel(part) if may else run_formula(part))
     return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 2)
 
 
-def sdpa(request: Request, table: Tensor | None, *, is_causal: bool = False) -> Tensor:
+def apply_sdpa(request: Request, table: Tensor | None, *, is_causal: bool = False) -> Tensor:
     """Call F.scaled_dot_product_attention with an additive table or none; a query whose keys are all hidden gets 0."""
     if request.q.device.type == "cpu":
-        return on_cpu(request, table, is_causal=is_causal)
+        return apply_cpu_sdpa(request, table, is_causal=is_causal)
     if table is None:
-        return call(request.q, request.k, request.v, request.scale, is_causal=is_causal)
+        return call_sdpa(request.q, request.k, request.v, request.scale, is_causal=is_causal)
     blind = (table == -torch.inf).all(-1, keepdim=True)  # other devices' kernels need not give 0 for these
-    return call(request.q, request.k, request.v, request.scale, table.masked_fill(blind, 0)).masked_fill(blind, 0)
+    return call_sdpa(request.q, request.k, request.v, request.scale, table.masked_fill(blind, 0)).masked_fill(blind, 0)
 
 
-def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor:
+def apply_cpu_sdpa(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor:
     """Call F.scaled_dot_product_attention on a CPU, with shapes and a table for which its kernel is fast and correct."""
     q, k, v = request.q, request.k, request.v
     width = v.shape[3]
@@ -98,11 +100,11 @@ def on_cpu(request: Request, table: Tensor | None, *, is_causal: bool) -> Tensor
         table = q.new_zeros(1, 1, q.shape[2] if is_causal else 1, k.shape[2])
         table = table + q.new_full((q.shape[2], k.shape[2]), -torch.inf).triu(1) if is_causal else table
         is_causal = False
-    context = call(q, k, v, request.scale, table, is_causal=is_causal)
+    context = call_sdpa(q, k, v, request.scale, table, is_causal=is_causal)
     return context if context.shape[3] == width else context[..., :width]
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+def call_sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
     """Call F.scaled_dot_product_attention, with shared key heads where k has fewer heads than q, and for any scale.
 
     torch's causal mask is -inf before the scale: a negative scale would make it +inf, a scale of 0 NaN.
@@ -113,31 +115,31 @@ def call(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = N
     return F.scaled_dot_product_attention(q, k, v, table, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 
 
-def runs_of_queries(request: Request) -> Iterator[Rows]:
+def split_queries(request: Request) -> Iterator[QueryBlock]:
     """Yield blocks of BLOCK queries; one block of all queries if mask and bias are the same for each."""
     queries, offset = request.q.shape[2], request.offset
-    same = not request.mask.by_row and (request.bias is None or request.bias.shape[2] == 1)
+    same = not request.mask.is_query_dependent and (request.bias is None or request.bias.shape[2] == 1)
     least, greatest = (offset, offset) if isinstance(offset, int) else (int(offset.min()), int(offset.max()))
     step = queries if same and request.softcap is None else BLOCK
     for start in range(0, queries, step):
-        yield Rows(start, min(start + step, queries), least, greatest)
+        yield QueryBlock(start, min(start + step, queries), least, greatest)
 
 
-def cutter(x: Tensor) -> Callable[[Spans], Tensor]:
+def make_span_selector(x: Tensor) -> Callable[[Spans], Tensor]:
     """Return a function that selects ranges of whole blocks of the keys x (b, g, k, d).
 
     If a gradient is wanted, the ranges are joined from blocks that were split off once, since the gradient of every slice would
     be a tensor of zeros as long as x.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return lambda ranges: cut(x, ranges, 2)
+        return lambda ranges: select_spans(x, ranges, 2)
     split = x.split(BLOCK, 2)
     return lambda ranges: torch.cat(
         [part for i, j in ranges for part in split[i // BLOCK : -(-j // BLOCK)]] or [x[:, :, :0]], 2
     )
 
 
-def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
+def select_spans(x: Tensor, ranges: Spans, axis: int) -> Tensor:
     """Select ranges of x along an axis, concatenated."""
     if ranges == ((0, x.shape[axis]),):
         return x
@@ -145,6 +147,6 @@ def cut(x: Tensor, ranges: Spans, axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis) if parts else x.narrow(axis, 0, 0)
 
 
-def cut_bias(bias: Tensor | None, ranges: Spans) -> Tensor | None:
+def select_bias_spans(bias: Tensor | None, ranges: Spans) -> Tensor | None:
     """Select the bias of these ranges of keys; an axis of size 1 stays."""
-    return bias if bias is None or bias.shape[3] == 1 else cut(bias, ranges, 3)
+    return bias if bias is None or bias.shape[3] == 1 else select_spans(bias, ranges, 3)

@@ -8,20 +8,20 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.mechanism import spans
-from regard.mechanism.arguments import check_count, describe
-from regard.mechanism.rule import (
+from regard.mechanism.arguments import check_count, describe_value
+from regard.mechanism.mask_algebra import (
     EVERYTHING,
     Everything,
+    KeyRanges,
     Mask,
     Offset,
-    Rows,
-    Stretches,
-    pick,
-    position,
-    stretch,
-    wider,
+    QueryBlock,
+    broadcast_index,
+    broadcast_size,
+    clamp_key_ranges,
+    query_position,
 )
-from regard.mechanism.spans import Spans, span
+from regard.mechanism.spans import Spans, clamp_span
 
 __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "Padding", "Prefix", "Window"]
 
@@ -30,17 +30,17 @@ __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "
 class Causal(Mask):
     """A query sees the keys up to its own position."""
 
-    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
-        return stretch(torch.zeros(q), torch.arange(q) + offset + 1, k)
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
+        return clamp_key_ranges(torch.zeros(q), torch.arange(q) + offset + 1, k)
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return j <= position(b, i, offset)
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return j <= query_position(b, i, offset)
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        return span(0, rows.last + 1, keys)
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, rows.last_position + 1, keys)
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        return span(0, rows.first + 1, keys)
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, rows.first_position + 1, keys)
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class Window(Mask):
     def __post_init__(self) -> None:
         for name, bound in (("left", self.left), ("right", self.right)):
             if bound is not None:
-                object.__setattr__(self, name, count_keys(f"Window({name})", bound, " or None for no bound"))
+                object.__setattr__(self, name, check_key_count(f"Window({name})", bound, " or None for no bound"))
 
-    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         p = torch.arange(q) + offset
         first = torch.zeros_like(p) if self.left is None else p - self.left
-        return stretch(first, torch.full_like(p, k) if self.right is None else p + self.right + 1, k)
+        return clamp_key_ranges(first, torch.full_like(p, k) if self.right is None else p + self.right + 1, k)
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        ahead = j - position(b, i, offset)
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        ahead = j - query_position(b, i, offset)
         near = torch.ones_like(ahead, dtype=torch.bool) if self.left is None else ahead >= -self.left
         return near if self.right is None else near & (ahead <= self.right)
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        start = 0 if self.left is None else rows.first - self.left
-        return span(start, keys if self.right is None else rows.last + self.right + 1, keys)
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        start = 0 if self.left is None else rows.first_position - self.left
+        return clamp_span(start, keys if self.right is None else rows.last_position + self.right + 1, keys)
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        start = 0 if self.left is None else rows.last - self.left
-        return span(start, keys if self.right is None else rows.first + self.right + 1, keys)
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        start = 0 if self.left is None else rows.last_position - self.left
+        return clamp_span(start, keys if self.right is None else rows.first_position + self.right + 1, keys)
 
 
 @dataclass(frozen=True)
@@ -81,23 +81,23 @@ class Prefix(Mask):
     n: int
 
     @property
-    def by_row(self) -> bool:
+    def is_query_dependent(self) -> bool:
         return False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", count_keys("Prefix(n)", self.n))
+        object.__setattr__(self, "n", check_key_count("Prefix(n)", self.n))
 
-    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
-        return stretch(torch.zeros(q), torch.full((q,), self.n), k)
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
+        return clamp_key_ranges(torch.zeros(q), torch.full((q,), self.n), k)
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         return j < self.n
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        return span(0, self.n, keys)
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, self.n, keys)
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        return span(0, self.n, keys)
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, self.n, keys)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Padding(Mask):
     lengths: tuple[int, ...]
 
     @property
-    def by_row(self) -> bool:
+    def is_query_dependent(self) -> bool:
         return False
 
     def __init__(self, lengths: Sequence[int] | Tensor) -> None:
@@ -116,25 +116,27 @@ class Padding(Mask):
         )
         counts = lengths.tolist() if hasattr(lengths, "tolist") and not hides_numbers else lengths
         if not isinstance(counts, Sequence) or isinstance(counts, bytes) or any(isinstance(each, Sequence) for each in counts):
-            raise ShapeError(f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {describe(lengths)}.")
-        object.__setattr__(self, "lengths", tuple(count_keys("Padding(lengths)", each) for each in counts))
+            raise ShapeError(
+                f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {describe_value(lengths)}."
+            )
+        object.__setattr__(self, "lengths", tuple(check_key_count("Padding(lengths)", each) for each in counts))
 
     @property
     def batch(self) -> int:
         return len(self.lengths)
 
-    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         stop = torch.tensor(self.lengths).view(-1, 1).expand(-1, q)
-        return stretch(torch.zeros_like(stop), stop, k)
+        return clamp_key_ranges(torch.zeros_like(stop), stop, k)
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
-        return j < torch.tensor(self.lengths, device=j.device)[pick(b, self.batch)]
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+        return j < torch.tensor(self.lengths, device=j.device)[broadcast_index(b, self.batch)]
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        return span(0, max(self.lengths, default=0), keys)
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, max(self.lengths, default=0), keys)
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        return span(0, min(self.lengths, default=0), keys)
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return clamp_span(0, min(self.lengths, default=0), keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,25 +149,25 @@ class Documents(Mask):
 
     queries: Tensor
     keys: Tensor
-    once: bool
+    has_shared_ids: bool
 
     def __init__(self, queries: Sequence[object] | Tensor, keys: Sequence[object] | Tensor | None = None) -> None:
-        object.__setattr__(self, "queries", ids(queries))
-        object.__setattr__(self, "keys", self.queries if keys is None else ids(keys))
-        object.__setattr__(self, "once", keys is None)
+        object.__setattr__(self, "queries", convert_ids(queries))
+        object.__setattr__(self, "keys", self.queries if keys is None else convert_ids(keys))
+        object.__setattr__(self, "has_shared_ids", keys is None)
 
     @property
     def batch(self) -> int:
-        return wider("batch rows", len(self.queries), len(self.keys))
+        return broadcast_size("batch rows", len(self.queries), len(self.keys))
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
         if self.keys.shape[-1] != k:
             raise ShapeError(f"Documents has ids for {self.keys.shape[-1]} keys, but there are {k}.")
-        if not self.once and self.queries.shape[-1] != q:
+        if not self.has_shared_ids and self.queries.shape[-1] != q:
             raise ShapeError(f"Documents has ids for {self.queries.shape[-1]} queries, but there are {q}.")
 
-    def stretches(self, q: int, k: int, offset: int) -> Stretches | None:
-        if not self.once or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.device.type != "cpu":
+    def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
+        if not self.has_shared_ids or offset < 0 or offset + q > self.keys.shape[-1] or self.keys.device.type != "cpu":
             return None
         ids, place = self.keys, torch.arange(k)  # (b, k)
         begins = torch.ones_like(ids, dtype=torch.bool)
@@ -176,47 +178,54 @@ class Documents(Mask):
         first = torch.where(begins, place, 0).cummax(1).values
         sizes = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run)).gather(1, run)
         rows = slice(offset, offset + q)
-        return stretch(first[:, rows], (first + sizes)[:, rows], k)
+        return clamp_key_ranges(first[:, rows], (first + sizes)[:, rows], k)
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         queries, keys = self.queries.to(j.device), self.keys.to(j.device)
-        p = position(b, i, offset) if self.once else i
+        p = query_position(b, i, offset) if self.has_shared_ids else i
         inside = (p >= 0) & (p < queries.shape[-1])
         if not queries.shape[-1]:
             return inside & (j < 0)  # no ids to index
-        same = queries[pick(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)] == keys[pick(b, len(keys)), j]
+        same = (
+            queries[broadcast_index(b, len(queries)), p.clamp(0, queries.shape[-1] - 1)]
+            == keys[broadcast_index(b, len(keys)), j]
+        )
         return same & inside
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        seen = torch.isin(self.keys, self.ids_of(rows).unique())
-        return spans.runs(seen.any(0))
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        seen = torch.isin(self.keys, self.select_ids(rows).unique())
+        return spans.find_true_spans(seen.any(0))
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        all_inside = not self.once or (rows.first >= 0 and rows.last < self.queries.shape[-1])
-        found = self.ids_of(rows)
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        all_inside = not self.has_shared_ids or (rows.first_position >= 0 and rows.last_position < self.queries.shape[-1])
+        found = self.select_ids(rows)
         one = found[:, :1]  # (b, 1)
         if not all_inside or not found.numel() or bool((found != one).any()):
             return ()
-        return spans.runs((self.keys == one).all(0))
+        return spans.find_true_spans((self.keys == one).all(0))
 
-    def ids_of(self, rows: Rows) -> Tensor:
+    def select_ids(self, rows: QueryBlock) -> Tensor:
         """Return the ids of these queries, (b, n)."""
         return (
-            self.queries[:, max(rows.first, 0) : max(rows.last + 1, 0)]
-            if self.once
+            self.queries[:, max(rows.first_position, 0) : max(rows.last_position + 1, 0)]
+            if self.has_shared_ids
             else self.queries[:, rows.start : rows.stop]
         )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Documents):
             return NotImplemented
-        return self.once == other.once and torch.equal(self.queries, other.queries) and torch.equal(self.keys, other.keys)
+        return (
+            self.has_shared_ids == other.has_shared_ids
+            and torch.equal(self.queries, other.queries)
+            and torch.equal(self.keys, other.keys)
+        )
 
     def __hash__(self) -> int:
-        return hash((self.once, self.queries.shape, self.keys.shape))
+        return hash((self.has_shared_ids, self.queries.shape, self.keys.shape))
 
     def __repr__(self) -> str:
-        shapes = tuple(self.queries.shape) if self.once else (tuple(self.queries.shape), tuple(self.keys.shape))
+        shapes = tuple(self.queries.shape) if self.has_shared_ids else (tuple(self.queries.shape), tuple(self.keys.shape))
         return f"Documents(ids {shapes})"
 
 
@@ -232,19 +241,19 @@ class Given(Mask):
             instead = "table.bool()" if isinstance(table, Tensor) else "torch.tensor(table)"
             raise ShapeError(
                 "Given(table) takes a dense bool tensor of one to four axes, True = may see; "
-                f"got {describe(table)}. Try {instead}."
+                f"got {describe_value(table)}. Try {instead}."
             )
         object.__setattr__(self, "given", table.detach().clone()[(None,) * (4 - table.dim())])
 
     @classmethod
-    def sharing(cls, table: Tensor) -> "Given":
+    def from_shared_table(cls, table: Tensor) -> "Given":
         """Make a mask of a table of four axes without a copy; nothing may change the table afterwards."""
         rule = cls.__new__(cls)
         object.__setattr__(rule, "given", table)
         return rule
 
     @property
-    def by_row(self) -> bool:
+    def is_query_dependent(self) -> bool:
         return self.given.shape[2] > 1
 
     @property
@@ -267,17 +276,19 @@ class Given(Mask):
         table = table if self.given.shape[2] == 1 else table[:, :, queries]
         return table if self.given.shape[3] == 1 else table[..., keys]
 
-    def sees(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
+    def can_see(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor, offset: Offset = 0) -> Tensor:
         batch, heads, queries, keys = self.given.shape
-        return self.given.to(j.device)[pick(b, batch), pick(h, heads), pick(i, queries), pick(j, keys)]
+        return self.given.to(j.device)[
+            broadcast_index(b, batch), broadcast_index(h, heads), broadcast_index(i, queries), broadcast_index(j, keys)
+        ]
 
-    def may(self, rows: Rows, keys: int) -> Spans:
-        return spans.runs(self.rows_of(rows).flatten(0, 2).any(0).expand(keys))
+    def find_possible_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return spans.find_true_spans(self.select_rows(rows).flatten(0, 2).any(0).expand(keys))
 
-    def must(self, rows: Rows, keys: int) -> Spans:
-        return spans.runs(self.rows_of(rows).flatten(0, 2).all(0).expand(keys))
+    def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
+        return spans.find_true_spans(self.select_rows(rows).flatten(0, 2).all(0).expand(keys))
 
-    def rows_of(self, rows: Rows) -> Tensor:
+    def select_rows(self, rows: QueryBlock) -> Tensor:
         """Return the table of these queries, (b, h, n, k)."""
         return self.given if self.given.shape[2] == 1 else self.given[:, :, rows.start : rows.stop]
 
@@ -291,7 +302,7 @@ class Given(Mask):
         return f"Given(table {tuple(self.given.shape)})"
 
 
-def ids(given: Sequence[object] | Tensor) -> Tensor:
+def convert_ids(given: Sequence[object] | Tensor) -> Tensor:
     """Return a copy of document ids as (b, t), b = 1 if all rows share them, or raise ShapeError."""
     try:
         found = torch.as_tensor(given).detach().clone()
@@ -299,12 +310,12 @@ def ids(given: Sequence[object] | Tensor) -> Tensor:
         raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in rows of one length: {error}.") from None
     is_dense = found.layout is torch.strided and not (found.is_nested or found.is_complex() or found.is_quantized)
     if not is_dense or (found.is_floating_point() and found.isnan().any()):
-        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in a dense tensor; got {describe(given)}.")
+        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in a dense tensor; got {describe_value(given)}.")
     if found.dim() not in (1, 2):
         raise ShapeError(f"Documents takes ids (t,) or (b, t), got {tuple(found.shape)}.")
     return found if found.dim() == 2 else found.unsqueeze(0)
 
 
-def count_keys(name: str, keys: object, alternative: str = "") -> int:
+def check_key_count(name: str, keys: object, alternative: str = "") -> int:
     """Return a number of keys, or raise ConfigError."""
     return check_count(f"{name} counts keys and", keys, 0, alternative=alternative)

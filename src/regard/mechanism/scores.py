@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.arguments import check_axes, check_number
+from regard.mechanism.arguments import check_number, check_tensor_axes
 
 
 def dot(q: Tensor, k: Tensor) -> Tensor:
     """Compute q kᵀ. Shapes: q (..., q, d); k (..., k, d); the scores (..., q, k)."""
-    check_pair(q, k)
+    check_query_and_key(q, k)
     return q @ k.mT
 
 
@@ -30,17 +30,17 @@ def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
     Shapes: q (..., q, n); k (..., k, n); weight (n,); the scores (..., q, k).
     Source: Bahdanau et al. 2014, appendix A.1.2.
     """
-    check_pair(q, k)
-    if check_axes("weight", weight, 1).shape != q.shape[-1:] or weight.dtype != q.dtype:
+    check_query_and_key(q, k)
+    if check_tensor_axes("weight", weight, 1).shape != q.shape[-1:] or weight.dtype != q.dtype:
         came = f"{weight.dtype} {tuple(weight.shape)}"
         raise ShapeError(f"weight is (n,) = ({q.shape[-1]},) of {q.dtype}, one for each number of a query; got {came}.")
     return (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ weight  # (..., q, k, n) -> (..., q, k)
 
 
-def check_pair(q: Tensor, k: Tensor) -> None:
+def check_query_and_key(q: Tensor, k: Tensor) -> None:
     """Raise an error unless q (..., q, d) and k (..., k, d) are floating tensors of one dtype whose axes agree."""
-    check_axes("q", q, 2)
-    check_axes("k", k, 2)
+    check_tensor_axes("q", q, 2)
+    check_tensor_axes("k", k, 2)
     if q.dtype != k.dtype or q.device != k.device:
         raise ConfigError(f"q and k must have one dtype and device, got {q.dtype} {q.device} and {k.dtype} {k.device}.")
     alike = zip(q.shape[-3::-1], k.shape[-3::-1], strict=False)
@@ -48,7 +48,7 @@ def check_pair(q: Tensor, k: Tensor) -> None:
         raise ShapeError(f"q is (..., q, d) and k (..., k, d) with one d; got {tuple(q.shape)} and {tuple(k.shape)}.")
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def score_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which scores of inputs of this dtype are computed: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 

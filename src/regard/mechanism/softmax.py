@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from regard.mechanism.arguments import check_axes, check_count
-from regard.mechanism.scores import wide
+from regard.mechanism.arguments import check_count, check_tensor_axes
+from regard.mechanism.scores import score_dtype
 
 
 def by_sum(scores: Tensor) -> Tensor:
     """Compute s / Σ s. A probability only if no score is negative; fails where the scores sum to 0."""
-    check_axes("scores", scores, 1)
+    check_tensor_axes("scores", scores, 1)
     return scores / scores.sum(-1, keepdim=True)
 
 
 def naive(scores: Tensor) -> Tensor:
     """Compute exp(s) / Σ exp(s). In float32 this is NaN from a score of 89 on, and 0 / 0 if all lie below -104."""
-    exponentials = check_axes("scores", scores, 1).exp()
+    exponentials = check_tensor_axes("scores", scores, 1).exp()
     return exponentials / exponentials.sum(-1, keepdim=True)
 
 
@@ -24,7 +24,7 @@ def stable(scores: Tensor) -> Tensor:
 
     A row of only -inf, a query that may see nothing, has weights 0.
     """
-    blind = (check_axes("scores", scores, 1) == -torch.inf).all(-1, keepdim=True)
+    blind = (check_tensor_axes("scores", scores, 1) == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)  # torch's softmax subtracts the maximum
 
 
@@ -35,7 +35,10 @@ def blockwise(scores: Tensor, block: int = 256) -> Tensor:
     Source: Milakov and Gimelshein 2018, algorithm 3.
     """
     block = check_count("block", block)
-    dtype, scores = check_axes("scores", scores, 1).dtype, scores.to(wide(scores.dtype))  # a long sum stops growing in bfloat16
+    dtype, scores = (
+        check_tensor_axes("scores", scores, 1).dtype,
+        scores.to(score_dtype(scores.dtype)),
+    )  # a long sum stops growing in bfloat16
     top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total = torch.zeros_like(top)
     for part in scores.split(block, dim=-1):

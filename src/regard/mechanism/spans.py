@@ -8,7 +8,7 @@ Span = tuple[int, int]
 Spans = tuple[Span, ...]  # ((start, stop), ...), stop excluded
 
 
-def span(start: int, stop: int, keys: int) -> Spans:
+def clamp_span(start: int, stop: int, keys: int) -> Spans:
     """Return the keys from start to stop, clamped to 0 ... keys."""
     start, stop = max(start, 0), min(stop, keys)
     return ((start, stop),) if start < stop else ()
@@ -16,7 +16,7 @@ def span(start: int, stop: int, keys: int) -> Spans:
 
 def union(a: Spans, b: Spans) -> Spans:
     """Return the keys in a or b."""
-    return coalesce(sorted(a + b))
+    return merge_spans(sorted(a + b))
 
 
 def intersection(a: Spans, b: Spans) -> Spans:
@@ -31,12 +31,12 @@ def complement(a: Spans, keys: int) -> Spans:
     return tuple((i, j) for i, j in zip(edges[::2], edges[1::2], strict=True) if i < j)
 
 
-def covers(a: Spans, b: Spans) -> bool:
+def is_superset(a: Spans, b: Spans) -> bool:
     """Return whether every key of b is in a."""
     return intersection(a, b) == b
 
 
-def coalesce(spans: Iterable[Span], gap: int = 0) -> Spans:
+def merge_spans(spans: Iterable[Span], gap: int = 0) -> Spans:
     """Merge ranges that overlap or lie at most `gap` keys apart; the spans must be sorted."""
     joined: list[Span] = []
     for start, stop in spans:
@@ -47,12 +47,12 @@ def coalesce(spans: Iterable[Span], gap: int = 0) -> Spans:
     return tuple(joined)
 
 
-def aligned(spans: Spans, block: int, keys: int) -> Spans:
+def align_spans(spans: Spans, block: int, keys: int) -> Spans:
     """Return the smallest ranges of whole blocks that contain these keys."""
-    return coalesce((start // block * block, min(-(-stop // block) * block, keys)) for start, stop in spans)
+    return merge_spans((start // block * block, min(-(-stop // block) * block, keys)) for start, stop in spans)
 
 
-def runs(visible: Tensor) -> Spans:
+def find_true_spans(visible: Tensor) -> Spans:
     """Return the ranges in which a bool (k,) is True."""
     padded = visible.new_zeros(len(visible) + 2)
     padded[1:-1] = visible

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.html_repr import HtmlRepr
 from regard.mechanism import heads, scores, softmax
-from regard.mechanism.request import Request, ask, exactly
-from regard.mechanism.rule import EVERYTHING, Mask, Offset
-from regard.shown import Shown
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.mechanism.request import Request, disable_autocast, make_request
 
 
 @dataclass(frozen=True, eq=False)
-class Steps(Shown):
+class Steps(HtmlRepr):
     """Every step of attention, in order; a step that does nothing equals the one before.
 
     Shapes: scores ... dropped (b, h, q, k); context (b, h, q, e); without b, or b and h, if the input had none.
@@ -61,35 +61,37 @@ def attend(
     Raises ShapeError if shapes do not agree, ConfigError if a setting is impossible.
     Source: Vaswani et al. 2017, equation 1.
     """
-    request = ask(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
-    return restored(walk(request), request)
+    request = make_request(q, k, v, mask, scale, softcap, bias, sinks, offset, dropout)
+    return restore_step_ranks(compute_steps(request), request)
 
 
-def walk(request: Request) -> Steps:
+def compute_steps(request: Request) -> Steps:
     """Compute every step of a request, on four axes."""
-    exact = scores.wide(request.q.dtype)
-    with exactly(request.q.device):
-        return finish(scores.dot(request.q.to(exact), heads.share(request.k.to(exact), request.q.shape[1])), request)
+    exact = scores.score_dtype(request.q.dtype)
+    with disable_autocast(request.q.device):
+        return compute_steps_from_scores(
+            scores.dot(request.q.to(exact), heads.share(request.k.to(exact), request.q.shape[1])), request
+        )
 
 
-def finish(raw: Tensor, request: Request) -> Steps:
+def compute_steps_from_scores(raw: Tensor, request: Request) -> Steps:
     """Compute the steps that follow from the scores (b, h, q, k)."""
     scaled = raw if request.scale == 1 else raw * request.scale
     capped = scaled if request.softcap is None else request.softcap * (scaled / request.softcap).tanh()
     masked = capped if request.bias is None else capped + request.bias.to(capped.dtype)
-    masked = hide(masked, request.mask, request.offset)
-    weights = normalise(masked, request.sinks).to(request.v.dtype)
+    masked = mask_scores(masked, request.mask, request.offset)
+    weights = normalize_scores(masked, request.sinks).to(request.v.dtype)
     dropped = F.dropout(weights, request.dropout) if request.dropout else weights
-    context = mix(dropped, heads.share(request.v, raw.shape[1]), masked)
+    context = weigh_values(dropped, heads.share(request.v, raw.shape[1]), masked)
     return Steps(raw, scaled, capped, masked, weights, dropped, context)
 
 
-def restored(steps: Steps, request: Request) -> Steps:
+def restore_step_ranks(steps: Steps, request: Request) -> Steps:
     """Return the steps in the rank of the request's input."""
-    return Steps(*(request.restore(step) for _, step in steps.items()))
+    return Steps(*(request.restore_rank(step) for _, step in steps.items()))
 
 
-def hide(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
+def mask_scores(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
     """Set scores to -inf where a query may not see a key."""
     if mask == EVERYTHING:
         return scores
@@ -97,7 +99,7 @@ def hide(scores: Tensor, mask: Mask, offset: Offset) -> Tensor:
     return scores.masked_fill(~mask.block(rows, columns, offset), -torch.inf)
 
 
-def normalise(masked: Tensor, sinks: Tensor | None) -> Tensor:
+def normalize_scores(masked: Tensor, sinks: Tensor | None) -> Tensor:
     """Compute the softmax of each row; sinks (h,) add one score to the denominator, whose weight is left out."""
     if sinks is None:
         return softmax.stable(masked)
@@ -105,7 +107,7 @@ def normalise(masked: Tensor, sinks: Tensor | None) -> Tensor:
     return softmax.stable(torch.cat((masked, column), -1))[..., :-1]
 
 
-def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+def weigh_values(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
     """Compute weights v, where a hidden key contributes nothing to a query, not even the NaN of 0 · NaN."""
     context = weights @ v
     if not has_nan(context):
@@ -117,15 +119,15 @@ def mix(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
 
 def is_finite(x: Tensor) -> bool:
     """Return whether x and its sum are finite; True where `add_up` cannot compute the sum."""
-    return math.isfinite(add_up(x))
+    return math.isfinite(sum_elements(x))
 
 
 def has_nan(x: Tensor) -> bool:
     """Return whether x holds a NaN, or infinities of both signs; False where `add_up` cannot compute the sum."""
-    return math.isnan(add_up(x))
+    return math.isnan(sum_elements(x))
 
 
-def add_up(x: Tensor) -> float:
+def sum_elements(x: Tensor) -> float:
     """Return the sum of x, in one pass and without a tensor of flags.
 
     Returns 0 where the sum is not available as a number: under torch.compile or vmap, or on the meta device.

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, OutOfRangeError, ShapeError
 from regard.generate import decode
 from regard.layers.linear import Linear
-from regard.layers.multi_head import MultiHeadAttention, Past
+from regard.layers.multi_head import CacheUpdate, MultiHeadAttention
+from regard.matmul import linear
 from regard.mechanism import EVERYTHING, Mask
-from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe
+from regard.mechanism.arguments import FLOATS, check_instance, check_path, describe_value
+from regard.models.compiled_gpt2 import CompiledGPT2
 from regard.models.gpt2_config import GPT2Config
-from regard.models.in_one_call import InOneCall
-from regard.products import linear
 from regard.text import BytePair, Letters, byte_pair, letters
 from regard.weights import gpt2 as files
-from regard.weights.unfilled import without_numbers
+from regard.weights.meta_modules import create_on_meta
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own: tanh instead of the error function
@@ -44,10 +44,10 @@ class Cache(Protocol):
     def extend(self, tokens: Tensor) -> Tensor:
         """Return the positions of the next tokens, (t,) or (b, t)."""
 
-    def layer(self, number: int) -> Past:
+    def layer(self, number: int) -> CacheUpdate:
         """Return the past of a layer."""
 
-    def asked(self, x: Tensor) -> Tensor:
+    def select_wanted(self, x: Tensor) -> Tensor:
         """Return those of the last vectors whose logits are wanted."""
 
 
@@ -67,11 +67,11 @@ class GPT2(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.epsilon)
         self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self.text: BytePair | Letters | None = None
-        self.initialise()
+        self.init_weights()
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, mask: Mask = EVERYTHING) -> Tensor:
         """Compute the logits of the next token after each token, which sees the tokens before it that the mask lets it see."""
-        t = self.checked(tokens).shape[-1]
+        t = self.check_tokens(tokens).shape[-1]
         places = torch.arange(t, device=tokens.device) if cache is None else cache.extend(tokens)
         try:
             x = self.dropout(self.tokens(tokens) + self.positions(places))  # (b, t, c)
@@ -79,10 +79,10 @@ class GPT2(nn.Module):
             raise OutOfRangeError(f"a token is out of range: the model has tokens 0 to {self.config.vocabulary - 1}.") from None
         for number, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache.layer(number), mask)
-        x = self.norm(x if cache is None else cache.asked(x))
+        x = self.norm(x if cache is None else cache.select_wanted(x))
         return linear(x, self.tokens.weight) if self.head is None else self.head(x)  # (b, t, n)
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Initialize weights with normal numbers of deviation 0.02, biases with 0.
 
         The deviation of layers that add to the residual stream is smaller, so that the stream does not grow with depth.
@@ -94,12 +94,14 @@ class GPT2(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(weight)
 
-    def checked(self, tokens: Tensor) -> Tensor:
+    def check_tokens(self, tokens: Tensor) -> Tensor:
         """Return the tokens, or raise ShapeError if their type, shape or length is wrong."""
         if not isinstance(tokens, Tensor) or tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
-            raise ShapeError(f"tokens are whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe(tokens)}.")
+            raise ShapeError(
+                f"tokens are whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe_value(tokens)}."
+            )
         if tokens.layout is not torch.strided:
-            raise ShapeError(f"tokens must be a dense tensor, got {describe(tokens)}. Use .to_dense().")
+            raise ShapeError(f"tokens must be a dense tensor, got {describe_value(tokens)}. Use .to_dense().")
         if tokens.shape[-1] > self.config.context:
             raise ShapeError(f"there are {tokens.shape[-1]} tokens, and the model's context is {self.config.context}.")
         return tokens
@@ -112,33 +114,33 @@ class GPT2(nn.Module):
         is the vocabulary in the folder, or GPT-2's if the size is GPT-2's. Raises WeightsError, naming the file and the tensor.
         """
         if dtype is not None and (not isinstance(dtype, torch.dtype) or dtype not in FLOATS):
-            raise ConfigError(f"dtype must be float16, bfloat16, float32 or float64; got {describe(dtype)}.")
-        found = files.load(check_path("name", name), dtype)
-        with without_numbers():
+            raise ConfigError(f"dtype must be float16, bfloat16, float32 or float64; got {describe_value(dtype)}.")
+        found = files.load_weights(check_path("name", name), dtype)
+        with create_on_meta():
             model = cls(GPT2Config(**found.config))
         model.load_state_dict(found.tensors, assign=True)
-        model.text = text_of(found.folder, model.config.vocabulary)
+        model.text = load_text(found.folder, model.config.vocabulary)
         return model.eval()
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that transformers reads too, with the text if there is one."""
-        files.save(check_path("folder", folder), asdict(self.config), self.state_dict())
+        files.save_weights(check_path("folder", folder), asdict(self.config), self.state_dict())
         if self.text is not None:
             self.text.save(folder)
 
     def generate(self, tokens: Tensor | Sequence[Any], max_new_tokens: int, **settings: Any) -> Iterator[Tensor]:
         """Generate the next tokens, (b,) at a time; the settings are those of regard.generate.Settings."""
-        return decode.generate(self, tokens, max_new_tokens, **{**self.ending(), **settings})
+        return decode.generate(self, tokens, max_new_tokens, **{**self.get_end_settings(), **settings})
 
     def complete(self, text: str, max_new_tokens: int, **settings: Any) -> Iterator[str]:
         """Continue a text, a piece at a time; needs model.text."""
-        return decode.complete(self, text, max_new_tokens, **{**self.ending(), **settings})
+        return decode.complete(self, text, max_new_tokens, **{**self.get_end_settings(), **settings})
 
     def reading(self) -> Callable[[Tensor, Any], Tensor]:
         """Return the model in the form for generation: called with few new tokens and a cache."""
-        return InOneCall(self) if type(self) is GPT2 and all(type(block) is Block for block in self.blocks) else self
+        return CompiledGPT2(self) if type(self) is GPT2 and all(type(block) is Block for block in self.blocks) else self
 
-    def ending(self) -> dict[str, Any]:
+    def get_end_settings(self) -> dict[str, Any]:
         """Return the settings of generate that define the end of a text."""
         return {} if self.text is None else {"text": self.text, "end": self.text.special.get("<|endoftext|>")}
 
@@ -157,16 +159,16 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, past: Past | None = None, mask: Mask = EVERYTHING) -> Tensor:
+    def forward(self, x: Tensor, past: CacheUpdate | None = None, mask: Mask = EVERYTHING) -> Tensor:
         """Return the stream (b, t, c) with this block's part added."""
         x = x + self.dropout(self.attention(self.norm_attention(x), past, mask))
         stream: Tensor = x + self.dropout(self.down(self.activation(self.up(self.norm_feed(x)))))
         return stream
 
 
-def text_of(folder: Path, vocabulary: int) -> BytePair | Letters | None:
+def load_text(folder: Path, vocabulary: int) -> BytePair | Letters | None:
     """Load the letters or the encoding in a folder; else GPT-2's own for a vocabulary of its size; else None."""
-    if (folder / letters.FILE).is_file():
+    if (folder / letters.FILE_NAME).is_file():
         return Letters.load(folder)
     if any((folder / pairs).is_file() and (folder / numbers).is_file() for pairs, numbers in byte_pair.FILES):
         return BytePair.load(folder)

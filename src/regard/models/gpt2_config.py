@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from regard.errors import ConfigError
 from regard.layers import checks
-from regard.mechanism.arguments import check_choice, check_count, check_instance, describe
-from regard.mechanism.heads import indivisible
-from regard.mechanism.request import probability
+from regard.mechanism.arguments import check_choice, check_count, check_instance, describe_value
+from regard.mechanism.heads import describe_indivisible_width
+from regard.mechanism.request import check_probability
 
 ACTIVATIONS = ("gelu_tanh", "gelu", "relu", "silu")
 
@@ -27,15 +27,15 @@ class GPT2Config:
     tied: bool = True  # whether the head is the token embedding
 
     def __post_init__(self) -> None:
-        checks.positive(**{name: getattr(self, name) for name in ("layers", "heads", "width", "context", "vocabulary")})
+        checks.check_sizes(**{name: getattr(self, name) for name in ("layers", "heads", "width", "context", "vocabulary")})
         if self.width % self.heads:
-            raise ConfigError(indivisible("width", self.width, "heads", self.heads))
+            raise ConfigError(describe_indivisible_width("width", self.width, "heads", self.heads))
         check_count("inner", self.inner, 0, checks.WIDEST, " where 0 is four times the width")
         check_choice("activation", self.activation, ACTIVATIONS)
         if not isinstance(self.epsilon, float) or not 0 < self.epsilon < 1:
-            raise ConfigError(f"epsilon must be a number above 0 and below 1, got {describe(self.epsilon)}.")
+            raise ConfigError(f"epsilon must be a number above 0 and below 1, got {describe_value(self.epsilon)}.")
         check_instance("tied", self.tied, bool)
-        probability(self.dropout)
+        check_probability(self.dropout)
         object.__setattr__(self, "inner", self.inner or 4 * self.width)
 
     @classmethod
@@ -90,14 +90,14 @@ class GPT2Config:
         """Format the parameters, the memory and the multiply-adds of a forward over the context as a table of text."""
         t = self.context if tokens is None else tokens
         lines = [f"{self.layers} layers of {self.heads} heads, width {self.width}, context {self.context}", ""]
-        lines += table("parameters", self.parts)
+        lines += format_table("parameters", self.parts)
         lines += ["", f"float32 {self.parameters * 4 / 1e6:,.0f} MB, bfloat16 {self.parameters * 2 / 1e6:,.0f} MB"]
         cache = 2 * self.layers * self.width * t
         lines += [f"keys and values of {t} tokens: float32 {cache * 4 / 1e6:,.1f} MB, bfloat16 {cache * 2 / 1e6:,.1f} MB", ""]
-        return "\n".join([*lines, *table(f"multiply-adds of {t} tokens", self.multiply_adds(t))])
+        return "\n".join([*lines, *format_table(f"multiply-adds of {t} tokens", self.multiply_adds(t))])
 
 
-def table(title: str, parts: dict[str, int]) -> list[str]:
+def format_table(title: str, parts: dict[str, int]) -> list[str]:
     """Format numbers with their share of the whole."""
     total = sum(parts.values())
     rows = [*parts.items(), ("together", total)]

@@ -16,11 +16,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.errors import ConfigError
 from regard.layers import AdditiveAttention, checks
-from regard.mechanism.request import probability
-from regard.models.sentences import Lengths, checked, padding, refuse
+from regard.mechanism.request import check_probability
+from regard.models.padded_batch import Lengths, check_lengths, check_token_matrix, make_padding_mask
 from regard.models.vocabulary import Vocabulary
 from regard.text import BytePair
-from regard.weights import translators as files
+from regard.weights import translator_weights as files
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 States = tuple[Tensor, ...]  # (layers, b, hidden) each: the state of a GRU, or the state and the memory of an LSTM
@@ -44,7 +44,7 @@ class State:
     keys: Tensor | None  # the annotations projected by the attention, (b, s, hidden); None without attention
     hidden: States
 
-    def rows(self, index: Tensor) -> "State":
+    def select_rows(self, index: Tensor) -> "State":
         """Return the state of these rows, which may repeat."""
         old = self.memory
         lengths = tuple(old.lengths[row] for row in index.tolist())
@@ -83,7 +83,7 @@ class RecurrentTranslator(nn.Module):
         tied: bool = True,
     ) -> None:
         super().__init__()
-        checks.positive(vocabulary=vocabulary, width=width, hidden=hidden, layers=layers)
+        checks.check_sizes(vocabulary=vocabulary, width=width, hidden=hidden, layers=layers)
         if attention not in (None, "additive"):
             raise ConfigError(f'attention must be None or "additive", got {attention!r}.')
         if cell not in CELLS:
@@ -95,7 +95,7 @@ class RecurrentTranslator(nn.Module):
             "hidden": hidden,
             "layers": layers,
             "cell": cell,
-            "dropout": probability(dropout),
+            "dropout": check_probability(dropout),
             "tied": tied,
         }
         self.text: BytePair | None = None
@@ -107,17 +107,17 @@ class RecurrentTranslator(nn.Module):
         self.attention = AdditiveAttention(hidden, 2 * hidden, hidden) if attention else None
         self.readout = nn.Linear(hidden + width + 2 * hidden, width)
         self.dropout = nn.Dropout(dropout)
-        self.initialise()
+        self.init_weights()
 
     def forward(self, sources: Tensor, lengths: Tensor | Sequence[int], targets: Tensor) -> Tensor:
         """Compute the logits of what comes after each target token, given the source and the targets up to it."""
-        refuse("targets", targets)
+        check_token_matrix("targets", targets)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
     def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
         """Encode the sources in both directions; packed, so that neither direction reads padding."""
-        found = checked(sources, lengths)
-        x = self.dropout(self.vocabulary.source(sources))
+        found = check_lengths(sources, lengths)
+        x = self.dropout(self.vocabulary.embed_source(sources))
         packed = pack_padded_sequence(x, torch.tensor(found), batch_first=True, enforce_sorted=False)
         read, last = self.encoder(packed)
         annotations, _ = pad_packed_sequence(read, batch_first=True, total_length=sources.shape[1])
@@ -137,42 +137,46 @@ class RecurrentTranslator(nn.Module):
 
     def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
-        words = self.dropout(self.vocabulary.target(targets))
-        states, contexts, hidden = self.fixed(words, state) if state.keys is None else self.searched(words, state, state.keys)
+        words = self.dropout(self.vocabulary.embed_target(targets))
+        states, contexts, hidden = (
+            self.decode_with_summary(words, state)
+            if state.keys is None
+            else self.decode_with_attention(words, state, state.keys)
+        )
         seen = torch.cat((states, words, contexts), -1)
         output = self.dropout(self.readout(seen).tanh())
-        return self.vocabulary.logits(output), State(state.memory, state.keys, hidden)
+        return self.vocabulary.compute_logits(output), State(state.memory, state.keys, hidden)
 
-    def fixed(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, States]:
+    def decode_with_summary(self, words: Tensor, state: State) -> tuple[Tensor, Tensor, States]:
         """Run the decoder with the summary as each word's context.
 
         Returns the top layer's state after each word, the contexts, and the last states of all layers.
         """
         contexts = state.memory.summary.unsqueeze(1).expand(-1, words.shape[1], -1)
-        states, hidden = self.stepped(torch.cat((words, contexts), -1), state.hidden)
+        states, hidden = self.run_cells(torch.cat((words, contexts), -1), state.hidden)
         return states, contexts, hidden
 
-    def searched(self, words: Tensor, state: State, keys: Tensor) -> tuple[Tensor, Tensor, States]:
+    def decode_with_attention(self, words: Tensor, state: State, keys: Tensor) -> tuple[Tensor, Tensor, States]:
         """Run the decoder with a context for each word, the attention of the state before it to the annotations.
 
         Returns the top layer's state after each word, the contexts, and the last states of all layers.
         """
         attention, annotations, hidden = cast(AdditiveAttention, self.attention), state.memory.annotations, state.hidden
-        mask = padding(state.memory.lengths, annotations.shape[1])
+        mask = make_padding_mask(state.memory.lengths, annotations.shape[1])
         states, contexts = [], []
         for word in words.split(1, 1):
-            context = attention.over(hidden[0][-1].unsqueeze(1), keys, annotations, mask)
-            top, hidden = self.stepped(torch.cat((word, context), -1), hidden)
+            context = attention.attend_projected(hidden[0][-1].unsqueeze(1), keys, annotations, mask)
+            top, hidden = self.run_cells(torch.cat((word, context), -1), hidden)
             states.append(top)
             contexts.append(context)
         return torch.cat(states, 1), torch.cat(contexts, 1), hidden
 
-    def stepped(self, x: Tensor, hidden: States) -> tuple[Tensor, States]:
+    def run_cells(self, x: Tensor, hidden: States) -> tuple[Tensor, States]:
         """Run torch's own cells over vectors (b, t, width + 2 hidden)."""
         states, last = self.decoder(x, hidden if isinstance(self.decoder, nn.LSTM) else hidden[0])
         return states, last if isinstance(last, tuple) else (last,)
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Initialize the matrices from state to state as orthogonal, as in appendix B.1; the rest as torch does."""
         for name, weight in (*self.encoder.named_parameters(), *self.decoder.named_parameters()):
             if name.startswith("weight_hh"):
@@ -184,4 +188,4 @@ class RecurrentTranslator(nn.Module):
 
         dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
-        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
+        files.save_translator(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)

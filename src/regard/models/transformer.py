@@ -17,13 +17,13 @@ from regard.errors import ConfigError, ShapeError
 from regard.layers import checks
 from regard.layers.linear import Linear
 from regard.mechanism import Causal, Mask, attention, heads
-from regard.mechanism.heads import indivisible
+from regard.mechanism.heads import describe_indivisible_width
 from regard.mechanism.positions import sinusoidal
-from regard.mechanism.request import probability
-from regard.models.sentences import Lengths, checked, padding, refuse
+from regard.mechanism.request import check_probability
+from regard.models.padded_batch import Lengths, check_lengths, check_token_matrix, make_padding_mask
 from regard.models.vocabulary import Vocabulary
 from regard.text import BytePair
-from regard.weights import translators as files
+from regard.weights import translator_weights as files
 
 Pair = tuple[Tensor, Tensor]  # keys and values, (b, h, t, d)
 
@@ -44,7 +44,7 @@ class State:
     lengths: Lengths
     targets: tuple[Pair, ...] = ()
 
-    def rows(self, index: Tensor) -> "State":
+    def select_rows(self, index: Tensor) -> "State":
         """Return the state of these rows, which may repeat."""
         sources, targets = (tuple((k[index], v[index]) for k, v in pairs) for pairs in (self.sources, self.targets))
         return State(sources, tuple(self.lengths[row] for row in index.tolist()), targets)
@@ -74,9 +74,9 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         inner = 4 * width if inner is None else inner
-        checks.positive(vocabulary=vocabulary, width=width, heads=heads, layers=layers, inner=inner, context=context)
+        checks.check_sizes(vocabulary=vocabulary, width=width, heads=heads, layers=layers, inner=inner, context=context)
         if width % heads:
-            raise ConfigError(indivisible("width", width, "heads", heads))
+            raise ConfigError(describe_indivisible_width("width", width, "heads", heads))
         if norm not in ("post", "pre"):
             raise ConfigError(f'norm must be "post", after each part of a block, or "pre", before it; got {norm!r}.')
         self.sizes: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
             "layers": layers,
             "inner": inner,
             "norm": norm,
-            "dropout": probability(dropout),
+            "dropout": check_probability(dropout),
             "tied": tied,
             "context": context,
         }
@@ -100,18 +100,18 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderBlock(width, heads, inner, dropout, first) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(width) if first else nn.Identity()  # with "post" the last block has normalized
         self.decoder_norm = nn.LayerNorm(width) if first else nn.Identity()
-        self.initialise()
+        self.init_weights()
 
     def forward(self, sources: Tensor, lengths: Tensor | Sequence[int], targets: Tensor) -> Tensor:
         """Compute the logits of what comes after each target token, given the source and the targets up to it."""
-        refuse("targets", targets, self.context)
+        check_token_matrix("targets", targets, self.context)
         return self.decode(targets, self.begin(self.encode(sources, lengths)))[0]
 
     def encode(self, sources: Tensor, lengths: Tensor | Sequence[int]) -> Memory:
         """Encode the sources."""
-        found = checked(sources, lengths, self.context)
-        mask = padding(found, sources.shape[1])
-        x = self.placed(self.vocabulary.source(sources), 0)
+        found = check_lengths(sources, lengths, self.context)
+        mask = make_padding_mask(found, sources.shape[1])
+        x = self.add_positions(self.vocabulary.embed_source(sources), 0)
         for block in self.encoder:
             x = block(x, mask)
         return Memory(self.encoder_norm(x), found)
@@ -128,15 +128,15 @@ class Transformer(nn.Module):
     def decode(self, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """Read target tokens (b, t) after those of the state; return the logits (b, t, n) and the new state."""
         before = state.targets or (None,) * len(self.decoder)
-        mask = padding(state.lengths, state.sources[0][0].shape[2])
-        x = self.placed(self.vocabulary.target(targets), 0 if before[0] is None else before[0][0].shape[2])
+        mask = make_padding_mask(state.lengths, state.sources[0][0].shape[2])
+        x = self.add_positions(self.vocabulary.embed_target(targets), 0 if before[0] is None else before[0][0].shape[2])
         read = []
         for block, source, past in zip(self.decoder, state.sources, before, strict=True):
             x, pair = block(x, past, source, mask)
             read.append(pair)
-        return self.vocabulary.logits(self.decoder_norm(x)), State(state.sources, state.lengths, tuple(read))
+        return self.vocabulary.compute_logits(self.decoder_norm(x)), State(state.sources, state.lengths, tuple(read))
 
-    def placed(self, x: Tensor, first: int) -> Tensor:
+    def add_positions(self, x: Tensor, first: int) -> Tensor:
         """Add positions to vectors (b, t, c), counted from `first`."""
         if first + x.shape[1] > self.context:
             raise ShapeError(f"{first} tokens are read and {x.shape[1]} more given; the model's context is {self.context}.")
@@ -144,7 +144,7 @@ class Transformer(nn.Module):
         placed: Tensor = self.dropout(x + places.to(x.dtype))
         return placed
 
-    def initialise(self) -> None:
+    def init_weights(self) -> None:
         """Initialize every matrix but the embeddings as Glorot's uniform, q, k and v separately; biases as zero."""
         for name, weight in (*self.encoder.named_parameters(), *self.decoder.named_parameters()):
             if weight.dim() == 2:
@@ -158,7 +158,7 @@ class Transformer(nn.Module):
 
         dtype is that of the stored numbers, the model's own by default; with torch.int8 matrices have one scale a row.
         """
-        files.save(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
+        files.save_translator(folder, self.KIND, self.sizes, self.state_dict(), self.text, dtype)
 
 
 class SelfAttention(nn.Module):
@@ -225,11 +225,11 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
-    def before(self, x: Tensor) -> Tensor:
+    def prepare_input(self, x: Tensor) -> Tensor:
         """Return the input of the part."""
         return self.norm(x) if self.first else x
 
-    def after(self, x: Tensor, added: Tensor) -> Tensor:
+    def add_output(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the stream with the output of the part added."""
         x = x + self.dropout(added)
         return x if self.first else self.norm(x)
@@ -246,8 +246,8 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask) -> Tensor:
         """Return the stream (b, s, c) after this block."""
-        x = self.around_attention.after(x, self.attention(self.around_attention.before(x), mask)[0])
-        return self.around_feed.after(x, self.feed(self.around_feed.before(x)))
+        x = self.around_attention.add_output(x, self.attention(self.around_attention.prepare_input(x), mask)[0])
+        return self.around_feed.add_output(x, self.feed(self.around_feed.prepare_input(x)))
 
 
 class DecoderBlock(nn.Module):
@@ -262,7 +262,7 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, past: Pair | None, source: Pair, mask: Mask) -> tuple[Tensor, Pair]:
         """Return the stream (b, t, c) after this block, and the keys and values of all target tokens."""
-        seen, pair = self.attention(self.around_attention.before(x), Causal(), past)
-        x = self.around_attention.after(x, seen)
-        x = self.around_cross.after(x, self.cross(self.around_cross.before(x), source, mask))
-        return self.around_feed.after(x, self.feed(self.around_feed.before(x))), pair
+        seen, pair = self.attention(self.around_attention.prepare_input(x), Causal(), past)
+        x = self.around_attention.add_output(x, seen)
+        x = self.around_cross.add_output(x, self.cross(self.around_cross.prepare_input(x), source, mask))
+        return self.around_feed.add_output(x, self.feed(self.around_feed.prepare_input(x))), pair

@@ -5,7 +5,7 @@ import math
 from torch import Tensor, nn
 
 from regard.layers.linear import Linear
-from regard.products import linear
+from regard.matmul import linear
 
 
 class Vocabulary(nn.Module):
@@ -24,16 +24,16 @@ class Vocabulary(nn.Module):
         for weight in self.parameters():
             nn.init.normal_(weight, std=1 / self.scale)
 
-    def source(self, tokens: Tensor) -> Tensor:
+    def embed_source(self, tokens: Tensor) -> Tensor:
         """Embed source tokens."""
         vectors: Tensor = self.words(tokens) * self.scale
         return vectors
 
-    def target(self, tokens: Tensor) -> Tensor:
+    def embed_target(self, tokens: Tensor) -> Tensor:
         """Embed target tokens."""
         vectors: Tensor = (self.words if self.targets is None else self.targets)(tokens) * self.scale
         return vectors
 
-    def logits(self, x: Tensor) -> Tensor:
+    def compute_logits(self, x: Tensor) -> Tensor:
         """Compute the logits of each token of the vocabulary for vectors, (..., n)."""
         return linear(x, self.words.weight) if self.head is None else self.head(x)

@@ -13,7 +13,7 @@ from torch import Tensor
 BLOCK = 2**22  # bytes per task of a thread
 
 
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def compute_checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the CRC-32 of each tensor: that of the CRC-32s of its 4 MiB blocks, in order, each 4 bytes, little-endian."""
     found: dict[str, int] = {}
     with ThreadPoolExecutor(max(torch.get_num_threads(), 1)) as threads:
@@ -24,18 +24,18 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return found
 
 
-def header_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+def compute_header_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the CRC-32 of the metadata and of every tensor's name, dtype and shape."""
     shapes = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
     return str(zlib.crc32(json.dumps([sorted(metadata.items()), shapes]).encode()))
 
 
-def first_altered(tensors: Mapping[str, Tensor], expected: Any) -> str | None:
+def find_altered_tensor(tensors: Mapping[str, Tensor], expected: Any) -> str | None:
     """Return the name of the first tensor whose CRC-32 differs from the expected one; None if there is none.
 
     Raises ValueError if tensors and checksums have different names.
     """
-    came = checksums(tensors)
+    came = compute_checksums(tensors)
     if not isinstance(expected, dict) or expected.keys() != came.keys():
         raise ValueError("it has other tensors than checksums")
     return next((name for name in came if came[name] != expected[name]), None)

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
-from regard.map.indexing import places
+from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
-from regard.mechanism.arguments import check_count, describe
-from regard.observe import table
-from regard.observe.divergence import jensen_shannon
-from regard.observe.look import Look
+from regard.mechanism.arguments import check_count, describe_value
+from regard.observe import text_table
+from regard.observe.head_divergence import jensen_shannon
+from regard.observe.map_view import MapView
 from regard.observe.recording import Recording
-from regard.observe.words import TwoTexts
-from regard.observe.words import rows as words_of
+from regard.observe.words import TextPair
+from regard.observe.words import split_rows as words_of
 
 Texts = Sequence[Sequence[str]] | None
-MOST = 256  # rows in a block, at most
-SHOWN = 10  # heads and rows printed
+MAX_ROWS = 256  # rows in a block, at most
+MAX_PRINTED = 10  # heads and rows printed
 
 
 @dataclass(frozen=True)
@@ -62,38 +62,51 @@ class Comparison:
     divergence: tuple[Tensor, ...]
     queries: Tensor
     words: tuple[Texts, Texts] = (None, None)  # of the keys of each
-    asking: Texts = None  # of the first one's queries
+    query_words: Texts = None  # of the first one's queries
 
     def __str__(self) -> str:
         titles = ["head", "mean", "largest", "at"]
         lines = [
-            [f"{x.layer}.{x.head}", small(x.mean), small(x.largest), word(self.asking, x.batch, x.query)] for x in self.heads
+            [
+                f"{x.layer}.{x.head}",
+                format_number(x.mean),
+                format_number(x.largest),
+                format_position(self.query_words, x.batch, x.query),
+            ]
+            for x in self.heads
         ]
-        heads = table.aligned(titles, lines[:SHOWN], left=("head", "at"))
+        heads = text_table.align_columns(titles, lines[:MAX_PRINTED], left=("head", "at"))
         titles = ["head", "batch", "query", "apart", "attends most in one", "in the other"]
         lines = [
-            [f"{x.layer}.{x.head}", f"{x.batch}", word(self.asking, x.batch, x.query), small(x.divergence)]
-            + [word(words, x.batch, key) for words, key in zip(self.words, x.keys, strict=True)]
-            for x in self.rows[:SHOWN]
+            [
+                f"{x.layer}.{x.head}",
+                f"{x.batch}",
+                format_position(self.query_words, x.batch, x.query),
+                format_number(x.divergence),
+            ]
+            + [format_position(words, x.batch, key) for words, key in zip(self.words, x.keys, strict=True)]
+            for x in self.rows[:MAX_PRINTED]
         ]
         several = any(x.batch for x in self.rows)
         kept = [n for n, title in enumerate(titles) if title != "batch" or several]
         cells = [[line[n] for n in kept] for line in lines]
-        rows = table.aligned([titles[n] for n in kept], cells, left=["head", "query", *titles[4:]])
+        rows = text_table.align_columns([titles[n] for n in kept], cells, left=["head", "query", *titles[4:]])
         said = "Jensen-Shannon divergence, nats: 0 alike, 0.69 nothing in common."
-        return "\n".join([said, "", *heads, *more(len(self.heads), "heads"), "", *rows, *more(len(self.rows), "rows")])
+        return "\n".join(
+            [said, "", *heads, *format_total(len(self.heads), "heads"), "", *rows, *format_total(len(self.rows), "rows")]
+        )
 
 
-def word(words: Texts, batch: int, place: int) -> str:
+def format_position(words: Texts, batch: int, place: int) -> str:
     """Return a position and its word, if known."""
-    return f"{place}" if words is None else f"{place} {table.word(words[batch % len(words)][place])}"
+    return f"{place}" if words is None else f"{place} {text_table.format_token(words[batch % len(words)][place])}"
 
 
-def texts(x: AttentionMap | Recording, kind: str, part: str | None) -> tuple[Texts, Texts]:
+def find_words(x: AttentionMap | Recording, kind: str, part: str | None) -> tuple[Texts, Texts]:
     """Return the words of the queries and of the keys."""
     if isinstance(x, AttentionMap) or x.tokens is None:
         return None, None
-    asking, answering = x.words(0, kind, part) if isinstance(x.tokens, TwoTexts) else (x.tokens, x.tokens)
+    asking, answering = x.words(0, kind, part) if isinstance(x.tokens, TextPair) else (x.tokens, x.tokens)
     return (None if asking is None else words_of(asking)), (None if answering is None else words_of(answering))
 
 
@@ -114,18 +127,18 @@ def compare(
     Raises ShapeError if the two have different layers, heads or lengths.
     """
     check_count("top", top)
-    pairs = paired(a, b, kind, part)
-    rows = places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
+    pairs = pair_maps(a, b, kind, part)
+    rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
     if not len(rows) or not pairs[0].one.shape[3]:
         raise ShapeError(f"there is no row to compare: {len(rows)} queries of a map (b, h, q, k) = {pairs[0].one.shape}.")
-    divergence = tuple(apart(pair.one, pair.other, rows) for pair in pairs)
-    (asking, ours), (_, theirs) = (texts(x, kind, part) for x in (a, b))
-    ranked = ranked_heads(pairs, divergence, rows), ranked_rows(pairs, divergence, rows, top)
+    divergence = tuple(compare_rows(pair.one, pair.other, rows) for pair in pairs)
+    (asking, ours), (_, theirs) = (find_words(x, kind, part) for x in (a, b))
+    ranked = rank_heads(pairs, divergence, rows), rank_rows(pairs, divergence, rows, top)
     return Comparison(*ranked, divergence, rows, (ours, theirs), asking)
 
 
 @dataclass(frozen=True)
-class Pair:
+class MapPair:
     """The two maps of a layer, its name, and the numbers of its heads."""
 
     name: str
@@ -134,13 +147,13 @@ class Pair:
     other: AttentionMap
 
 
-def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, part: str | None) -> list[Pair]:
+def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, part: str | None) -> list[MapPair]:
     """Return the maps of both, layer by layer. Raises ShapeError if they do not match, ConfigError for other types."""
     are_maps, are_recordings = (all(isinstance(x, kind_of) for x in (a, b)) for kind_of in (AttentionMap, Recording))
     if not (are_maps or are_recordings):
-        raise ConfigError(f"compare takes two maps or two recordings, got {describe(a)} and {describe(b)}.")
+        raise ConfigError(f"compare takes two maps or two recordings, got {describe_value(a)} and {describe_value(b)}.")
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
-        pairs = [Pair("", tuple(range(a.shape[1])), a, b)]
+        pairs = [MapPair("", tuple(range(a.shape[1])), a, b)]
     else:
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
         if len(names) != len(others) or not names:
@@ -149,7 +162,7 @@ def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, 
             )
         maps = ([x.map(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
         heads = [a.heads(n, kind=kind, part=part) for n in range(len(names))]  # type: ignore[union-attr]
-        pairs = [Pair(*each) for each in zip(names, heads, *maps, strict=True)]
+        pairs = [MapPair(*each) for each in zip(names, heads, *maps, strict=True)]
     for pair in pairs:
         if pair.one.shape != pair.other.shape:
             where = f" of {pair.name}" if pair.name else ""
@@ -160,12 +173,12 @@ def paired(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: str, 
     return pairs
 
 
-def apart(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
+def compare_rows(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
     """Return the divergence of the same rows of two maps, (b, h, n); NaN where a query is padding in either."""
     b, h, _, k = one.shape
-    on = Look(one).standing[:, :, queries] & Look(other).standing[:, :, queries]
+    on = MapView(one).is_token[:, :, queries] & MapView(other).is_token[:, :, queries]
     found = torch.full(on.shape, torch.nan, dtype=torch.float32, device=one.device)
-    step = max(1, min(MOST, BLOCK_NUMBERS // max(k, 1)))
+    step = max(1, min(MAX_ROWS, BLOCK_NUMBERS // max(k, 1)))
     for row in range(b):
         for head in range(h):
             parts = [jensen_shannon(one[row, head, some], other[row, head, some]) for some in queries.split(step)]
@@ -173,7 +186,7 @@ def apart(one: AttentionMap, other: AttentionMap, queries: Tensor) -> Tensor:
     return found.where(on, torch.nan)
 
 
-def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor) -> tuple[HeadDifference, ...]:
+def rank_heads(pairs: Sequence[MapPair], divergence: Sequence[Tensor], queries: Tensor) -> tuple[HeadDifference, ...]:
     """Return every head, sorted by mean divergence, the largest first."""
     found = []
     for layer, (pair, apart_by) in enumerate(zip(pairs, divergence, strict=True)):
@@ -186,7 +199,7 @@ def ranked_heads(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: T
     return tuple(sorted(found, key=lambda each: -each.mean))
 
 
-def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Tensor, top: int) -> tuple[Row, ...]:
+def rank_rows(pairs: Sequence[MapPair], divergence: Sequence[Tensor], queries: Tensor, top: int) -> tuple[Row, ...]:
     """Return the `top` rows of the largest divergence, of all heads."""
     candidates = []
     for layer, apart_by in enumerate(divergence):
@@ -201,11 +214,11 @@ def ranked_rows(pairs: Sequence[Pair], divergence: Sequence[Tensor], queries: Te
     return tuple(found)
 
 
-def more(count: int, what: str) -> list[str]:
+def format_total(count: int, what: str) -> list[str]:
     """Return a line that states the total count if not all are shown; none otherwise."""
-    return [f"the first {SHOWN} of {count:,} {what}"] if count > SHOWN else []
+    return [f"the first {MAX_PRINTED} of {count:,} {what}"] if count > MAX_PRINTED else []
 
 
-def small(number: float) -> str:
+def format_number(number: float) -> str:
     """Format a number with three significant digits."""
     return f"{number:.3g}"

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.map import AttentionMap
-from regard.map.indexing import places
+from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
-from regard.mechanism.arguments import check_count, check_number, describe
-from regard.observe.look import SAMPLE, Look, looked, spaced
+from regard.mechanism.arguments import check_count, check_number, describe_value
+from regard.observe.map_view import SAMPLE, MapView, select_spaced, view_map
 
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink
@@ -25,148 +25,150 @@ Queries = Sequence[int] | slice | Tensor
 Score = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
-def previous(m: AttentionMap | Look, back: int = 1) -> Tensor:
+def weight_on_previous(m: AttentionMap | MapView, back: int = 1) -> Tensor:
     """Return the mean of A[i, p(i) - back], where p(i) is the query's position: the weight on the token `back` before it.
 
     The mean is over the queries that may see such a key: the first token has no previous one and is left out.
     Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
     """
-    look = looked(m)
-    return look.mean(look.behind(back), look.visible(look.positions - back))
+    look = view_map(m)
+    return look.average_queries(look.diagonal(back), look.is_visible(look.positions - back))
 
 
-def itself(m: AttentionMap | Look) -> Tensor:
+def weight_on_self(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of A[i, p(i)]: the weight on the query's own token.
 
     Source: Clark et al. 2019, section 3.1.
     """
-    return previous(m, 0)
+    return weight_on_previous(m, 0)
 
 
-def first(m: AttentionMap | Look) -> Tensor:
+def weight_on_first(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of A[i, first]: the weight on the first token that is not padding; its own row counts too.
 
     Source: Xiao et al. 2023; Gu et al. 2024, who take the same mean.
     """
-    look = looked(m)
-    return look.mean(look.first)
+    look = view_map(m)
+    return look.average_queries(look.first_token_weight)
 
 
-def sink(m: AttentionMap | Look, more_than: float = MANY) -> Tensor:
+def sink_rate(m: AttentionMap | MapView, more_than: float = MANY) -> Tensor:
     """Return the share of queries with more than `more_than` of their weight on the first token.
 
     Source: the default 0.3 is the threshold of Gu et al. 2024, who apply it to the mean.
     """
-    look, more_than = looked(m), check_number("more_than", more_than)
-    return look.mean((look.first > more_than).double())
+    look, more_than = view_map(m), check_number("more_than", more_than)
+    return look.average_queries((look.first_token_weight > more_than).double())
 
 
-def entropy(m: AttentionMap | Look) -> Tensor:
+def entropy(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of -Σ w log w, nats: 0 for a query that attends to one key alone.
 
     Source: Clark et al. 2019, section 3.2; the weight of a sink is not part of the sum.
     """
-    look = looked(m)
-    return look.mean(look.overview.entropy)
+    look = view_map(m)
+    return look.average_queries(look.overview.entropy)
 
 
-def keys(m: AttentionMap | Look) -> Tensor:
+def effective_keys(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of e^entropy: the number of keys a query attends to, if it attended to them equally."""
-    look = looked(m)
-    return look.mean(look.overview.entropy.exp())
+    look = view_map(m)
+    return look.average_queries(look.overview.entropy.exp())
 
 
-def breadth(m: AttentionMap | Look) -> Tensor:
+def breadth(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of e^entropy / n for a query that may see n keys: 1 where it attends to all of them equally.
 
     The mean is over at most 256 of the queries that count, evenly spaced.
     """
-    look = looked(m)
-    return sampled(look, lambda row, head, queries, seen: look.overview.entropy[row, head, queries].exp() / seen.sum(-1))
+    look = view_map(m)
+    return average_sample(look, lambda row, head, queries, seen: look.overview.entropy[row, head, queries].exp() / seen.sum(-1))
 
 
-def distance(m: AttentionMap | Look) -> Tensor:
+def distance(m: AttentionMap | MapView) -> Tensor:
     """Return the mean of Σ_j w_j (p(i) - j): how many tokens back a query attends; later keys count as negative.
 
     Source: Vig and Belinkov 2019, whose mean is over weights; here too each row has the same weight.
     """
-    look = looked(m)
-    return look.mean(look.overview.distance)
+    look = view_map(m)
+    return look.average_queries(look.overview.distance)
 
 
-def local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
+def local_weight(m: AttentionMap | MapView, window: int = NEAR) -> Tensor:
     """Return the mean of Σ w_j over the keys with `|p(i) - j| <= window`; the rest of a row is its global share."""
-    look = looked(m)
-    return look.mean(near(look, check_count("window", window, 0)))
+    look = view_map(m)
+    return look.average_queries(sum_nearby_weight(look, check_count("window", window, 0)))
 
 
-def uniform_local(m: AttentionMap | Look, window: int = NEAR) -> Tensor:
+def uniform_local_weight(m: AttentionMap | MapView, window: int = NEAR) -> Tensor:
     """Return the local weight of a head that attends equally to all keys it may see, over at most 256 queries."""
-    look, window = looked(m), check_count("window", window, 0)
+    look, window = view_map(m), check_count("window", window, 0)
 
-    def share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
+    def compute_local_share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
         away = look.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
         return (seen & (away.abs() <= window)).sum(-1) / seen.sum(-1)
 
-    return sampled(look, share)
+    return average_sample(look, compute_local_share)
 
 
-def heavy(m: AttentionMap | Look, share: float = HEAVY) -> Tensor:
+def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tensor:
     """Return Σ of the largest column sums / Σ of all of them, for a `share` of the keys, at least one; padding is excluded.
 
     Source: Zhang et al. 2023 (heavy hitters, by accumulated weight).
     """
-    look, share = looked(m), check_number("share", share)
+    look, share = view_map(m), check_number("share", share)
     received = look.overview.received
-    if not torch.equal(look.counted, look.sees):
-        received = (look.map.mT @ look.counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
-    ranked = received.where(look.real, 0).double().sort(-1, descending=True).values
-    most = (look.real.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
+    if not torch.equal(look.is_counted, look.has_visible_keys):
+        received = (look.map.mT @ look.is_counted.to(received.dtype).unsqueeze(-1)).squeeze(-1)
+    ranked = received.where(look.is_real_key, 0).double().sort(-1, descending=True).values
+    most = (look.is_real_key.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
     among = torch.arange(ranked.shape[-1], device=ranked.device) < most
     return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
 
 
-def retrieval(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
+def retrieval(m: AttentionMap | MapView, needle: slice, questions: Queries) -> Tensor:
     """Return the mean of Σ w_j over the keys of the needle, of the queries in `questions`; both are indices.
 
     Source: Wu et al. 2024 (retrieval heads), who count how often the key attended to most is the token of the needle that the
     model then writes. The hit rate of the needle is that count without the condition on what is written.
     """
-    look = looked(m)
-    return look.mean(asked(look, questions, lambda rows: look.map[:, :, rows, needle].sum(-1)), asking(look, questions))
+    look = view_map(m)
+    return look.average_queries(
+        scatter_scores(look, questions, lambda rows: look.map[:, :, rows, needle].sum(-1)), mark_queries(look, questions)
+    )
 
 
-def retrieved(m: AttentionMap | Look, needle: slice, questions: Queries) -> Tensor:
+def needle_hit_rate(m: AttentionMap | MapView, needle: slice, questions: Queries) -> Tensor:
     """Return the share of the queries in `questions` whose key attended to most lies in the needle."""
-    look = looked(m)
+    look = view_map(m)
     inside = torch.zeros(look.map.shape[3], dtype=torch.bool, device=look.map.device)
-    inside[places("needle", needle, len(inside)).to(inside.device)] = True
-    hits = asked(look, questions, lambda rows: inside[look.map[:, :, rows].argmax(-1)])
-    return look.mean(hits, asking(look, questions))
+    inside[select_places("needle", needle, len(inside)).to(inside.device)] = True
+    hits = scatter_scores(look, questions, lambda rows: inside[look.map[:, :, rows].argmax(-1)])
+    return look.average_queries(hits, mark_queries(look, questions))
 
 
-def on(m: AttentionMap | Look, classes: Tensor) -> Tensor:
+def weight_on_classes(m: AttentionMap | MapView, classes: Tensor) -> Tensor:
     """Return the mean of Σ w_j over the keys of a class, for several classes at once: bool (b, n, k) to (b, h, n).
 
     Raises ShapeError for classes of another shape.
     Source: Clark et al. 2019, section 3.2, for punctuation and separators.
     """
-    look = looked(m)
+    look = view_map(m)
     b, _, _, k = look.map.shape
     is_bool = isinstance(classes, Tensor) and classes.dtype == torch.bool and classes.layout is torch.strided
     if not is_bool or classes.dim() != 3 or classes.shape[::2] != (b, k):
-        raise ShapeError(f"classes are bool (b, n, k) = ({b}, n, {k}), got {describe(classes)}.")
+        raise ShapeError(f"classes are bool (b, n, k) = ({b}, n, {k}), got {describe_value(classes)}.")
     n = classes.shape[1]
     if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
         members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)
         mass = (look.map @ members).unbind(-1)
     else:
-        mass = tuple(look.on(classes[:, one]) for one in range(n))
-    scores = [look.mean(one) for one in mass]
+        mass = tuple(look.compute_mass(classes[:, one]) for one in range(n))
+    scores = [look.average_queries(one) for one in mass]
     return torch.stack(scores, -1) if n else torch.zeros(*look.map.shape[:2], 0, dtype=torch.float64, device=look.map.device)
 
 
-def near(look: Look, window: int) -> Tensor:
+def sum_nearby_weight(look: MapView, window: int) -> Tensor:
     """Return the weight of each query on the keys at most `window` away, (b, h, q), from the band of the matrix alone."""
     b, h, q, k = look.map.shape
     found = torch.zeros_like(look.overview.largest)
@@ -183,37 +185,37 @@ def near(look: Look, window: int) -> Tensor:
     return found
 
 
-def asking(look: Look, questions: Queries) -> Tensor:
+def mark_queries(look: MapView, questions: Queries) -> Tensor:
     """Return queries given by index as bool (q,)."""
     found = torch.zeros(look.map.shape[2], dtype=torch.bool, device=look.map.device)
-    found[places("questions", questions, len(found)).to(found.device)] = True
+    found[select_places("questions", questions, len(found)).to(found.device)] = True
     return found
 
 
-def asked(look: Look, questions: Queries, score: Callable[[Tensor], Tensor]) -> Tensor:
+def scatter_scores(look: MapView, questions: Queries, score: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a score of some queries, scattered to all of them, (b, h, q), 0 elsewhere.
 
     `score` maps a block of queries by index, (n,), to (b, h, n).
     """
     b, h, q, k = look.map.shape
     found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
-    for rows in asking(look, questions).nonzero().flatten().split(max(1, BLOCK_NUMBERS // max(b * h * k, 1))):
+    for rows in mark_queries(look, questions).nonzero().flatten().split(max(1, BLOCK_NUMBERS // max(b * h * k, 1))):
         found[:, :, rows] = score(rows).double()
     return found
 
 
-def sampled(look: Look, score: Score) -> Tensor:
+def average_sample(look: MapView, score: Score) -> Tensor:
     """Return the mean, over at most 256 queries, of a score that depends on which keys they may see, bool (n, k)."""
     b, h, _, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
     found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
     for row in range(b):
         scores: list[list[Tensor]] = [[] for _ in range(h)]
-        for queries in spaced(look.counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
+        for queries in select_spaced(look.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
             seen = torch.empty(0)
             for head in range(h):
-                if not look.alike or not head:
-                    seen = look.may_see(row, head, queries.unsqueeze(-1), every)
-                scores[head].append(score(row, head, queries, seen)[look.counted[row, head, queries]])
+                if not look.has_shared_mask or not head:
+                    seen = look.can_see(row, head, queries.unsqueeze(-1), every)
+                scores[head].append(score(row, head, queries, seen)[look.is_counted[row, head, queries]])
         found[row] = torch.stack([torch.cat(each).double().mean() if each else found[row, 0] for each in scores])
     return found

@@ -11,42 +11,42 @@ MOST_HEADS = 2**16
 REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def listed(x: Any, length: int | None = None) -> list[Any]:
+def require_list(x: Any, length: int | None = None) -> list[Any]:
     """Return x, which must be a list, of this length if one is given."""
     if not isinstance(x, list) or length not in (None, len(x)):
         raise TypeError(f"expected a list{'' if length is None else f' of {length}'}, got {type(x).__name__}")
     return x
 
 
-def text(x: Any) -> str:
+def require_text(x: Any) -> str:
     """Return x, which must be a string."""
     if not isinstance(x, str):
         raise TypeError(f"expected a text, got {type(x).__name__}")
     return x
 
 
-def whole(x: Any) -> int:
+def require_integer(x: Any) -> int:
     """Return x, which must be an integer that torch can hold."""
     if not isinstance(x, int) or isinstance(x, bool) or abs(x) > 2**62:
         raise TypeError(f"expected a whole number, got {x!r:.40}")
     return x
 
 
-def number(x: Any) -> int:
+def require_count(x: Any) -> int:
     """Return x, which must be an integer from 0 to 2**31 - 1: an index or a count."""
-    if not 0 <= whole(x) < 2**31:
+    if not 0 <= require_integer(x) < 2**31:
         raise ValueError(f"expected a number from 0 to {2**31 - 1}, got {x}")
     return int(x)
 
 
-def real(x: Any) -> float:
+def require_finite(x: Any) -> float:
     """Return x, which must be a finite number, as a float."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
         raise TypeError(f"expected a finite number, got {x!r:.40}")
     return float(x)
 
 
-def four(x: Tensor) -> Tensor:
+def require_four_axes(x: Tensor) -> Tensor:
     """Return x, which must have four axes (b, h, t, d), and no more heads and numbers than a tensor in memory could."""
     if x.dim() != 4:
         raise ValueError(f"expected four axes, got {tuple(x.shape)}")
@@ -56,7 +56,7 @@ def four(x: Tensor) -> Tensor:
     return x
 
 
-def rows_of(x: Tensor) -> Tensor:
+def require_rows(x: Tensor) -> Tensor:
     """Return x, which must be batch rows by index, int64 (b,)."""
     if x.dim() != 1 or x.dtype != torch.int64 or (len(x) and int(x.min()) < 0):
         raise ValueError(f"expected batch rows (b,), got {x.dtype} {tuple(x.shape)}")

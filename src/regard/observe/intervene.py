@@ -14,15 +14,15 @@ from regard.errors import ConfigError, OutOfRangeError
 from regard.map.indexing import check_index, check_slice
 from regard.mechanism import attention
 from regard.mechanism.additive import additive_attention
-from regard.mechanism.arguments import check_choice, check_instance, check_number, check_sequence, check_whole, describe
+from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_number, check_sequence, describe_value
 from regard.mechanism.masks import Given
-from regard.observe import doors
-from regard.observe.counting import Counting
-from regard.observe.doors.passage import Crossing, Missed, Passage
-from regard.observe.doors.scene import Proceed
+from regard.observe import interception
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.thread_state import NextHandler
+from regard.observe.layer_numbers import LayerNumbers
+from regard.observe.mask_inference import find_visible_end
 from regard.observe.record import refuse_compiled
 from regard.observe.recording import KINDS, Recording
-from regard.observe.rules import last_seen
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None
@@ -40,28 +40,28 @@ class Change:
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
         if self.layer is not None and not isinstance(self.layer, str):
-            check_whole("layer", self.layer, ", the path of a module, or None for all")
+            check_integer("layer", self.layer, ", the path of a module, or None for all")
         for head in () if self.head is None or isinstance(self.head, int) else check_sequence("head", self.head):
-            check_whole("head", head, " or None for all")
+            check_integer("head", head, " or None for all")
 
-    def before(self, passage: Passage, name: str, number: int) -> Passage:
+    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
         """Return the call that the kernel gets instead; the call itself if it does not change."""
         return passage
 
-    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
 
-    def meant(self, name: str, number: int, kind: str) -> bool:
+    def is_target(self, name: str, number: int, kind: str) -> bool:
         """Return whether the change applies to a layer."""
         return kind == self.kind and (self.layer is None or self.layer in (name, number))
 
-    def heads(self, count: int) -> list[int]:
+    def resolve_heads(self, count: int) -> list[int]:
         """Return the heads to change, of `count`. Raises OutOfRangeError for a head that does not exist."""
         chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
-            raise OutOfRangeError(f"{type(self).__name__} names head {describe(wrong[0])}, but there are {count} heads.")
+            raise OutOfRangeError(f"{type(self).__name__} names head {describe_value(wrong[0])}, but there are {count} heads.")
         return [head % count for head in chosen]
 
 
@@ -72,9 +72,9 @@ class KnockOut(Change):
     layer: Layer = None
     head: Heads = None
 
-    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
         kept = torch.ones(context.shape[1], dtype=context.dtype, device=context.device)
-        kept[self.heads(context.shape[1])] = 0
+        kept[self.resolve_heads(context.shape[1])] = 0
         return torch.where(kept.view(-1, 1, 1) == 0, context.new_zeros(()), context)
 
 
@@ -85,15 +85,15 @@ class CutEdges(Change):
     queries: Places = None  # all
     keys: Places = None
 
-    def before(self, passage: Passage, name: str, number: int) -> Passage:
+    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
         q, k = passage.q.shape[2], passage.k.shape[2]
         past = 0
-        if self.kind == "self" and passage.caches and k > q:
-            past = max(last_seen(passage.mask, q, k, passage.offset) - q, 0)
-        rows = among(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
-        columns = among(self.keys, k, "keys").view(1, 1, 1, -1)
+        if self.kind == "self" and passage.can_use_cache and k > q:
+            past = max(find_visible_end(passage.mask, q, k, passage.offset) - q, 0)
+        rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
+        columns = mark_positions(self.keys, k, "keys").view(1, 1, 1, -1)
         heads = torch.zeros(1, passage.q.shape[1], 1, 1, dtype=torch.bool)
-        heads[:, self.heads(passage.q.shape[1])] = True
+        heads[:, self.resolve_heads(passage.q.shape[1])] = True
         cut = [Given(x.to(passage.q.device)) for x in (rows, columns, heads)]
         hidden = cut[0] & cut[1] if self.head is None else cut[0] & cut[1] & cut[2]
         return replace(passage, mask=passage.mask & ~hidden)
@@ -112,18 +112,18 @@ class Temperature(Change):
         if not 0 < check_number("t", self.t) < math.inf:
             raise ConfigError(f"t must be above 0 and finite, got {self.t}.")
 
-    def before(self, passage: Passage, name: str, number: int) -> Passage:
+    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
         if passage.weight is not None:
-            return self.of_additive(passage)
+            return self.change_additive_call(passage)
         by = torch.ones(passage.q.shape[1], dtype=passage.q.dtype, device=passage.q.device)
-        by[self.heads(len(by))] = self.t
+        by[self.resolve_heads(len(by))] = self.t
         return replace(passage, q=passage.q / by.view(-1, 1, 1))
 
-    def of_additive(self, passage: Passage) -> Passage:
+    def change_additive_call(self, passage: AttentionCall) -> AttentionCall:
         """Return a call with additive scores, its weight divided by t. Raises ConfigError for some heads only."""
         assert passage.weight is not None
         count = passage.q.shape[1]
-        if len(set(self.heads(count))) < count:
+        if len(set(self.resolve_heads(count))) < count:
             raise ConfigError("the heads of additive attention share one weight: a Temperature is of all of them, head=None.")
         return replace(passage, weight=passage.weight / self.t)
 
@@ -138,7 +138,7 @@ class Patch(Change):
         super().__post_init__()
         check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
 
-    def after(self, context: Tensor, passage: Passage, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
         known = name if name in self.recording.layers(self.kind) else number
         found = self.recording.map(known, kind=self.kind)
         v = passage.v
@@ -147,7 +147,7 @@ class Patch(Change):
             raise ConfigError(
                 f"Patch needs the map of as many rows, heads and tokens: recorded {found.shape}, now {came} in {name}."
             )
-        heads = self.heads(context.shape[1])
+        heads = self.resolve_heads(context.shape[1])
         share = context.shape[1] // v.shape[1]
         theirs = found.select(heads=heads) @ v[:, [head // share for head in heads]]
         patched = context.clone()
@@ -172,59 +172,59 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with doors.watching(intervention, modules):
+        with interception.watch_modules(intervention, modules):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     for change in changes:
-        if change not in intervention.met:
+        if change not in intervention.applied_changes:
             warnings.warn(f"{type(change).__name__} of layer {change.layer!r} met no {change.kind} attention.", stacklevel=3)
 
 
 class Intervention:
     """A watcher that changes the calls of one model."""
 
-    changes = True
+    can_change_calls = True
 
     def __init__(self, modules: Mapping[str, nn.Module], asked: Sequence[Change]) -> None:
         self.names = {id(module): name for name, module in modules.items()}
-        self.asked = asked
-        self.met: list[Change] = []
-        self.counting = Counting()
+        self.requested_changes = asked
+        self.applied_changes: list[Change] = []
+        self.layer_numbers = LayerNumbers()
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Do nothing when a forward starts."""
 
-    def returned(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Do nothing when a generation ends."""
 
-    def miss(self, missed: Missed) -> None:
+    def report_missed(self, missed: MissedCall) -> None:
         """Do nothing for a call that could not be intercepted: it stays unchanged."""
 
-    def meet(self, passage: Passage, crossing: Crossing, name: str, proceed: Proceed) -> Any:
+    def handle_call(self, passage: AttentionCall, crossing: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
 
         Raises ConfigError if its context cannot be replaced, as that of a call that returns weights.
         """
-        kind = self.counting.kind(passage, name)
-        number = self.counting.number(name, kind)
-        meant = [change for change in self.asked if change.meant(name, number, kind)]
+        kind = self.layer_numbers.infer_kind(passage, name)
+        number = self.layer_numbers.assign_number(name, kind)
+        meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
         if not meant:
             return proceed(passage, crossing)
         if crossing.context is None or crossing.result is None or passage.v is None:
             raise ConfigError(f"{name} gives weights (need_weights=True) and meets no kernel, so that it cannot be changed.")
-        self.met += [change for change in meant if change not in self.met]
+        self.applied_changes += [change for change in meant if change not in self.applied_changes]
         changed = passage
         for change in meant:
-            changed = change.before(changed, name, number)
-        result = proceed(changed, crossing if changed is passage else replace(crossing, told=None))
-        context = crossing.context(result) if changed is passage else computed(changed)
+            changed = change.change_call(changed, name, number)
+        result = proceed(changed, crossing if changed is passage else replace(crossing, read_weights=None))
+        context = crossing.context(result) if changed is passage else compute_context(changed)
         for change in meant:
-            context = change.after(context, changed, name, number)
+            context = change.change_context(context, changed, name, number)
         return crossing.result(context, result)
 
 
-def computed(passage: Passage) -> Tensor:
+def compute_context(passage: AttentionCall) -> Tensor:
     """Compute the context of a changed call."""
     assert passage.v is not None
     if passage.weight is not None:
@@ -234,7 +234,7 @@ def computed(passage: Passage) -> Tensor:
     return attention(passage.q, passage.k, passage.v, passage.mask, **settings)
 
 
-def among(places: Places, size: int, name: str) -> Tensor:
+def mark_positions(places: Places, size: int, name: str) -> Tensor:
     """Return positions as a bool (size,); positions past the end are ignored: their tokens are yet to come."""
     found = torch.zeros(size, dtype=torch.bool)
     if places is None or isinstance(places, slice):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.observe.look import Look, looked
+from regard.observe.map_view import MapView, view_map
 
 PAIRS = 2**18  # pairs of query and key per step
 FEW = 128  # keys of a query, up to which its pairs are computed singly, together with those of other groups
@@ -24,15 +24,15 @@ Without = Literal["first token", "itself"]
 class Pattern(Protocol):
     """A rule on positions."""
 
-    def holds(self, look: Look, keys: Tensor) -> Tensor:
+    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
         """Return whether the key given for each query, by index (b, q), belongs to the pattern, bool (b, q)."""
 
-    def matched(self, look: Look) -> "Matched":
+    def match(self, look: MapView) -> "PatternMatch":
         """Return the weight of each query on the pattern."""
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class PatternMatch:
     """The weight of each query on the keys of a pattern, and how many of these keys it may see, both (b, h, q)."""
 
     weight: Tensor
@@ -45,70 +45,70 @@ class Back:
 
     back: int = 1
 
-    def holds(self, look: Look, keys: Tensor) -> Tensor:
+    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
         return keys == look.positions - self.back
 
-    def matched(self, look: Look) -> Matched:
-        return Matched(look.behind(self.back), look.visible(look.positions - self.back).long())
+    def match(self, look: MapView) -> PatternMatch:
+        return PatternMatch(look.diagonal(self.back), look.is_visible(look.positions - self.back).long())
 
 
 @dataclass(frozen=True)
 class Duplicate:
     """token[j] = token[p], j < p: every earlier occurrence of the query's own token."""
 
-    def holds(self, look: Look, keys: Tensor) -> Tensor:
-        return follows(look, keys, 0)
+    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
+        return is_after_occurrence(look, keys, 0)
 
-    def matched(self, look: Look) -> Matched:
-        return after_occurrences(look, 0)
+    def match(self, look: MapView) -> PatternMatch:
+        return match_occurrences(look, 0)
 
 
 @dataclass(frozen=True)
 class Induction:
     """token[j - 1] = token[p], j - 1 < p: the token after every earlier occurrence of the query's own token."""
 
-    def holds(self, look: Look, keys: Tensor) -> Tensor:
-        return follows(look, keys, 1)
+    def is_on_pattern(self, look: MapView, keys: Tensor) -> Tensor:
+        return is_after_occurrence(look, keys, 1)
 
-    def matched(self, look: Look) -> Matched:
-        return after_occurrences(look, 1)
+    def match(self, look: MapView) -> PatternMatch:
+        return match_occurrences(look, 1)
 
 
-def score(m: AttentionMap | Look, pattern: Pattern) -> Tensor:
+def score(m: AttentionMap | MapView, pattern: Pattern) -> Tensor:
     """Return the mean of Σ w_j over the keys of a pattern, of the queries that may see one, (b, h); NaN where there is none.
 
     With Induction this is the prefix matching score of Olsson et al. 2022, which they measure on repeated random tokens.
     """
-    look = looked(m)
-    found = pattern.matched(look)
-    return look.mean(found.weight, found.count > 0)
+    look = view_map(m)
+    found = pattern.match(look)
+    return look.average_queries(found.weight, found.count > 0)
 
 
-def share(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
+def share(m: AttentionMap | MapView, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
     """Return Σ A ∘ P / Σ A, (b, h): the part of all weight that lies on a pattern, where P is 1 on it and 0 elsewhere.
 
     Both sums are over all queries that count. `without` excludes the weight on the first token, or on the query's own, from
     both.
     Source: the score "mul" of head_detector in TransformerLens (Nanda et al.); exclude_bos and exclude_current_token.
     """
-    look = looked(m)
-    found, total = remaining(look, pattern, without)
-    return look.mean(found.weight) / look.mean(total)
+    look = view_map(m)
+    found, total = exclude_places(look, pattern, without)
+    return look.average_queries(found.weight) / look.average_queries(total)
 
 
-def closeness(m: AttentionMap | Look, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
+def closeness(m: AttentionMap | MapView, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:
     """Return `1 - Σ |A - P| / q`, (b, h): 1 where the weights equal the pattern; q is the number of queries that count.
 
     `without` excludes the first token, or the query's own, from the sum.
     Source: the score "abs" of head_detector in TransformerLens, which rounds it to three digits.
     """
-    look = looked(m)
-    found, total = remaining(look, pattern, without)
+    look = view_map(m)
+    found, total = exclude_places(look, pattern, without)
     # |A - 1| = 1 - A on the pattern, |A - 0| = A off it
-    return 1 - look.mean(found.count + total - 2 * found.weight)
+    return 1 - look.average_queries(found.count + total - 2 * found.weight)
 
 
-def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple[Matched, Tensor]:
+def exclude_places(look: MapView, pattern: Pattern, without: Sequence[Without]) -> tuple[PatternMatch, Tensor]:
     """Return the weight on a pattern and the weight on all keys, both without the excluded places.
 
     Raises ConfigError for an unknown name in `without`.
@@ -116,47 +116,47 @@ def remaining(look: Look, pattern: Pattern, without: Sequence[Without]) -> tuple
     unknown = [name for name in without if name not in ("first token", "itself")]
     if unknown or isinstance(without, str):
         raise ConfigError(f"without names 'first token', 'itself' or both, in a tuple; got {without!r}.")
-    found = pattern.matched(look)
-    weight, count, total = found.weight, found.count, look.total
-    first = torch.tensor(look.firsts, device=look.map.device).unsqueeze(-1).expand_as(look.positions)
-    places = {"first token": (first, look.first), "itself": (look.positions, look.behind(0))}
+    found = pattern.match(look)
+    weight, count, total = found.weight, found.count, look.row_sums
+    first = torch.tensor(look.first_token_indices, device=look.map.device).unsqueeze(-1).expand_as(look.positions)
+    places = {"first token": (first, look.first_token_weight), "itself": (look.positions, look.diagonal(0))}
     for name in dict.fromkeys(without):
         keys, on = places[name]
         again = (first == look.positions) & (len(set(without)) == 2) & (name == "itself")  # excluded already
-        here = (pattern.holds(look, keys) & ~again).unsqueeze(1)
-        weight, count = weight - on.where(here, 0), count - (here & look.visible(keys)).long()
+        here = (pattern.is_on_pattern(look, keys) & ~again).unsqueeze(1)
+        weight, count = weight - on.where(here, 0), count - (here & look.is_visible(keys)).long()
         total = total - on.where(~again.unsqueeze(1), 0)
-    return Matched(weight, count), total
+    return PatternMatch(weight, count), total
 
 
-def follows(look: Look, keys: Tensor, after: int) -> Tensor:
+def is_after_occurrence(look: MapView, keys: Tensor, after: int) -> Tensor:
     """Return whether the key given for each query is `after` places after an earlier occurrence of the query's token."""
-    tokens = known(look)
+    tokens = require_tokens(look)
     own, source = look.positions, keys - after
     inside = [(x >= 0) & (x < tokens.shape[1]) for x in (own, source)]
     mine, its = (tokens.gather(1, x.clamp(0, tokens.shape[1] - 1)) for x in (own, source))
     return inside[0] & inside[1] & (mine == its) & (source < own)
 
 
-def after_occurrences(look: Look, after: int) -> Matched:
+def match_occurrences(look: MapView, after: int) -> PatternMatch:
     """Return the weight of each query on the keys `after` places after an earlier occurrence of its token."""
-    tokens = known(look)
+    tokens = require_tokens(look)
     b, h, q, _ = look.map.shape
     weight = torch.zeros_like(look.overview.largest, dtype=torch.float64)
     count = torch.zeros(b, h, q, dtype=torch.int64, device=weight.device)
     for row in range(b):
-        groups = grouped(tokens[row], look.positions[row], after)
+        groups = group_by_token(tokens[row], look.positions[row], after)
         for head in range(h):
-            seen_before = look.alike and head
-            for queries, keys, among in groups.parts():
-                add(look, (row, head), (queries, keys, among), weight, None if seen_before else count)
+            seen_before = look.has_shared_mask and head
+            for queries, keys, among in groups.iterate_parts():
+                add_part(look, (row, head), (queries, keys, among), weight, None if seen_before else count)
             if seen_before:
                 count[row, head] = count[row, 0]
-    return Matched(weight.to(look.overview.largest.dtype), count)
+    return PatternMatch(weight.to(look.overview.largest.dtype), count)
 
 
-def add(
-    look: Look, at: tuple[int, int], part: tuple[Tensor, Tensor, Tensor | None], weight: Tensor, count: Tensor | None
+def add_part(
+    look: MapView, at: tuple[int, int], part: tuple[Tensor, Tensor, Tensor | None], weight: Tensor, count: Tensor | None
 ) -> None:
     """Add one part of a pattern to `weight` and `count`.
 
@@ -164,19 +164,19 @@ def add(
     """
     queries, keys, among = part
     if among is None:
-        weight[at].index_add_(0, queries, look.pairs(*at, queries, keys).double())
+        weight[at].index_add_(0, queries, look.compute_pairs(*at, queries, keys).double())
         if count is not None:
-            count[at].index_add_(0, queries, look.may_see(*at, queries, keys).long())
+            count[at].index_add_(0, queries, look.can_see(*at, queries, keys).long())
         return
-    for rows, weights in look.blocks(*at, queries, keys):
+    for rows, weights in look.iterate_blocks(*at, queries, keys):
         meant = torch.arange(len(keys), device=keys.device) < among[rows].unsqueeze(-1)
         weight[at][queries[rows]] = weights.where(meant, 0).sum(-1, dtype=torch.float64)
         if count is not None:
-            count[at][queries[rows]] = (look.may_see(*at, queries[rows].unsqueeze(-1), keys) & meant).sum(-1)
+            count[at][queries[rows]] = (look.can_see(*at, queries[rows].unsqueeze(-1), keys) & meant).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class TokenGroups:
     """Queries and keys sorted by token, and the range of the keys that belongs to each query."""
 
     queries: Tensor  # (n,), those with at least one key, by token and then by position
@@ -184,10 +184,10 @@ class Groups:
     start: Tensor  # (n,), where a query's keys begin in `keys`
     count: Tensor  # (n,), the number of a query's keys
 
-    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    def iterate_parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Yield queries and keys as pairs, or as a block with the number of keys that belong to each query."""
         few = self.count <= FEW
-        yield from self.paired(few)
+        yield from self.iterate_pairs(few)
         queries, count = self.queries[~few], self.count[~few]
         starts, sizes = self.start[~few].unique_consecutive(return_counts=True)
         first = 0
@@ -196,7 +196,7 @@ class Groups:
                 yield queries[here], self.keys[start : start + int(count[here].max())], count[here]
             first += size
 
-    def paired(self, few: Tensor) -> Iterator[tuple[Tensor, Tensor, None]]:
+    def iterate_pairs(self, few: Tensor) -> Iterator[tuple[Tensor, Tensor, None]]:
         """Yield every query with every key that belongs to it, for queries with few keys."""
         queries, start, count = self.queries[few], self.start[few], self.count[few]
         for here in torch.arange(len(queries), device=queries.device).split(max(1, PAIRS // FEW)):
@@ -205,7 +205,7 @@ class Groups:
             yield queries[here].repeat_interleave(n), self.keys[start[here].repeat_interleave(n) + within], None
 
 
-def grouped(tokens: Tensor, positions: Tensor, after: int) -> Groups:
+def group_by_token(tokens: Tensor, positions: Tensor, after: int) -> TokenGroups:
     """Group queries, at their positions, with the keys `after` places after an earlier occurrence of their token."""
     k = len(tokens)
     kinds = tokens.unique(return_inverse=True)[1] if k else tokens
@@ -217,10 +217,10 @@ def grouped(tokens: Tensor, positions: Tensor, after: int) -> Groups:
     start = torch.searchsorted(sources, kinds[own[order.indices]] * k)
     count = torch.searchsorted(sources, order.values) - start  # occurrences before the query itself
     some = count > 0
-    return Groups(here[order.indices][some], sources % k + after, start[some], count[some])
+    return TokenGroups(here[order.indices][some], sources % k + after, start[some], count[some])
 
 
-def known(look: Look) -> Tensor:
+def require_tokens(look: MapView) -> Tensor:
     """Return the tokens of a view. Raises ConfigError if it has none."""
     if look.tokens is None:
         raise ConfigError("duplicate and induction compare tokens: Look(m, tokens=ids), with ids (b, k).")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from regard.errors import ConfigError
-from regard.observe import doors
-from regard.observe.chosen import Chosen
+from regard.observe import interception
 from regard.observe.recorder import Recorder
 from regard.observe.recording import Recording
+from regard.observe.selection import Selection
 from regard.observe.store import Store
 
 
@@ -38,10 +38,10 @@ def record(
         raise ConfigError(f"record takes a torch.nn.Module, got {type(model).__name__}.")
     modules = dict(model.named_modules())
     refuse_compiled(modules)
-    recorder = Recorder(modules, Chosen.of(modules, layers, heads), Store.of(keep, to))
-    with doors.watching(recorder, modules):
+    recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), Store.from_arguments(keep, to))
+    with interception.watch_modules(recorder, modules):
         yield recorder.recording
-    tell(recorder.recording)
+    warn_missed(recorder.recording)
 
 
 def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
@@ -57,7 +57,7 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
             raise ConfigError(f"{what} is compiled by torch.jit, and meets no door: record the module that it was made from.")
 
 
-def tell(recording: Recording) -> None:
+def warn_missed(recording: Recording) -> None:
     """Warn once about calls that were not recorded."""
     if recording.missed:
         first, more = recording.missed[0], len(recording.missed) - 1

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
+from regard.html_repr import HtmlRepr
 from regard.map import AttentionMap
-from regard.mechanism.arguments import check_choice, check_instance, check_path, check_whole, describe
+from regard.mechanism.arguments import check_choice, check_instance, check_integer, check_path, describe_value
+from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Documents
-from regard.mechanism.rule import EVERYTHING
-from regard.observe import files
-from regard.observe.doors.passage import Missed
-from regard.observe.packing import pack
-from regard.observe.strand import Piece, Strand
-from regard.observe.words import TwoTexts, Words, sides
-from regard.printable import escape_controls
-from regard.shown import Shown
+from regard.observe import recording_file
+from regard.observe.interception.attention_call import MissedCall
+from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.serialize import serialize_recording
+from regard.observe.words import TextPair, Words, select_axis_words
+from regard.terminal_escapes import escape_controls
 
 DECODERS = ("decoder", "language_model", "text_decoder")  # the default among several parts of a model
 KINDS = ("self", "cross")
@@ -30,44 +30,44 @@ KINDS = ("self", "cross")
 class Call:
     """One attention call: the path of the innermost module that made it, its kind (self or cross), its step in the run."""
 
-    strand: Strand = field(repr=False)
-    piece: Piece = field(repr=False)
+    history: KVHistory = field(repr=False)
+    stored: StoredCall = field(repr=False)
 
     @property
     def name(self) -> str:
         """The path of the module in the model."""
-        return self.strand.name
+        return self.history.name
 
     @property
     def kind(self) -> str:
         """The kind of attention: self or cross."""
-        return self.strand.kind
+        return self.history.kind
 
     @property
     def step(self) -> int:
         """The number of the forward in its run: 0 is the prompt, later ones continue it through a cache."""
-        return self.piece.step
+        return self.stored.step
 
     @property
     def map(self) -> AttentionMap:
         """The map (b, h, q, k) of this call's queries on all keys that they could see."""
-        return self.strand.map_of(self.piece)
+        return self.history.build_call_map(self.stored)
 
     def __repr__(self) -> str:
-        q, k = self.piece.q, self.piece.stop - self.piece.first
+        q, k = self.stored.q, self.stored.stop - self.stored.first
         return f"Call({self.name!r}, {self.kind}, step {self.step}, (b, h, q, k) = {(*q.shape[:3], k)})"
 
 
-Key = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
+HistoryKey = tuple[str, str, int, int]  # name, kind, visit of the module in a forward, call in the visit
 
 
 @dataclass(eq=False)
 class Run:
     """One forward of the model, or a prompt and the steps that continued it."""
 
-    strands: dict[Key, Strand] = field(default_factory=dict)
+    histories: dict[HistoryKey, KVHistory] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
-    turns: dict[int, Tensor] = field(default_factory=dict)
+    parent_rows: dict[int, Tensor] = field(default_factory=dict)
     rows: list[int | None] = field(default_factory=list)  # by sequence that generate returned: the row of the maps, or None
 
     @property
@@ -88,9 +88,9 @@ class Run:
 
     def layers(self, kind: str = "self", part: str | None = None) -> list[str]:
         """Return the modules of a kind and a part in the order they first ran; one that a forward visits n times, n times."""
-        return [name for name, _ in self.visits(kind, part)]
+        return [name for name, _ in self.list_visits(kind, part)]
 
-    def visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
+    def list_visits(self, kind: str, part: str | None) -> list[tuple[str, int]]:
         """Return the modules of a kind and a part with the number of each visit, in the order they first ran.
 
         Raises MissingNameError if no recorded module belongs to the part.
@@ -98,15 +98,16 @@ class Run:
         check_choice("kind", kind, KINDS)
         if part is None:
             part = next((one for one in self.parts if one in DECODERS), None)
-        elif not any(inside(name, check_instance("part", part, str)) for name in self.names):
+        elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
             raise MissingNameError(
-                f"part {describe(part)} is in no recorded module's path. The parts are: {', '.join(self.parts) or 'none'}."
+                f"part {describe_value(part)} is in no recorded module's path. The parts are: "
+                f"{', '.join(self.parts) or 'none'}."
             )
-        return [(name, visit) for name, visit in self.visited(kind) if part is None or inside(name, part)]
+        return [(name, visit) for name, visit in self.list_all_visits(kind) if part is None or is_in_part(name, part)]
 
-    def visited(self, kind: str) -> list[tuple[str, int]]:
+    def list_all_visits(self, kind: str) -> list[tuple[str, int]]:
         """Return the modules of a kind, of all parts, with the number of each visit."""
-        return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.strands if one == kind))
+        return list(dict.fromkeys((name, visit) for name, one, visit, _ in self.histories if one == kind))
 
     def map(self, layer: int | str, head: int | None = None, kind: str = "self", part: str | None = None) -> AttentionMap:
         """Return the map of a layer, (b, h, q, k), or of one of its heads, (b, 1, q, k), with all steps of the run joined.
@@ -116,70 +117,74 @@ class Run:
         default the decoder, if the model has one.
         Raises ConfigError for a layer, a head or a part that was not recorded.
         """
-        strands = self.of(layer, kind, part)
-        found, heads = joined(strands), strands[0].heads
+        strands = self.find_histories(layer, kind, part)
+        found, heads = join_maps(strands), strands[0].heads
         if head is None:
             return found
-        head = check_whole("head", head, ", or None for all")
+        head = check_integer("head", head, ", or None for all")
         if head in heads:
             return found.select(heads=[heads.index(head)])
-        if strands[0].chosen is None and -len(heads) <= head < 0:
+        if strands[0].selected_heads is None and -len(heads) <= head < 0:
             return found.select(heads=[head])
-        kept = f"below {len(heads)}" if strands[0].chosen is None else f"one of {listed(list(map(str, heads)))}"
-        raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe(head)}.")
+        kept = f"below {len(heads)}" if strands[0].selected_heads is None else f"one of {join_names(list(map(str, heads)))}"
+        raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe_value(head)}.")
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
-        return self.of(layer, kind, part)[0].heads
+        return self.find_histories(layer, kind, part)[0].heads
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
         """Return the values (b, g, k, e) of a layer; None if the recording did not keep them."""
-        strands = self.of(layer, kind, part)
-        found = [strand.values() for strand in strands]
+        strands = self.find_histories(layer, kind, part)
+        found = [strand.join_values() for strand in strands]
         kept = [x for x in found if x is not None]
         return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
 
-    def of(self, layer: int | str, kind: str, part: str | None) -> list[Strand]:
+    def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes."""
-        visits = self.visits(kind, part)
+        visits = self.list_visits(kind, part)
         if isinstance(layer, str):
             named = [
-                (name, visit) for name, visit in self.visited(kind) if name == layer and (part is None or inside(name, part))
+                (name, visit)
+                for name, visit in self.list_all_visits(kind)
+                if name == layer and (part is None or is_in_part(name, part))
             ]
             if not named:
                 others = [one for one in self.names if one != layer]
-                raise MissingNameError(f"no {kind} attention of {describe(layer)} was recorded. Recorded: {listed(others)}.")
+                raise MissingNameError(
+                    f"no {kind} attention of {describe_value(layer)} was recorded. Recorded: {join_names(others)}."
+                )
             if len(named) > 1:
                 raise ConfigError(
                     f"{layer} ran {len(named)} times in one forward: count its runs by a number, layer=0 to {len(visits) - 1}, "
                     f"or take them from recording[{layer!r}]."
                 )
             visit = named[0]
-        elif not -len(visits) <= check_whole("layer", layer, " or a module's name") < len(visits):
-            other = [one for one in KINDS if one != kind and self.visits(one, part)]
+        elif not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
+            other = [one for one in KINDS if one != kind and self.list_visits(one, part)]
             hint = f" There is {' and '.join(other)} attention: kind=." if other and not visits else ""
             raise OutOfRangeError(
-                f"layer must be below {len(visits)}, the {kind} attentions recorded; got {describe(layer)}.{hint}"
+                f"layer must be below {len(visits)}, the {kind} attentions recorded; got {describe_value(layer)}.{hint}"
             )
         else:
             visit = visits[layer]
-        return [strand for (name, one, turn, _), strand in self.strands.items() if (name, turn) == visit and one == kind]
+        return [strand for (name, one, turn, _), strand in self.histories.items() if (name, turn) == visit and one == kind]
 
     def __repr__(self) -> str:
         return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
 
 
 @dataclass(eq=False)
-class Recording(Shown):
+class Recording(HtmlRepr):
     """Every recorded call and run, and one map for each layer of the last run."""
 
     model: str = ""
     runs: list[Run] = field(default_factory=list)
-    missed: list[Missed] = field(default_factory=list)
+    missed: list[MissedCall] = field(default_factory=list)
     tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, TwoTexts.of(value) if name == "tokens" else value)
+        super().__setattr__(name, TextPair.from_tokens(value) if name == "tokens" else value)
 
     @property
     def calls(self) -> list[Call]:
@@ -196,7 +201,7 @@ class Recording(Shown):
         check_instance("a name in a recording", name, str, "recording.calls[n] is a call by number.")
         found = [call for call in self.calls if call.name == name]
         if not found:
-            raise MissingNameError(f"no call of {describe(name)} was recorded. Recorded: {listed(self.names)}.")
+            raise MissingNameError(f"no call of {describe_value(name)} was recorded. Recorded: {join_names(self.names)}.")
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -233,11 +238,11 @@ class Recording(Shown):
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
-        return sides(self.tokens, kind, self.last.of(layer, kind, part)[0].name)
+        return select_axis_words(self.tokens, kind, self.last.find_histories(layer, kind, part)[0].name)
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one file, atomically; regard.load reads it back, exact to the bit."""
-        files.write(Path(check_path("path", path)), *pack(self))
+        recording_file.write_file(Path(check_path("path", path)), *serialize_recording(self))
 
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""
@@ -245,12 +250,12 @@ class Recording(Shown):
         return f"Recording({model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
 
 
-def joined(strands: list[Strand]) -> AttentionMap:
+def join_maps(strands: list[KVHistory]) -> AttentionMap:
     """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
 
     Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
     """
-    maps = [strand.map() for strand in strands]
+    maps = [strand.build_map() for strand in strands]
     if len(maps) == 1:
         return maps[0]
     asked = [one._request for one in maps]
@@ -267,12 +272,12 @@ def joined(strands: list[Strand]) -> AttentionMap:
     return AttentionMap(q, k, Documents(*ids), scale=asked[0].scale, softcap=asked[0].softcap)
 
 
-def inside(name: str, part: str) -> bool:
+def is_in_part(name: str, part: str) -> bool:
     """Return whether a module's path has a part as a component, or as the beginning of one before an underscore."""
     return any(component == part or component.startswith(f"{part}_") for component in name.split("."))
 
 
-def listed(names: list[str], most: int = 6) -> str:
+def join_names(names: list[str], most: int = 6) -> str:
     """Return names joined by commas; after the first `most`, the number of the others."""
     if not names:
         return "nothing"

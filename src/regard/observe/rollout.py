@@ -8,9 +8,9 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError, TooLargeError
 from regard.map import AttentionMap
 from regard.map.attention_map import LIMIT_BYTES
-from regard.map.indexing import places
+from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_instance, check_number, check_sequence
-from regard.observe.look import Look
+from regard.observe.map_view import MapView
 from regard.observe.recording import Recording
 
 ROWS = 64  # per product
@@ -43,16 +43,16 @@ def rollout(
     chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
     if not chosen:
         raise ConfigError(f"the recording has no layer of kind {kind!r} to roll out.")
-    relevance = start(recording.map(chosen[-1], kind=kind, part=part), queries)
+    relevance = make_one_hot(recording.map(chosen[-1], kind=kind, part=part), queries)
     for layer in reversed(chosen):
-        relevance = carried(recording.map(layer, kind=kind, part=part), relevance, layer, residual)
+        relevance = propagate_relevance(recording.map(layer, kind=kind, part=part), relevance, layer, residual)
     return relevance
 
 
-def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
+def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Tensor:
     """Return one-hot rows (b, n, k) with a 1 at each query's own position. Raises TooLargeError past the limit."""
     b, _, q, k = m.shape
-    rows = places("queries", queries, q).to(m.device)
+    rows = select_places("queries", queries, q).to(m.device)
     dtype = m.logsumexp().dtype
     size = b * len(rows) * k * torch.finfo(dtype).bits // 8
     if size > LIMIT_BYTES:
@@ -64,16 +64,16 @@ def start(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor) -> Ten
     return own.scatter_(2, rows.view(1, -1, 1).expand(b, -1, 1), 1)
 
 
-def carried(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
+def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, residual: float) -> Tensor:
     """Return r Â: the relevance (b, n, k) of a layer's inputs, given that of its outputs."""
     b, h, q, k = m.shape
-    look = Look(m)
+    look = MapView(m)
     if q != k or look.positions[:, :1].any() or relevance.shape[::2] != (b, q):
         raise ShapeError(
             f"rollout takes maps of a text on itself, (b, h, t, t), of one text; layer {layer} is {m}, its first query at "
             f"position {look.positions[0, 0].item()}."
         )
-    sums = m.mass(slice(None)) if look.leaking else (m.logsumexp() != -torch.inf).to(relevance.dtype)
+    sums = m.mass(slice(None)) if look.has_sink else (m.logsumexp() != -torch.inf).to(relevance.dtype)
     whole = (1 - residual) * sums.mean(1) + residual  # (b, q)
     given = relevance / whole.where(whole != 0, 1).unsqueeze(1)
     found = residual * given

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.mechanism.arguments import check_path, describe
+from regard.mechanism.arguments import check_path, describe_value
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 VALUES = "values"
@@ -26,10 +26,10 @@ class Store:
     count: int = 0
 
     @classmethod
-    def of(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
+    def from_arguments(cls, keep: str | Iterable[str] | None, to: str | Path | None) -> "Store":
         """Build the store that record's arguments describe. Raises ConfigError, also for a folder that is not empty."""
         if keep is not None and not isinstance(keep, Iterable):
-            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {describe(keep)}.")
+            raise ConfigError(f"keep takes {', '.join(DTYPES)} and {VALUES}; got {describe_value(keep)}.")
         asked = [] if keep is None else re.split(r"[\s,+]+", keep) if isinstance(keep, str) else [str(one) for one in keep]
         unknown = [one for one in asked if one not in (*DTYPES, VALUES)]
         if unknown:
@@ -41,7 +41,7 @@ class Store:
                 raise ConfigError(f"to={str(folder)!r} is not empty: name a folder that is, or one to be made.")
         return cls(next((DTYPES[one] for one in asked if one in DTYPES), None), VALUES in asked, folder)
 
-    def kept(self, x: Tensor) -> Tensor:
+    def copy_tensor(self, x: Tensor) -> Tensor:
         """Return a copy of x that nothing else writes to, memory-mapped from the folder if there is one and x is large."""
         copy = x.clone(memory_format=torch.contiguous_format)
         if self.folder is None or x.nbytes < SMALL or x.device.type != "cpu":

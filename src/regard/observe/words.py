@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
-from regard.mechanism.arguments import describe
+from regard.mechanism.arguments import describe_value
 
 Words = Sequence[str] | Sequence[Sequence[str]]  # of one batch row or of each
 Tokens = Words | Tensor  # or ids
@@ -16,7 +16,7 @@ Class = Tensor | Callable[[str], bool]
 MARKS = "Ġ▁ĊĉĠ \t\r\n"  # white space as tokenizers write it
 
 
-class TwoTexts(Sequence[Any]):
+class TextPair(Sequence[Any]):
     """The words of a target and of its source: in cross attention those of the queries and of the keys.
 
     As a sequence it is the target's words, for callers that handle one text only: those of a decoder's self-attention. If the
@@ -29,7 +29,7 @@ class TwoTexts(Sequence[Any]):
         self.rows, self.columns, self.read = rows, columns, rows if read is None else read
 
     @classmethod
-    def of(cls, tokens: Any) -> Any:
+    def from_tokens(cls, tokens: Any) -> Any:
         """Convert {"rows": of the queries, "columns": of the keys} and optionally "read"; return anything else as it is."""
         if not isinstance(tokens, Mapping):
             return check_tokens(tokens)
@@ -44,12 +44,12 @@ class TwoTexts(Sequence[Any]):
         return self.read[index]
 
 
-def sides(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
+def select_axis_words(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
     """Return the words of a layer's queries and keys, by its kind and its module's path; None where there are none.
 
     Of two texts, an encoder's self-attention has the source on both axes, a decoder's the target as it was read.
     """
-    if not isinstance(tokens, TwoTexts):
+    if not isinstance(tokens, TextPair):
         return tokens, tokens
     if kind == "cross":
         return tokens.rows, tokens.columns
@@ -62,7 +62,7 @@ def check_tokens(tokens: Any) -> Any:
 
     Raises ConfigError if they are neither words, rows of words nor an integer tensor of ids.
     """
-    if tokens is None or isinstance(tokens, TwoTexts):
+    if tokens is None or isinstance(tokens, TextPair):
         return tokens
     if isinstance(tokens, Tensor):
         is_plain = tokens.layout is torch.strided and not (tokens.is_nested or tokens.is_complex() or tokens.is_quantized)
@@ -74,34 +74,36 @@ def check_tokens(tokens: Any) -> Any:
         if are_rows and all(isinstance(word, str) for row in some for word in row):
             return tokens
     raise ConfigError(
-        f"tokens are a list of words, a list of them for each batch row, or a tensor of ids; got {describe(tokens)}."
+        f"tokens are a list of words, a list of them for each batch row, or a tensor of ids; got {describe_value(tokens)}."
     )
 
 
-def of_keys(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:
+def select_key_words(tokens: Tokens | None, kind: str, name: str) -> Tokens | None:
     """Return the words or ids of a layer's keys."""
-    return tokens if isinstance(tokens, Tensor) else sides(tokens, kind, name)[1]
+    return tokens if isinstance(tokens, Tensor) else select_axis_words(tokens, kind, name)[1]
 
 
-def punctuation(word: str) -> bool:
+def is_punctuation(word: str) -> bool:
     """Return whether a token is only punctuation and white space: `,` and `Ġ,` and `...`, not `'s`."""
     bare = word.strip(MARKS).removeprefix("##")
     return bool(bare) and all(unicodedata.category(character).startswith("P") for character in bare)
 
 
-def ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tensor:
+def convert_to_ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tensor:
     """Return tokens as ids (b, k), equal where the words are equal. Words of one batch row apply to all. Raises ShapeError."""
     if isinstance(tokens, Tensor):
         found = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
     else:
         numbers: dict[str, int] = {}
-        found = ragged([[numbers.setdefault(word, len(numbers)) for word in row] for row in rows(tokens)], k)
+        found = stack_rows([[numbers.setdefault(word, len(numbers)) for word in row] for row in split_rows(tokens)], k)
     if found.dim() != 2 or found.shape[0] not in (1, b) or found.shape[1] != k:
-        raise ShapeError(f"tokens are words or ids of the {k} keys, for one batch row or for each of {b}; {came(tokens)}.")
+        raise ShapeError(
+            f"tokens are words or ids of the {k} keys, for one batch row or for each of {b}; {describe_words(tokens)}."
+        )
     return found.to(device).expand(b, k)
 
 
-def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, device: torch.device) -> Tensor:
+def mark_classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, device: torch.device) -> Tensor:
     """Return which keys belong to each class, bool (b, n, k).
 
     A class is a bool tensor (k,) or (b, k), or a function of a word. Raises ShapeError if words are needed and missing.
@@ -113,7 +115,7 @@ def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, 
         elif tokens is None or isinstance(tokens, Tensor):
             raise ShapeError(f"the class {name!r} asks words, and there are none. Set recording.tokens, or give a bool (k,).")
         else:
-            members = ragged([[bool(rule(word)) for word in row] for row in rows(tokens)], k)
+            members = stack_rows([[bool(rule(word)) for word in row] for row in split_rows(tokens)], k)
         members = members if members.dim() == 2 else members.unsqueeze(0)
         if members.dtype != torch.bool or members.shape[0] not in (1, b) or members.shape[1] != k:
             raise ShapeError(f"the class {name!r} is bool (k,) = ({k},) or (b, k), got {members.dtype} {tuple(members.shape)}.")
@@ -121,12 +123,12 @@ def classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: int, 
     return torch.stack(found, 1) if found else torch.zeros(b, 0, k, dtype=torch.bool, device=device)
 
 
-def rows(tokens: Sequence[str] | Sequence[Sequence[str]]) -> list[Sequence[str]]:
+def split_rows(tokens: Sequence[str] | Sequence[Sequence[str]]) -> list[Sequence[str]]:
     """Return words as one sequence per batch row."""
     return [tokens] if all(isinstance(word, str) for word in tokens) else list(tokens)  # type: ignore[list-item]
 
 
-def ragged(found: Sequence[Sequence[int]], k: int) -> Tensor:
+def stack_rows(found: Sequence[Sequence[int]], k: int) -> Tensor:
     """Return a tensor with one row for each list. Raises ShapeError if a list has not k entries."""
     for row, one in enumerate(found):
         if len(one) != k:
@@ -134,6 +136,6 @@ def ragged(found: Sequence[Sequence[int]], k: int) -> Tensor:
     return torch.tensor(found)
 
 
-def came(tokens: Tokens) -> str:
+def describe_words(tokens: Tokens) -> str:
     """Return what was given, in words, for an error message."""
-    return f"got {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"got words of {len(rows(tokens))} batch rows"
+    return f"got {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"got words of {len(split_rows(tokens))} batch rows"

@@ -9,27 +9,37 @@ from matplotlib.patches import Arc
 
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.show.axes import words_of
-from regard.show.figure import COLOURS, FAINT, LINE, POINTS, TEXT, Array, Picture, longest, shown
-from regard.show.head_figure import span
+from regard.show.axis_words import get_key_words
+from regard.show.figure import (
+    COLORMAP,
+    FAINT,
+    LINE_HEIGHT,
+    POINTS_PER_INCH,
+    TEXT_SIZE,
+    Array,
+    Picture,
+    format_word,
+    measure_widest,
+)
+from regard.show.head_figure import resolve_slice
 
-MOST = 60  # maximum number of words on the line
-LEAST = 0.05  # smallest weight that is drawn
-WIDTH, FLAT, THICK = (
+MAX_WORDS = 60  # maximum number of words on the line
+MIN_WEIGHT = 0.05  # smallest weight that is drawn
+MAX_WIDTH, HEIGHT_RATIO, LINE_WIDTH = (
     7.0,
     0.5,
     3.0,
 )  # maximum inches of unrotated words; height of an arc by its half width; line width of weight 1 in points
 
 
-def arcs(
+def draw_arcs(
     recording: Recording,
     layer: int | str,
     head: int,
     *,
     queries: slice = slice(None),
     keys: slice = slice(None),
-    least: float = LEAST,
+    least: float = MIN_WEIGHT,
     kind: str = "self",
     part: str | None = None,
     row: int = 0,
@@ -45,52 +55,52 @@ def arcs(
     q, k = m.shape[2:]
     if q != k:
         raise ConfigError(f"arcs go between the words of one text, and this map is of {q} queries and {k} keys: use figure.")
-    rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
+    rows, columns = resolve_slice(queries, q, "queries"), resolve_slice(keys, k, "keys")
     first, end = min(rows[0], columns[0]), max(rows[1], columns[1])
-    if end - first > MOST:
-        raise ConfigError(f"arcs go over at most {MOST} words, got {end - first}: name some, as in queries=slice(0, 30).")
-    words = [shown(word.strip(" ") or word) for word in words_of(recording, row, k)[first:end]]
+    if end - first > MAX_WORDS:
+        raise ConfigError(f"arcs go over at most {MAX_WORDS} words, got {end - first}: name some, as in queries=slice(0, 30).")
+    words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
     weights = m[0, 0, slice(*rows), slice(*columns)].double().numpy()
-    at, upright = places(words)
-    found = links(weights, rows[0] - first, columns[0] - first, least)
+    at, upright = place_words(words)
+    found = list_links(weights, rows[0] - first, columns[0] - first, least)
     name = f"layer {layer}, head {head}" if title is None else title
-    return drawn(words, at, upright, found, name, f"weights from {least:g} on; a dot is a word's weight on itself")
+    return draw_links(words, at, upright, found, name, f"weights from {least:g} on; a dot is a word's weight on itself")
 
 
 Link = tuple[float, int, int]  # weight, query, key
 
 
-def links(weights: Array, query: int, key: int, least: float) -> list[Link]:
+def list_links(weights: Array, query: int, key: int, least: float) -> list[Link]:
     """List the weights of at least `least` with query and key, the strongest last, so that it is drawn on top."""
     return sorted((float(weight), i + query, j + key) for (i, j), weight in np.ndenumerate(weights) if weight >= least)
 
 
-def places(words: Sequence[str]) -> tuple[Array, bool]:
+def place_words(words: Sequence[str]) -> tuple[Array, bool]:
     """Return the middle of each word in inches, as in a line of text, and whether the words are rotated, being too wide."""
-    widths = np.array([longest([word]) for word in words]) + 0.09
-    if widths.sum() <= WIDTH:
+    widths = np.array([measure_widest([word]) for word in words]) + 0.09
+    if widths.sum() <= MAX_WIDTH:
         return np.cumsum(widths) - widths / 2, False
-    return (np.arange(len(words)) + 0.5) * LINE * TEXT / POINTS, True
+    return (np.arange(len(words)) + 0.5) * LINE_HEIGHT * TEXT_SIZE / POINTS_PER_INCH, True
 
 
-def drawn(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
+def draw_links(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link], title: str, note: str) -> Picture:
     """Draw the words on a line, and the arcs above and below it."""
-    back, ahead = (max((sign * (at[i] - at[j]) * FLAT / 2 for _, i, j in found), default=0.0) for sign in (1, -1))
-    high = (longest(words) if upright else LINE * TEXT / POINTS) + 0.16
+    back, ahead = (max((sign * (at[i] - at[j]) * HEIGHT_RATIO / 2 for _, i, j in found), default=0.0) for sign in (1, -1))
+    high = (measure_widest(words) if upright else LINE_HEIGHT * TEXT_SIZE / POINTS_PER_INCH) + 0.16
     dots = 0.16  # inches between the line and the words
-    width = float(at[-1]) + longest([words[-1]]) / 2 + 0.25 + 0.75
+    width = float(at[-1]) + measure_widest([words[-1]]) / 2 + 0.25 + 0.75
     above, below = max(back, 0.0) + 0.55, high + dots + max(ahead, 0.0) + 0.3
-    width = max(width, longest([title]) * 1.2 + 0.3, longest([note]) + 0.3)
+    width = max(width, measure_widest([title]) * 1.2 + 0.3, measure_widest([note]) + 0.3)
     picture = Picture(figsize=(width, above + below))
     axes = picture.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.15, width - 0.15), ylim=(-below, above))
     axes.axis("off")
     for place, word in zip(at, words, strict=True):
-        look = {"ha": "center", "va": "top", "fontsize": TEXT, "parse_math": False, "rotation": 90 if upright else 0}
+        look = {"ha": "center", "va": "top", "fontsize": TEXT_SIZE, "parse_math": False, "rotation": 90 if upright else 0}
         axes.text(place, -dots, word, **look)  # type: ignore[arg-type]
-    norm = LogNorm(min([LEAST, *(weight for weight, _, _ in found)]), 1)
+    norm = LogNorm(min([MIN_WEIGHT, *(weight for weight, _, _ in found)]), 1)
     for weight, i, j in found:
-        colour = COLOURS(norm(weight))
+        colour = COLORMAP(norm(weight))
         if i == j:
             axes.plot(
                 at[i], -dots / 2, "o", color=colour, markersize=2 + 3 * weight, markeredgecolor=FAINT, markeredgewidth=0.3
@@ -99,16 +109,24 @@ def drawn(words: Sequence[str], at: Array, upright: bool, found: Sequence[Link],
         middle, wide = (at[i] + at[j]) / 2, abs(at[i] - at[j])
         base, ends = (0.0, (0, 180)) if i > j else (-dots - high + 0.1, (180, 360))
         axes.add_patch(
-            Arc((middle, base), wide, wide * FLAT, theta1=ends[0], theta2=ends[1], color=colour, linewidth=0.4 + THICK * weight)
+            Arc(
+                (middle, base),
+                wide,
+                wide * HEIGHT_RATIO,
+                theta1=ends[0],
+                theta2=ends[1],
+                color=colour,
+                linewidth=0.4 + LINE_WIDTH * weight,
+            )
         )
-    axes.text(0, above - 0.06, title, fontsize=TEXT + 1, va="top", parse_math=False)
-    axes.text(0, -below + 0.06, note, fontsize=TEXT - 2, va="bottom", color="#6b6b66", parse_math=False)
-    legend(axes, norm, width - 0.95, above - 0.12)
+    axes.text(0, above - 0.06, title, fontsize=TEXT_SIZE + 1, va="top", parse_math=False)
+    axes.text(0, -below + 0.06, note, fontsize=TEXT_SIZE - 2, va="bottom", color="#6b6b66", parse_math=False)
+    draw_legend(axes, norm, width - 0.95, above - 0.12)
     return picture
 
 
-def legend(axes: Axes, norm: LogNorm, x: float, y: float) -> None:
+def draw_legend(axes: Axes, norm: LogNorm, x: float, y: float) -> None:
     """Draw the legend of colors and line widths."""
     for n, weight in enumerate((1.0, 0.3, 0.1)):
-        axes.plot((x, x + 0.3), (y - 0.14 * n,) * 2, color=COLOURS(norm(weight)), linewidth=0.4 + THICK * weight)
-        axes.text(x + 0.37, y - 0.14 * n, f"{weight:g}", fontsize=TEXT - 2, va="center")
+        axes.plot((x, x + 0.3), (y - 0.14 * n,) * 2, color=COLORMAP(norm(weight)), linewidth=0.4 + LINE_WIDTH * weight)
+        axes.text(x + 0.37, y - 0.14 * n, f"{weight:g}", fontsize=TEXT_SIZE - 2, va="center")

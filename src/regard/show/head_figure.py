@@ -8,15 +8,15 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.map.pooling import part
-from regard.mechanism.arguments import check_instance, check_place, check_whole
+from regard.map.pooling import resolve_span
+from regard.mechanism.arguments import check_index, check_instance, check_integer
 from regard.observe import Recording
-from regard.printable import escape_controls
-from regard.show.axes import attention_of, sides_of
-from regard.show.figure import COLOURS, FAINT, INKS, PAPER, TEXT, Array, Picture, heat
-from regard.show.scale import FAINTEST, FEW, fitting
+from regard.show.axis_words import choose_attention_kind, get_axis_words
+from regard.show.figure import COLORMAP, FAINT, INKS, PAPER, TEXT_SIZE, Array, Picture, draw_matrix
+from regard.show.scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, choose_scale
+from regard.terminal_escapes import escape_controls
 
-WORDS, BINS = FEW, 512  # maximum tokens that are drawn with words; bins of a picture along an axis
+MAX_WORDS, BINS = MAX_LINEAR_TOKENS, 512  # maximum tokens that are drawn with words; bins of a picture along an axis
 SIZE, PROFILE, LEFT, RIGHT, ABOVE, BELOW, GAP = 5.2, 0.75, 0.75, 0.95, 0.45, 0.6, 0.22  # inches
 
 
@@ -40,35 +40,35 @@ def figure(
     the title then states. Raises ConfigError for a layer or a head that was not recorded.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
-    said, kind = kind, attention_of(recording) if kind is None else kind
+    said, kind = kind, choose_attention_kind(recording) if kind is None else kind
     if title is not None:
         title = escape_controls(check_instance("title", title, str), keep="\n")
-    head = check_whole("head", head)
+    head = check_integer("head", head)
     m = recording.map(layer, head, kind, part)
-    row = check_place("row", row, m.shape[0], "the batch")
+    row = check_index("row", row, m.shape[0], "the batch")
     m = m.select(batch=row)
     q, k = m.shape[2:]
-    rows, columns = span(queries, q, "queries"), span(keys, k, "keys")
+    rows, columns = resolve_slice(queries, q, "queries"), resolve_slice(keys, k, "keys")
     chosen = " of cross attention" if kind == "cross" and said is None else ""
     name = f"layer {layer}, head {head}{chosen}" if title is None else title
-    if max(rows[1] - rows[0], columns[1] - columns[0]) <= WORDS:
-        asking, answering = sides_of(recording, layer, kind, part, row, (q, k))
+    if max(rows[1] - rows[0], columns[1] - columns[0]) <= MAX_WORDS:
+        asking, answering = get_axis_words(recording, layer, kind, part, row, (q, k))
         values = m[0, 0, slice(*rows), slice(*columns)]
         sides = asking[slice(*rows)], answering[slice(*columns)]
-        scale = fitting(values, 0)
-        return heat(values.masked_fill(values == 0, -torch.inf), *sides, title=name, names=("query", "key"), scale=scale)
-    return pooled(m, rows, columns, name)
+        scale = choose_scale(values, 0)
+        return draw_matrix(values.masked_fill(values == 0, -torch.inf), *sides, title=name, names=("query", "key"), scale=scale)
+    return draw_pooled(m, rows, columns, name)
 
 
-def span(places: slice, size: int, name: str) -> tuple[int, int]:
+def resolve_slice(places: slice, size: int, name: str) -> tuple[int, int]:
     """Return the first index and the end of a slice of an axis. Raises ConfigError where the slice is empty."""
-    start, stop = part(places, size, name)
+    start, stop = resolve_span(places, size, name)
     if start >= stop:
         raise ConfigError(f"{name} must be a slice with something in it, got {places} of {size}.")
     return start, stop
 
 
-def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:
+def draw_pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], title: str) -> Picture:
     """Draw a long part in bins, with the profiles of its rows and columns."""
     size = min(BINS, rows[1] - rows[0]), min(BINS, columns[1] - columns[0])
     values = m.tile(slice(*rows), slice(*columns), size, "max")[0, 0].numpy()
@@ -76,36 +76,36 @@ def pooled(m: AttentionMap, rows: tuple[int, int], columns: tuple[int, int], tit
     width, height = LEFT + SIZE + GAP + PROFILE + RIGHT, ABOVE + PROFILE + GAP + SIZE + BELOW
     drawn = Picture(figsize=(width, height))
 
-    def axes_at(x: float, y: float, w: float, h: float) -> Axes:
+    def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
         return drawn.add_axes((x / width, y / height, w / width, h / height))
 
-    main = axes_at(LEFT, BELOW, SIZE, SIZE)
+    main = add_axes_at(LEFT, BELOW, SIZE, SIZE)
     image = main.imshow(
-        np.ma.maximum(np.ma.masked_equal(values, 0), FAINTEST),  # where no query may see, the background shows
-        cmap=COLOURS,
-        norm=LogNorm(FAINTEST, 1),
+        np.ma.maximum(np.ma.masked_equal(values, 0), MIN_LOG_WEIGHT),  # where no query may see, the background shows
+        cmap=COLORMAP,
+        norm=LogNorm(MIN_LOG_WEIGHT, 1),
         extent=(columns[0], columns[1], rows[1], rows[0]),
         aspect="auto",
         interpolation="nearest",
     )
-    right = axes_at(LEFT + SIZE + GAP, BELOW, PROFILE, SIZE)
-    profile(right, entropy, rows, upright=True)
-    above = axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
-    profile(above, received, columns, upright=False)
+    right = add_axes_at(LEFT + SIZE + GAP, BELOW, PROFILE, SIZE)
+    draw_profile(right, entropy, rows, upright=True)
+    above = add_axes_at(LEFT, BELOW + SIZE + GAP, SIZE, PROFILE)
+    draw_profile(above, received, columns, upright=False)
     main.set_facecolor(PAPER)
-    dress(main, f"keys{bins(columns, size[1])}", f"queries{bins(rows, size[0])}")
-    bar = drawn.colorbar(image, cax=axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
+    label_picture(main, f"keys{describe_bins(columns, size[1])}", f"queries{describe_bins(rows, size[0])}")
+    bar = drawn.colorbar(image, cax=add_axes_at(LEFT + SIZE + GAP + PROFILE + 0.2, BELOW, 0.13, SIZE))
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=TEXT - 1, length=2, color=FAINT, which="both")
+    bar.ax.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
     alone = size == (rows[1] - rows[0], columns[1] - columns[0])
-    bar.ax.set_title("weight" if alone else "largest\nweight", fontsize=TEXT - 1, loc="left")
-    right.set_xlabel("entropy, nats" + "\nmean, largest" * (not alone), fontsize=TEXT - 1)
-    above.set_ylabel("received", fontsize=TEXT - 1)
-    above.set_title(title, fontsize=TEXT + 1, loc="left", parse_math=False)
+    bar.ax.set_title("weight" if alone else "largest\nweight", fontsize=TEXT_SIZE - 1, loc="left")
+    right.set_xlabel("entropy, nats" + "\nmean, largest" * (not alone), fontsize=TEXT_SIZE - 1)
+    above.set_ylabel("received", fontsize=TEXT_SIZE - 1)
+    above.set_title(title, fontsize=TEXT_SIZE + 1, loc="left", parse_math=False)
     return drawn
 
 
-def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> None:
+def draw_profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> None:
     """Draw the mean and the largest of the values in each bin of an axis as a band beside the picture."""
     edges = np.linspace(0, len(values), min(BINS, len(values)) + 1).astype(int)
     places = span[0] + (edges[:-1] + edges[1:]) / 2
@@ -124,23 +124,23 @@ def profile(axes: Axes, values: Array, span: tuple[int, int], upright: bool) -> 
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xticks([])
-    axes.tick_params(labelsize=TEXT - 2, length=2, color=FAINT)
+    axes.tick_params(labelsize=TEXT_SIZE - 2, length=2, color=FAINT)
     axes.set_facecolor(PAPER)
     axes.spines[:].set_visible(False)
 
 
-def dress(axes: Axes, below: str, beside: str) -> None:
+def label_picture(axes: Axes, below: str, beside: str) -> None:
     """Set the names and token numbers of both axes of the picture."""
-    axes.set_xlabel(below, fontsize=TEXT)
-    axes.set_ylabel(beside, fontsize=TEXT)
+    axes.set_xlabel(below, fontsize=TEXT_SIZE)
+    axes.set_ylabel(beside, fontsize=TEXT_SIZE)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(5, integer=True))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(labelsize=TEXT - 1, length=2, color=FAINT)
+    axes.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT)
     axes.spines[:].set_visible(False)
 
 
-def bins(span: tuple[int, int], count: int) -> str:
+def describe_bins(span: tuple[int, int], count: int) -> str:
     """Describe how many tokens a bin holds; return an empty string where it is one."""
     size = (span[1] - span[0]) / count
     return f", in bins of {f'{size:,.1f}'.removesuffix('.0')} tokens" if size > 1 else ""

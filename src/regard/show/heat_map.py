@@ -11,13 +11,13 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.map import AttentionMap
-from regard.show.scale import FEW, fitting
-from regard.show.swatches import Heat, Window, colour
-from regard.show.terminal import fitted, tint
+from regard.show.scale import MAX_LINEAR_TOKENS, choose_scale
+from regard.show.terminal import get_heat_style, truncate_end
+from regard.show.terminal_colors import Heat, Window, get_color
 
 UPPER, LOWER = "▀", "▄"
-WORD = 14  # maximum cells of a row label
-WIDE, READ = 4, 4  # maximum cells of a weight; from how many cells its number is written
+LABEL_CELLS = 14  # maximum cells of a row label
+MAX_COLUMN_CELLS, MIN_NUMBER_CELLS = 4, 4  # maximum cells of a weight; from how many cells its number is written
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Grid:
     """The cells of a picture: values (rows, columns), the first token of each row, and the width of a column in cells."""
 
     values: Tensor
-    places: Sequence[int]
-    wide: int
-    halves: bool
+    first_tokens: Sequence[int]
+    column_cells: int
+    has_half_blocks: bool
     sizes: tuple[float, float]  # queries and keys in a cell
 
 
-def heat_map(
+def render_heat_map(
     m: AttentionMap, words: Sequence[str], title: str, window: Window, asking: Sequence[str] | None = None
 ) -> Iterator[Text]:
     """Generate the lines of a picture of a map of one batch row: of its head, or of the mean of its heads.
@@ -41,105 +41,107 @@ def heat_map(
     """
     q, k = m.shape[2:]
     labels = asking or (words[k - q :] if k >= q else [str(n) for n in range(q)])
-    worded = q <= window.lines * (2 if window.colours else 1)
-    side = min(max(cell_len(fitted(word, WORD)) for word in labels), window.width // 4) + 1 if worded else 0
+    worded = q <= window.lines * (2 if window.colors else 1)
+    side = min(max(cell_len(truncate_end(word, LABEL_CELLS)) for word in labels), window.width // 4) + 1 if worded else 0
     side += len(f"{q - 1:,}") + 1
-    grid = gridded(m, window, side)
-    scale = fitting(grid.values, max(q, k))
+    grid = make_grid(m, window, side)
+    scale = choose_scale(grid.values, max(q, k))
     heat = Heat(scale, scale.ends(grid.values.flatten().tolist()))
     yield Text(title, style="bold")
-    yield ruler(grid, k, side)
-    yield from rows(grid, labels, side, heat, window)
-    yield Text.assemble("weight ", heat.legend(window.colours, window.width - 7))
-    yield from wrapped(caption(grid, m.shape[1]), window.width)
-    if asking and k <= FEW:
-        named = (f"{n}\xa0{fitted(word, WORD).strip()}" for n, word in enumerate(words))
-        yield from wrapped(f"The columns: {', '.join(named)}.", window.width)
+    yield render_ruler(grid, k, side)
+    yield from render_rows(grid, labels, side, heat, window)
+    yield Text.assemble("weight ", heat.render_legend(window.colors, window.width - 7))
+    yield from wrap_sentence(describe_cells(grid, m.shape[1]), window.width)
+    if asking and k <= MAX_LINEAR_TOKENS:
+        named = (f"{n}\xa0{truncate_end(word, LABEL_CELLS).strip()}" for n, word in enumerate(words))
+        yield from wrap_sentence(f"The columns: {', '.join(named)}.", window.width)
 
 
-def gridded(m: AttentionMap, window: Window, side: int) -> Grid:
+def make_grid(m: AttentionMap, window: Window, side: int) -> Grid:
     """Pool the weights into bins where they are more than the window has cells."""
     q, k = m.shape[2:]
-    halves = q > window.lines and window.colours is not None
+    halves = q > window.lines and window.colors is not None
     room = window.width - side
     size = min(q, window.lines * (2 if halves else 1)), min(k, room)
     pooled = m.pooled(*size, how="max" if m.shape[1] == 1 else "mean")[0].mean(0)
-    wide = 1 if halves else min(room // size[1], WIDE)
+    wide = 1 if halves else min(room // size[1], MAX_COLUMN_CELLS)
     return Grid(pooled, [n * q // size[0] for n in range(size[0])], wide, halves, (q / size[0], k / size[1]))
 
 
-def ruler(grid: Grid, keys: int, side: int) -> Text:
+def render_ruler(grid: Grid, keys: int, side: int) -> Text:
     """Format the numbers of the keys over their columns, as many as fit."""
     columns, apart = grid.values.shape[1], len(f"{keys:,}") + 1
-    every = max(-(-apart // grid.wide), 1)
+    every = max(-(-apart // grid.column_cells), 1)
     every = next((step for step in (1, 2, 5, 10, 20, 50) if step >= every), every)
     line = " " * side
     for column in range(0, columns, every):
-        start = side + column * grid.wide
-        if start >= len(line) and start + apart <= side + columns * grid.wide + 1:
+        start = side + column * grid.column_cells
+        if start >= len(line) and start + apart <= side + columns * grid.column_cells + 1:
             place = f"{column * keys // columns:,}"
-            line += " " * (start - len(line)) + (place.rjust(grid.wide - 1) if every == 1 else place)
+            line += " " * (start - len(line)) + (place.rjust(grid.column_cells - 1) if every == 1 else place)
     return Text(line, style="dim")
 
 
-def rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Window) -> Iterator[Text]:
+def render_rows(grid: Grid, labels: Sequence[str], side: int, heat: Heat, window: Window) -> Iterator[Text]:
     """Generate the lines of cells, each after the number and the word of its first query."""
     number = len(f"{len(labels) - 1:,}")
-    step = 2 if grid.halves else 1
-    for n in range(0, len(grid.places), step):
-        place = grid.places[n]
-        word = fitted(labels[place].strip(" "), max(side - number - 2, 0)) if side > number + 2 else ""
+    step = 2 if grid.has_half_blocks else 1
+    for n in range(0, len(grid.first_tokens), step):
+        place = grid.first_tokens[n]
+        word = truncate_end(labels[place].strip(" "), max(side - number - 2, 0)) if side > number + 2 else ""
         label = f"{place:>{number},} {word}"
         line = Text.assemble((label[:number], "dim"), label[number:] + " " * (side - cell_len(label)))
-        pair = grid.values[n], grid.values[n + 1] if step == 2 and n + 1 < len(grid.places) else None
+        pair = grid.values[n], grid.values[n + 1] if step == 2 and n + 1 < len(grid.first_tokens) else None
         for upper, lower in zip(pair[0].tolist(), [0.0] * len(pair[0]) if pair[1] is None else pair[1].tolist(), strict=True):
-            if grid.halves:
-                line.append(*block(upper, lower, heat, window.colours or "256"))
+            if grid.has_half_blocks:
+                line.append(*format_half_blocks(upper, lower, heat, window.colors or "256"))
             else:
-                line.append(cell(upper, grid.wide, heat, window.colours), style=paper(upper, heat, window.colours))
-        if window.colours is None:
+                line.append(
+                    format_cell(upper, grid.column_cells, heat, window.colors), style=get_cell_style(upper, heat, window.colors)
+                )
+        if window.colors is None:
             line.rstrip()
         yield line
 
 
-def cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
+def format_cell(weight: float, wide: int, heat: Heat, colours: str | None) -> str:
     """Format the text of a cell: its number where it fits, a digit where there is no color, blanks for 0."""
     if weight == 0:
         return " " * wide
-    if wide >= READ:
+    if wide >= MIN_NUMBER_CELLS:
         return f"{weight:.2f}"[1:].rjust(wide) if weight < 0.995 else "1.0".rjust(wide)
-    return " " * wide if colours else heat.digit(weight).rjust(wide)
+    return " " * wide if colours else heat.get_digit(weight).rjust(wide)
 
 
-def paper(weight: float, heat: Heat, colours: str | None) -> Style:
+def get_cell_style(weight: float, heat: Heat, colours: str | None) -> Style:
     """Return the color of a cell, none for 0, a key that the query may not see."""
-    return tint(heat.share(weight), colours) if weight else Style()
+    return get_heat_style(heat.share(weight), colours) if weight else Style()
 
 
-def block(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, Style]:
+def format_half_blocks(upper: float, lower: float, heat: Heat, colours: str) -> tuple[str, Style]:
     """Format two weights, one above the other, as one character."""
-    above, under = (colour(heat.share(weight), colours) if weight else None for weight in (upper, lower))
+    above, under = (get_color(heat.share(weight), colours) if weight else None for weight in (upper, lower))
     if above is None and under is None:
         return " ", Style()
     return (LOWER, Style(color=under)) if above is None else (UPPER, Style(color=above, bgcolor=under))
 
 
-def caption(grid: Grid, heads: int) -> str:
+def describe_cells(grid: Grid, heads: int) -> str:
     """Describe the rows, the columns and the cells."""
     mean = f", a cell the mean of {heads} heads." if heads > 1 else "."
     if max(grid.sizes) == 1:
         return "A row is a word that looks (a query), a column one it looks at (a key)" + mean
     kind = f"the mean of its weights in {heads} heads" if heads > 1 else "the largest of its weights"
-    down, across = counted(grid.sizes[0], "query", "queries"), counted(grid.sizes[1], "key", "keys")
+    down, across = format_count(grid.sizes[0], "query", "queries"), format_count(grid.sizes[1], "key", "keys")
     return f"A cell is {down} (down) by {across} (across), and shows {kind}."
 
 
-def counted(size: float, one: str, many: str) -> str:
+def format_count(size: float, one: str, many: str) -> str:
     """Format how many tokens a bin holds."""
     low, high = math.floor(size), math.ceil(size)
     return f"{low:,}" * (low < high) + " or " * (low < high) + f"{high:,} {one if high == 1 else many}"
 
 
-def wrapped(said: str, width: int, style: str = "dim") -> Iterator[Text]:
+def wrap_sentence(said: str, width: int, style: str = "dim") -> Iterator[Text]:
     """Generate the lines of a wrapped sentence."""
     yield from (Text(line, style=style) for line in textwrap.wrap(said, width))

@@ -18,32 +18,36 @@ from regard.examination.report import Report
 from regard.map import AttentionMap
 from regard.mechanism import Steps
 from regard.observe import Recording
-from regard.observe.heads import Heads
-from regard.show.axes import words_of
-from regard.show.inline import RAMP, Matrix, img, named
-from regard.show.narration import titles
-from regard.show.ramp import ink, shade
-from regard.show.report import of_report
-from regard.show.sampled import cells
-from regard.show.scale import FAINTEST, FEW, Linear, Log, Scale, fitting
-from regard.show.terminal import literal
+from regard.observe.head_kinds import Heads
+from regard.show.axis_words import get_key_words
+from regard.show.color_ramp import choose_ink, shade
+from regard.show.map_sampling import pool_cells
+from regard.show.report_html import render_report
+from regard.show.scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
+from regard.show.step_descriptions import make_titles
+from regard.show.svg_matrix import RAMP, Matrix, format_color, render_img
+from regard.show.terminal import escape_text
 
-HEADS, CELLS, ONE = 16, 96, 240  # heads of a map that are drawn; cells per side of each; of a single head
-TILE, SHEET = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
-LETTERS, LISTED = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
-UNBOUND = ("distance", "keys", "entropy")  # scores that are not shares of 1
-WIDE, HIGH = 760.0, 520.0  # maximum pixels of a sheet of all heads
-THUMB = 150.0  # pixels of one head of several
+MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = (
+    16,
+    96,
+    240,
+)  # heads of a map that are drawn; cells per side of each; of a single head
+TILE_CELLS, MAX_SHEET_WEIGHTS = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
+MAX_LETTERS, MAX_LISTED_WORDS = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
+UNBOUNDED_SCORES = ("distance", "keys", "entropy")  # scores that are not shares of 1
+MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
+THUMBNAIL_PIXELS = 150.0  # pixels of one head of several
 
 
-def html(thing: object) -> str | None:
+def render_html(thing: object) -> str | None:
     """Render a value as HTML; return None where there is nothing to draw."""
     drawers: dict[type, Callable[[Any], str]] = {
-        AttentionMap: of_map,
-        Recording: of_recording,
-        Heads: of_heads,
-        Steps: of_steps,
-        Report: of_report,
+        AttentionMap: render_map,
+        Recording: render_recording,
+        Heads: render_heads,
+        Steps: render_steps,
+        Report: render_report,
     }
     try:
         return next((drawer(thing) for kind, drawer in drawers.items() if isinstance(thing, kind)), None)
@@ -51,59 +55,64 @@ def html(thing: object) -> str | None:
         return None
 
 
-def of_map(m: AttentionMap) -> str:
+def render_map(m: AttentionMap) -> str:
     """Render the heads of the first batch row of a map, at most 16."""
     b, h, q, k = m.shape
-    drawn = min(h, HEADS)
-    found, sampled = cells(m.select(heads=list(range(drawn))), ONE if h == 1 else CELLS)
+    drawn = min(h, MAX_HEADS)
+    found, sampled = pool_cells(m.select(heads=list(range(drawn))), SINGLE_HEAD_CELLS if h == 1 else HEAD_CELLS)
     words = [str(n) for n in range(k)]
     asides = words[k - q :] if k >= q else [str(n) for n in range(q)]
     whole = h == 1 and found.shape[1:] == (q, k)
     pictures = []
     for n, weights in enumerate(found):
         matrix = Matrix(
-            weights, asides if whole else None, words if whole else None, *weighed(weights, max(q, k)), (q, k), sampled=sampled
+            weights,
+            asides if whole else None,
+            words if whole else None,
+            *choose_weight_scale(weights, max(q, k)),
+            (q, k),
+            is_sampled=sampled,
         )
-        pictures.append(figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMB))
+        pictures.append(render_figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMBNAIL_PIXELS))
     more = [f"Of {b} batch rows the first."] * (b > 1) + [f"Of {h} heads the first {drawn}."] * (h > drawn)
     more += [f"{found.shape[1]} of the {q:,} queries were looked at."] * sampled
-    title = f"<b>AttentionMap</b> {m.shape}, {escape(str(m._request.mask))}"
-    return page(title, pictures, " ".join([*more, READING]), asides, words)
+    title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m._request.mask))}"
+    return render_page(title, pictures, " ".join([*more, CAPTION]), asides, words)
 
 
-READING = "Rows are queries, from the top; columns are keys."
+CAPTION = "Rows are queries, from the top; columns are keys."
 
 
-def of_recording(recording: Recording) -> str:
+def render_recording(recording: Recording) -> str:
     """Render the beginning of the text of a recording, and every head of its last run as a small picture."""
     kind = "self" if recording.layers() else "cross"
     maps = [recording.map(layer, kind=kind) for layer in range(len(recording.layers(kind)))]
     shapes = [m.shape for m in maps]
     q, k = shapes[0][2:]
     count = sum(h for _, h, _, _ in shapes)
-    title = f"<b>{escape(recording.model or 'Recording')}</b>, {len(maps)} layers, {count} heads, {k:,} tokens"
-    words = words_of(recording, 0, k)
+    title = f"<b>{escape_html(recording.model or 'Recording')}</b>, {len(maps)} layers, {count} heads, {k:,} tokens"
+    words = get_key_words(recording, 0, k)
     text = "".join(words) if recording.tokens else ""
-    title += f"<div>{escape(text[:LETTERS])}{'…' * (len(text) > LETTERS)}</div>"
-    if count * min(q, TILE) * k > SHEET or len({shape[2:] for shape in shapes}) > 1:
-        return f"<div>{title}{LONG}</div>"
-    found = [cells(m, TILE, SHEET // count) for m in maps]
-    sheet = tiled([weights for weights, _ in found])
+    title += f"<div>{escape_html(text[:MAX_LETTERS])}{'…' * (len(text) > MAX_LETTERS)}</div>"
+    if count * min(q, TILE_CELLS) * k > MAX_SHEET_WEIGHTS or len({shape[2:] for shape in shapes}) > 1:
+        return f"<div>{title}{TOO_LONG}</div>"
+    found = [pool_cells(m, TILE_CELLS, MAX_SHEET_WEIGHTS // count) for m in maps]
+    sheet = tile_heads([weights for weights, _ in found])
     heads, layers = ([f"{name} {n}" for n in range(size)] for name, size in (("head", shapes[0][1]), ("layer", len(maps))))
-    size = min(WIDE if sheet.shape[1] > sheet.shape[0] else HIGH, max(sheet.shape) * 3.0)
-    tile = min(q, TILE), min(k, TILE)
-    linear = isinstance(fitting(sheet, max(q, k)), Linear)
-    look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (FAINTEST, 1.0))
-    matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, sampled=found[0][1])
-    sampled = f" {TILE} of the {q:,} queries were looked at." if found[0][1] else ""
-    said = f"In each picture {READING[0].lower()}{READING[1:]}{sampled}"
-    return page(title, [figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
+    size = min(MAX_WIDTH if sheet.shape[1] > sheet.shape[0] else MAX_HEIGHT, max(sheet.shape) * 3.0)
+    tile = min(q, TILE_CELLS), min(k, TILE_CELLS)
+    linear = isinstance(choose_scale(sheet, max(q, k)), Linear)
+    look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
+    matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
+    sampled = f" {TILE_CELLS} of the {q:,} queries were looked at." if found[0][1] else ""
+    said = f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}"
+    return render_page(title, [render_figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
 
 
-LONG = "Too long to draw every head at once: regard.figure(recording, layer, head) draws one, regard.serve(recording) all."
+TOO_LONG = "Too long to draw every head at once: regard.figure(recording, layer, head) draws one, regard.serve(recording) all."
 
 
-def tiled(layers: Sequence[Tensor]) -> Tensor:
+def tile_heads(layers: Sequence[Tensor]) -> Tensor:
     """Lay out the heads of layers (h, rows, columns) on one sheet, one cell apart."""
     most = max(len(one) for one in layers)
     rows, columns = layers[0].shape[1:]
@@ -115,79 +124,93 @@ def tiled(layers: Sequence[Tensor]) -> Tensor:
     return sheet
 
 
-def of_steps(steps: Steps) -> str:
+def render_steps(steps: Steps) -> str:
     """Render each step that changed something with its formula, for the first batch row and head."""
     one = Steps(*(step.detach()[(0,) * (step.dim() - 2)].cpu() for _, step in steps.items()))
     (q, k), hidden, pictures = one.scores.shape, one.masked == -torch.inf, []
-    for name, formula in titles(one).items():
+    for name, formula in make_titles(one).items():
         weighs = name in ("weights", "dropped")
         step = getattr(one, name).double()
-        values = fewer(step.masked_fill(hidden if weighs else step == -torch.inf, torch.nan))
-        look = weighed(values, max(q, k)) if weighs else (Linear(), Linear().ends(values.flatten().tolist()))
+        values = pool_matrix(step.masked_fill(hidden if weighs else step == -torch.inf, torch.nan))
+        look = choose_weight_scale(values, max(q, k)) if weighs else (Linear(), Linear().ends(values.flatten().tolist()))
         names = ("query", "number" if name == "context" else "key")
-        pictures.append(figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))
+        pictures.append(render_figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))
     first = " The first matrix of each." if one.scores.numel() < steps.scores.numel() else ""
     numbers = [str(n) for n in range(max(q, k))]
-    return page(f"<b>Steps</b> of {q} queries and {k} keys", pictures, READING + first, numbers, numbers)
+    return render_page(f"<b>Steps</b> of {q} queries and {k} keys", pictures, CAPTION + first, numbers, numbers)
 
 
-def weighed(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
+def choose_weight_scale(weights: Tensor, tokens: int) -> tuple[Scale, tuple[float, float]]:
     """Return the color scale that fits the weights, the same for all long texts, and its ends."""
-    if tokens > FEW:
-        return Log(), (FAINTEST, 1.0)
-    scale = fitting(weights, tokens)
+    if tokens > MAX_LINEAR_TOKENS:
+        return Log(), (MIN_LOG_WEIGHT, 1.0)
+    scale = choose_scale(weights, tokens)
     return scale, scale.ends(weights.flatten().tolist())
 
 
-def fewer(values: Tensor) -> Tensor:
+def pool_matrix(values: Tensor) -> Tensor:
     """Pool a matrix to at most 240 cells per side, each the largest of its values; NaN where there is none."""
-    if max(values.shape) <= ONE:
+    if max(values.shape) <= SINGLE_HEAD_CELLS:
         return values
-    found: Tensor = adaptive_max_pool2d(values.nan_to_num(-torch.inf)[None], [min(n, ONE) for n in values.shape])[0]
+    found: Tensor = adaptive_max_pool2d(values.nan_to_num(-torch.inf)[None], [min(n, SINGLE_HEAD_CELLS) for n in values.shape])[
+        0
+    ]
     return found.masked_fill(found == -torch.inf, torch.nan)
 
 
-def figure(matrix: Matrix, name: str, shown: float | None = None) -> str:
+def render_figure(matrix: Matrix, name: str, shown: float | None = None) -> str:
     """Render a picture above its name and its color scale."""
-    caption = f"{escape(name)}<br>" if name else ""
-    return f'<figure style="margin: 0">{img(matrix, name, shown)}<figcaption>{caption}{legend(matrix)}</figcaption></figure>'
+    caption = f"{escape_html(name)}<br>" if name else ""
+    return (
+        '<figure style="margin: '
+        f'0">{render_img(matrix, name, shown)}<figcaption>{caption}{render_legend(matrix)}</figcaption></figure>'
+    )
 
 
-def legend(matrix: Matrix) -> str:
+def render_legend(matrix: Matrix) -> str:
     """Render the color scale with its numbers."""
     parts = []
     for step in range(5):
         paper = shade(step / 4)
-        value = matrix.scale.at(step / 4, matrix.ends)
-        look = f"background: {named(paper)}; color: {named(ink(paper))}; padding: 0 5px; font-size: 11px"
+        value = matrix.scale.get_value(step / 4, matrix.ends)
+        look = f"background: {format_color(paper)}; color: {format_color(choose_ink(paper))}; padding: 0 5px; font-size: 11px"
         parts.append(f'<span style="{look}">{value:.2g}</span>')
     return "".join(parts)
 
 
-def of_heads(heads: Heads) -> str:
+def render_heads(heads: Heads) -> str:
     """Render the table of heads, each score from 0 to 1 on its color."""
     titles = ["head", "kind", *heads.detectors]
-    top = "".join(f'<th style="text-align: {"left" if n < 2 else "right"}">{escape(one)}</th>' for n, one in enumerate(titles))
+    top = "".join(
+        f'<th style="text-align: {"left" if n < 2 else "right"}">{escape_html(one)}</th>' for n, one in enumerate(titles)
+    )
     lines = []
     for row in heads:
-        found = f'<td style="text-align: left">{row.layer}.{row.head}</td><td style="text-align: left">{escape(row.kind)}</td>'
-        lines.append(f"<tr>{found}{''.join(scored(score, name not in UNBOUND) for name, score in row.scores.items())}</tr>")
-    notes = "".join(f"<div>{escape(note)}</div>" for note in heads.notes)
+        found = (
+            f'<td style="text-align: left">{row.layer}.{row.head}</td><td style="text-align: left">{escape_html(row.kind)}</td>'
+        )
+        lines.append(
+            "<tr>"
+            f"{found}{''.join(render_score(score, name not in UNBOUNDED_SCORES) for name, score in row.scores.items())}</tr>"
+        )
+    notes = "".join(f"<div>{escape_html(note)}</div>" for note in heads.notes)
     table = f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div style="max-height: 420px; overflow: auto">{table}</div>{notes}'
 
 
-def scored(score: float, share: bool) -> str:
+def render_score(score: float, share: bool) -> str:
     """Render a cell of the table, on its color where the score is a share."""
     paper = shade(score) if share and 0 <= score <= 1 else None
-    look = f"; background: {named(paper)}; color: {named(ink(paper))}" if paper else ""
+    look = f"; background: {format_color(paper)}; color: {format_color(choose_ink(paper))}" if paper else ""
     return f'<td style="text-align: right; padding: 1px 6px{look}">{"–" if score != score else f"{score:.2f}"}</td>'
 
 
-def page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], columns: Sequence[str]) -> str:
+def render_page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     """Render a title, pictures side by side, a caption, and the script that enlarges the pictures."""
-    few = max(len(rows), len(columns)) <= LISTED
-    listed = {name: [literal(word) for word in words] if few else [] for name, words in (("rows", rows), ("columns", columns))}
+    few = max(len(rows), len(columns)) <= MAX_LISTED_WORDS
+    listed = {
+        name: [escape_text(word) for word in words] if few else [] for name, words in (("rows", rows), ("columns", columns))
+    }
     data = escaping.escape(json.dumps(listed, ensure_ascii=False))
     script = files("regard.show").joinpath("notebook.js").read_text(encoding="utf-8")
     return (
@@ -198,6 +221,6 @@ def page(title: str, pictures: Sequence[str], said: str, rows: Sequence[str], co
     )
 
 
-def escape(text: str) -> str:
+def escape_html(text: str) -> str:
     """Escape text for HTML, with control characters spelled out and line ends as ↵."""
-    return escaping.escape(literal(text).replace("\\n", "↵"))
+    return escaping.escape(escape_text(text).replace("\\n", "↵"))

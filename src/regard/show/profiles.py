@@ -8,14 +8,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.show.figure import DASHES, FAINT, INKS, TEXT, Array, Picture, frame
+from regard.show.figure import DASHES, FAINT, INKS, TEXT_SIZE, Array, Picture, style_axes
 
 BINS = 128  # points of a curve along a text
-NAMED = 4  # heads that are colored and named
+MAX_NAMED = 4  # heads that are colored and named
 UNITS = {"entropy": "entropy, nats", "distance": "distance, tokens back"}
 
 
-def profiles(
+def draw_profiles(
     recording: Recording,
     layer: int | str,
     *,
@@ -30,14 +30,14 @@ def profiles(
     The `heads` are colored and numbered, the others are pale; by default the four of the lowest entropy.
     """
     m = recording.map(layer, kind=kind, part=part).select(batch=row)
-    found = statistics(m)
-    chosen = list(np.argsort(found["entropy"].mean(1))[:NAMED]) if heads is None else list(heads)
+    found = compute_statistics(m)
+    chosen = list(np.argsort(found["entropy"].mean(1))[:MAX_NAMED]) if heads is None else list(heads)
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
     name = f"layer {layer}, {m.shape[1]} heads" if title is None else title
     for n, (axes, (statistic, values)) in enumerate(zip(panels, found.items(), strict=True)):
-        frame(axes, name if n == 0 else "", ("query" if n else "", UNITS[statistic]))
-        places, means = binned(values)
+        style_axes(axes, name if n == 0 else "", ("query" if n else "", UNITS[statistic]))
+        places, means = compute_bin_means(values)
         for head in range(len(means)):
             if head not in chosen:
                 axes.plot(places, means[head], color=FAINT, linewidth=0.7)
@@ -45,42 +45,44 @@ def profiles(
             ink, dash = INKS[rank % len(INKS)], DASHES[rank % len(DASHES)]
             axes.plot(places, means[head], color=ink, linestyle=dash, linewidth=1.4, label=f"{head}")
         axes.set_ylim(bottom=0)
-    panels[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=TEXT, title="head")
-    counted(panels[1])
+    panels[0].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=TEXT_SIZE, title="head")
+    format_integer_axis(panels[1])
     return picture
 
 
-def by_layer(recording: Recording, *, kind: str = "self", part: str | None = None, row: int = 0, title: str = "") -> Picture:
+def draw_layer_profiles(
+    recording: Recording, *, kind: str = "self", part: str | None = None, row: int = 0, title: str = ""
+) -> Picture:
     """Draw mean entropy and mean distance of every head by layer: a dot per head, a line through the means of the layers."""
     layers = range(len(recording.layers(kind=kind, part=part)))
-    found = [statistics(recording.map(layer, kind=kind, part=part).select(batch=row)) for layer in layers]
+    found = [compute_statistics(recording.map(layer, kind=kind, part=part).select(batch=row)) for layer in layers]
     picture = Picture(figsize=(6.4, 4.2), layout="constrained")
     panels = picture.subplots(2, 1, sharex=True)
     for n, (axes, statistic) in enumerate(zip(panels, UNITS, strict=True)):
-        frame(axes, title if n == 0 else "", ("layer" if n else "", UNITS[statistic]))
+        style_axes(axes, title if n == 0 else "", ("layer" if n else "", UNITS[statistic]))
         means = [one[statistic].mean(1) for one in found]
         for layer, heads in enumerate(means):
             axes.plot([layer] * len(heads), heads, "o", color=INKS[1], markersize=3.5, alpha=0.55, markeredgewidth=0)
         axes.plot(layers, [heads.mean() for heads in means], color=INKS[0], linewidth=1.2)
         axes.set_ylim(bottom=0)
-    counted(panels[1])
+    format_integer_axis(panels[1])
     return picture
 
 
-def statistics(m: AttentionMap) -> Mapping[str, Array]:
+def compute_statistics(m: AttentionMap) -> Mapping[str, Array]:
     """Compute entropy and distance of each query (h, q) of a map of one batch row."""
     seen = m.overview()
     return {"entropy": seen.entropy[0].double().numpy(), "distance": seen.distance[0].double().numpy()}
 
 
-def binned(values: Array) -> tuple[Array, Array]:
+def compute_bin_means(values: Array) -> tuple[Array, Array]:
     """Compute the middle of each bin along a text, and the mean in it, (h, bins)."""
     edges = np.linspace(0, values.shape[1], min(BINS, values.shape[1]) + 1).astype(int)
     means: Array = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
     return (edges[:-1] + edges[1:] - 1) / 2, means
 
 
-def counted(axes: Axes) -> None:
+def format_integer_axis(axes: Axes) -> None:
     """Format whole numbers along the lower axis."""
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

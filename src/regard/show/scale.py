@@ -8,11 +8,11 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 
-FEW = 48  # maximum tokens for a linear scale of colors; with more, most weights are small
-SMALL = 0.1  # fraction of the largest weight, below which a linear scale shows nothing
-FAINTEST = 1e-4  # smallest weight at which a logarithmic scale of colors may start
-PALEST = 0.02  # share of the weights below the start of a logarithmic scale
-MUCH = 1 / 3  # share of all attention on such small weights, above which the scale is logarithmic
+MAX_LINEAR_TOKENS = 48  # maximum tokens for a linear scale of colors; with more, most weights are small
+SMALL_WEIGHT = 0.1  # fraction of the largest weight, below which a linear scale shows nothing
+MIN_LOG_WEIGHT = 1e-4  # smallest weight at which a logarithmic scale of colors may start
+PALEST_SHARE = 0.02  # share of the weights below the start of a logarithmic scale
+SMALL_WEIGHTS_LIMIT = 1 / 3  # share of all attention on such small weights, above which the scale is logarithmic
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Linear:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        ordered(self.low, self.high)
+        check_ends(self.low, self.high)
 
     def ends(self, values: Sequence[float]) -> tuple[float, float]:
         """Return low and high for these values, of which only the finite count: 0 and 1 where there are none."""
@@ -37,7 +37,7 @@ class Linear:
         low, high = ends
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
-    def at(self, share: float, ends: tuple[float, float]) -> float:
+    def get_value(self, share: float, ends: tuple[float, float]) -> float:
         """Return the value at a share of the scale."""
         low, high = ends
         return low + share * (high - low)
@@ -51,7 +51,7 @@ class Log:
     high: float | None = None
 
     def __post_init__(self) -> None:
-        ordered(self.low, self.high)
+        check_ends(self.low, self.high)
         if min(end for end in (self.low, self.high, math.inf) if end is not None) <= 0:
             raise ConfigError(f"the ends of a Log scale lie above 0, got low={self.low}, high={self.high}.")
 
@@ -67,7 +67,7 @@ class Log:
         low, high = ends
         return math.log(min(max(value, low), high) / low) / math.log(high / low)
 
-    def at(self, share: float, ends: tuple[float, float]) -> float:
+    def get_value(self, share: float, ends: tuple[float, float]) -> float:
         """Return the value at a share of the scale."""
         low, high = ends
         return float(low * (high / low) ** share)
@@ -76,23 +76,25 @@ class Log:
 Scale = Linear | Log
 
 
-def fitting(weights: Tensor, tokens: int) -> Scale:
+def choose_scale(weights: Tensor, tokens: int) -> Scale:
     """Choose a scale for weights: logarithmic for many tokens or much attention on small weights, else linear from 0."""
     seen = weights[weights > 0].double()
-    if tokens <= FEW and (not len(seen) or seen[seen < SMALL * seen.max()].sum() <= MUCH * seen.sum()):
+    if tokens <= MAX_LINEAR_TOKENS and (
+        not len(seen) or seen[seen < SMALL_WEIGHT * seen.max()].sum() <= SMALL_WEIGHTS_LIMIT * seen.sum()
+    ):
         return Linear(low=0)
-    return reaching(seen)
+    return make_log_scale(seen)
 
 
-def reaching(seen: Tensor) -> Log:
+def make_log_scale(seen: Tensor) -> Log:
     """Return a logarithmic scale from the 2 % quantile of these positive weights, at least 1e-4, to the largest."""
     if not len(seen):
         return Log()
-    low = max(float(seen.float().quantile(PALEST)), FAINTEST)
+    low = max(float(seen.float().quantile(PALEST_SHARE)), MIN_LOG_WEIGHT)
     return Log(low, max(float(seen.max()), 2 * low))
 
 
-def ordered(low: float | None, high: float | None) -> None:
+def check_ends(low: float | None, high: float | None) -> None:
     """Raise ConfigError where low is not below high."""
     if low is not None and high is not None and not low < high:
         raise ConfigError(f"a scale runs from low up to high, got low={low:g}, high={high:g}.")

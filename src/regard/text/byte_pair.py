@@ -15,17 +15,17 @@ from pathlib import Path
 import tiktoken
 from torch import Tensor
 
+from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair_files import FILES as FILES
-from regard.text.byte_pair_files import NUMBERS, PAIRS, numbered, read, spell, unspell
-from regard.text.cuts import is_cut, limit_runs
-from regard.writing import whole
+from regard.text.byte_pair_files import NUMBERS, PAIRS, number_pieces, parse_piece, read_encoding, spell_piece
+from regard.text.safe_cuts import is_safe_cut, limit_runs
 
-OWN = Path(__file__).parent / "gpt2"
+GPT2_FOLDER = Path(__file__).parent / "gpt2"
 END = "<|endoftext|>"
 # how GPT-2 splits a text before merging pairs (Radford et al. 2019): contractions, words, numbers, signs, spaces
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-LARGEST = 1 << 30  # the largest vocabulary
+LARGEST_VOCABULARY = 1 << 30  # the largest vocabulary
 WINDOW = 1 << 16  # characters encoded at a time
 UNSURE = 256  # tokens at the end of a text that may differ in a longer one
 
@@ -48,7 +48,7 @@ class BytePair:
     @classmethod
     def gpt2(cls, folder: str | Path | None = None) -> "BytePair":
         """Return GPT-2's encoding: 256 bytes, 50,000 merges and the end-of-text token."""
-        return own() if folder is None else cls.load(folder)
+        return load_gpt2_encoding() if folder is None else cls.load(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "BytePair":
@@ -58,17 +58,17 @@ class BytePair:
         """
         folder = Path(folder)
         pairs, numbers = FILES[0] if (folder / PAIRS).exists() else FILES[1]
-        found = read(folder / pairs, folder / numbers)
+        found = read_encoding(folder / pairs, folder / numbers)
         return cls(found.pieces, found.special, found.pairs)
 
     def save(self, folder: str | Path) -> None:
         """Write the two files into a folder, which is created if needed."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        spelled = {spell(piece): number for piece, number in self._pieces.items()}
+        spelled = {spell_piece(piece): number for piece, number in self._pieces.items()}
         numbers = dict(sorted({**spelled, **self.special}.items(), key=lambda item: item[1]))
-        lines = [f"{spell(left)} {spell(right)}" for left, right in self.pairs]
-        with whole(folder / NUMBERS, folder / PAIRS) as (numbers_file, pairs_file):
+        lines = [f"{spell_piece(left)} {spell_piece(right)}" for left, right in self.pairs]
+        with write_atomically(folder / NUMBERS, folder / PAIRS) as (numbers_file, pairs_file):
             numbers_file.write_text(json.dumps(numbers), encoding="utf-8")
             pairs_file.write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
 
@@ -79,8 +79,8 @@ class BytePair:
         A small text has fewer pairs. Raises ConfigError if there is no room for the 256 bytes and the special tokens.
         """
         least = 256 + len(special)
-        if vocabulary > LARGEST:
-            raise ConfigError(f"vocabulary must be {LARGEST:,} at most; got {vocabulary}.")
+        if vocabulary > LARGEST_VOCABULARY:
+            raise ConfigError(f"vocabulary must be {LARGEST_VOCABULARY:,} at most; got {vocabulary}.")
         if vocabulary < least:
             raise ConfigError(
                 f"vocabulary must be at least {least}, 256 bytes and {len(special)} special tokens; got {vocabulary}."
@@ -97,8 +97,8 @@ class BytePair:
         except UnicodeEncodeError as error:
             raise DataError(f"a text has half of a surrogate pair at {error.start}, which is not a character.") from None
         merges = json.loads(trainer.to_str())["model"]["merges"]
-        pairs = [(unspell(left), unspell(right)) for left, right in merges]
-        pieces = numbered(pairs)
+        pairs = [(parse_piece(left), parse_piece(right)) for left, right in merges]
+        pieces = number_pieces(pairs)
         return cls(pieces, {word: len(pieces) + n for n, word in enumerate(special)}, pairs)
 
     @property
@@ -119,7 +119,7 @@ class BytePair:
         if self._given is not None:
             return list(self._given)
         joined = sorted((piece for piece in self._pieces if len(piece) > 1), key=lambda piece: self._pieces[piece])
-        return [halves(piece, self._pieces) for piece in joined]
+        return [find_last_merge(piece, self._pieces) for piece in joined]
 
     def encode(self, text: str, allowed: Collection[str] = ()) -> list[int]:
         """Return the token ids of a text. A special token in it is plain text, unless it is in `allowed`.
@@ -164,13 +164,13 @@ class BytePair:
             piece = self._bytes[ids[number]]
             at, place = at - len(piece), place - sum(byte & 0xC0 != 0x80 for byte in piece)
             whole_character = data[at] & 0xC0 != 0x80
-            if len(ids) - number > UNSURE and whole_character and is_cut(text, place):
+            if len(ids) - number > UNSURE and whole_character and is_safe_cut(text, place):
                 return place
         return len(text)
 
     def bytes(self, ids: Sequence[int] | Tensor) -> builtins.bytes:
         """Return the bytes of token ids. Raises DataError for an unknown id."""
-        return b"".join(self._each(ids))
+        return b"".join(self._look_up_pieces(ids))
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """Return the text of token ids; an incomplete character is U+FFFD."""
@@ -178,9 +178,9 @@ class BytePair:
 
     def pieces(self, ids: Sequence[int] | Tensor) -> list[str]:
         """Return the text of each token id, for the axes of a plot; bytes of incomplete characters are written like \\xe2."""
-        return [piece.decode(errors="backslashreplace") for piece in self._each(ids)]
+        return [piece.decode(errors="backslashreplace") for piece in self._look_up_pieces(ids)]
 
-    def _each(self, ids: Sequence[int] | Tensor) -> list[builtins.bytes]:
+    def _look_up_pieces(self, ids: Sequence[int] | Tensor) -> list[builtins.bytes]:
         numbers = ids.tolist() if isinstance(ids, Tensor) else ids
         try:
             return [self._bytes[number] for number in numbers]
@@ -193,12 +193,12 @@ class BytePair:
 
 
 @cache
-def own() -> BytePair:
+def load_gpt2_encoding() -> BytePair:
     """Return GPT-2's encoding, loaded once."""
-    return BytePair.load(OWN)
+    return BytePair.load(GPT2_FOLDER)
 
 
-def halves(piece: bytes, numbers: dict[bytes, int]) -> tuple[bytes, bytes]:
+def find_last_merge(piece: bytes, numbers: dict[bytes, int]) -> tuple[bytes, bytes]:
     """Return the two pieces of the last merge that makes a piece: those left when all earlier merges are done."""
     parts = [bytes([byte]) for byte in piece]
     while len(parts) > 2:

@@ -20,7 +20,7 @@ SPECIALS = 1 << 14  # most special tokens; they are searched for one after the o
 
 
 @dataclass(frozen=True)
-class Found:
+class EncodingFiles:
     """The content of the two files: the number of each piece and of each special token, and the merges in order."""
 
     pieces: dict[bytes, int]
@@ -29,7 +29,7 @@ class Found:
 
 
 @cache
-def letters() -> dict[int, str]:
+def map_bytes_to_letters() -> dict[int, str]:
     """Return the character that represents each byte in the files: itself if it is printable, else one from U+0100 on."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
@@ -37,28 +37,28 @@ def letters() -> dict[int, str]:
 
 
 @cache
-def letter_bytes() -> dict[str, int]:
+def map_letters_to_bytes() -> dict[str, int]:
     """Return the byte of each character that represents one."""
-    return {letter: byte for byte, letter in letters().items()}
+    return {letter: byte for byte, letter in map_bytes_to_letters().items()}
 
 
-def spell(piece: bytes) -> str:
+def spell_piece(piece: bytes) -> str:
     """Return a piece as it is written in the files."""
-    return "".join(letters()[byte] for byte in piece)
+    return "".join(map_bytes_to_letters()[byte] for byte in piece)
 
 
-def unspell(word: str) -> bytes:
+def parse_piece(word: str) -> bytes:
     """Return the bytes of a piece that is written as in the files; raise KeyError for a character that represents no byte."""
-    return bytes(letter_bytes()[letter] for letter in word)
+    return bytes(map_letters_to_bytes()[letter] for letter in word)
 
 
-def numbered(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
+def number_pieces(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, int]:
     """Return the number of every piece: first the bytes in the order of the files, then the merged pairs in order."""
-    pieces = [*(bytes([byte]) for byte in letters()), *(left + right for left, right in pairs)]
+    pieces = [*(bytes([byte]) for byte in map_bytes_to_letters()), *(left + right for left, right in pairs)]
     return {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
 
 
-def read(pairs: Path, numbers: Path) -> Found:
+def read_encoding(pairs: Path, numbers: Path) -> EncodingFiles:
     """Read pieces, special tokens and merges from the two files, and check that they agree."""
     for path in (pairs, numbers):
         if not path.is_file():
@@ -67,9 +67,9 @@ def read(pairs: Path, numbers: Path) -> Found:
             raise DataError(f"{path} has {path.stat().st_size:,} bytes; a vocabulary has at most {LARGEST:,}.")
     joined, given = read_pairs(pairs), read_numbers(numbers)
     ranks = {}
-    for piece in numbered(joined):
-        if (number := given.get(spell(piece))) is None:
-            raise DataError(f"{numbers} has no number for {spell(piece)[:40]!r}, which {pairs.name} joins.")
+    for piece in number_pieces(joined):
+        if (number := given.get(spell_piece(piece))) is None:
+            raise DataError(f"{numbers} has no number for {spell_piece(piece)[:40]!r}, which {pairs.name} joins.")
         ranks[piece] = number
     check_pairs(pairs, joined, ranks)
     taken = set(ranks.values())
@@ -78,7 +78,7 @@ def read(pairs: Path, numbers: Path) -> Found:
     if sorted(given.values()) != list(range(len(given))) or len(ranks) + len(special) != len(given) or order != sorted(order):
         raise DataError(f"{numbers} does not number the pieces of {pairs.name} from 0 on, in the order they are joined.")
     check_special(numbers, special)
-    return Found(ranks, special, joined)
+    return EncodingFiles(ranks, special, joined)
 
 
 def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
@@ -86,7 +86,7 @@ def read_pairs(path: Path) -> list[tuple[bytes, bytes]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         joined = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-        return [(unspell(left), unspell(right)) for left, right in joined]
+        return [(parse_piece(left), parse_piece(right)) for left, right in joined]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a list of pairs, two words a line: {error}.") from None
 
@@ -110,7 +110,7 @@ def check_pairs(path: Path, joined: Sequence[tuple[bytes, bytes]], ranks: dict[b
             raise DataError(f"{path} joins a piece of {len(whole):,} bytes; a piece has at most {LONGEST:,}.")
         for half in (left, right):
             if ranks.get(half, len(ranks)) >= ranks[whole]:
-                raise DataError(f"{path} joins {spell(half)[:40]!r} to another piece, but no earlier line makes it.")
+                raise DataError(f"{path} joins {spell_piece(half)[:40]!r} to another piece, but no earlier line makes it.")
 
 
 def check_special(path: Path, special: dict[str, int]) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from regard.atomic_write import write_atomically
 from regard.errors import DataError
-from regard.writing import whole
 
-FILE = "letters.txt"
+FILE_NAME = "letters.txt"
 SHOWN = 40  # letters of an alphabet that an error lists
 MANY = 200  # most letters that repr lists
 
@@ -26,7 +26,7 @@ class Letters:
         self._numbers = {letter: number for number, letter in enumerate(alphabet)}
 
     @classmethod
-    def of(cls, texts: str | Iterable[str]) -> "Letters":
+    def from_texts(cls, texts: str | Iterable[str]) -> "Letters":
         """Create the alphabet of all letters in one or several texts, ordered by code point."""
         found: set[str] = set()
         for text in [texts] if isinstance(texts, str) else texts:
@@ -38,7 +38,7 @@ class Letters:
     @classmethod
     def load(cls, folder: str | Path) -> "Letters":
         """Load the alphabet in a folder's letters.txt."""
-        path = Path(folder) / FILE
+        path = Path(folder) / FILE_NAME
         try:
             held = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -51,7 +51,7 @@ class Letters:
         """Write the letters and a line end to letters.txt in a folder, which is created if needed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         line_end = "" if self.alphabet.endswith("\r") else "\n"  # "\r\n" would be read as one line end
-        with whole(Path(folder) / FILE) as (beside,):
+        with write_atomically(Path(folder) / FILE_NAME) as (beside,):
             beside.write_bytes((self.alphabet + line_end).encode("utf-8"))
 
     @property

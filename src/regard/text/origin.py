@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.atomic_write import write_atomically
 from regard.errors import DataError
-from regard.writing import whole
 
 NAME = "source.json"  # in the prepared folder
 
@@ -24,14 +24,14 @@ class Origin:
     digest: str
     settings: Mapping[str, Any]
 
-    def is_of(self, folder: Path) -> bool:
+    def is_origin_of(self, folder: Path) -> bool:
         """Return whether a folder was prepared from the same contents, wherever they are, with the same settings."""
         said = read_origin(folder)
         return said is not None and (said.digest, said.settings) == (self.digest, self.settings)
 
     def write(self, folder: Path) -> None:
         """Write the origin into a folder that was prepared from it."""
-        with whole(folder / NAME) as (path,):
+        with write_atomically(folder / NAME) as (path,):
             path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 

@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 
 from regard.errors import ConfigError
 from regard.models import GPT2Config
-from regard.train.sizes import GPT2, TranslatorSizes, arguments
+from regard.train.translator_sizes import GPT2_KIND, TranslatorSizes, list_arguments
 
-MODEL: dict[str, Any] = {
+DEFAULT_MODEL: dict[str, Any] = {
     "layers": 4,
     "heads": 4,
     "width": 128,
@@ -22,22 +22,39 @@ MODEL: dict[str, Any] = {
 PRECISIONS = ("float32", "bfloat16")
 ENGINES = ("ddp", "fsdp")
 SCHEDULES = ("cosine", "constant then decay", "inverse square root")
-COUNTS = ("steps", "batch", "accumulate", "keep", "evaluate_batches", "sample_tokens", "patience", "batch_tokens")  # at least 1
-NEVER = ("warmup", "evaluate_every", "sample_every", "checkpoint_every", "observe_every", "seed", "most_words")  # at least 0
+POSITIVE_SETTINGS = (
+    "steps",
+    "batch",
+    "accumulate",
+    "keep",
+    "evaluate_batches",
+    "sample_tokens",
+    "patience",
+    "batch_tokens",
+)  # at least 1
+NONNEGATIVE_SETTINGS = (
+    "warmup",
+    "evaluate_every",
+    "sample_every",
+    "checkpoint_every",
+    "observe_every",
+    "seed",
+    "most_words",
+)  # at least 0
 MOST = 1 << 53  # largest whole number: a float holds it exactly
 MOST_PARAMETERS = 1 << 50  # of a planned model; one that is trained must fit into memory
-SHARES = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
-OF_TEXT: tuple[str, ...] = ("text", "start", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
-OF_TEXT += ("compile", "activation_checkpointing")
-OF_PAIRS = ("pairs", "languages", "batch_tokens", "most_words")
+SHARE_SETTINGS = ("held_out", "final_rate", "decay_share", "label_smoothing")  # from 0 to 1
+TEXT_SETTINGS: tuple[str, ...] = ("text", "start", "held_out", "batch", "mask_documents", "observe_every", "observe_text")
+TEXT_SETTINGS += ("compile", "activation_checkpointing")
+PAIR_SETTINGS = ("pairs", "languages", "batch_tokens", "most_words")
 
 
-def said(default: Any, says: str) -> Any:
+def make_fixed_field(default: Any, says: str) -> Any:
     """Return a dataclass field with a short description."""
     return field(default=default, metadata={"says": says})
 
 
-def free(default: Any, says: str) -> Any:
+def make_changeable_field(default: Any, says: str) -> Any:
     """Return a dataclass field that may change when a run is resumed, because the weights do not depend on it."""
     return field(default=default, metadata={"says": says, "free": True})
 
@@ -46,75 +63,87 @@ def free(default: Any, says: str) -> Any:
 class TrainConfig:
     """A training run: its data, its model, how it learns, and what is printed and saved on the way."""
 
-    corpus: str = free("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
-    text: str = said("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
-    vocabulary: str = said("letters", "of that text: letters, gpt2, or the number of pieces to learn; a start has its own")
-    held_out: float = said(0.1, "the share of the tokens, the last ones, that is not trained on")
-    start: str = said("", "a model to start from, a folder or a name like gpt2; by default random weights")
-    out: str = free("run", "the folder of the run: checkpoints, log, model; a run that is in it is resumed")
-    model: GPT2Config | TranslatorSizes = field(default=GPT2Config(**MODEL))
-    steps: int = free(2000, "updates of the weights")
-    batch: int = said(12, "rows of the model's context at a time")
-    accumulate: int = said(1, "batches for one update")
-    learning_rate: float = said(1e-3, "at its highest")
-    warmup: int = said(100, "steps in which the rate rises to it")
-    schedule: str = said("cosine", "how it falls: cosine, constant then decay, or inverse square root")
-    decay_share: float = said(0.2, "of all steps, those of the decay after constant")
-    final_rate: float = said(0.1, "the rate at the end, as a share of the highest")
-    weight_decay: float = said(0.1, "of matrices; biases and norms have none")
-    betas: tuple[float, float] = said((0.9, 0.99), "of AdamW")
-    clip: float = said(1.0, "the largest gradient norm; 0 for no limit")
-    label_smoothing: float = said(0.0, "the share of a target that is spread over all words")
-    seed: int = said(0, "of the first weights, the order of the text and dropout")
-    precision: str = said("float32", "of the products: float32, or bfloat16 (weights stay float32)")
-    engine: str = free("ddp", "of several processes, which torchrun starts: ddp, or fsdp (weights in parts too)")
-    activation_checkpointing: bool = free(False, "keep only a block's input and recompute the rest: less memory")
-    compile: bool = free(False, "the blocks, with torch.compile")
-    mask_documents: bool = said(False, "a token does not attend to earlier documents")
-    spike: float = said(8.0, "deviations above the running loss from which a batch is skipped; 0 for never")
-    patience: int = said(10, "batches skipped in a row until the run stops")
-    evaluate_every: int = free(250, "steps between two evaluations on the held-out text; 0 for never")
-    evaluate_batches: int = free(20, "of the held-out text, each time the same")
-    sample_every: int = free(0, "steps between two samples; 0 for never")
-    sample_tokens: int = free(60, "of a sample")
-    prompt: str = free("", "what a sample begins with; by default the end of text, or the held-out text's first token")
-    checkpoint_every: int = free(250, "steps between two checkpoints; 0 for one at the end")
-    keep: int = free(2, "checkpoints to keep, besides the best")
-    observe_every: int = free(0, "steps between two classifications of the heads; 0 for never")
-    observe_text: str = free("", "the text to classify the heads on; by default the held-out text's first tokens")
-    peak_tflops: float = free(0.0, "of one process's machine; 0 to measure it at the start")
-    pairs: tuple[str, ...] = said((), "for a translator: files of sentence pairs to prepare first, into out/corpus")
-    languages: tuple[str, ...] = said(("en", "fr"), "the endings of aligned files, the source language first")
-    batch_tokens: int = said(4096, "of a batch of pairs, on its longer side, padding included")
-    most_words: int = said(0, "of a side of a pair; those with more are left out; 0 for no limit")
+    corpus: str = make_changeable_field("", "a folder that regard.text.corpus.prepare wrote, or regard.text.pairs.prepare")
+    text: str = make_fixed_field("", "a text to prepare first, into out/corpus: a file, a folder of texts, JSON lines")
+    vocabulary: str = make_fixed_field(
+        "letters", "of that text: letters, gpt2, or the number of pieces to learn; a start has its own"
+    )
+    held_out: float = make_fixed_field(0.1, "the share of the tokens, the last ones, that is not trained on")
+    start: str = make_fixed_field("", "a model to start from, a folder or a name like gpt2; by default random weights")
+    out: str = make_changeable_field("run", "the folder of the run: checkpoints, log, model; a run that is in it is resumed")
+    model: GPT2Config | TranslatorSizes = field(default=GPT2Config(**DEFAULT_MODEL))
+    steps: int = make_changeable_field(2000, "updates of the weights")
+    batch: int = make_fixed_field(12, "rows of the model's context at a time")
+    accumulate: int = make_fixed_field(1, "batches for one update")
+    learning_rate: float = make_fixed_field(1e-3, "at its highest")
+    warmup: int = make_fixed_field(100, "steps in which the rate rises to it")
+    schedule: str = make_fixed_field("cosine", "how it falls: cosine, constant then decay, or inverse square root")
+    decay_share: float = make_fixed_field(0.2, "of all steps, those of the decay after constant")
+    final_rate: float = make_fixed_field(0.1, "the rate at the end, as a share of the highest")
+    weight_decay: float = make_fixed_field(0.1, "of matrices; biases and norms have none")
+    betas: tuple[float, float] = make_fixed_field((0.9, 0.99), "of AdamW")
+    clip: float = make_fixed_field(1.0, "the largest gradient norm; 0 for no limit")
+    label_smoothing: float = make_fixed_field(0.0, "the share of a target that is spread over all words")
+    seed: int = make_fixed_field(0, "of the first weights, the order of the text and dropout")
+    precision: str = make_fixed_field("float32", "of the products: float32, or bfloat16 (weights stay float32)")
+    engine: str = make_changeable_field(
+        "ddp", "of several processes, which torchrun starts: ddp, or fsdp (weights in parts too)"
+    )
+    activation_checkpointing: bool = make_changeable_field(
+        False, "keep only a block's input and recompute the rest: less memory"
+    )
+    compile: bool = make_changeable_field(False, "the blocks, with torch.compile")
+    mask_documents: bool = make_fixed_field(False, "a token does not attend to earlier documents")
+    spike: float = make_fixed_field(8.0, "deviations above the running loss from which a batch is skipped; 0 for never")
+    patience: int = make_fixed_field(10, "batches skipped in a row until the run stops")
+    evaluate_every: int = make_changeable_field(250, "steps between two evaluations on the held-out text; 0 for never")
+    evaluate_batches: int = make_changeable_field(20, "of the held-out text, each time the same")
+    sample_every: int = make_changeable_field(0, "steps between two samples; 0 for never")
+    sample_tokens: int = make_changeable_field(60, "of a sample")
+    prompt: str = make_changeable_field(
+        "", "what a sample begins with; by default the end of text, or the held-out text's first token"
+    )
+    checkpoint_every: int = make_changeable_field(250, "steps between two checkpoints; 0 for one at the end")
+    keep: int = make_changeable_field(2, "checkpoints to keep, besides the best")
+    observe_every: int = make_changeable_field(0, "steps between two classifications of the heads; 0 for never")
+    observe_text: str = make_changeable_field(
+        "", "the text to classify the heads on; by default the held-out text's first tokens"
+    )
+    peak_tflops: float = make_changeable_field(0.0, "of one process's machine; 0 to measure it at the start")
+    pairs: tuple[str, ...] = make_fixed_field((), "for a translator: files of sentence pairs to prepare first, into out/corpus")
+    languages: tuple[str, ...] = make_fixed_field(("en", "fr"), "the endings of aligned files, the source language first")
+    batch_tokens: int = make_fixed_field(4096, "of a batch of pairs, on its longer side, padding included")
+    most_words: int = make_fixed_field(0, "of a side of a pair; those with more are left out; 0 for no limit")
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
-            object.__setattr__(self, name, typed(name, kind, getattr(self, name)))
-        for least, names in ((1, COUNTS), (0, NEVER)):
+            object.__setattr__(self, name, convert_value(name, kind, getattr(self, name)))
+        for least, names in ((1, POSITIVE_SETTINGS), (0, NONNEGATIVE_SETTINGS)):
             for name in names:
                 value = getattr(self, name)
                 expected = f"a whole number of at least {least}" if value < least else f"{MOST:,} at most"
-                check(name, least <= value <= MOST, expected, value)
-        for name in SHARES:
-            check(name, 0 <= getattr(self, name) <= 1, "a share, from 0 to 1", getattr(self, name))
+                check_setting(name, least <= value <= MOST, expected, value)
+        for name in SHARE_SETTINGS:
+            check_setting(name, 0 <= getattr(self, name) <= 1, "a share, from 0 to 1", getattr(self, name))
         for name in ("weight_decay", "clip", "spike", "peak_tflops"):
-            check(name, 0 <= getattr(self, name) < math.inf, "at least 0", getattr(self, name))
-        check("label_smoothing", self.label_smoothing < 1, "below 1", self.label_smoothing)
-        check("languages", len({*self.languages}) == 2, "two endings", self.languages)
-        check("held_out", self.held_out < 1, "below 1: something must be trained on", self.held_out)
-        check("learning_rate", 0 < self.learning_rate < math.inf, "above 0", self.learning_rate)
-        check("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1", self.betas)
-        check("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}", self.schedule)
-        check("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", self.precision)
-        check("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}", self.engine)
-        check("out", self.out != "", "a folder", self.out)
+            check_setting(name, 0 <= getattr(self, name) < math.inf, "at least 0", getattr(self, name))
+        check_setting("label_smoothing", self.label_smoothing < 1, "below 1", self.label_smoothing)
+        check_setting("languages", len({*self.languages}) == 2, "two endings", self.languages)
+        check_setting("held_out", self.held_out < 1, "below 1: something must be trained on", self.held_out)
+        check_setting("learning_rate", 0 < self.learning_rate < math.inf, "above 0", self.learning_rate)
+        check_setting("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1", self.betas)
+        check_setting("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}", self.schedule)
+        check_setting("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}", self.precision)
+        check_setting("engine", self.engine in ENGINES, f"one of {', '.join(ENGINES)}", self.engine)
+        check_setting("out", self.out != "", "a folder", self.out)
         numbered = self.vocabulary.isdecimal() and len(self.vocabulary) < 10 and int(self.vocabulary) > 0
-        check("vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary)
-        self.refuse_of_another()
+        check_setting(
+            "vocabulary", numbered or self.vocabulary in ("letters", "gpt2"), "letters, gpt2 or a number", self.vocabulary
+        )
+        self.refuse_inapplicable_settings()
         if isinstance(self.model, GPT2Config):
             parameters = self.model.parameters
-            check("model", parameters <= MOST_PARAMETERS, f"of {MOST_PARAMETERS:,} parameters at most", parameters)
+            check_setting("model", parameters <= MOST_PARAMETERS, f"of {MOST_PARAMETERS:,} parameters at most", parameters)
 
     @property
     def gpt2(self) -> GPT2Config:
@@ -124,16 +153,16 @@ class TrainConfig:
         return self.model
 
     @property
-    def of_another(self) -> tuple[str, ...]:
+    def inapplicable_settings(self) -> tuple[str, ...]:
         """The settings that do not apply to this kind of model."""
-        return OF_TEXT if isinstance(self.model, TranslatorSizes) else OF_PAIRS
+        return TEXT_SETTINGS if isinstance(self.model, TranslatorSizes) else PAIR_SETTINGS
 
-    def refuse_of_another(self) -> None:
+    def refuse_inapplicable_settings(self) -> None:
         """Raise ConfigError for a setting that does not apply to this kind of model."""
-        kind = self.model.kind if isinstance(self.model, TranslatorSizes) else GPT2
+        kind = self.model.kind if isinstance(self.model, TranslatorSizes) else GPT2_KIND
         for one in fields(self):
-            if one.name in self.of_another and getattr(self, one.name) != one.default:
-                instead = "only a gpt2 predicts a text" if one.name in OF_TEXT else "[model] kind says which translator"
+            if one.name in self.inapplicable_settings and getattr(self, one.name) != one.default:
+                instead = "only a gpt2 predicts a text" if one.name in TEXT_SETTINGS else "[model] kind says which translator"
                 raise ConfigError(f"{one.name} does not apply to a model of the kind {kind!r}: {instead}. Leave it out.")
 
     @classmethod
@@ -142,29 +171,29 @@ class TrainConfig:
 
         Flags override the file.
         """
-        return cls.of(read_table(path), **flags)
+        return cls.from_table(read_table(path), **flags)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], **flags: Any) -> "TrainConfig":
+    def from_table(cls, table: Mapping[str, Any], **flags: Any) -> "TrainConfig":
         """Return the config of a table, with flags overriding it; "model" in either is a [model] table or a part of one."""
         sizes = table.get("model", {})
         if not isinstance(sizes, Mapping):
             raise ConfigError(f"[model] must be a table of sizes, for example layers = 4; got {sizes!r}.")
         asked = {**table, **flags}
-        known(asked, [one.name for one in fields(cls)], "")
-        return cls(**{**asked, "model": sized({**sizes, **flags.get("model", {})})})
+        check_setting_names(asked, [one.name for one in fields(cls)], "")
+        return cls(**{**asked, "model": parse_model_table({**sizes, **flags.get("model", {})})})
 
-    def table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, Any]:
         """Return the config as a table that `of` accepts, of values that JSON and TOML can represent."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
         lists = {name: list(value) for name, value in table.items() if isinstance(value, tuple)}
-        return {**table, **lists, "model": model_table(self.model)}
+        return {**table, **lists, "model": make_model_table(self.model)}
 
     def __str__(self) -> str:
         """Return the whole config in TOML, without the settings that do not apply to the kind of model."""
-        table = self.table()
+        table = self.to_table()
         sizes = table.pop("model")
-        for name in self.of_another:
+        for name in self.inapplicable_settings:
             del table[name]
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items()]
         return "\n".join([*lines, "", "[model]", *(f"{name} = {json.dumps(value)}" for name, value in sizes.items())])
@@ -181,25 +210,25 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from None
 
 
-def sized(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
+def parse_model_table(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
     """Return the sizes in a [model] table."""
-    kind, sizes = table.get("kind", GPT2), {name: value for name, value in table.items() if name != "kind"}
-    if kind != GPT2:
-        known(sizes, list(arguments(kind)), "model.")
+    kind, sizes = table.get("kind", GPT2_KIND), {name: value for name, value in table.items() if name != "kind"}
+    if kind != GPT2_KIND:
+        check_setting_names(sizes, list(list_arguments(kind)), "model.")
         return TranslatorSizes(kind, sizes)
-    known(sizes, [one.name for one in fields(GPT2Config)], "model.")
+    check_setting_names(sizes, [one.name for one in fields(GPT2Config)], "model.")
     try:
-        return GPT2Config(**{**MODEL, **sizes})
+        return GPT2Config(**{**DEFAULT_MODEL, **sizes})
     except TypeError as error:  # a string where a size's range is checked
         raise ConfigError(f"a size in [model] is not a number: {error}.") from None
 
 
-def model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
+def make_model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
     """Return sizes as a table that `sized` accepts."""
-    return model.table() if isinstance(model, TranslatorSizes) else asdict(model)
+    return model.to_table() if isinstance(model, TranslatorSizes) else asdict(model)
 
 
-def typed(name: str, kind: Any, value: Any) -> Any:
+def convert_value(name: str, kind: Any, value: Any) -> Any:
     """Return a value of a field's type, an int converted to a float if needed; raise ConfigError for another type."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -215,20 +244,20 @@ def typed(name: str, kind: Any, value: Any) -> Any:
     if kind is str and isinstance(value, Path | int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{name} must be {WORDS.get(kind, kind.__name__)}, got {value!r}.")
+        raise ConfigError(f"{name} must be {TYPE_NAMES.get(kind, kind.__name__)}, got {value!r}.")
     return value
 
 
-WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def check(name: str, holds: bool, expected: str, came: Any) -> None:
+def check_setting(name: str, holds: bool, expected: str, came: Any) -> None:
     """Raise ConfigError if the value of a field is out of range."""
     if not holds:
         raise ConfigError(f"{name} must be {expected}; got {came!r}.")
 
 
-def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
+def check_setting_names(table: Mapping[str, Any], names: list[str], before: str) -> None:
     """Raise ConfigError, with the closest field name, for a name that is not a field."""
     for name in table:
         if name not in names:
@@ -237,11 +266,11 @@ def known(table: Mapping[str, Any], names: list[str], before: str) -> None:
             raise ConfigError(f"{before}{name} is not a training setting.{meant}")
 
 
-def refuse_another_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
+def refuse_different_run(former: TrainConfig, config: TrainConfig, folder: Path) -> None:
     """Raise ConfigError, naming the field, if a config would change the results of the run in a folder."""
     names = [one.name for one in fields(TrainConfig) if not (one.metadata.get("free") or one.name == "model")]
     compared = [(name, getattr(former, name), getattr(config, name)) for name in names]
-    before, now = (model_table(one.model) for one in (former, config))
+    before, now = (make_model_table(one.model) for one in (former, config))
     compared += [(f"model.{name}", before.get(name), now.get(name)) for name in ("kind", *({**before, **now}))]
     for name, was, came in compared:
         if was != came:

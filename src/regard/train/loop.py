@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from regard.errors import DataError
-from regard.train import optimiser, schedule
-from regard.train.alone import Engine
+from regard.train import optimizer, schedule
 from regard.train.config import TrainConfig
-from regard.train.divergence import fault
-from regard.train.engine import started
-from regard.train.loss import targets_of
-from regard.train.report import Report
-from regard.train.seeds import seeded
-from regard.train.subject import Reader
+from regard.train.distributed import start_engine
+from regard.train.loss import count_targets
+from regard.train.loss_spikes import find_fault
+from regard.train.seeds import seed_generators
+from regard.train.single_process import Engine
+from regard.train.step_report import Report
+from regard.train.task import Reader
 from regard.train.training import Training, begin
 
 Listener = Callable[[Training, Report], object]
@@ -27,7 +27,7 @@ Listener = Callable[[Training, Report], object]
 
 def run(config: TrainConfig, listeners: Iterable[Listener] = (), engine: Engine | None = None) -> Training:
     """Train with a config, or resume the run in its folder; every listener is called after every step."""
-    with nullcontext(engine) if engine is not None else started(config) as present:
+    with nullcontext(engine) if engine is not None else start_engine(config) as present:
         training = begin(config, present)
         follow(training, listeners)
         return training
@@ -47,30 +47,30 @@ def loop(training: Training) -> Iterator[Report]:
     A checkpoint is written after its report was yielded, so that what listeners write is never behind a checkpoint. Raises
     DataError if a checkpoint cannot be written, or if too many batches in a row had to be skipped.
     """
-    with training.in_use():
+    with training.hold_folder():
         try:
-            settle_exchanges(training)
+            fix_gradient_order(training)
             while training.step < training.config.steps and not training.stopped:
-                report = looked_at(training, stepped(training))
+                report = add_evaluation(training, run_step(training))
                 yield report
-                agree(training)
-                training.checkpoints.check()
+                share_stop_request(training)
+                training.checkpoints.check_last_save()
                 write_results(training, report)
             training.checkpoints.wait()
         finally:
             training.checkpoints.close()
 
 
-def settle_exchanges(training: Training) -> None:
+def fix_gradient_order(training: Training) -> None:
     """Do a backward pass that changes nothing, after which DDP fixes the order in which it sums gradients.
 
     Otherwise the first step after a checkpoint would sum them in another order than the same step of an uninterrupted run.
     """
     is_over = training.step >= training.config.steps or bool(training.stopped)
     if training.engine.world > 1 and training.config.engine == "ddp" and not is_over:
-        batch = training.subject.placed(training.reader.read(0), training.engine.device)
-        backward(training, 0, [batch])
-        training.optimiser.zero_grad(set_to_none=True)
+        batch = training.task.move_batch(training.reader.read(0), training.engine.device)
+        accumulate_gradients(training, 0, [batch])
+        training.optimizer.zero_grad(set_to_none=True)
 
 
 def write_results(training: Training, report: Report) -> None:
@@ -81,82 +81,84 @@ def write_results(training: Training, report: Report) -> None:
     elif is_last:
         training.save_model("last")
     refuse_divergence(training, report)
-    if report.best or due(config.checkpoint_every, report.step) or is_last or training.stopped:
+    if report.best or is_due(config.checkpoint_every, report.step) or is_last or training.stopped:
         training.save()
 
 
-def stepped(training: Training) -> Report:
+def run_step(training: Training) -> Report:
     """Do one training step: compute the gradient of the mean loss over all its batches, and update the weights."""
-    config, engine, model, began = training.config, training.engine, training.called, time.perf_counter()
-    subject = training.subject
+    config, engine, model, began = training.config, training.engine, training.wrapped_model, time.perf_counter()
+    subject = training.task
     number, first = training.step + 1, training.step * config.accumulate
     rate = schedule.rate(number, config)
-    batches = [subject.placed(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
-    loss = backward(training, number, batches)
-    norm = float(engine.gradient_norm(model))
-    wrong = fault(loss, norm, training.running, config.spike)
+    batches = [subject.move_batch(training.reader.read(first + n), engine.device) for n in range(config.accumulate)]
+    loss = accumulate_gradients(training, number, batches)
+    norm = float(engine.compute_gradient_norm(model))
+    wrong = find_fault(loss, norm, training.running, config.spike)
     if wrong is None:
-        optimiser.update(training.optimiser, rate, norm, config.clip)
-    training.optimiser.zero_grad(set_to_none=True)
-    training.running = training.running.taken(loss) if wrong is None else training.running.left()
-    training.step, training.looked = number, None
-    tokens = sum(subject.tokens(batch, engine.world) for batch in batches)
+        optimizer.update_parameters(training.optimizer, rate, norm, config.clip)
+    training.optimizer.zero_grad(set_to_none=True)
+    training.running = training.running.add_loss(loss) if wrong is None else training.running.add_skipped_batch()
+    training.step, training.held_out_nats = number, None
+    tokens = sum(subject.count_tokens(batch, engine.world) for batch in batches)
     seconds = time.perf_counter() - began
     return Report(
         step=number, loss_nats=loss, rate=rate, gradient_norm=norm, tokens=tokens, seconds=seconds, batch=first, skipped=wrong
     )
 
 
-def backward(training: Training, step: int, batches: Sequence[Any]) -> float:
+def accumulate_gradients(training: Training, step: int, batches: Sequence[Any]) -> float:
     """Return the mean loss over all targets of all batches in all processes; its gradient is accumulated in the parameters."""
     config, engine = training.config, training.engine
-    count = engine.total(sum(map(targets_of, batches)))
+    count = engine.sum_over_processes(sum(map(count_targets, batches)))
     parts = []
-    with seeded(config.seed, step, engine.rank, engine.device):
+    with seed_generators(config.seed, step, engine.rank, engine.device):
         for n, batch in enumerate(batches):
-            with engine.exchanging(training.called, n == len(batches) - 1):
-                with engine.products(config.precision):  # gradients are averaged over processes: hence count / world
-                    loss = training.subject.loss(training.called, batch, count / engine.world)
+            with engine.make_gradient_sync_context(training.wrapped_model, n == len(batches) - 1):
+                with engine.make_autocast_context(
+                    config.precision
+                ):  # gradients are averaged over processes: hence count / world
+                    loss = training.task.compute_loss(training.wrapped_model, batch, count / engine.world)
                 loss.backward()
             parts.append(loss.detach())
-    return engine.total(float(torch.stack(parts).sum())) / engine.world
+    return engine.sum_over_processes(float(torch.stack(parts).sum())) / engine.world
 
 
-def looked_at(training: Training, report: Report) -> Report:
+def add_evaluation(training: Training, report: Report) -> Report:
     """Return the report with the held-out loss and a sample if they are due."""
     config, last = training.config, report.step == training.config.steps
-    if training.held_out is not None and (due(config.evaluate_every, report.step) or last):
-        loss = held_out_loss(training, training.held_out)
+    if training.held_out is not None and (is_due(config.evaluate_every, report.step) or last):
+        loss = compute_held_out_loss(training, training.held_out)
         best = math.isfinite(loss) and (training.best is None or loss < training.best)
-        training.looked, training.best = loss, loss if best else training.best
+        training.held_out_nats, training.best = loss, loss if best else training.best
         report = replace(report, held_out_nats=loss, best=best)
-    if due(config.sample_every, report.step):
-        report = replace(report, sample=sampled(training))
+    if is_due(config.sample_every, report.step):
+        report = replace(report, sample=generate_sample(training))
     return report
 
 
-def held_out_loss(training: Training, reader: Reader) -> float:
+def compute_held_out_loss(training: Training, reader: Reader) -> float:
     """Compute the mean loss over the first held-out batches, the same ones each time."""
     config, engine = training.config, training.engine
     count = min(config.evaluate_batches, reader.batches)
     total = targets = 0.0
-    with evaluating(training.called), engine.products(config.precision):
+    with use_evaluation_mode(training.wrapped_model), engine.make_autocast_context(config.precision):
         for n in range(count):
-            batch = training.subject.placed(reader.read(n), engine.device)
-            here = targets_of(batch)
-            total += float(training.subject.nats(training.called, batch))
+            batch = training.task.move_batch(reader.read(n), engine.device)
+            here = count_targets(batch)
+            total += float(training.task.compute_nats(training.wrapped_model, batch))
             targets += here
-    return engine.total(total) / max(engine.total(targets), 1)
+    return engine.sum_over_processes(total) / max(engine.sum_over_processes(targets), 1)
 
 
-def sampled(training: Training) -> str:
+def generate_sample(training: Training) -> str:
     """Generate a sample text from the current model."""
-    with evaluating(training.model), training.engine.gathered(training.called):
-        return training.subject.sampled(training.model, training.held_out or training.reader, training.step)
+    with use_evaluation_mode(training.model), training.engine.gather_weights(training.wrapped_model):
+        return training.task.generate_sample(training.model, training.held_out or training.reader, training.step)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def use_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients for the duration of the context."""
     mode = model.training
     model.eval()
@@ -167,13 +169,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(mode)
 
 
-def agree(training: Training) -> None:
+def share_stop_request(training: Training) -> None:
     """Stop the run in all processes if it was stopped in one of them."""
-    if training.engine.total(bool(training.stopped)) and not training.stopped:
+    if training.engine.sum_over_processes(bool(training.stopped)) and not training.stopped:
         training.stop("another process")
 
 
-def due(every: int, step: int) -> bool:
+def is_due(every: int, step: int) -> bool:
     """Return whether something that is done every `every` steps is due at this step; 0 stands for never."""
     return bool(every) and step % every == 0
 

@@ -4,12 +4,12 @@ from torch import Tensor, nn
 
 from regard.mechanism import EVERYTHING, Documents
 from regard.text.corpus import Batch
-from regard.text.corpus.reader import NONE
+from regard.text.corpus.reader import NO_TARGET
 from regard.text.pairs import Batch as PairBatch
-from regard.train.quick import cross_entropy
+from regard.train.fused_ops import cross_entropy
 
 
-def loss_of(
+def compute_loss(
     model: nn.Module,
     batch: Batch,
     *,
@@ -25,9 +25,9 @@ def loss_of(
     mask = Documents(batch.documents) if mask_documents else EVERYTHING
     logits = model(batch.tokens, mask=mask)  # (b, t, n)
     nats = cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), smoothing)
-    return nats / max(targets_of(batch) if count is None else count, 1)
+    return nats / max(count_targets(batch) if count is None else count, 1)
 
 
-def targets_of(batch: Batch | PairBatch) -> int:
+def count_targets(batch: Batch | PairBatch) -> int:
     """Return the number of real targets of a batch."""
-    return int((batch.targets != NONE).sum())
+    return int((batch.targets != NO_TARGET).sum())

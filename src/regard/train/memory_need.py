@@ -6,19 +6,19 @@ from dataclasses import replace
 import torch
 
 from regard.errors import ConfigError
-from regard.train.alone import Engine
 from regard.train.config import TrainConfig
-from regard.train.sizes import TranslatorSizes
+from regard.train.single_process import Engine
+from regard.train.translator_sizes import TranslatorSizes
 
-LEARNING = 16  # bytes per parameter: weight, gradient and two moments
-NUMBERS = 3 * 8  # bytes per token of a batch: token, target and document
-ADDRESSES = 1 << 47  # bytes that a process can address, if the size of the memory is unknown
+BYTES_PER_PARAMETER = 16  # bytes per parameter: weight, gradient and two moments
+BYTES_PER_TOKEN = 3 * 8  # bytes per token of a batch: token, target and document
+ADDRESS_SPACE = 1 << 47  # bytes that a process can address, if the size of the memory is unknown
 
 
-def refuse_more_than_there_is(config: TrainConfig, engine: Engine, *, vocabulary: int = 1) -> None:
+def check_memory(config: TrainConfig, engine: Engine, *, vocabulary: int = 1) -> None:
     """Raise ConfigError, with the bytes, for a run that needs more memory than there is; vocabulary is 1 if not known yet."""
-    parts = count_bytes(config, engine.world, vocabulary)
-    together, limit = sum(parts.values()), memory_bytes(engine)
+    parts = count_needed_bytes(config, engine.world, vocabulary)
+    together, limit = sum(parts.values()), get_memory_limit(engine)
     if together > limit:
         listed = ", ".join(f"{name} {number:,}" for name, number in parts.items())
         raise ConfigError(
@@ -27,40 +27,40 @@ def refuse_more_than_there_is(config: TrainConfig, engine: Engine, *, vocabulary
         )
 
 
-def count_bytes(config: TrainConfig, world: int, vocabulary: int) -> dict[str, int]:
+def count_needed_bytes(config: TrainConfig, world: int, vocabulary: int) -> dict[str, int]:
     """Return the least number of bytes that each of `world` processes needs, by purpose.
 
     Of activations, only the residual stream between blocks and the logits are counted.
     """
     if isinstance(config.model, TranslatorSizes):
-        return {"model": LEARNING * config.model.count_parameters() // (world if config.engine == "fsdp" else 1)}
+        return {"model": BYTES_PER_PARAMETER * config.model.count_parameters() // (world if config.engine == "fsdp" else 1)}
     sizes = replace(config.model, vocabulary=vocabulary)
     tokens = -(-config.batch // world) * sizes.context
     half = config.precision == "bfloat16"
     return {
-        "model": LEARNING * sizes.parameters // (world if config.engine == "fsdp" else 1),
-        "batches": NUMBERS * tokens * config.accumulate,
+        "model": BYTES_PER_PARAMETER * sizes.parameters // (world if config.engine == "fsdp" else 1),
+        "batches": BYTES_PER_TOKEN * tokens * config.accumulate,
         "activations": (2 if half else 4) * tokens * (sizes.layers * sizes.width + vocabulary),
     }
 
 
-def memory_bytes(engine: Engine) -> int:
+def get_memory_limit(engine: Engine) -> int:
     """Return the most memory, including swap, that each process of this machine can have, in bytes."""
     if engine.device.type == "cuda":
         return int(torch.cuda.get_device_properties(engine.device).total_memory)
     here = os.environ.get("LOCAL_WORLD_SIZE", "") if engine.world > 1 else ""
-    return read_memory() // (int(here) if here.isdecimal() and int(here) else 1)
+    return read_memory_size() // (int(here) if here.isdecimal() and int(here) else 1)
 
 
-def read_memory() -> int:
+def read_memory_size() -> int:
     """Return the bytes of this machine's memory and swap."""
     try:
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return ADDRESSES
+        return ADDRESS_SPACE
     try:
         with open("/proc/meminfo", encoding="utf-8") as lines:
             swap = [int(line.split()[1]) * 1024 for line in lines if line.startswith("SwapTotal:")]
     except (OSError, ValueError, IndexError):
         swap = []
-    return found + sum(swap) if found > 0 else ADDRESSES
+    return found + sum(swap) if found > 0 else ADDRESS_SPACE

@@ -15,7 +15,7 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models import GPT2, GPT2Config
 from regard.train.config import TrainConfig
-from regard.train.flops import flops_of
+from regard.train.flops import count_flops_per_token
 
 FLOAT = 4  # bytes of a float32: weights at rest, gradients, moments, and sums of gradients
 NUMBER = 8  # bytes of an int64: a token, a target
@@ -45,18 +45,18 @@ class Plan:
     flops_recomputed: float  # flops with activation_checkpointing
 
     @property
-    def together(self) -> int:
+    def total_bytes(self) -> int:
         """All bytes."""
         return self.weights + self.gathered + self.gradients + self.moments + self.activations + self.logits
 
     @property
-    def together_recomputed(self) -> int:
+    def total_bytes_recomputed(self) -> int:
         """All bytes with activation_checkpointing."""
-        return self.together - self.activations + self.recomputed
+        return self.total_bytes - self.activations + self.recomputed
 
 
 @dataclass(frozen=True)
-class Rounding:
+class NumberSizes:
     """Bytes of a number between blocks, in a norm's statistics, and elsewhere; copies of the input of q, k and v."""
 
     stream: int
@@ -65,60 +65,62 @@ class Rounding:
     copies: int
 
 
-ROUNDING = {
-    ("ddp", "float32"): Rounding(4, 4, 4, 1),
-    ("ddp", "bfloat16"): Rounding(4, 4, 2, 3),  # autocast copies the input for q, for k and for v
-    ("fsdp", "float32"): Rounding(4, 4, 4, 1),
-    ("fsdp", "bfloat16"): Rounding(2, 2, 2, 1),
+NUMBER_SIZES = {
+    ("ddp", "float32"): NumberSizes(4, 4, 4, 1),
+    ("ddp", "bfloat16"): NumberSizes(4, 4, 2, 3),  # autocast copies the input for q, for k and for v
+    ("fsdp", "float32"): NumberSizes(4, 4, 4, 1),
+    ("fsdp", "bfloat16"): NumberSizes(2, 2, 2, 1),
 }
 
 
 @dataclass(frozen=True)
-class Shapes:
+class ParameterShapes:
     """The shapes of a model's parameters: those of one block, and those outside the blocks."""
 
     block: tuple[torch.Size, ...]
     around: tuple[torch.Size, ...]
 
     @classmethod
-    def of(cls, config: GPT2Config) -> "Shapes":
+    def from_config(cls, config: GPT2Config) -> "ParameterShapes":
         """Return the shapes of a config, from a model on the meta device, which takes no memory."""
         with torch.device("meta"):
             model = GPT2(replace(config, layers=1))
         inside = {id(one) for one in model.blocks.parameters()}
         around = [one for one in model.parameters() if id(one) not in inside]
-        return cls(shapes(model.blocks[0].parameters()), shapes(around))
+        return cls(list_shapes(model.blocks[0].parameters()), list_shapes(around))
 
 
-def shapes(parameters: Iterable[nn.Parameter]) -> tuple[torch.Size, ...]:
+def list_shapes(parameters: Iterable[nn.Parameter]) -> tuple[torch.Size, ...]:
     """Return the shapes of parameters."""
     return tuple(one.shape for one in parameters)
 
 
-def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
+def make_plan(config: TrainConfig, accelerators: int, engine: str) -> Plan:
     """Return the plan of a config on n accelerators: rows per step as on one, rounded up, and no more at a time on each."""
     if accelerators < 1:
         raise ConfigError(f"accelerators are counted from 1, got {accelerators}.")
-    model, known = config.gpt2, Shapes.of(config.gpt2)
+    model, known = config.gpt2, ParameterShapes.from_config(config.gpt2)
     n, layers, half = accelerators, model.layers, config.precision == "bfloat16"
     accumulate = ceil(config.accumulate / n)
     rows = ceil(config.batch * config.accumulate / (n * accumulate))
-    tokens, rounding = rows * model.context, ROUNDING[engine, config.precision]
-    block, around = numbers(known.block), numbers(known.around)
+    tokens, rounding = rows * model.context, NUMBER_SIZES[engine, config.precision]
+    block, around = count_elements(known.block), count_elements(known.around)
     whole, tensors = layers * block + around, layers * len(known.block) + len(known.around)
     product = rounding.product
     if engine == "fsdp":
-        mine = layers * parts(known.block, n) + parts(known.around, n)
+        mine = layers * count_shard_elements(known.block, n) + count_shard_elements(known.around, n)
         gathered = product * (around + 2 * block)  # of a block, and of the next one
         gradients = FLOAT * mine + (FLOAT * whole if accumulate > 1 else product * (around + block))  # those not exchanged yet
-        passes = parts(known.around, n) + 2 * layers * parts(known.block, n)  # of blocks once forward and once backward
+        passes = count_shard_elements(known.around, n) + 2 * layers * count_shard_elements(
+            known.block, n
+        )  # of blocks once forward and once backward
         sent = (n - 1) * (accumulate * product * passes + FLOAT * mine)
     else:
         mine = whole
-        gathered = product * (whole - unrounded(model, known)) if half else 0
+        gathered = product * (whole - count_uncast_parameters(model, known)) if half else 0
         gradients = FLOAT * whole
         sent = 2 * (n - 1) * FLOAT * whole // n
-    flops = flops_of(model) * tokens * accumulate
+    flops = count_flops_per_token(model) * tokens * accumulate
     again = 2 * sum(number for part, number in model.multiply_adds(model.context).items() if part != "head") / model.context
     return Plan(
         accelerators=n,
@@ -129,16 +131,16 @@ def planned(config: TrainConfig, accelerators: int, engine: str) -> Plan:
         gathered=gathered,
         gradients=gradients,
         moments=2 * FLOAT * mine + FLOAT * tensors,  # and the step count of each tensor
-        activations=kept(model, tokens, rounding, layers),
-        recomputed=kept(model, tokens, rounding, 1) + (layers - 1) * tokens * model.width * rounding.stream,
-        logits=logits(model, tokens, half),
+        activations=count_activation_bytes(model, tokens, rounding, layers),
+        recomputed=count_activation_bytes(model, tokens, rounding, 1) + (layers - 1) * tokens * model.width * rounding.stream,
+        logits=count_logit_bytes(model, tokens, half),
         sent=sent,
         flops=flops,
         flops_recomputed=flops + again * tokens * accumulate,
     )
 
 
-def kept(model: GPT2Config, tokens: int, rounding: Rounding, blocks: int) -> int:
+def count_activation_bytes(model: GPT2Config, tokens: int, rounding: NumberSizes, blocks: int) -> int:
     """Return the bytes that autograd saves of `blocks` blocks, of the embeddings and of the last norm.
 
     Of a block: the input of each norm, the norms' outputs and statistics, q, k, v, the context and its log-sum-exp, and the
@@ -151,36 +153,36 @@ def kept(model: GPT2Config, tokens: int, rounding: Rounding, blocks: int) -> int
     return tokens * (blocks * block + norm + c * product + 2 * NUMBER)
 
 
-def logits(model: GPT2Config, tokens: int, half: bool) -> int:
+def count_logit_bytes(model: GPT2Config, tokens: int, half: bool) -> int:
     """Return the bytes of the loss's backward pass: float32 log-probabilities, their gradient, and that of rounded logits."""
     return tokens * model.vocabulary * (2 * FLOAT + (2 if half else 0))
 
 
-def unrounded(model: GPT2Config, known: Shapes) -> int:
+def count_uncast_parameters(model: GPT2Config, known: ParameterShapes) -> int:
     """Return the number of parameters that autocast does not copy: vectors, and embeddings that are not the head."""
     vectors = sum(shape.numel() for shape in (*known.around, *known.block * model.layers) if len(shape) < 2)
     return vectors + model.context * model.width + (0 if model.tied else model.vocabulary * model.width)
 
 
-def numbers(known: Sequence[torch.Size]) -> int:
+def count_elements(known: Sequence[torch.Size]) -> int:
     """Return the number of elements of tensors of these shapes."""
     return sum(shape.numel() for shape in known)
 
 
-def parts(known: Sequence[torch.Size], n: int) -> int:
+def count_shard_elements(known: Sequence[torch.Size], n: int) -> int:
     """Return the number of elements that the first of n processes holds: fsdp splits each tensor along its first axis."""
     return sum(ceil(shape[0] / n) * prod(shape[1:]) for shape in known)
 
 
-def table(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link: float = 0.0) -> str:
+def format_plans(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link: float = 0.0) -> str:
     """Return the plans side by side, as many as fit the width of the screen.
 
     Times are included if config.peak_tflops and link, the gigabytes per second that each accelerator can send, are given.
     """
     heads = [str(one.accelerators) if one.accelerators == 1 else f"{one.accelerators} {one.engine}" for one in plans]
-    titles, cells = rows_of(config, plans, link)
+    titles, cells = format_rows(config, plans, link)
     left, right = max(map(len, titles)), [max(len(head), *map(len, one)) + 2 for head, one in zip(heads, cells, strict=True)]
-    blocks, at = [title(config, columns)], 0
+    blocks, at = [describe_run(config, columns)], 0
     while at < len(plans):
         room = at + 1
         while room < len(plans) and left + sum(right[at : room + 1]) <= columns:
@@ -194,28 +196,28 @@ def table(config: TrainConfig, plans: Sequence[Plan], *, columns: int = 80, link
     return "\n\n".join(blocks)
 
 
-def rows_of(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[list[str], list[list[str]]]:
+def format_rows(config: TrainConfig, plans: Sequence[Plan], link: float) -> tuple[list[str], list[list[str]]]:
     """Return the titles of the rows, and the cells of each plan."""
     titles = ["batch", "accumulate", "GB held: weights", "  rounded, gathered", "  gradients", "  moments", "  activations"]
     titles += ["  logits", "  together", "recomputed: held", "  together", "GB sent in a step"]
     cells = [
         [f"{one.batch:,}", f"{one.accumulate:,}"]
-        + [gigabytes(x) for x in (one.weights, one.gathered, one.gradients, one.moments, one.activations, one.logits)]
-        + [gigabytes(x) for x in (one.together, one.recomputed, one.together_recomputed, one.sent)]
+        + [format_gigabytes(x) for x in (one.weights, one.gathered, one.gradients, one.moments, one.activations, one.logits)]
+        + [format_gigabytes(x) for x in (one.total_bytes, one.recomputed, one.total_bytes_recomputed, one.sent)]
         for one in plans
     ]
     if config.peak_tflops:
         titles += ["seconds: products", "  recomputed"]
         for cell, one in zip(cells, plans, strict=True):
-            cell += [seconds(x / (config.peak_tflops * 1e12)) for x in (one.flops, one.flops_recomputed)]
+            cell += [format_seconds(x / (config.peak_tflops * 1e12)) for x in (one.flops, one.flops_recomputed)]
     if link:
         titles.append("  exchanges" if config.peak_tflops else "seconds: exchanges")
         for cell, one in zip(cells, plans, strict=True):
-            cell.append(seconds(one.sent / (link * 1e9)))
+            cell.append(format_seconds(one.sent / (link * 1e9)))
     return titles, cells
 
 
-def title(config: TrainConfig, columns: int) -> str:
+def describe_run(config: TrainConfig, columns: int) -> str:
     """Describe the planned run, wrapped to the given number of columns."""
     model, rows = config.gpt2, config.batch * config.accumulate
     says = [
@@ -228,11 +230,11 @@ def title(config: TrainConfig, columns: int) -> str:
     return "\n".join(textwrap.fill(one, columns) for one in says)
 
 
-def gigabytes(number: float) -> str:
+def format_gigabytes(number: float) -> str:
     """Format bytes in billions."""
     return f"{number / 1e9:,.2f}"
 
 
-def seconds(number: float) -> str:
+def format_seconds(number: float) -> str:
     """Format seconds with three significant digits."""
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"

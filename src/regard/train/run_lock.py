@@ -50,7 +50,7 @@ class RunLock:
         self._file.release(force=True)
 
     @contextmanager
-    def held_for_training(self) -> Iterator[None]:
+    def hold_for_training(self) -> Iterator[None]:
         """Hold the lock for one training loop; raise ConfigError if another loop of this process holds it."""
         if self.is_training:
             raise ConfigError(f"{self.folder} is in use: this process trains in it already. Name another folder as out.")
@@ -74,14 +74,14 @@ class RunLock:
         self.release()
 
 
-HELD: "weakref.WeakValueDictionary[Path, RunLock]" = weakref.WeakValueDictionary()  # locks of this process
+LOCKS: "weakref.WeakValueDictionary[Path, RunLock]" = weakref.WeakValueDictionary()  # locks of this process
 
 
 def lock_run(folder: Path) -> RunLock:
     """Acquire and return the lock of a run's folder; raise ConfigError if another process holds it."""
-    found = HELD.get(folder.resolve())
+    found = LOCKS.get(folder.resolve())
     if found is None:
-        HELD[folder.resolve()] = found = RunLock(folder)
+        LOCKS[folder.resolve()] = found = RunLock(folder)
     elif found.is_training:
         raise ConfigError(f"{folder} is in use: this process trains in it already. Name another folder as out.")
     found.acquire()

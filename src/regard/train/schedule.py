@@ -15,17 +15,17 @@ def rate(step: int, config: TrainConfig) -> float:
         return config.learning_rate * step / config.warmup
     if config.schedule == "inverse square root":
         return config.learning_rate * math.sqrt(max(config.warmup, 1) / step)
-    fall = cosine(step, config) if config.schedule == "cosine" else straight(step, config)
+    fall = cosine_decay(step, config) if config.schedule == "cosine" else linear_decay(step, config)
     return config.learning_rate * (config.final_rate + (1 - config.final_rate) * fall)
 
 
-def cosine(step: int, config: TrainConfig) -> float:
+def cosine_decay(step: int, config: TrainConfig) -> float:
     """Compute (1 + cos(π p)) / 2, p the completed share of the steps after the warm-up (Loshchilov and Hutter 2017)."""
     done = (step - config.warmup) / max(config.steps - config.warmup, 1)
     return (1 + math.cos(math.pi * min(done, 1))) / 2
 
 
-def straight(step: int, config: TrainConfig) -> float:
+def linear_decay(step: int, config: TrainConfig) -> float:
     """Compute the linear decay: 1, and within the last decay_share of all steps linearly down to 0."""
     length = min(config.decay_share * config.steps, config.steps - config.warmup)
     left = config.steps - step

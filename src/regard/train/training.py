@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.malloc import give_back
-from regard.train import checkpoints, memory, optimiser
-from regard.train.alone import Alone, Engine
-from regard.train.checkpoints import Checkpoints
+from regard.malloc import trim_heap
+from regard.train import checkpoints, memory_reuse, optimizer
+from regard.train.checkpoints import CheckpointManager
 from regard.train.config import TrainConfig
-from regard.train.divergence import Running
-from regard.train.memory_need import refuse_more_than_there_is
-from regard.train.resume import describe_computer, resume
+from regard.train.loss_spikes import RunningLoss
+from regard.train.memory_need import check_memory
+from regard.train.resume import describe_computer, resume_training
 from regard.train.run_lock import RunLock, lock_run
-from regard.train.seeds import seeded
-from regard.train.subject import Reader, Subject
-from regard.train.subjects import subject_of
+from regard.train.seeds import seed_generators
+from regard.train.single_process import Engine, SingleProcess
+from regard.train.task import Reader, Task
+from regard.train.tasks import create_task
 
 
 @dataclass(eq=False)
@@ -29,20 +29,20 @@ class Training:
 
     config: TrainConfig
     engine: Engine
-    subject: Subject
+    task: Task
     model: Any  # the unwrapped model: a GPT2, a translator
-    called: nn.Module  # the model as training calls it: wrapped or sharded
-    optimiser: torch.optim.Optimizer
+    wrapped_model: nn.Module  # the model as training calls it: wrapped or sharded
+    optimizer: torch.optim.Optimizer
     reader: Reader
     held_out: Reader | None
-    checkpoints: Checkpoints
+    checkpoints: CheckpointManager
     lock: RunLock | None  # of the folder; held by the first process
     step: int = 0  # completed steps
     resumed: int = 0  # completed steps at the time of resuming
     changes: list[str] = field(default_factory=list)  # since the checkpoint, that may change the last bits
-    running: Running = field(default_factory=Running)
+    running: RunningLoss = field(default_factory=RunningLoss)
     best: float | None = None  # the lowest held-out loss so far, in nats per token
-    looked: float | None = None  # the held-out loss of the current step
+    held_out_nats: float | None = None  # the held-out loss of the current step
     stopped: str = ""  # why the run ends before its last step
 
     @property
@@ -51,13 +51,13 @@ class Training:
         return Path(self.config.out)
 
     @property
-    def first(self) -> bool:
+    def is_first_process(self) -> bool:
         """Whether this process is the first one, which writes files and prints."""
         return self.engine.rank == 0
 
-    def in_use(self) -> AbstractContextManager[None]:
+    def hold_folder(self) -> AbstractContextManager[None]:
         """Return a context in which no other run may use the folder."""
-        return nullcontext() if self.lock is None else self.lock.held_for_training()
+        return nullcontext() if self.lock is None else self.lock.hold_for_training()
 
     def stop(self, why: str) -> None:
         """Stop the run after this step, with a checkpoint."""
@@ -65,17 +65,17 @@ class Training:
 
     def save(self) -> None:
         """Start writing a checkpoint; training may continue at once."""
-        says = {"step": self.step, "best": self.best, "running": asdict(self.running), "config": self.config.table()}
-        says |= {"held_out_nats": self.looked, "corpus": self.subject.identity()}
+        says = {"step": self.step, "best": self.best, "running": asdict(self.running), "config": self.config.to_table()}
+        says |= {"held_out_nats": self.held_out_nats, "corpus": self.task.identify_data()}
         says["computed_by"] = describe_computer(self.config, self.engine)
-        self.checkpoints.save(self.called, self.optimiser, says)
-        give_back()  # batches of many shapes fragment the memory that is kept
+        self.checkpoints.save(self.wrapped_model, self.optimizer, says)
+        trim_heap()  # batches of many shapes fragment the memory that is kept
 
     def save_model(self, name: str) -> None:
         """Write the model into a folder of the run that its load function reads."""
-        weights = self.engine.weights(self.called)
-        if self.first:
-            self.subject.save(self.folder / name, self.model, weights)
+        weights = self.engine.collect_state_dict(self.wrapped_model)
+        if self.is_first_process:
+            self.task.save_model(self.folder / name, self.model, weights)
 
 
 def begin(
@@ -86,15 +86,15 @@ def begin(
     Raises ConfigError for a config that would change the results of the run in its folder, and if another process trains in
     that folder; DataError for a damaged checkpoint.
     """
-    engine = Alone() if engine is None else engine
-    refuse_more_than_there_is(config, engine)  # before anything is written
+    engine = SingleProcess() if engine is None else engine
+    check_memory(config, engine)  # before anything is written
     lock = None
     try:
-        with engine.in_turn():  # the first process may have a text to prepare
+        with engine.run_main_process_first():  # the first process may have a text to prepare
             lock = lock_run(Path(config.out)) if engine.rank == 0 else None
-            subject = subject_of(config, progress, is_first=engine.rank == 0)
+            subject = create_task(config, progress, is_first=engine.rank == 0)
         training = make_training(subject, engine, lock)
-        resume(training)
+        resume_training(training)
     except BaseException:
         if lock is not None:
             lock.abandon()
@@ -102,16 +102,16 @@ def begin(
     return training
 
 
-def make_training(subject: Subject, engine: Engine, lock: RunLock | None) -> Training:
+def make_training(subject: Task, engine: Engine, lock: RunLock | None) -> Training:
     """Create a run before its first step, with its initial weights."""
     config = subject.config
-    refuse_more_than_there_is(config, engine, vocabulary=subject.text.vocabulary)
-    trained, held_out = subject.readers(engine)
-    with seeded(config.seed, 0, 0, engine.device):
-        model = subject.model().to(engine.device)
-    memory.keep()
-    called = engine.prepared(model.train())
-    made = optimiser.made(called, config)
-    checkpoints.begun(called, made)
-    kept = Checkpoints(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
+    check_memory(config, engine, vocabulary=subject.text.vocabulary)
+    trained, held_out = subject.make_readers(engine)
+    with seed_generators(config.seed, 0, 0, engine.device):
+        model = subject.make_model().to(engine.device)
+    memory_reuse.keep_freed_memory()
+    called = engine.wrap_model(model.train())
+    made = optimizer.make_optimizer(called, config)
+    checkpoints.initialize_moments(called, made)
+    kept = CheckpointManager(Path(config.out) / "checkpoints", config.keep, first=engine.rank == 0)
     return Training(config, engine, subject, model, called, made, trained, held_out, kept, lock)

@@ -21,7 +21,7 @@ DELIMITERS = ",;\t"
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt")
 
 
-def read(path: str | Path) -> dict[str, Tensor]:
+def read_arrays(path: str | Path) -> dict[str, Tensor]:
     """Read the arrays in a file by name, in float32, every number finite.
 
     A .npy or .csv of numbers alone is one tensor, named after the file without its suffix. A .csv whose first column holds
@@ -31,17 +31,19 @@ def read(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(unknown(path))
+        raise DataError(describe_unsupported_file(path))
     try:
         found = reader(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not found:
         raise DataError(f"{path} holds no numbers.")
-    return {name: finite(numbers, f"{path}: {name!r}" if len(found) > 1 else str(path)) for name, numbers in found.items()}
+    return {
+        name: check_finite(numbers, f"{path}: {name!r}" if len(found) > 1 else str(path)) for name, numbers in found.items()
+    }
 
 
-def unknown(path: Path) -> str:
+def describe_unsupported_file(path: Path) -> str:
     """Return the error message for a file that no reader supports."""
     kinds = ", ".join(READERS)
     if path.suffix.lower() in PICKLES:
@@ -67,8 +69,8 @@ def read_numpy(path: Path) -> dict[str, Tensor]:
         except Exception as error:  # the parser of a damaged file may raise anything
             if "allow_pickle" in str(error):
                 error = ValueError("it holds Python objects or is not a NumPy file")
-            raise DataError(damaged(path, "NumPy", error)) from None
-    return {name: numeric(array, f"{path}: {name!r}") for name, array in arrays.items()}
+            raise DataError(describe_damage(path, "NumPy", error)) from None
+    return {name: convert_to_tensor(array, f"{path}: {name!r}") for name, array in arrays.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -77,7 +79,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_safetensors(data)
     except Exception as error:  # the parser of a damaged file may raise anything
-        raise DataError(damaged(path, "safetensors", error)) from None
+        raise DataError(describe_damage(path, "safetensors", error)) from None
     for name, tensor in tensors.items():
         if tensor.is_complex() or (tensor.dtype == torch.bool and name.rpartition(".")[2] != "mask"):
             raise DataError(f"{path}: {name!r} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers.")
@@ -91,18 +93,18 @@ def read_csv(path: Path) -> dict[str, Tensor]:
             text = lines.read()
         first = text.lstrip().partition("\n")[0]
         delimiter = max(DELIMITERS, key=first.count)
-        rows = list(numbered(text, delimiter))
+        rows = list(iterate_rows(text, delimiter))
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text, so regard cannot read it as .csv.") from None
     except csv.Error as error:
-        raise DataError(damaged(path, "csv", error)) from None
+        raise DataError(describe_damage(path, "csv", error)) from None
     if rows and not any(is_number(cell) for cell in rows[0][1][1:] or rows[0][1]):
         rows = rows[1:]  # titles
     if not rows:
         return {}
     named = sum(not is_number(row[0]) for _, row in rows)
     worded = 2 * named > len(rows) and len(rows[0][1]) > 1  # most, not all: a sentence may contain the word '7'
-    table = [numbers_of(path, line, row[1:] if worded else row, worded) for line, row in rows]
+    table = [parse_numbers(path, line, row[1:] if worded else row, worded) for line, row in rows]
     for (line, _), row in zip(rows, table, strict=True):
         if len(row) != len(table[0]):
             raise DataError(f"{path}, line {line}: {len(row)} numbers, but the first row has {len(table[0])}.")
@@ -114,7 +116,7 @@ def read_csv(path: Path) -> dict[str, Tensor]:
     return {word: torch.tensor(row, dtype=torch.float64) for word, row in zip(words, table, strict=True)}
 
 
-def numbered(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def iterate_rows(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a table that are not empty, each with its line number in the file."""
     reader = csv.reader(text.splitlines(), delimiter=delimiter, strict=True)
     for row in reader:
@@ -122,7 +124,7 @@ def numbered(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, row
 
 
-def numbers_of(path: Path, line: int, cells: Sequence[str], worded: bool) -> list[float]:
+def parse_numbers(path: Path, line: int, cells: Sequence[str], worded: bool) -> list[float]:
     """Return the cells of a row as numbers; raise DataError, naming the first cell that is not a number."""
     for column, cell in enumerate(cells, 2 if worded else 1):
         if not is_number(cell):
@@ -140,7 +142,7 @@ def is_number(cell: str) -> bool:
     return True
 
 
-def numeric(array: Array, name: str) -> Tensor:
+def convert_to_tensor(array: Array, name: str) -> Tensor:
     """Return a NumPy array as a tensor; raise DataError if it does not hold real numbers."""
     if array.dtype.kind not in "fiub" or (array.dtype.kind == "b" and not name.endswith("mask'")):
         kind = {"U": "text", "S": "bytes", "c": "complex numbers", "b": "truth values"}.get(array.dtype.kind, str(array.dtype))
@@ -149,7 +151,7 @@ def numeric(array: Array, name: str) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape))
 
 
-def finite(numbers: Tensor, name: str) -> Tensor:
+def check_finite(numbers: Tensor, name: str) -> Tensor:
     """Return the numbers in float32; raise DataError, naming the first one that is NaN, infinite or too large."""
     if not numbers.numel():
         raise DataError(f"{name} has the shape {tuple(numbers.shape)}: it holds no numbers.")
@@ -162,7 +164,7 @@ def finite(numbers: Tensor, name: str) -> Tensor:
     return single
 
 
-def damaged(path: Path, kind: str, error: Exception) -> str:
+def describe_damage(path: Path, kind: str, error: Exception) -> str:
     """Return the error message for a file that cannot be parsed, with the parser's reason."""
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return f"{path} is damaged, or not a {kind} file: {reason[:200]}."

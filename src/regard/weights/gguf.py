@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import RegardError, WeightsError
-from regard.weights.stored import reason_of
+from regard.weights.stored_tensor import describe_error
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY, UINT32 = 8, 9, 4
@@ -28,7 +28,7 @@ BYTES = {  # bytes of a block, by its number of elements and the type of the ten
 BLOCKS = {kind: (numbers, size) for numbers, sizes in BYTES.items() for kind, size in sizes.items()}
 
 
-class Placed(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor of the file: its type, its axes in the file's order, and the offset of its bytes in the data section."""
 
     name: str
@@ -72,7 +72,7 @@ class Cursor:
         return self.data[start : self.at].decode("utf-8")
 
 
-def read_layout(path: Path) -> list[Placed]:
+def read_layout(path: Path) -> list[TensorEntry]:
     """Return the tensors of a .gguf file; raise WeightsError if its counts, names or offsets are inconsistent with the file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -80,10 +80,10 @@ def read_layout(path: Path) -> list[Placed]:
     except RegardError:
         raise
     except Exception as error:
-        raise WeightsError(f"{path} is damaged or not a .gguf file: {reason_of(error)}.") from None
+        raise WeightsError(f"{path} is damaged or not a .gguf file: {describe_error(error)}.") from None
 
 
-def read_tensors(cursor: Cursor) -> list[Placed]:
+def read_tensors(cursor: Cursor) -> list[TensorEntry]:
     """Return the tensors of a file after checking it from its first byte to its last."""
     cursor.skip(4)
     if cursor.data[:4] != b"GGUF":
@@ -96,14 +96,14 @@ def read_tensors(cursor: Cursor) -> list[Placed]:
         if name in settings:
             raise ValueError(f"it gives {name} twice")
         settings[name] = read_setting(cursor)
-    tensors = list(read_places(cursor, count))
+    tensors = list(read_tensor_entries(cursor, count))
     kind, alignment = settings.get("general.alignment", (UINT32, 32))
     if kind != UINT32 or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"its alignment is {alignment}")
     layers = next((number for name, (_, number) in settings.items() if name.endswith(".block_count")), 0)
     if layers > count:
         raise ValueError(f"it states {layers:,} layers but has {count:,} tensors")
-    check_places(cursor, tensors, alignment)
+    check_offsets(cursor, tensors, alignment)
     return tensors
 
 
@@ -123,7 +123,7 @@ def read_setting(cursor: Cursor) -> tuple[int, int]:
     return kind, 0
 
 
-def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
+def read_tensor_entries(cursor: Cursor, count: int) -> Iterator[TensorEntry]:
     """Yield the name, type, shape and offset of each tensor; raise ValueError for a repeated name or an unknown type."""
     names = set()
     for _ in range(count):
@@ -132,13 +132,13 @@ def read_places(cursor: Cursor, count: int) -> Iterator[Placed]:
             raise ValueError(f"{name} is given twice or has {axes:,} axes")
         names.add(name)
         shape = tuple(cursor.read_number("Q") for _ in range(axes))
-        tensor = Placed(name, cursor.read_number("I"), shape, cursor.read_number("Q"))
+        tensor = TensorEntry(name, cursor.read_number("I"), shape, cursor.read_number("Q"))
         if tensor.kind not in BLOCKS:
             raise ValueError(f"{name} has the type {tensor.kind}, which is unknown")
         yield tensor
 
 
-def check_places(cursor: Cursor, tensors: list[Placed], alignment: int) -> None:
+def check_offsets(cursor: Cursor, tensors: list[TensorEntry], alignment: int) -> None:
     """Raise ValueError unless the tensors are consecutive, aligned, and end with the file."""
     start, end, expected = -(-cursor.at // alignment) * alignment, 0, 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):

@@ -19,19 +19,32 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, WeightsError
-from regard.weights import archives, hub, settings
-from regard.weights.archives import Archive, Tensors
+from regard.weights import checkpoint_settings, hub, tensor_archives
 from regard.weights.json_object import show_value
-from regard.weights.names import KARPATHY, LECTURES, MASKS, TRANSFORMERS, Dialect, Line, plain, recognise, shape, whole_shape
-from regard.weights.stored import REAL, Stored, allocate
-from regard.writing import whole
+from regard.weights.stored_tensor import REAL_DTYPES, StoredTensor, allocate_tensor
+from regard.weights.tensor_archives import TensorArchive, Tensors
+from regard.weights.tensor_names import (
+    LECTURES,
+    MASKS,
+    NANOGPT,
+    TRANSFORMERS,
+    NamingScheme,
+    TensorMapping,
+    get_stored_shape,
+    get_tensor_shape,
+    recognize_scheme,
+    strip_prefixes,
+)
 
-CARRIED = {name: Path(__file__).parent / name for name in ("pocket", "sorter")}  # models in this package, with their license
+INCLUDED_MODELS = {
+    name: Path(__file__).parent / name for name in ("pocket", "sorter")
+}  # models in this package, with their license
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class GPT2Weights:
     """The arguments of GPT2Config, the tensors by regard's names, and the folder that may contain a vocabulary."""
 
     config: dict[str, Any]
@@ -39,16 +52,16 @@ class Checkpoint:
     folder: Path
 
 
-class Description(NamedTuple):
+class CheckpointDescription(NamedTuple):
     """A checkpoint before its tensors are read: config, folder, stored tensors by name, and their mapping to regard's."""
 
     config: dict[str, Any]
     folder: Path
     stored: Tensors
-    lines: list[Line]
+    lines: list[TensorMapping]
 
 
-def load(name: str | PathLike[str], dtype: torch.dtype | None = None) -> Checkpoint:
+def load_weights(name: str | PathLike[str], dtype: torch.dtype | None = None) -> GPT2Weights:
     """Load the checkpoint of a folder or file, or of a model of the hub, by default in the file's own dtype.
 
     Models included in the package are stored in bfloat16 or float32, and loaded in float32 by default.
@@ -56,105 +69,110 @@ def load(name: str | PathLike[str], dtype: torch.dtype | None = None) -> Checkpo
     Takes the memory of the tensors and a few megabytes. Raises WeightsError, naming the file and the tensor, if one is missing,
     superfluous, of another shape or damaged, and if the file has settings that regard does not support.
     """
-    if dtype not in (None, *REAL):
-        raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL))}, got {dtype}.")
-    config, folder, stored, lines = described(name)
+    if dtype not in (None, *REAL_DTYPES):
+        raise ConfigError(f"dtype must be one of {', '.join(map(str, REAL_DTYPES))}, got {dtype}.")
+    config, folder, stored, lines = describe_checkpoint(name)
     kept = [stored[line.theirs] for line in lines if line.theirs in stored]
-    dtype = dtype or (torch.float32 if name in CARRIED else widest(kept))
+    dtype = dtype or (torch.float32 if name in INCLUDED_MODELS else find_widest_dtype(kept))
     tensors: dict[str, Tensor] = {}
     for line in lines:
-        parts = {ours: allocate(shape(ours, config), dtype, folder) for ours in line.ours}
+        parts = {ours: allocate_tensor(get_tensor_shape(ours, config), dtype, folder) for ours in line.ours}
         if line.theirs in stored:
-            stored[line.theirs].fill(list(parts.values()), line.turned)
+            stored[line.theirs].copy_into(list(parts.values()), line.is_transposed)
         else:
             for part in parts.values():
                 part.zero_()  # a bias that the checkpoint does not have
         tensors |= parts
-    return Checkpoint(config, tensors, folder)
+    return GPT2Weights(config, tensors, folder)
 
 
-def described(name: str | PathLike[str]) -> Description:
+def describe_checkpoint(name: str | PathLike[str]) -> CheckpointDescription:
     """Return the validated description of a checkpoint without reading its tensors. Raises the errors of load."""
-    archive = archives.opened(place(name))
-    stored = renamed(archive)
-    dialect = recognise({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
-    config = configured(archive, dialect, stored)
-    return Description(config, archive.folder, stored, list(checked(archive, dialect, config, stored)))
+    archive = tensor_archives.open_archive(find_checkpoint(name))
+    stored = strip_tensor_names(archive)
+    dialect = recognize_scheme({theirs: tensor.shape for theirs, tensor in stored.items()}, archive.path)
+    config = infer_config(archive, dialect, stored)
+    return CheckpointDescription(config, archive.folder, stored, list(check_tensors(archive, dialect, config, stored)))
 
 
-def place(name: str | PathLike[str]) -> Path:
+def find_checkpoint(name: str | PathLike[str]) -> Path:
     """Return the path of a checkpoint by its path or name."""
     path = Path(name).expanduser()
     if path.exists():
         return path
-    if name in CARRIED:
-        return CARRIED[str(name)]
-    if isinstance(name, str) and hub.is_name(name):
-        return hub.fetch(name)
+    if name in INCLUDED_MODELS:
+        return INCLUDED_MODELS[str(name)]
+    if isinstance(name, str) and hub.is_model_name(name):
+        return hub.fetch_model(name)
     raise WeightsError(
         f"{path} is not a file, a folder or the name of a model: the names are "
-        f"{', '.join((*CARRIED, *hub.RELEASED))} and owner/model."
+        f"{', '.join((*INCLUDED_MODELS, *hub.RELEASED))} and owner/model."
     )
 
 
-def renamed(archive: Archive) -> Tensors:
+def strip_tensor_names(archive: TensorArchive) -> Tensors:
     """Return the tensors by their plain names, without the buffers that hold a mask."""
     found: Tensors = {}
     for name, tensor in archive.tensors.items():
-        if plain(name) in found:
-            raise WeightsError(f"{tensor} is given twice, also as {found[plain(name)].name}.")
-        if not MASKS.search(plain(name)):
-            found[plain(name)] = tensor
+        if strip_prefixes(name) in found:
+            raise WeightsError(f"{tensor} is given twice, also as {found[strip_prefixes(name)].name}.")
+        if not MASKS.search(strip_prefixes(name)):
+            found[strip_prefixes(name)] = tensor
     return found
 
 
-def configured(archive: Archive, dialect: Dialect, stored: Tensors) -> dict[str, Any]:
+def infer_config(archive: TensorArchive, dialect: NamingScheme, stored: Tensors) -> dict[str, Any]:
     """Return the arguments of GPT2Config, from the file's settings, those in the config beside it, and the tensors."""
-    settings.refuse_unknown(archive.says, archive.path)
-    beside, file = settings.read(archive.folder)
+    checkpoint_settings.refuse_unknown_settings(archive.says, archive.path)
+    beside, file = checkpoint_settings.read_settings(archive.folder)
     said = {**archive.says, **beside}
     tied = is_tied(archive, dialect, stored, said.get("tie_word_embeddings", True if said.get("model_type") else None))
-    exact = dialect is KARPATHY and (archive.says or tied)  # minGPT is not tied, stores no settings, and uses the tanh form
-    sizes = settings.measured(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)
-    return {**settings.arguments(said, sizes, "gelu" if exact else "gelu_tanh", file or archive.path), "tied": tied}
+    exact = dialect is NANOGPT and (archive.says or tied)  # minGPT is not tied, stores no settings, and uses the tanh form
+    sizes = checkpoint_settings.infer_sizes(dialect, {name: tensor.shape for name, tensor in stored.items()}, archive.path)
+    return {
+        **checkpoint_settings.make_config_arguments(said, sizes, "gelu" if exact else "gelu_tanh", file or archive.path),
+        "tied": tied,
+    }
 
 
-def is_tied(archive: Archive, dialect: Dialect, stored: Tensors, said: object) -> bool:
+def is_tied(archive: TensorArchive, dialect: NamingScheme, stored: Tensors, said: object) -> bool:
     """Return whether the head is the token embedding: as the settings state or, if they do not, as the tensors show."""
     if said is not None and not isinstance(said, bool):
         raise WeightsError(f"{archive.path} has tie_word_embeddings={show_value(said)}; it must be true or false.")
     head, tokens = (stored.get(line.theirs) for line in (dialect.head, dialect.once[0]))
     if head is None or tokens is None or said is False:
         return dialect is not LECTURES and said is not False
-    if head.shape == tokens.shape and head.same(tokens):
+    if head.shape == tokens.shape and head.is_equal(tokens):
         return True
     if said or archive.says:
         raise WeightsError(f"{head} differs from {tokens.name}, but the settings tie the head to the token embedding.")
     return False
 
 
-def checked(archive: Archive, dialect: Dialect, config: Mapping[str, Any], stored: Tensors) -> Iterator[Line]:
+def check_tensors(
+    archive: TensorArchive, dialect: NamingScheme, config: Mapping[str, Any], stored: Tensors
+) -> Iterator[TensorMapping]:
     """Yield every line of the model; raise WeightsError for a missing or superfluous tensor, or one of another shape."""
     left = {**stored}
     if config["tied"]:
         left.pop(dialect.head.theirs, None)
     biasless = bool(dialect.biasless) and not any(name.endswith(dialect.biasless) for name in stored)
-    for line in dialect.lines(config["layers"], config["tied"]):
-        found, expected = left.pop(line.theirs, None), whole_shape(line, config)
+    for line in dialect.iterate_mappings(config["layers"], config["tied"]):
+        found, expected = left.pop(line.theirs, None), get_stored_shape(line, config)
         if found is None and not (biasless and line.theirs.endswith(dialect.biasless)):
             raise WeightsError(f"{archive.path} has no {line.theirs}, which a GPT-2 of {config['layers']} layers has.")
         if found is not None and found.shape != expected:
             raise WeightsError(
                 f"{found} must have the shape {expected}, given its config and the other tensors; it has {found.shape}."
             )
-        if found is not None and found.dtype not in REAL:
-            raise WeightsError(f"{found} holds {found.dtype}; weights must be one of {', '.join(map(str, REAL))}.")
+        if found is not None and found.dtype not in REAL_DTYPES:
+            raise WeightsError(f"{found} holds {found.dtype}; weights must be one of {', '.join(map(str, REAL_DTYPES))}.")
         yield line
     if left:
         raise WeightsError(f"{next(iter(left.values()))} is not part of a GPT-2 of {config['layers']} layers.")
 
 
-def widest(stored: Iterable[Stored]) -> torch.dtype:
+def find_widest_dtype(stored: Iterable[StoredTensor]) -> torch.dtype:
     """Return the dtype that holds the numbers of all tensors."""
     dtypes = {tensor.dtype for tensor in stored if isinstance(tensor.dtype, torch.dtype)}
     found = dtypes.pop()
@@ -163,32 +181,32 @@ def widest(stored: Iterable[Stored]) -> torch.dtype:
     return found
 
 
-def save(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save_weights(folder: str | PathLike[str], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a folder that transformers reads: config.json and model.safetensors, each complete or absent."""
     folder = Path(folder)
-    header = json.dumps(settings.written(config), indent=2)
-    named = foreign(config, tensors)
+    header = json.dumps(checkpoint_settings.make_transformers_config(config), indent=2)
+    named = convert_to_transformers(config, tensors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / "model.safetensors", folder / "config.json") as (weights, config_file):
+        with write_atomically(folder / "model.safetensors", folder / "config.json") as (weights, config_file):
             save_file(named, weights, {"format": "pt"})
             config_file.write_text(header + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"the model could not be written to {folder}: {error}.") from error
 
 
-def foreign(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def convert_to_transformers(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with transformers' names and layout."""
     left, found = {**tensors}, {}
-    for line in TRANSFORMERS.lines(config["layers"], config["tied"]):
+    for line in TRANSFORMERS.iterate_mappings(config["layers"], config["tied"]):
         for ours in line.ours:
             came = tuple(left[ours].shape) if ours in left else "nothing"
-            if came != shape(ours, config):
-                raise WeightsError(f"{ours} must have the shape {shape(ours, config)}, got {came}.")
+            if came != get_tensor_shape(ours, config):
+                raise WeightsError(f"{ours} must have the shape {get_tensor_shape(ours, config)}, got {came}.")
         parts = [left.pop(ours).detach() for ours in line.ours]
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
         prefix = "" if line is TRANSFORMERS.head else "transformer."
-        found[prefix + line.theirs] = (joined.T if line.turned else joined).contiguous()
+        found[prefix + line.theirs] = (joined.T if line.is_transposed else joined).contiguous()
     if left:
         raise WeightsError(f"{next(iter(left))} is not part of a GPT-2 of {config['layers']} layers.")
     return found

@@ -44,7 +44,7 @@ class Projections:
         return self.query.weight.shape[0]
 
 
-def projections(tensors: Mapping[str, Tensor]) -> Projections:
+def find_projections(tensors: Mapping[str, Tensor]) -> Projections:
     """Return the projections in a file.
 
     Names: `W_query.weight` (d_out, d_in) with `W_query.bias`, as nn.Linear writes them; `W_query` (d_in, d_out), a plain
@@ -53,38 +53,38 @@ def projections(tensors: Mapping[str, Tensor]) -> Projections:
     """
     rest = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] != "mask"}
     causal = len(rest) < len(tensors)
-    count = stacked(rest)
-    query, key, value = (beside(rest, name, count) for name in NAMES)
-    out = linear(rest, "out_proj") if any(name.split(".")[0] == "out_proj" for name in rest) else None
+    count = count_stacked_heads(rest)
+    query, key, value = (take_projection(rest, name, count) for name in NAMES)
+    out = take_linear(rest, "out_proj") if any(name.split(".")[0] == "out_proj" for name in rest) else None
     if rest:
         raise WeightsError(f"the file of weights holds {sorted(rest)[0]!r}, which is not part of this attention.")
-    agree(query, key, value, out)
+    check_shapes(query, key, value, out)
     return Projections(query=query, key=key, value=value, out=out, heads=count, causal=causal)
 
 
-def stacked(tensors: Mapping[str, Tensor]) -> int | None:
+def count_stacked_heads(tensors: Mapping[str, Tensor]) -> int | None:
     """Return the number of stacked heads in the names, None if there are none."""
     numbers = [int(found[1]) for name in tensors if (found := re.match(r"heads\.(\d{1,4})\.", name))]
     return max(numbers) + 1 if numbers else None
 
 
-def beside(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
+def take_projection(tensors: dict[str, Tensor], name: str, count: int | None) -> Linear:
     """Return a projection, with those of stacked heads side by side."""
     if count is None:
-        return linear(tensors, name)
-    parts = [linear(tensors, f"heads.{head}.{name}") for head in range(count)]
+        return take_linear(tensors, name)
+    parts = [take_linear(tensors, f"heads.{head}.{name}") for head in range(count)]
     if len({part.weight.shape for part in parts}) > 1 or len({part.bias is None for part in parts}) > 1:
         raise WeightsError(f"the heads' {name} differ in shape: {[tuple(part.weight.shape) for part in parts]}.")
     biases = [part.bias for part in parts if part.bias is not None]
     return Linear(torch.cat([part.weight for part in parts], -1), torch.cat(biases) if biases else None)
 
 
-def linear(tensors: dict[str, Tensor], name: str) -> Linear:
+def take_linear(tensors: dict[str, Tensor], name: str) -> Linear:
     """Remove a projection from the tensors and return it as (d_in, d_out), whichever way it is stored."""
     if name in tensors:
-        weight = matrix(tensors.pop(name), name)
+        weight = check_matrix(tensors.pop(name), name)
     elif f"{name}.weight" in tensors:
-        weight = matrix(tensors.pop(f"{name}.weight"), f"{name}.weight").T
+        weight = check_matrix(tensors.pop(f"{name}.weight"), f"{name}.weight").T
     else:
         held = ", ".join(map(repr, sorted(tensors)[:6])) or "nothing else"
         raise WeightsError(f"the file of weights has no {name} and no {name}.weight; it holds {held}.")
@@ -94,14 +94,14 @@ def linear(tensors: dict[str, Tensor], name: str) -> Linear:
     return Linear(weight, bias)
 
 
-def matrix(tensor: Tensor, name: str) -> Tensor:
+def check_matrix(tensor: Tensor, name: str) -> Tensor:
     """Return the tensor; raise WeightsError if it does not have two axes."""
     if tensor.dim() != 2:
         raise WeightsError(f"{name} must have two axes, got {tuple(tensor.shape)}.")
     return tensor
 
 
-def agree(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None:
+def check_shapes(query: Linear, key: Linear, value: Linear, out: Linear | None) -> None:
     """Raise WeightsError if the shapes of the projections do not match."""
     shapes = {name: tuple(one.weight.shape) for name, one in zip(NAMES, (query, key, value), strict=True)}
     if len({d_in for d_in, _ in shapes.values()}) > 1 or query.weight.shape != key.weight.shape:

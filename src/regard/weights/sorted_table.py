@@ -14,7 +14,7 @@ MASK = 0xA282EAD8  # added to a rotated checksum, so that data with embedded che
 LARGEST = 1 << 28  # bytes; the index of the largest GPT-2 has about 40,000
 
 
-def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
+def read_entries(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield every key and value. Raises ValueError or struct.error for a file that is no such table or a wrong checksum."""
     if path.stat().st_size > LARGEST:
         raise ValueError("it is too large for an index")
@@ -24,34 +24,34 @@ def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
     footer = data[-FOOTER:]
     at = 0
     for _ in range(2):  # the location of other blocks, which TensorFlow does not write
-        _, at = varint(footer, at)
-    for _, handle in entries(block(data, footer, at)):
-        yield from entries(block(data, handle, 0))
+        _, at = read_varint(footer, at)
+    for _, handle in parse_entries(read_block(data, footer, at)):
+        yield from parse_entries(read_block(data, handle, 0))
 
 
-def block(data: bytes, handle: bytes, at: int) -> bytes:
+def read_block(data: bytes, handle: bytes, at: int) -> bytes:
     """Return the block that a handle points to, after verifying its checksum."""
-    start, at = varint(handle, at)
-    length, _ = varint(handle, at)
+    start, at = read_varint(handle, at)
+    length, _ = read_varint(handle, at)
     end = start + length
     if end + 5 > len(data):
         raise ValueError("a block lies beyond its end")
     kind, checksum = struct.unpack_from("<BI", data, end)
-    if google_crc32c.value(data[start : end + 1]) != unmasked(checksum):
+    if google_crc32c.value(data[start : end + 1]) != unmask_checksum(checksum):
         raise ValueError(f"the checksum of its block at byte {start} does not match")
     if kind:
         raise ValueError("its blocks are compressed, which TensorFlow's are not")
     return data[start:end]
 
 
-def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+def parse_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield keys and values of a block; each key stores the number of bytes that it shares with the previous one."""
     (restarts,) = struct.unpack("<I", data[-4:])
     end, at, key = len(data) - 4 * (restarts + 1), 0, b""
     while at < end:
-        shared, at = varint(data, at)
-        fresh, at = varint(data, at)
-        length, at = varint(data, at)
+        shared, at = read_varint(data, at)
+        fresh, at = read_varint(data, at)
+        length, at = read_varint(data, at)
         if shared > len(key) or at + fresh + length > end:
             raise ValueError("an entry lies beyond its block")
         key = key[:shared] + data[at : at + fresh]
@@ -60,7 +60,7 @@ def entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Decode a whole number of seven bits per byte, the lowest first; return it and the position after it."""
     number = shift = 0
     while shift < 64:
@@ -72,7 +72,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number of more than ten bytes")
 
 
-def unmasked(checksum: int) -> int:
+def unmask_checksum(checksum: int) -> int:
     """Return the crc32c of a masked one."""
     rotated = (checksum - MASK) & 0xFFFFFFFF
     return (rotated >> 17 | rotated << 15) & 0xFFFFFFFF

@@ -19,37 +19,37 @@ from torch.serialization import MAGIC_NUMBER, PROTOCOL_VERSION
 from torch.storage import TypedStorage, UntypedStorage
 
 from regard.errors import WeightsError
-from regard.weights.stored import part_of
+from regard.weights.stored_tensor import make_file_opener
 
 LARGEST = 1 << 28  # bytes of a pickle; that of the largest GPT-2 has about 60,000
 CHUNK = 1 << 20
-Way = Callable[[], BufferedIOBase]
+Opener = Callable[[], BufferedIOBase]
 
 
-class Bytes(NamedTuple):
+class StorageBytes(NamedTuple):
     """The bytes of a storage: their number, and a function that returns the opener of a part, given its start and length."""
 
     size: int
-    part: Callable[[int, int], Way]
+    part: Callable[[int, int], Opener]
 
 
-class Saved(NamedTuple):
+class SavedObject(NamedTuple):
     """The object in a file, its tensors without numbers, and the bytes of each storage, by its identity."""
 
     object: Any
-    storages: dict[int, Bytes]
+    storages: dict[int, StorageBytes]
     has_checksums: bool
     swapped: bool = False
 
 
-class Unread:
+class MetaStorages:
     """The storages that a pickle names, on torch's "meta" device."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, TypedStorage] = {}
         self.sizes: dict[str, int] = {}  # in bytes; torch enlarges a "meta" storage that is too small for a tensor
 
-    def find(self, saved_id: Any) -> TypedStorage:
+    def find_storage(self, saved_id: Any) -> TypedStorage:
         """Return the storage of a persistent id: ("storage", type, key, device, numbers), and before 1.6 a view, here None."""
         _, kind, key, _, count, *view = saved_id
         dtype = torch.uint8 if kind is UntypedStorage else kind.dtype
@@ -63,7 +63,7 @@ class Unread:
             raise ValueError(f"it gives the storage {key} two sizes")
         return self.by_key[key]
 
-    def locate(self, find_bytes: Callable[[str], Bytes]) -> dict[int, Bytes]:
+    def locate_bytes(self, find_bytes: Callable[[str], StorageBytes]) -> dict[int, StorageBytes]:
         """Return the bytes of each storage, by its identity; raise ValueError if their number is not that of the storage."""
         places = {}
         for key, storage in self.by_key.items():
@@ -74,7 +74,7 @@ class Unread:
         return places
 
 
-def open_saved(path: Path) -> Saved:
+def open_torch_file(path: Path) -> SavedObject:
     """Open a file written by torch.save. Raises WeightsError, or whatever a parser raises on a damaged file."""
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04" and not zipfile.is_zipfile(file):
@@ -83,14 +83,14 @@ def open_saved(path: Path) -> Saved:
     return open_zip(path)
 
 
-def unpickle(file: BinaryIO | BytesIO, storages: Unread) -> Any:
+def unpickle(file: BinaryIO | BytesIO, storages: MetaStorages) -> Any:
     """Return the next object in a file, of plain tensors only; raise pickle.UnpicklingError for anything else."""
     unpickler = Unpickler(file, encoding="utf-8")
-    unpickler.persistent_load = storages.find  # type: ignore[method-assign]
+    unpickler.persistent_load = storages.find_storage  # type: ignore[method-assign]
     return unpickler.load()
 
 
-def open_zip(path: Path) -> Saved:
+def open_zip(path: Path) -> SavedObject:
     """Open a zip archive by its own directory, whoever created it, compressed or not."""
     archive = zipfile.ZipFile(path)  # stays open to read the tensors
     records = list_records(archive)
@@ -101,20 +101,20 @@ def open_zip(path: Path) -> Saved:
     if not has_checksums:  # written with torch.serialization.set_crc32_options(False)
         for info in records.values():
             del info.CRC  # zipfile then verifies nothing
-    storages, intact = Unread(), set[str]()
+    storages, intact = MetaStorages(), set[str]()
     found = unpickle(BytesIO(read_record(archive, records[f"{roots[0]}data.pkl"])), storages)
     order = records.get(f"{roots[0]}byteorder")
     byteorder = b"little" if order is None else read_record(archive, order)
     if byteorder not in (b"little", b"big"):
         raise ValueError(f"it gives the byte order {byteorder[:20]!r}")
 
-    def find_bytes(key: str) -> Bytes:
+    def find_bytes(key: str) -> StorageBytes:
         info = records.get(f"{roots[0]}data/{key}")
         if info is None:
             raise ValueError(f"it has no record data/{key}")
-        return Bytes(info.file_size, lambda start, length: partial(open_record, archive, info, start, length, intact))
+        return StorageBytes(info.file_size, lambda start, length: partial(open_record, archive, info, start, length, intact))
 
-    return Saved(found, storages.locate(find_bytes), has_checksums, byteorder == b"big")
+    return SavedObject(found, storages.locate_bytes(find_bytes), has_checksums, byteorder == b"big")
 
 
 def list_records(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -140,14 +140,14 @@ def open_record(archive: zipfile.ZipFile, info: zipfile.ZipInfo, start: int, len
     """Open a record at a byte. Its CRC is verified when its last byte is read, or here if only a part will be."""
     if length < info.file_size and info.filename not in intact:
         with archive.open(info) as file:
-            skip(file, info.file_size)
+            skip_bytes(file, info.file_size)
         intact.add(info.filename)
     file = archive.open(info)
-    skip(file, start)
+    skip_bytes(file, start)
     return cast(BufferedIOBase, file)
 
 
-def skip(file: Any, count: int) -> None:
+def skip_bytes(file: Any, count: int) -> None:
     """Skip a part of a file by reading it; raise EOFError if the file ends before."""
     while count:
         read = len(file.read(min(count, CHUNK)))
@@ -156,30 +156,30 @@ def skip(file: Any, count: int) -> None:
         count -= read
 
 
-def open_legacy(path: Path, file: BinaryIO) -> Saved:
+def open_legacy(path: Path, file: BinaryIO) -> SavedObject:
     """Open a file that torch wrote before 1.6."""
-    storages = Unread()
+    storages = MetaStorages()
     magic, protocol, _ = (unpickle(file, storages) for _ in range(3))
     if magic != MAGIC_NUMBER or protocol != PROTOCOL_VERSION:
         raise pickle.UnpicklingError("it does not begin like a file of torch.save")
     found, keys = unpickle(file, storages), unpickle(file, storages)
     if not isinstance(keys, list) or sorted(keys) != sorted(storages.by_key):
         raise ValueError("its list of storages does not match its tensors")
-    places: dict[str, Bytes] = {}
+    places: dict[str, StorageBytes] = {}
     end = path.stat().st_size
     for key in keys:
         count = int.from_bytes(file.read(8), "little")
         start, size = file.tell(), count * storages.by_key[key].dtype.itemsize
-        places[key] = Bytes(size, partial(open_part, path, start))
+        places[key] = StorageBytes(size, partial(make_part_opener, path, start))
         if start + size > end:
             raise EOFError("the file ends before its last number")
         file.seek(size, 1)
     if file.tell() != end:
         raise ValueError(f"{end - file.tell():,} bytes follow its last number")
-    return Saved(found, storages.locate(places.__getitem__), has_checksums=False)
+    return SavedObject(found, storages.locate_bytes(places.__getitem__), has_checksums=False)
 
 
-def open_part(path: Path, first: int, start: int, length: int) -> Way:
+def make_part_opener(path: Path, first: int, start: int, length: int) -> Opener:
     """Return the opener of a part of a storage."""
     del length  # no checksum to verify
-    return part_of(path, first + start)
+    return make_file_opener(path, first + start)

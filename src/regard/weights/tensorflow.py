@@ -13,8 +13,8 @@ import torch
 
 from regard.errors import RegardError, WeightsError
 from regard.weights import sorted_table
-from regard.weights.sorted_table import unmasked, varint
-from regard.weights.stored import Stored, matrix, part_of, reason_of
+from regard.weights.sorted_table import read_varint, unmask_checksum
+from regard.weights.stored_tensor import StoredTensor, describe_error, drop_leading_axis, make_file_opener
 
 DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16}
 INDEX = ".index"
@@ -26,23 +26,27 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / "checkpoint").is_file() or any(folder.glob(f"*{INDEX}"))
 
 
-def read(folder: Path) -> dict[str, Stored]:
+def read_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a folder's checkpoint."""
-    index = latest(folder)
+    index = find_index(folder)
     try:
-        entries = dict(sorted_table.read(index))
-        header = fields(entries.pop(b""))
-        files = shards(index, one(header, 1, 1))
-        if one(header, 2):
+        entries = dict(sorted_table.read_entries(index))
+        header = parse_message(entries.pop(b""))
+        files = list_data_files(index, get_number(header, 1, 1))
+        if get_number(header, 2):
             raise ValueError("its numbers are big-endian")
-        return {name.decode(): tensor(index, files, name.decode(), fields(entry)) for name, entry in entries.items()}
+        return {
+            name.decode(): describe_tensor(index, files, name.decode(), parse_message(entry)) for name, entry in entries.items()
+        }
     except RegardError:
         raise
     except Exception as error:  # the parser of a damaged index may raise anything
-        raise WeightsError(f"{index} is damaged or not the index of a TensorFlow checkpoint: {reason_of(error)}.") from None
+        raise WeightsError(
+            f"{index} is damaged or not the index of a TensorFlow checkpoint: {describe_error(error)}."
+        ) from None
 
 
-def latest(folder: Path) -> Path:
+def find_index(folder: Path) -> Path:
     """Return the index of the checkpoint that the file `checkpoint` names, or of the only one in the folder."""
     note = folder / "checkpoint"
     text = note.read_text("utf-8", "replace") if note.is_file() else ""
@@ -54,7 +58,7 @@ def latest(folder: Path) -> Path:
     return found[0]
 
 
-def shards(index: Path, count: int) -> list[Path]:
+def list_data_files(index: Path, count: int) -> list[Path]:
     """Return the data files of an index."""
     stem = index.name.removesuffix(INDEX)
     files = [index.with_name(f"{stem}.data-{number:05}-of-{count:05}") for number in range(min(count, 1000))]
@@ -64,51 +68,58 @@ def shards(index: Path, count: int) -> list[Path]:
     return files
 
 
-def tensor(index: Path, files: list[Path], name: str, entry: Fields) -> Stored:
+def describe_tensor(index: Path, files: list[Path], name: str, entry: Fields) -> StoredTensor:
     """Return a tensor, given its entry, in which 1 is dtype, 2 shape, 3 data file, 4 offset, 5 bytes, 6 checksum, 7 slices."""
     if 7 in entry:
         raise WeightsError(f"{index}: {name} is stored in slices, which OpenAI's checkpoints are not.")
-    sizes = fields(blob(entry, 2)).get(2, [])
-    shape = tuple(one(fields(size), 1) for size in sizes if isinstance(size, bytes))
-    dtype = DTYPES.get(one(entry, 1), f"TensorFlow's type {one(entry, 1)}")
-    path, count = files[one(entry, 3)], torch.Size(shape).numel()
-    if isinstance(dtype, torch.dtype) and count * dtype.itemsize != one(entry, 5):
-        raise WeightsError(f"{index}: {name} has the shape {shape} but {one(entry, 5)} bytes.")
-    if one(entry, 4) + one(entry, 5) > path.stat().st_size:
+    sizes = parse_message(get_bytes(entry, 2)).get(2, [])
+    shape = tuple(get_number(parse_message(size), 1) for size in sizes if isinstance(size, bytes))
+    dtype = DTYPES.get(get_number(entry, 1), f"TensorFlow's type {get_number(entry, 1)}")
+    path, count = files[get_number(entry, 3)], torch.Size(shape).numel()
+    if isinstance(dtype, torch.dtype) and count * dtype.itemsize != get_number(entry, 5):
+        raise WeightsError(f"{index}: {name} has the shape {shape} but {get_number(entry, 5)} bytes.")
+    if get_number(entry, 4) + get_number(entry, 5) > path.stat().st_size:
         raise WeightsError(f"{path} ends before the last number of {name}.")
-    return Stored(path, name, matrix(shape), dtype, part_of(path, one(entry, 4)), unmasked(one(entry, 6)))
+    return StoredTensor(
+        path,
+        name,
+        drop_leading_axis(shape),
+        dtype,
+        make_file_opener(path, get_number(entry, 4)),
+        unmask_checksum(get_number(entry, 6)),
+    )
 
 
-def fields(message: bytes) -> Fields:
+def parse_message(message: bytes) -> Fields:
     """Return the fields of a protocol buffer message."""
     found: Fields = {}
-    for number, value in walk(message):
+    for number, value in iterate_fields(message):
         found.setdefault(number, []).append(value)
     return found
 
 
-def walk(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def iterate_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and value of each field: varints, bytes, and four or eight bytes as a whole number."""
     at = 0
     while at < len(message):
-        key, at = varint(message, at)
+        key, at = read_varint(message, at)
         kind = key & 7
         if kind == 0:
-            value, at = varint(message, at)
+            value, at = read_varint(message, at)
             yield key >> 3, value
         elif kind in (1, 5):
             (value,) = struct.unpack_from("<Q" if kind == 1 else "<I", message, at)
             at += 8 if kind == 1 else 4
             yield key >> 3, value
         elif kind == 2:
-            length, at = varint(message, at)
+            length, at = read_varint(message, at)
             yield key >> 3, message[at : at + length]
             at += length
         else:
             raise ValueError(f"a field of the wire type {kind}")
 
 
-def one(entry: Fields, number: int, default: int = 0) -> int:
+def get_number(entry: Fields, number: int, default: int = 0) -> int:
     """Return a whole number of a message; 0 by default if it is not stored."""
     value = entry.get(number, [default])[-1]
     if not isinstance(value, int):
@@ -116,7 +127,7 @@ def one(entry: Fields, number: int, default: int = 0) -> int:
     return value
 
 
-def blob(entry: Fields, number: int) -> bytes:
+def get_bytes(entry: Fields, number: int) -> bytes:
     """Return the bytes of a message's field."""
     value = entry.get(number, [b""])[-1]
     if not isinstance(value, bytes):

@@ -3,11 +3,11 @@
 import torch
 
 from regard import Causal
+from regard.examination.adapters import iterate_adapters
 from regard.examination.case import Case
-from regard.examination.examine import stated
-from regard.examination.identify.match import identify
-from regard.examination.inputs import fitted
-from regard.examination.subjects import subjects
+from regard.examination.examine import get_stated_scale
+from regard.examination.identify.match import identify_formula
+from regard.examination.inputs import find_working_inputs
 
 
 def made(make, *args, seed=0):
@@ -18,9 +18,9 @@ def made(make, *args, seed=0):
 
 def case_of(subject, expects=None, sample=None, scale=None, offset=0):
     expects = Causal() if expects is None else expects
-    chosen, shapes = fitted(list(subjects(subject, expects, offset)), expects, sample, offset)
-    return Case(chosen, expects, shapes, stated(chosen, scale), offset, identify)
+    chosen, shapes = find_working_inputs(list(iterate_adapters(subject, expects, offset)), expects, sample, offset)
+    return Case(chosen, expects, shapes, get_stated_scale(chosen, scale), offset, identify_formula)
 
 
 def identified(subject, *args, **options):
-    return case_of(subject, *args, **options).identified
+    return case_of(subject, *args, **options).match

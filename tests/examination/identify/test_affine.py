@@ -3,13 +3,13 @@ import torch
 from torch import nn
 
 from examination.identify.layers import C, Conv1D, PerHead
-from regard.examination.identify.affine import affines, beside
+from regard.examination.identify.affine import concatenate_outputs, find_matrices
 
 OUT, B = 7, 5
 
 
 def found(module):
-    return list(affines(module, C))
+    return list(find_matrices(module, C))
 
 
 def x():
@@ -61,7 +61,7 @@ def test_norms_and_embeddings_are_no_matrices():
 
 def test_matrices_side_by_side_give_their_outputs_side_by_side():
     one, other = found(nn.Sequential(nn.Linear(C, OUT).double(), nn.Linear(C, 3, bias=False).double()))
-    torch.testing.assert_close(beside([one, other])(x()), torch.cat((one(x()), other(x())), -1))
+    torch.testing.assert_close(concatenate_outputs([one, other])(x()), torch.cat((one(x()), other(x())), -1))
 
 
 def test_a_matrix_is_a_copy_in_float64_outside_of_any_graph():

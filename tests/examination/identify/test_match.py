@@ -63,9 +63,11 @@ def test_a_fused_product_viewed_in_wrong_axes_is_named():
 @pytest.mark.parametrize("layer", RIGHT, ids=lambda layer: layer.__name__)
 def test_right_layers_of_every_layout_are_right_and_every_deviation_would_have_shown(layer):
     match = identified(made(layer))
-    assert match.right
+    assert match.is_right
     assert match.error < 1e-12
-    assert all(match.clears(field) for field in ("mask", "scale", "axis", "norm", "split", "merge", "share", "roles", "output"))
+    assert all(
+        match.is_verified(field) for field in ("mask", "scale", "axis", "norm", "split", "merge", "share", "roles", "output")
+    )
 
 
 @pytest.mark.parametrize("h", [1, 2, 3, 4, 6, 12])
@@ -92,14 +94,14 @@ def test_the_number_of_heads_is_found_even_where_the_layer_states_another(h):
     ],
 )
 def test_layers_that_people_use_are_right(layer):
-    assert identified(made(layer)).right
+    assert identified(made(layer)).is_right
 
 
 def test_layers_without_a_mask_are_right_where_everything_may_be_seen():
     sample = (torch.randn(5, C, generator=torch.Generator().manual_seed(0)),)
-    assert identified(made(regard.SelfAttention, C, 7), Everything()).right
-    assert identified(made(lectures_classes.SelfAttentionV1, C, 7), Everything(), sample=sample).right
-    assert identified(regard.SimpleSelfAttention(), Everything()).right  # it states its scale
+    assert identified(made(regard.SelfAttention, C, 7), Everything()).is_right
+    assert identified(made(lectures_classes.SelfAttentionV1, C, 7), Everything(), sample=sample).is_right
+    assert identified(regard.SimpleSelfAttention(), Everything()).is_right  # it states its scale
 
 
 def test_attention_of_a_hugging_face_gpt2_is_right():
@@ -109,12 +111,12 @@ def test_attention_of_a_hugging_face_gpt2_is_right():
 
     torch.manual_seed(0)
     theirs = GPT2Attention(GPT2Config(n_embd=C, n_head=H, attn_implementation="eager"), layer_idx=0).eval()
-    assert identified(theirs, Everything()).right  # it is its model that hands it the mask
+    assert identified(theirs, Everything()).is_right  # it is its model that hands it the mask
 
 
 def test_a_function_is_right_and_its_mistakes_are_named():
     scaled = nn.functional.scaled_dot_product_attention
-    assert identified(lambda q, k, v: scaled(q, k, v, is_causal=True)).right
+    assert identified(lambda q, k, v: scaled(q, k, v, is_causal=True)).is_right
     assert deviations(identified(lambda q, k, v: scaled(q, k, v))) == {"mask": "none"}
     assert deviations(identified(lambda q, k, v: scaled(q, k, k), Everything())) == {"roles": "qkk"}
     sample = tuple(torch.randn(2, h, 5, 8, generator=torch.Generator().manual_seed(h)) for h in (6, 2, 2))
@@ -125,7 +127,7 @@ def test_a_function_is_right_and_its_mistakes_are_named():
 def test_fewer_queries_than_keys_are_identified():
     sample = tuple(torch.randn(2, 3, t, 8, generator=torch.Generator().manual_seed(t)) for t in (2, 5, 5))
     late = lambda q, k, v: regard.attention(q, k, v, Causal(), offset=3)  # noqa: E731
-    assert identified(late, sample=sample, offset=3).right
+    assert identified(late, sample=sample, offset=3).is_right
     early = lambda q, k, v: regard.attention(q, k, v, Causal())  # noqa: E731
     assert deviations(identified(early, sample=sample, offset=3)) == {"mask": "measured"}
 
@@ -137,7 +139,7 @@ def test_a_scale_without_a_name_is_measured():
 
 
 def test_a_stated_scale_is_the_right_one_and_the_usual_one_is_then_wrong():
-    assert identified(made(SINGLE["scale", "none"]), scale=1.0).right
+    assert identified(made(SINGLE["scale", "none"]), scale=1.0).is_right
     assert deviations(identified(made(Plain), scale=1.0)) == {"scale": "head"}
 
 
@@ -162,9 +164,9 @@ def test_a_window_where_causal_is_expected_leaves_everything_else_right():
     near = wrong(mask=lambda self, s, t: s.masked_fill(hidden(t) | torch.ones(t, t).tril(-3).bool(), -torch.inf))
     match = identified(made(near))
     assert deviations(match) == {"mask": "measured"}
-    assert match.right
-    assert match.clears("scale")
-    assert identified(made(near), Window(2, 0)).variant == regard.examination.identify.family.RIGHT
+    assert match.is_right
+    assert match.is_verified("scale")
+    assert identified(made(near), Window(2, 0)).variant == regard.examination.identify.deviations.RIGHT
 
 
 def test_padding_given_to_the_wrong_axis_is_named():
@@ -204,7 +206,7 @@ def test_a_layer_of_one_length_whose_tokens_are_as_many_as_a_head_is_wide_has_a_
         def mask(self, scores, t):
             return scores.masked_fill(torch.arange(t) >= torch.tensor([4, 6])[:, None, None, None], -torch.inf)
 
-    assert identified(made(Padded, 18, 3), Padding([4, 6]), sample=(torch.randn(2, 6, 18),)).clears("scale")
+    assert identified(made(Padded, 18, 3), Padding([4, 6]), sample=(torch.randn(2, 6, 18),)).is_verified("scale")
 
 
 def test_a_layer_that_runs_only_in_float32_is_identified():
@@ -214,14 +216,14 @@ def test_a_layer_that_runs_only_in_float32_is_identified():
                 raise TypeError("float32 only")
             return super().forward(x)
 
-    assert identified(made(Single)).right
+    assert identified(made(Single)).is_right
     unscaled = type("Unscaled", (Single,), {"scale": nothing})
     assert deviations(identified(made(unscaled))) == {"scale": "none"}
 
 
 def test_a_softmax_in_float32_inside_a_float64_layer_is_no_other_formula():
     inside = wrong(softmax=lambda self, s: torch.softmax(s, -1, dtype=torch.float32).to(s.dtype))
-    assert identified(made(inside)).right
+    assert identified(made(inside)).is_right
 
 
 def test_what_zero_weights_hide_is_not_cleared():
@@ -229,9 +231,9 @@ def test_what_zero_weights_hide_is_not_cleared():
     nn.init.zeros_(layer.W_key.weight)
     nn.init.zeros_(layer.W_key.bias)
     match = identified(layer)
-    assert match.right
-    assert not match.clears("scale")
-    assert match.clears("mask")
+    assert match.is_right
+    assert not match.is_verified("scale")
+    assert match.is_verified("mask")
 
 
 def test_projections_without_names_are_right_and_do_not_say_which_is_which():
@@ -245,14 +247,14 @@ def test_projections_without_names_are_right_and_do_not_say_which_is_which():
             return self.attention(q, k, v)
 
     match = identified(made(Unclear))
-    assert match.right
+    assert match.is_right
     assert not match.layout.told
     assert match.layout.says == "b, c, a"
     assert identified(made(Fused)).layout.told
 
 
 def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
-    assert identified(made(Plain, 256, 4)).right
+    assert identified(made(Plain, 256, 4)).is_right
     assert deviations(identified(made(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}
     assert deviations(identified(made(SINGLE["split", "qkv"], 256, 4))) == {"split": "qkv"}
     odd = wrong(scale=lambda self, s, t: 2 * (s / 16).tanh())
@@ -263,7 +265,7 @@ def test_identification_draws_no_number_and_leaves_the_layer_as_it_was():
     layer = made(Plain)
     before = {name: one.clone() for name, one in layer.state_dict().items()}
     state = torch.get_rng_state()
-    assert case_of(layer, Causal()).identified.right
+    assert case_of(layer, Causal()).match.is_right
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(one, before[name]) for name, one in layer.state_dict().items())
     assert all(one.grad is None for one in layer.parameters())

@@ -5,10 +5,10 @@ import torch
 
 from examination.identify.cases import identified, made
 from examination.identify.layers import SINGLE, Plain, wrong
-from regard.examination.identify.family import choices
-from regard.examination.identify.formula import equals, evidence, factor, formula
-from regard.examination.identify.mistakes import CAUSES, mistake
-from regard.examination.identify.variants import Projected
+from regard.examination.identify.deviations import list_choices
+from regard.examination.identify.formula import describe_equality, describe_evidence, format_factor, format_formula
+from regard.examination.identify.mistakes import CAUSES, find_mistake
+from regard.examination.identify.variants import ProjectedInputs
 
 KINDS = {
     *("future leak", "wrong mask", "inverted mask", "wrong scale", "wrong axis"),
@@ -19,11 +19,11 @@ KINDS = {
 def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
     match = identified(made(Plain))
     q, k = torch.randn(2, 5, 12), torch.randn(2, 5, 4)
-    given = Projected(q, k, k, q, 6, 2, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.7, whole=q)
-    for field, values in choices(given, told=True, output=True, own_heads=False).items():
+    given = ProjectedInputs(q, k, k, q, 6, 2, torch.ones(1, 1, 5, 5, dtype=torch.bool).tril(), 0.7, whole=q)
+    for field, values in list_choices(given, told=True, output=True, own_heads=False).items():
         for value in values:
             object.__setattr__(match, "variant", type(match.variant)(**{field: value}))
-            found = mistake(match, field)
+            found = find_mistake(match, field)
             assert found.kind in KINDS
             assert found.does
             assert found.cure
@@ -32,7 +32,7 @@ def test_every_deviation_has_a_kind_a_sentence_and_a_cure():
 
 def test_what_is_right_is_no_mistake():
     match = identified(made(Plain))
-    assert all(mistake(match, field) is None for field in CAUSES)
+    assert all(find_mistake(match, field) is None for field in CAUSES)
 
 
 @pytest.mark.parametrize(
@@ -48,32 +48,32 @@ def test_what_is_right_is_no_mistake():
     ],
 )
 def test_a_match_is_written_as_its_formula(key, written):
-    assert formula(identified(made(Plain if key is None else SINGLE[key]))) == written
+    assert format_formula(identified(made(Plain if key is None else SINGLE[key]))) == written
 
 
 def test_keys_of_fewer_heads_are_counted():
-    assert formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 of keys"
+    assert format_formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 of keys"
 
 
 def test_evidence_says_how_exactly_and_how_far_from_right():
     match = identified(made(SINGLE["scale", "none"]))
-    told = evidence(match, "scale")
+    told = describe_evidence(match, "scale")
     assert told.startswith("the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads so computed to ")
     assert f"differ by {match.right_error:.2g}" in told
 
 
 def test_a_right_layer_says_how_exactly_it_is_right():
-    assert equals(identified(made(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
-    assert "with the mistake that is named" in equals(identified(made(SINGLE["mask", "zero"])))
+    assert describe_equality(identified(made(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
+    assert "with the mistake that is named" in describe_equality(identified(made(SINGLE["mask", "zero"])))
 
 
 def test_a_scale_without_a_name_is_told_beside_the_expected_one():
     match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
-    assert mistake(match, "scale").does == "the scores are multiplied by 0.3, where 0.5 is expected"
-    assert "pass scale=0.3" in mistake(match, "scale").cure
+    assert find_mistake(match, "scale").does == "the scores are multiplied by 0.3, where 0.5 is expected"
+    assert "pass scale=0.3" in find_mistake(match, "scale").cure
 
 
 @pytest.mark.parametrize(("scale", "written"), [(0.5, " / √4"), (-0.5, " · -0.5"), (2.0, " · 2"), (1, "")])
 def test_the_factor_of_a_formula_has_its_sign(scale, written):
     match = identified(made(Plain))
-    assert factor(dataclasses.replace(match, scale=scale)) == written
+    assert format_factor(dataclasses.replace(match, scale=scale)) == written

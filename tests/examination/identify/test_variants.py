@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from regard import Causal, Window, attend
-from regard.examination.identify.family import RIGHT, pairs, singles
-from regard.examination.identify.variants import Projected, Variant, blind, context, scales
+from regard.examination.identify.deviations import RIGHT, iterate_deviation_pairs, iterate_single_deviations
+from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries, list_scales
 from regard.mechanism import heads
 
 B, T, H, G, D, E = 2, 5, 6, 2, 7, 3
@@ -16,7 +16,7 @@ def drawn(groups=G, rule=None, **options):
     torch.manual_seed(0)
     q, k, v = (torch.randn(B, T, width, dtype=torch.float64) for width in (H * D, groups * D, groups * E))
     seen = (rule or Causal()).table(T, T)[None, None]
-    return Projected(q, k, v, q, H, groups, seen, D**-0.5, **options)
+    return ProjectedInputs(q, k, v, q, H, groups, seen, D**-0.5, **options)
 
 
 @pytest.mark.parametrize("groups", [1, G, H])
@@ -24,56 +24,56 @@ def drawn(groups=G, rule=None, **options):
 def test_the_right_variant_is_attention(groups, rule):
     given = drawn(groups, rule)
     q, k, v = heads.split(given.q, H), heads.split(given.k, groups), heads.split(given.v, groups)
-    torch.testing.assert_close(context(RIGHT, given), heads.join(attend(q, k, v, rule).context))
+    torch.testing.assert_close(compute_context(RIGHT, given), heads.join(attend(q, k, v, rule).context))
 
 
 @pytest.mark.parametrize("groups", [G, H])
 def test_no_single_deviation_gives_what_the_right_one_or_another_does(groups):
     given = drawn(groups)
-    found = {one: context(one, given) for one in (RIGHT, *singles(given, told=True, output=False))}
+    found = {one: compute_context(one, given) for one in (RIGHT, *iterate_single_deviations(given, told=True, output=False))}
     assert len(found) > 30
     for (one, first), (other, second) in itertools.combinations(found.items(), 2):
-        seen = ~(blind(one, given) | blind(other, given)).expand(B, T)
+        seen = ~(find_blind_queries(one, given) | find_blind_queries(other, given)).expand(B, T)
         same = first.shape == second.shape and (first - second)[seen].abs().max() < 1e-6
         assert not same, (one, other)
 
 
 def test_deviations_that_go_together_are_tried_among_the_single_ones():
-    tried = [one.deviations for one in singles(drawn(), told=True, output=False)]
+    tried = [one.deviations for one in iterate_single_deviations(drawn(), told=True, output=False)]
     assert {"split": "qkv", "merge": "viewed"} in tried
     assert sorted({len(one) for one in tried}) == [1, 2]
 
 
 def test_pairs_deviate_twice_and_are_all_different():
-    found = list(pairs(drawn(), told=True, output=True))
+    found = list(iterate_deviation_pairs(drawn(), told=True, output=True))
     assert all(len(one.deviations) == 2 for one in found)
     assert len(set(found)) == len(found)
 
 
 def test_a_variant_names_what_deviates():
-    assert RIGHT.right
-    assert not replace(RIGHT, scale=0.5).right
+    assert RIGHT.is_right
+    assert not replace(RIGHT, scale=0.5).is_right
     assert replace(RIGHT, scale="none", mask="zero").deviations == {"scale": "none", "mask": "zero"}
 
 
 def test_rows_that_a_variant_leaves_blind_are_told():
     given = drawn()
-    assert blind(RIGHT, given).sum() == 0
-    assert blind(Variant(mask="strict"), given)[0].tolist() == [True] + [False] * (T - 1)
-    assert blind(Variant(mask="inverted"), given)[0].tolist() == [False] * (T - 1) + [True]
-    assert blind(Variant(mask="zero"), given).sum() == 0
+    assert find_blind_queries(RIGHT, given).sum() == 0
+    assert find_blind_queries(Variant(mask="strict"), given)[0].tolist() == [True] + [False] * (T - 1)
+    assert find_blind_queries(Variant(mask="inverted"), given)[0].tolist() == [False] * (T - 1) + [True]
+    assert find_blind_queries(Variant(mask="zero"), given).sum() == 0
 
 
 def test_scales_that_are_one_number_are_tried_once():
     given = replace(drawn(), scale=1.0)
-    tried = [one.scale for one in singles(given, told=True, output=False) if one.scale != "expected"]
+    tried = [one.scale for one in iterate_single_deviations(given, told=True, output=False) if one.scale != "expected"]
     assert "head" in tried
     assert "none" not in tried  # it is what is expected
-    assert len({scales(given)[name] for name in tried if name != "after"}) == len(tried) - 1
+    assert len({list_scales(given)[name] for name in tried if name != "after"}) == len(tried) - 1
 
 
 def test_an_offset_moves_a_querys_own_token():
     given = drawn(H, Causal())
-    later = Projected(given.q[:, :2], given.k, given.v, given.x, H, H, Causal().table(2, T, 3)[None, None], 1.0, offset=3)
+    later = ProjectedInputs(given.q[:, :2], given.k, given.v, given.x, H, H, Causal().table(2, T, 3)[None, None], 1.0, offset=3)
     own = replace(later, seen=later.seen & ~torch.ones(2, T, dtype=torch.bool).tril(3).triu(3))
-    torch.testing.assert_close(context(Variant(mask="strict"), later), context(RIGHT, own))
+    torch.testing.assert_close(compute_context(Variant(mask="strict"), later), compute_context(RIGHT, own))

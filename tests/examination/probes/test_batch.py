@@ -7,7 +7,7 @@ from torch import nn
 import lectures_classes
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything, Padding
-from regard.examination.probes.batch import look
+from regard.examination.probes.batch import check_case
 
 
 class Exchanged(Layer):
@@ -43,7 +43,7 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("layer", [Exchanged(hiding(later)), Reshaped(hiding(later)), Averaged(hiding(later)), Wrapped()])
 def test_a_batch_leak_is_found(layer):
-    (finding,) = look(case_of(layer, sample=torch.randn(2, 5, 14 if isinstance(layer, Wrapped) else D_IN)))
+    (finding,) = check_case(case_of(layer, sample=torch.randn(2, 5, 14 if isinstance(layer, Wrapped) else D_IN)))
     assert finding.kind == "batch leak"
     assert "of sequence" in finding.evidence
 
@@ -52,16 +52,16 @@ def test_a_batch_leak_is_found(layer):
     "layer", [Layer(hiding(later)), nn.MultiheadAttention(14, 2), nn.MultiheadAttention(14, 2, batch_first=True)]
 )
 def test_sequences_that_do_not_see_one_another_are_no_finding(layer):
-    assert kinds(look(case_of(layer))) == []
+    assert kinds(check_case(case_of(layer))) == []
 
 
 def test_one_sequence_is_not_enough():
-    (unknown,) = look(case_of(Layer(hiding(lambda q, k: torch.arange(k) >= 3)), Padding((3,)), torch.randn(1, 5, D_IN)))
+    (unknown,) = check_case(case_of(Layer(hiding(lambda q, k: torch.arange(k) >= 3)), Padding((3,)), torch.randn(1, 5, D_IN)))
     assert "two sequences" in unknown.needs
 
 
 def test_nothing_is_said_of_what_takes_one_sequence():
-    assert list(look(case_of(lectures_classes.SelfAttentionV1(D_IN, 5), Everything()))) == []
+    assert list(check_case(case_of(lectures_classes.SelfAttentionV1(D_IN, 5), Everything()))) == []
 
 
 def test_a_leak_of_one_sequence_alone_is_found():
@@ -69,7 +69,7 @@ def test_a_leak_of_one_sequence_alone_is_found():
         def forward(self, x):
             return super().forward(x) + x[:1, :, :5]
 
-    (finding,) = look(case_of(First(hiding(later)), Causal()))
+    (finding,) = check_case(case_of(First(hiding(later)), Causal()))
     assert "of sequence 0 moves output" in finding.evidence
     assert "of sequence 1 by" in finding.evidence
 
@@ -77,4 +77,4 @@ def test_a_leak_of_one_sequence_alone_is_found():
 def test_nothing_is_said_of_an_output_that_depends_on_nothing():
     layer = Layer(hiding(later))
     nn.init.zeros_(layer.W_value.weight)
-    assert list(look(case_of(layer))) == []
+    assert list(check_case(case_of(layer))) == []

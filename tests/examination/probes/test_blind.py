@@ -6,46 +6,46 @@ from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
 from regard import Causal, Given, Padding, Window, attention
-from regard.examination.probes.blind import look
+from regard.examination.probes.blind import check_case
 
 REAL = torch.arange(7) < torch.tensor((3, 5)).unsqueeze(-1)
 STRICT = Causal() & ~Window(0, 0)  # the first query may see nothing
 
 
 def test_a_row_of_nan_is_found_and_named():
-    (finding,) = look(case_of(Layer(hiding(lambda q, k: later(q, k, 0)))))
+    (finding,) = check_case(case_of(Layer(hiding(lambda q, k: later(q, k, 0)))))
     assert finding.kind == "blind row"
     assert finding.evidence == 'row 0 "Your" is NaN; row 0 may see 1 of 6 tokens'
 
 
 def test_queries_hidden_in_the_place_of_keys_are_found():
     layer = Layer(hiding(lambda q, k: ~REAL[:, :, None].expand(2, q, k)))
-    (finding,) = look(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))
+    (finding,) = check_case(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))
     assert "rows 3, 4, 5 and 6 are NaN" in finding.evidence
     assert "last axis" in finding.cure
 
 
 def test_an_output_that_is_nan_throughout_is_told():
-    (finding,) = look(case_of(Layer(lambda scores: scores / 0 - scores / 0)))
+    (finding,) = check_case(case_of(Layer(lambda scores: scores / 0 - scores / 0)))
     assert "every row of the output is NaN" in finding.evidence
 
 
 def test_weights_that_are_not_finite_are_told_by_name():
     layer = Layer(hiding(later))
     nn.init.constant_(layer.W_key.weight, torch.nan)
-    (finding,) = look(case_of(layer))
+    (finding,) = check_case(case_of(layer))
     assert finding.evidence.startswith("W_key.weight holds NaN")
 
 
 @pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min])
 def test_a_row_that_may_see_nothing_and_sees_all_is_found(value):
-    (finding,) = look(case_of(Layer(hiding(ruled(STRICT), value)), STRICT))
+    (finding,) = check_case(case_of(Layer(hiding(ruled(STRICT), value)), STRICT))
     assert finding.kind == "blind row"
     assert "row 0 may see nothing, and sees 5 of 6 tokens" in finding.evidence
 
 
 def test_a_row_that_may_see_nothing_and_sees_nothing_is_checked():
-    (checked,) = look(case_of(lambda q, k, v: attention(q, k, v, STRICT), STRICT))
+    (checked,) = check_case(case_of(lambda q, k, v: attention(q, k, v, STRICT), STRICT))
     assert "may see nothing see nothing" in checked.what
 
 
@@ -53,7 +53,7 @@ def test_a_row_that_may_see_nothing_and_is_nan_is_found():
     table = torch.rand(5, 5) < 0.5
     table[2] = False
     case = case_of(lambda q, k, v: (q @ k.mT).masked_fill(~table, -torch.inf).softmax(-1) @ v, Given(table))
-    (finding,) = look(case)
+    (finding,) = check_case(case)
     assert "row 2 may see nothing, so its context is 0" in finding.evidence
 
 
@@ -62,8 +62,8 @@ def test_its_own_token_that_a_residual_passes_on_is_no_finding():
         def forward(self, x):
             return x + super().forward(x).nan_to_num()
 
-    assert kinds(look(case_of(Residual(hiding(ruled(STRICT)), D_IN, D_IN), STRICT))) == []
+    assert kinds(check_case(case_of(Residual(hiding(ruled(STRICT)), D_IN, D_IN), STRICT))) == []
 
 
 def test_a_right_layer_has_none():
-    assert kinds(look(case_of(Layer(hiding(later))))) == []
+    assert kinds(check_case(case_of(Layer(hiding(later))))) == []

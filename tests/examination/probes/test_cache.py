@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from examination import wrong_positions as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
 from regard import Everything, MultiHeadAttention
-from regard.examination import caches, examine
-from regard.examination.probes.cache import look
+from regard.examination import cached_decoding, examine
+from regard.examination.probes.cache import check_case
 
 
 class Cached(Layer):
@@ -30,12 +30,12 @@ class Cached(Layer):
 
 
 def test_a_right_cache_is_checked():
-    (checked,) = look(case_of(Cached()))
+    (checked,) = check_case(case_of(Cached()))
     assert "the full forward" in checked.what
 
 
 def test_regards_own_cache_is_checked():
-    (checked,) = look(case_of(MultiHeadAttention(12, 12, 13, 0.0, 3)))
+    (checked,) = check_case(case_of(MultiHeadAttention(12, 12, 13, 0.0, 3)))
     assert "the full forward" in checked.what
 
 
@@ -51,7 +51,7 @@ def test_regards_own_cache_is_checked():
 def test_a_wrong_cache_is_found(layer, how):
     if how == "several tokens" and layer.diagonal(2, 3) == 3:
         layer.diagonal = lambda q, k: 1 if q == k else k
-    (finding,) = look(case_of(layer))
+    (finding,) = check_case(case_of(layer))
     assert finding.kind == "wrong cache"
     assert how in finding.evidence
 
@@ -63,7 +63,7 @@ def test_another_form_of_cache_is_said_not_to_be_known():
                 raise TypeError("a cache of my own")
             return super().forward(x)
 
-    (unknown,) = look(case_of(Other(hiding(later))))
+    (unknown,) = check_case(case_of(Other(hiding(later))))
     assert "`cache`" in unknown.what
 
 
@@ -72,8 +72,8 @@ def test_another_form_of_cache_is_said_not_to_be_known():
     [(Layer(hiding(later)), None), (F.scaled_dot_product_attention, Everything()), (Cached(), Everything())],
 )
 def test_nothing_is_said_where_there_is_no_cache_or_it_is_not_causal(subject, expects):
-    assert kinds(look(case_of(subject, expects))) == []
-    assert list(look(case_of(subject, expects))) == []
+    assert kinds(check_case(case_of(subject, expects))) == []
+    assert list(check_case(case_of(subject, expects))) == []
 
 
 def hugging_face(name, **settings):
@@ -86,7 +86,7 @@ def hugging_face(name, **settings):
 
 @pytest.mark.parametrize("name", ["GPT2Attention", "GPT2Block"])
 def test_a_layer_that_takes_hugging_faces_cache_is_checked(name):
-    (checked,) = look(case_of(hugging_face(name, layer_idx=1)))
+    (checked,) = check_case(case_of(hugging_face(name, layer_idx=1)))
     assert "the full forward" in checked.what
 
 
@@ -100,7 +100,7 @@ def test_a_layer_that_forgets_what_hugging_faces_cache_holds_is_found(monkeypatc
             return context if past_key_values is None else own(x)
 
     layer.__class__ = Forgetful
-    (finding,) = look(case_of(layer))
+    (finding,) = check_case(case_of(layer))
     assert finding.kind == "wrong cache"
 
 
@@ -109,7 +109,7 @@ def test_arguments_that_any_layer_would_swallow_are_no_cache():
         def forward(self, x, past_key_values=None, **more):
             return super().forward(x)
 
-    (unknown,) = look(case_of(Swallowing(hiding(later))))
+    (unknown,) = check_case(case_of(Swallowing(hiding(later))))
     assert "`past_key_values`" in unknown.what
 
 
@@ -133,17 +133,17 @@ class Placed(wrong.Rotary):
 
 
 def test_places_that_the_caller_gives_are_given():
-    (checked,) = look(case_of(Placed()))
+    (checked,) = check_case(case_of(Placed()))
     assert "the full forward" in checked.what
-    (finding,) = look(case_of(Placed(lambda places: places - places[0])))  # which begins anew with each call
+    (finding,) = check_case(case_of(Placed(lambda places: places - places[0])))  # which begins anew with each call
     assert finding.kind == "wrong cache"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_cache_in_any_dtype_is_told_right_from_wrong(dtype):
-    (finding,) = look(case_of(Cached(join=lambda past, new: new).to(dtype)))
+    (finding,) = check_case(case_of(Cached(join=lambda past, new: new).to(dtype)))
     assert finding.kind == "wrong cache"
-    (checked,) = look(case_of(Cached().to(dtype)))
+    (checked,) = check_case(case_of(Cached().to(dtype)))
     assert float(checked.sensitivity.split()[3]) < 1e-4
 
 
@@ -152,7 +152,7 @@ def test_what_a_partial_holds_is_not_lost():
         def forward(self, x, past_key_value=None, use_cache=False, causal=False):
             return super().forward(x, past_key_value, use_cache) if causal else self.W_value(x)
 
-    (unknown,) = look(case_of(functools.partial(Asked(), causal=True)))
+    (unknown,) = check_case(case_of(functools.partial(Asked(), causal=True)))
     assert "another call gives other outputs" in unknown.needs
 
 
@@ -174,7 +174,7 @@ def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_asked_anew():
             return super().forward(x, past_key_value, use_cache)
 
     for make in (Adding, Counting):
-        assert caches.WHAT in [one.what for one in examine(make()).checked]
+        assert cached_decoding.WHAT in [one.what for one in examine(make()).checked]
 
 
 def test_a_past_that_is_not_used_is_none():
@@ -182,15 +182,15 @@ def test_a_past_that_is_not_used_is_none():
         def forward(self, x, past=None):
             return super().forward(x)
 
-    (unknown,) = look(case_of(Unused(hiding(later))))
+    (unknown,) = check_case(case_of(Unused(hiding(later))))
     assert "`past`" in unknown.what
 
 
 def test_a_layer_that_leaks_is_not_asked_for_its_cache():
-    assert not list(look(case_of(Cached(diagonal=lambda q, k: k))))
+    assert not list(check_case(case_of(Cached(diagonal=lambda q, k: k))))
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(5, 1), (8, 1), (1, 0)])
 def test_of_a_sample_the_first_tokens_are_decoded(tokens, said):
-    found = list(look(case_of(Cached(join=lambda past, new: new), sample=(torch.randn(2, tokens, 7),))))
+    found = list(check_case(case_of(Cached(join=lambda past, new: new), sample=(torch.randn(2, tokens, 7),))))
     assert [one.kind for one in found] == ["wrong cache"] * said

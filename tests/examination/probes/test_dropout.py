@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations
 from examination import wrong_training as wrong
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Everything
-from regard.examination.probes.dropout import look
+from regard.examination.probes.dropout import check_case
 
 P = 0.3
 weigh = hiding(later)
@@ -45,7 +45,9 @@ class Batches(nn.Module):
 
 def findings(layer, **told):
     return [
-        one for one in look(case_of(layer.eval() if isinstance(layer, nn.Module) else layer, **told)) if hasattr(one, "kind")
+        one
+        for one in check_case(case_of(layer.eval() if isinstance(layer, nn.Module) else layer, **told))
+        if hasattr(one, "kind")
     ]
 
 
@@ -64,7 +66,7 @@ def test_a_function_that_drops_is_found():
 
 @pytest.mark.parametrize("where", ["weights", "input", "output"])
 def test_dropout_that_is_rescaled_is_no_finding_wherever_it_stands(where):
-    said = list(look(case_of(Dropped(where).eval())))
+    said = list(check_case(case_of(Dropped(where).eval())))
     assert kinds(said) == []
     assert any("mean" in one.what for one in said)
 
@@ -96,7 +98,7 @@ def test_dropout_of_scores_is_told_apart():
 
 
 def test_what_stands_after_a_norm_cannot_be_told():
-    said = list(look(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
+    said = list(check_case(case_of(nn.Sequential(Dropped("weights"), nn.LayerNorm(D_OUT)).eval())))
     assert kinds(said) == []
     assert any("without norms" in getattr(one, "needs", "") for one in said)
 
@@ -104,20 +106,20 @@ def test_what_stands_after_a_norm_cannot_be_told():
 def test_what_training_does_to_buffers_is_not_taken_for_dropout():
     layer = Dropped("weights", 0.0)
     parametrizations.spectral_norm(layer.W_query)
-    assert [one.what for one in look(case_of(layer.eval()))] == ["nothing is drawn in evaluation"]
+    assert [one.what for one in check_case(case_of(layer.eval()))] == ["nothing is drawn in evaluation"]
     layer.dropout.p = P
-    said = list(look(case_of(layer.eval())))
+    said = list(check_case(case_of(layer.eval())))
     assert kinds(said) == []
     assert "buffers" in said[-1].needs
 
 
 def test_a_layer_without_dropout_is_asked_no_more():
-    assert [one.what for one in look(case_of(Layer(weigh)))] == ["nothing is drawn in evaluation"]
+    assert [one.what for one in check_case(case_of(Layer(weigh)))] == ["nothing is drawn in evaluation"]
 
 
 def test_the_module_stays_in_evaluation():
     layer = Dropped("weights").eval()
-    list(look(case_of(layer)))
+    list(check_case(case_of(layer)))
     assert not layer.training
     assert not layer.dropout.training
 
@@ -125,5 +127,5 @@ def test_the_module_stays_in_evaluation():
 def test_a_batch_norm_in_training_leaves_no_trace():
     layer = nn.Sequential(Dropped("weights"), nn.Flatten(0, 1), nn.BatchNorm1d(D_OUT), Batches()).eval()
     before = {name: x.clone() for name, x in layer.state_dict().items()}
-    list(look(case_of(layer, sample=torch.randn(2, 5, D_IN))))
+    list(check_case(case_of(layer, sample=torch.randn(2, 5, D_IN))))
     assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())

@@ -8,7 +8,7 @@ from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
 from regard import Causal, Everything, Padding, Prefix, Window, attention
-from regard.examination.probes.future import look
+from regard.examination.probes.future import check_case
 
 AFTER = [
     lambda scores: scores.softmax(-1).tril(),  # the denominator sees all
@@ -22,7 +22,7 @@ AFTER = [
 
 @pytest.mark.parametrize("weights", AFTER)
 def test_a_future_leak_is_found_and_every_query_named(weights):
-    (finding,) = look(case_of(Layer(weights)))
+    (finding,) = check_case(case_of(Layer(weights)))
     assert finding.kind == "future leak"
     assert "every query sees every later token" in finding.evidence
     assert "-torch.inf" in finding.cure
@@ -31,25 +31,25 @@ def test_a_future_leak_is_found_and_every_query_named(weights):
 def test_the_evidence_names_the_first_query_that_leaks_and_a_token_after_it():
     hidden = later(6, 6)
     hidden[2, 5] = False
-    (finding,) = look(case_of(Layer(hiding(lambda q, k: hidden)), sample=torch.randn(2, 6, D_IN)))
+    (finding,) = check_case(case_of(Layer(hiding(lambda q, k: hidden)), sample=torch.randn(2, 6, D_IN)))
     assert 'changing token 5 "step" moves output 2 "starts" by' in finding.evidence
     assert float(re.search(r"by ([\d.e-]+)", finding.evidence)[1]) > 0.01
 
 
 def test_a_mask_that_begins_one_too_late_is_told():
-    (finding,) = look(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
+    (finding,) = check_case(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
     assert "one token too many" in finding.evidence
     assert "triu(diagonal=1)" in finding.cure
 
 
 def test_a_faint_leak_is_found_and_told_to_be_faint():
-    (finding,) = look(case_of(Layer(hiding(later, -14.0))))
+    (finding,) = check_case(case_of(Layer(hiding(later, -14.0))))
     assert "faintly" in finding.evidence
 
 
 @pytest.mark.parametrize("weights", [hiding(later), hiding(later, -1e9), hiding(later, -1e4)])
 def test_a_right_mask_has_no_finding_and_says_how_faint_a_leak_would_have_shown(weights):
-    (checked,) = look(case_of(Layer(weights)))
+    (checked,) = check_case(case_of(Layer(weights)))
     assert "1e-11" in checked.sensitivity
 
 
@@ -67,21 +67,21 @@ def test_a_right_mask_has_no_finding_and_says_how_faint_a_leak_would_have_shown(
     ],
 )
 def test_only_what_the_expectation_hides_of_the_future_is_a_leak(found, expects, leaks):
-    assert kinds(look(case_of(lambda q, k, v: attention(q, k, v, found), expects))) == leaks
+    assert kinds(check_case(case_of(lambda q, k, v: attention(q, k, v, found), expects))) == leaks
 
 
 def test_the_future_begins_at_the_position_of_the_query():
     for offset, leaks in ((2, []), (3, ["future leak"])):
         case = case_of(lambda q, k, v, offset=offset: attention(q, k, v, Causal(), offset=offset), offset=2)
-        assert kinds(look(case)) == leaks
+        assert kinds(check_case(case)) == leaks
 
 
 def test_where_no_output_depends_on_any_token_nothing_is_said_to_be_hidden():
     layer = Layer(hiding(later))
     nn.init.zeros_(layer.W_value.weight)
-    assert list(look(case_of(layer))) == []
+    assert list(check_case(case_of(layer))) == []
 
 
 def test_a_row_that_may_see_nothing_is_not_its_business():
     rule = Causal() & ~Window(0, 0)
-    assert kinds(look(case_of(Layer(hiding(ruled(rule), -1e9)), rule))) == []
+    assert kinds(check_case(case_of(Layer(hiding(ruled(rule), -1e9)), rule))) == []

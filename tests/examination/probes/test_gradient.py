@@ -8,13 +8,13 @@ from examination import right_designs as designs
 from examination import wrong_training as wrong
 from examination.given import D_IN, D_OUT, Layer, case_of, hiding, kinds, later
 from regard import Given
-from regard.examination.probes.gradient import look
+from regard.examination.probes.gradient import check_case
 
 weigh = hiding(later)
 
 
 def findings(layer, **told):
-    return [one for one in look(case_of(layer.eval(), **told)) if hasattr(one, "kind")]
+    return [one for one in check_case(case_of(layer.eval(), **told)) if hasattr(one, "kind")]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_a_model_holds_for_other_outputs_is_no_finding():
 
 
 def test_weights_of_an_argument_that_is_not_given_cannot_be_told():
-    (unknown,) = look(case_of(designs.OptionalContext().eval()))
+    (unknown,) = check_case(case_of(designs.OptionalContext().eval()))
     assert "k_context and v_context" in unknown.what
 
     class Masked(designs.OptionalContext):
@@ -103,21 +103,21 @@ def test_weights_of_an_argument_that_is_not_given_cannot_be_told():
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_a_checkpoint_that_takes_only_one_way_back_is_no_finding():
-    (checked,) = look(case_of(designs.Checkpointed().eval()))
+    (checked,) = check_case(case_of(designs.Checkpointed().eval()))
     assert checked.sensitivity == "4 weights"
 
 
 def test_weights_that_were_made_in_inference_mode_cannot_be_told():
     with torch.inference_mode():
         layer = Layer(weigh)
-    (unknown,) = look(case_of(layer))
+    (unknown,) = check_case(case_of(layer))
     assert "inference_mode" in unknown.needs
 
 
 def test_gradients_that_were_there_stay():
     layer = Layer(weigh)
     layer.W_query.weight.grad = torch.ones_like(layer.W_query.weight)
-    said = list(look(case_of(layer)))
+    said = list(check_case(case_of(layer)))
     assert kinds(said) == []
     assert torch.equal(layer.W_query.weight.grad, torch.ones_like(layer.W_query.weight))
     assert layer.W_key.weight.grad is None

@@ -5,12 +5,12 @@ from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention, grouped
 from examination.identify.layers import SINGLE, TILED, UNMASKED, FusedWrongly, Plain
 from regard import Everything, StackedHeads
-from regard.examination.probes.heads import look
+from regard.examination.probes.heads import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
 def said(subject, *args, **options):
-    return list(look(case_of(subject, *args, **options)))
+    return list(check_case(case_of(subject, *args, **options)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from examination import right_kernels as right
 from examination import wrong_kernels as wrong
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, CausalAttention, Everything, Padding, Window
-from regard.examination.probes.lengths import look
+from regard.examination.probes.lengths import check_case
 
 
 def made_for(length, beyond):
@@ -39,20 +39,20 @@ def first_only(length):
 @pytest.mark.parametrize("length", [7, 12, 31, 129])
 @pytest.mark.parametrize("beyond", [lambda length: nothing, first_only])
 def test_a_leak_beyond_the_length_that_a_mask_is_made_for_is_found(length, beyond):
-    (finding,) = look(case_of(Made(length, beyond(length))))
+    (finding,) = check_case(case_of(Made(length, beyond(length))))
     assert finding.kind == "future leak"
     assert f"with {min(13, length + 1) if length < 12 else length + 1}" in finding.evidence
 
 
 def test_a_leak_of_short_inputs_is_found():
     layer = Layer(lambda scores: hiding(later if scores.shape[-1] > 2 else nothing)(scores))
-    (finding,) = look(case_of(layer))
+    (finding,) = check_case(case_of(layer))
     assert "with 2 tokens" in finding.evidence
 
 
 def test_a_row_that_is_nan_at_another_length_is_found():
     layer = Layer(lambda scores: hiding(lambda q, k: later(q, k, 1 if k > 5 else 0))(scores))
-    (finding,) = look(case_of(layer))
+    (finding,) = check_case(case_of(layer))
     assert finding.kind == "blind row"
 
 
@@ -62,18 +62,18 @@ def test_sequences_that_mix_at_odd_lengths_alone_are_found():
             b, t, c = x.shape
             return super().forward(x.reshape(t, b, c)).reshape(b, t, -1) if t % 2 else super().forward(x)
 
-    assert kinds(look(case_of(Reshaped(hiding(later))))) == ["batch leak"]
+    assert kinds(check_case(case_of(Reshaped(hiding(later))))) == ["batch leak"]
 
 
 @pytest.mark.parametrize("length", [4, 6, 13, 200])
 def test_refusing_more_tokens_is_no_fault(length):
-    (checked,) = look(case_of(CausalAttention(D_IN, 5, length, 0.0).eval()))
+    (checked,) = check_case(case_of(CausalAttention(D_IN, 5, length, 0.0).eval()))
     assert f"refuses {length + 1}" in checked.sensitivity or str(length + 1) in checked.sensitivity.split("refuses")[1]
 
 
 @pytest.mark.parametrize("expects", [Everything(), Window(2, 2), Causal() & Window(left=3)])
 def test_a_rule_that_is_kept_at_every_length_has_no_finding(expects):
-    assert kinds(look(case_of(Layer(hiding(lambda q, k: ~expects.table(q, k))), expects))) == []
+    assert kinds(check_case(case_of(Layer(hiding(lambda q, k: ~expects.table(q, k))), expects))) == []
 
 
 def test_a_residual_is_no_leak():
@@ -83,31 +83,31 @@ def test_a_residual_is_no_leak():
 
     strict = Causal() & ~Window(0, 0)
     layer = Residual(lambda scores: hiding(lambda q, k: later(q, k, 0))(scores).nan_to_num(), D_IN, D_IN)
-    assert kinds(look(case_of(layer, strict))) == []
+    assert kinds(check_case(case_of(layer, strict))) == []
 
 
 def test_what_carries_its_own_padding_meets_no_other_length():
     layer = Layer(hiding(lambda q, k: torch.arange(k) >= torch.tensor([3, 5]).view(2, 1, 1)))
-    assert list(look(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))) == []
+    assert list(check_case(case_of(layer, Padding((3, 5)), torch.randn(2, 7, D_IN)))) == []
 
 
 def test_no_more_tokens_than_the_sample_has_are_tried():
-    (checked,) = look(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))
+    (checked,) = check_case(case_of(Layer(hiding(later)), sample=torch.randn(2, 5, D_IN)))
     assert checked.sensitivity == "with 1, 2, 4 tokens, the first outputs the same to 1e-03"
 
 
 def test_several_blocks_and_a_part_of_one_are_tried():
-    (checked,) = look(case_of(Layer(hiding(later))))
+    (checked,) = check_case(case_of(Layer(hiding(later))))
     assert "40, 100, 128, 200, 257 tokens" in checked.sensitivity
 
 
 def test_of_a_wide_layer_one_long_length_is_tried():
-    (checked,) = look(case_of(torch.nn.Linear(2100, 4)))
+    (checked,) = check_case(case_of(torch.nn.Linear(2100, 4)))
     assert ", 13, 200 tokens" in checked.sensitivity
 
 
 def test_what_refuses_a_part_of_a_block_is_given_whole_ones():
-    (checked,) = look(case_of(right.WholeBlocks()))
+    (checked,) = check_case(case_of(right.WholeBlocks()))
     assert checked.sensitivity.startswith("with 32, 64, 128, 256 tokens")
 
 
@@ -120,6 +120,6 @@ def test_positions_that_stretch_with_the_length_are_no_finding(beyond):
             times = max(1.0, q.shape[-2] / beyond)
             return wrong.online(wrong.turned(q, times), wrong.turned(k, times), v, 16)
 
-    *unknown, checked = look(case_of(Stretched()))
+    *unknown, checked = check_case(case_of(Stretched()))
     assert kinds([*unknown, checked]) == []
     assert "more tokens" in unknown[0].what

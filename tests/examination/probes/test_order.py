@@ -9,13 +9,13 @@ from examination.given import Layer, case_of, hiding, kinds, later
 from examination.identify import cases
 from examination.right_plain import Alibi, LearnedBias, Positions, Rotary, Sinusoids
 from regard import Everything, Window, attention
-from regard.examination.positions import held
-from regard.examination.probes.order import look
+from regard.examination.position_tensors import find_position_tensors
+from regard.examination.probes.order import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
 def said(subject, *args, **options):
-    return list(look(cases.case_of(subject, *args, **options)))
+    return list(check_case(cases.case_of(subject, *args, **options)))
 
 
 def seeded(make):
@@ -53,7 +53,7 @@ def test_what_depends_on_order_and_holds_no_positions_cannot_be_told(bias):
 
 @pytest.mark.parametrize("make", [Rotary, Alibi, Sinusoids])
 def test_positions_that_are_made_as_it_runs_are_not_found_in_a_module(make):
-    assert not held(seeded(make))
+    assert not find_position_tensors(seeded(make))
     (one,) = said(seeded(make), *([Everything()] if make is Sinusoids else []))
     assert isinstance(one, Unknown)
 
@@ -121,18 +121,18 @@ def test_names_that_only_look_like_positions_are_none():
     layer = nn.Module()
     layer.post_norm, layer.single, layer.relu_scale, layer.cosine = (nn.Parameter(torch.ones(2)) for _ in range(4))
     layer.register_buffer("position_ids", torch.arange(9))
-    assert not held(layer)
+    assert not find_position_tensors(layer)
     layer.register_buffer("cos_cached", torch.ones(9))
     layer.freqs_cis = torch.ones(3, dtype=torch.complex64)
     layer.wpe = nn.Embedding(3, 2)
-    assert set(held(layer)) == {"cos_cached", "freqs_cis", "wpe.weight"}
+    assert set(find_position_tensors(layer)) == {"cos_cached", "freqs_cis", "wpe.weight"}
 
 
 def test_nothing_is_said_where_no_query_sees_two_others_or_nothing_moves():
-    assert kinds(look(case_of(Layer(lambda scores: torch.eye(scores.shape[-1]).to(scores))))) == []
+    assert kinds(check_case(case_of(Layer(lambda scores: torch.eye(scores.shape[-1]).to(scores))))) == []
     layer = Layer(hiding(later))
     nn.init.zeros_(layer.W_value.weight)
-    assert list(look(case_of(layer))) == []
+    assert list(check_case(case_of(layer))) == []
 
 
 class Weighed(wrong.Rotary):
@@ -202,7 +202,7 @@ def test_a_feed_forward_for_each_position_holds_none():
     layer.pos_ffn = nn.ModuleDict({"w_1": nn.Linear(3, 4), "layer_norm": nn.LayerNorm(3)})
     layer.rel_proj, layer.slope, layer.freqs = nn.Linear(3, 3), nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(3))
     layer.pos_embedding = nn.Linear(2, 3)  # of coordinates
-    assert not held(layer)
+    assert not find_position_tensors(layer)
 
 
 def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positions():

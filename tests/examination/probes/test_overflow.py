@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from examination import wrong_softmax as wrong
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Everything
-from regard.examination.identify.match import identify
-from regard.examination.probes.overflow import look
+from regard.examination.identify.match import identify_formula
+from regard.examination.probes.overflow import check_case
 
 
 def case(layer, dtype=torch.float32, **told):
     """A case that knows its scores, as examine makes it."""
     made = case_of(layer.to(dtype) if isinstance(layer, torch.nn.Module) else layer, **told)
-    made._identify = identify
+    made._identify = identify_formula
     return made
 
 
@@ -28,30 +28,30 @@ def by_exp(scores):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_exp_without_the_maximum_is_found_in_every_dtype(dtype):
-    (finding,) = look(case(Layer(by_exp), dtype))
+    (finding,) = check_case(case(Layer(by_exp), dtype))
     assert finding.kind == "overflow"
     assert "NaN" in finding.evidence
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_softmax_that_takes_it_away_is_no_finding(dtype):
-    assert kinds(look(case(Layer(hiding(later)), dtype))) == []
+    assert kinds(check_case(case(Layer(hiding(later)), dtype))) == []
 
 
 def test_a_function_that_overflows_is_found():
-    (finding,) = look(case(wrong.exp_overflows))
+    (finding,) = check_case(case(wrong.exp_overflows))
     assert finding.kind == "overflow"
 
 
 def test_a_function_that_does_not_is_no_finding():
-    assert kinds(look(case(functools.partial(F.scaled_dot_product_attention, is_causal=True)))) == []
+    assert kinds(check_case(case(functools.partial(F.scaled_dot_product_attention, is_causal=True)))) == []
 
 
 @pytest.mark.parametrize(
     ("value", "found"), [(-1e3, True), (-1e4, True), (-1e9, False), (torch.finfo(torch.float32).min, False)]
 )
 def test_a_number_for_minus_infinity_is_judged_by_scores_of_ten_thousand(value, found):
-    said = list(look(case(Layer(hiding(later, value)))))
+    said = list(check_case(case(Layer(hiding(later, value)))))
     assert kinds(said) == (["overflow"] if found else [])
     if found:
         assert "which is hidden" in said[0].evidence
@@ -60,11 +60,11 @@ def test_a_number_for_minus_infinity_is_judged_by_scores_of_ten_thousand(value, 
 
 
 def test_a_layer_that_leaks_anyway_is_not_told_of_its_mask_again():
-    assert kinds(look(case(Layer(lambda scores: scores.softmax(-1)), expects=Causal()))) == []
+    assert kinds(check_case(case(Layer(lambda scores: scores.softmax(-1)), expects=Causal()))) == []
 
 
 def test_rows_that_are_no_numbers_anyway_are_left_to_others():
-    assert list(look(case(Layer(lambda scores: scores.softmax(-1) * torch.nan), expects=Everything()))) == []
+    assert list(check_case(case(Layer(lambda scores: scores.softmax(-1) * torch.nan), expects=Everything()))) == []
 
 
 def test_of_many_tokens_some_are_changed():
@@ -75,5 +75,5 @@ def test_of_many_tokens_some_are_changed():
             calls.append(x.shape[1])
             return super().forward(x)
 
-    assert kinds(look(case(Counted(hiding(later)), sample=torch.randn(2, 100, D_IN)))) == []
+    assert kinds(check_case(case(Counted(hiding(later)), sample=torch.randn(2, 100, D_IN)))) == []
     assert calls.count(100) < 100

@@ -5,7 +5,7 @@ import torch
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later
 from regard import Causal, Padding
-from regard.examination.probes.padding import look
+from regard.examination.probes.padding import check_case
 
 LENGTHS = (3, 5)
 REAL = torch.arange(7) < torch.tensor(LENGTHS).unsqueeze(-1)  # (b, k)
@@ -14,7 +14,7 @@ SAMPLE = torch.randn(2, 7, D_IN)
 
 
 def said(hidden, expects=PADDING, value=-torch.inf, sample=SAMPLE):
-    return list(look(case_of(Layer(hiding(lambda q, k: hidden, value)), expects, sample)))
+    return list(check_case(case_of(Layer(hiding(lambda q, k: hidden, value)), expects, sample)))
 
 
 def test_padding_that_is_hidden_is_no_finding():
@@ -56,7 +56,7 @@ def test_padding_in_the_second_sequence_alone_is_found():
 def test_nothing_is_said_to_be_hidden_where_nothing_could_be_seen():
     layer = Layer(hiding(lambda q, k: ~REAL[:, None]))
     torch.nn.init.zeros_(layer.W_value.weight)
-    assert list(look(case_of(layer, PADDING, SAMPLE))) == []
+    assert list(check_case(case_of(layer, PADDING, SAMPLE))) == []
 
 
 def test_nothing_is_said_where_no_padding_is_expected():

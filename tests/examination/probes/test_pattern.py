@@ -6,19 +6,19 @@ from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
-from regard.examination.probes.pattern import inequality, look
+from regard.examination.probes.pattern import check_case, format_inequality
 
 C = Causal()
 
 
 def said(found, expects, sample=None):
-    return list(look(case_of(lambda q, k, v: attention(q, k, v, found), expects, sample)))
+    return list(check_case(case_of(lambda q, k, v: attention(q, k, v, found), expects, sample)))
 
 
 @pytest.mark.parametrize("hidden", [lambda q, k: ~later(q, k), lambda q, k: later(q, k).mT, lambda q, k: ~later(q, k, 0)])
 @pytest.mark.parametrize("value", [-torch.inf, -1e9])
 def test_a_mask_that_is_turned_round_is_found(hidden, value):
-    found = [one for one in look(case_of(Layer(hiding(hidden, value)))) if hasattr(one, "kind")]
+    found = [one for one in check_case(case_of(Layer(hiding(hidden, value)))) if hasattr(one, "kind")]
     assert [one.kind for one in found] == ["inverted mask"]
     assert "turned round" in found[0].evidence
 
@@ -54,14 +54,14 @@ def test_a_right_rule_is_checked(rule):
 
 @pytest.mark.parametrize("value", [-torch.inf, -1e9])
 def test_a_query_that_does_not_see_itself_is_told(value):
-    (finding,) = look(case_of(Layer(hiding(lambda q, k: later(q, k, 0), value))))
+    (finding,) = check_case(case_of(Layer(hiding(lambda q, k: later(q, k, 0), value))))
     assert finding.kind == "wrong mask"
     assert "does not see its own token" in finding.evidence
     assert "triu(diagonal=1)" in finding.cure
 
 
 def test_it_is_told_where_only_the_query_is_left_of_its_token():
-    (finding,) = look(case_of(Layer(hiding(lambda q, k: torch.eye(q, dtype=torch.bool))), Everything()))
+    (finding,) = check_case(case_of(Layer(hiding(lambda q, k: torch.eye(q, dtype=torch.bool))), Everything()))
     assert "its value is no part of output 0" in finding.evidence
 
 
@@ -77,7 +77,7 @@ class Residual(nn.Module):
 @pytest.mark.parametrize("diagonal", [0, 1])
 def test_beside_a_residual_it_is_said_that_nobody_can_tell(diagonal):
     layer = Residual(lambda scores: hiding(lambda q, k: later(q, k, diagonal), -1e9)(scores))
-    found = list(look(case_of(layer)))
+    found = list(check_case(case_of(layer)))
     assert kinds(found) == []
     assert "its own token" in found[-1].what
 
@@ -86,14 +86,14 @@ def test_a_row_that_sees_nothing_though_it_may_is_found():
     def zeroed(scores):
         return scores.masked_fill(later(*scores.shape[-2:], 0), -torch.inf).softmax(-1).nan_to_num()
 
-    (finding,) = look(case_of(lambda q, k, v: zeroed(q @ k.mT) @ v))
+    (finding,) = check_case(case_of(lambda q, k, v: zeroed(q @ k.mT) @ v))
     assert "query 0 does not see its own token" in finding.evidence
 
 
 def test_a_layer_that_gives_the_same_whatever_comes_shows_nothing():
     layer = Layer(hiding(later))
     nn.init.zeros_(layer.W_value.weight)
-    (unknown,) = look(case_of(layer))
+    (unknown,) = check_case(case_of(layer))
     assert "no output depends on any token" in unknown.what
 
 
@@ -102,13 +102,13 @@ def test_a_batch_and_tokens_exchanged_are_laid_to_the_batch():
         def forward(self, x):
             return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
-    (finding,) = look(case_of(Exchanged(hiding(later))))
+    (finding,) = check_case(case_of(Exchanged(hiding(later))))
     assert finding.cause == "batch"
 
 
 def test_a_window_with_queries_and_keys_exchanged_is_found():
     rule = Window(2, 0)
-    found = look(case_of(Layer(hiding(lambda q, k: ~rule.table(q, k).mT)), rule))
+    found = check_case(case_of(Layer(hiding(lambda q, k: ~rule.table(q, k).mT)), rule))
     assert "inverted mask" in kinds(found)
 
 
@@ -119,15 +119,15 @@ def test_padding_that_nothing_hides_is_not_taken_for_a_mask_that_is_turned_round
 def test_its_own_token_that_a_residual_passes_on_is_no_finding_where_the_rule_hides_it():
     strict = C & ~Window(0, 0)
     layer = Residual(lambda scores: hiding(ruled(strict))(scores).nan_to_num())
-    assert kinds(look(case_of(layer, strict))) == []
+    assert kinds(check_case(case_of(layer, strict))) == []
 
 
 def test_a_query_that_may_not_see_its_own_token_is_found_only_where_it_does():
     table = torch.ones(6, 6, dtype=torch.bool).tril()
     table[3, 3] = False
     for rule, row in ((Given(table), '3 "with"'), (C & ~Window(0, 0) | Prefix(1), '1 "journey"')):
-        assert kinds(look(case_of(Layer(hiding(ruled(rule))), rule))) == []
-        (finding,) = look(case_of(Layer(hiding(later)), rule))
+        assert kinds(check_case(case_of(Layer(hiding(ruled(rule))), rule))) == []
+        (finding,) = check_case(case_of(Layer(hiding(later)), rule))
         assert finding.kind == "wrong mask"
         assert f"changing token {row} moves output {row} by" in finding.evidence
 
@@ -140,15 +140,15 @@ def test_padded_queries_are_not_judged():
             return super().forward(x) * real.unsqueeze(-1)
 
     case = case_of(Zeroed(hiding(lambda q, k: ~real[:, None])), Padding((3, 5)), torch.randn(2, 7, D_IN))
-    assert kinds(look(case)) == []
+    assert kinds(check_case(case)) == []
 
 
 def test_a_rule_is_written_as_code():
-    assert inequality(C & Window(left=3)) == "(j <= i) & (i - j <= 3)"
-    assert inequality(Window(2, 1)) == "(i - j <= 2) & (j - i <= 1)"
-    assert inequality(C | Prefix(2)).startswith("(j <= i) | ")
+    assert format_inequality(C & Window(left=3)) == "(j <= i) & (i - j <= 3)"
+    assert format_inequality(Window(2, 1)) == "(i - j <= 2) & (j - i <= 1)"
+    assert format_inequality(C | Prefix(2)).startswith("(j <= i) | ")
 
 
 def test_a_layer_follows_its_rule():
     for rule in (C, Window(1, 1), C & Window(left=2)):
-        assert kinds(look(case_of(Layer(hiding(ruled(rule))), rule))) == []
+        assert kinds(check_case(case_of(Layer(hiding(ruled(rule))), rule))) == []

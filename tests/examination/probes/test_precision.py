@@ -11,7 +11,7 @@ from examination import right_designs as designs
 from examination import wrong_softmax as wrong
 from examination.given import Layer, case_of, hiding, kinds, later
 from regard import Everything, layers
-from regard.examination.probes.precision import look
+from regard.examination.probes.precision import check_case
 
 weigh = hiding(later)
 
@@ -35,13 +35,13 @@ class Inside(Layer):
 @pytest.mark.parametrize("where", ["scores", "weights", "values"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_inside_a_layer_is_found(where, dtype):
-    (finding,) = look(case_of(Inside(where, dtype)))
+    (finding,) = check_case(case_of(Inside(where, dtype)))
     assert finding.kind == "wrong precision"
     assert "fewer bits" in finding.evidence
 
 
 def test_float32_inside_a_layer_is_no_finding():
-    assert kinds(look(case_of(Inside("scores", torch.float32).double()))) == []
+    assert kinds(check_case(case_of(Inside("scores", torch.float32).double()))) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -50,14 +50,14 @@ def test_float32_inside_a_layer_is_no_finding():
     [lambda: Layer(weigh), lambda: layers.MultiHeadAttention(14, 30, 17, 0.0, 5), lambda: nn.MultiheadAttention(12, 3)],
 )
 def test_a_right_layer_is_no_finding_in_any_dtype(layer, dtype):
-    said = list(look(case_of(layer().to(dtype))))
+    said = list(check_case(case_of(layer().to(dtype))))
     assert kinds(said) == []
     assert said
 
 
 def test_sums_kept_in_half_precision_are_found():
     torch.manual_seed(0)
-    (finding,) = look(case_of(wrong.HalfSums()))
+    (finding,) = check_case(case_of(wrong.HalfSums()))
     assert finding.kind == "wrong precision"
     assert "300 tokens" in finding.evidence
     assert "bfloat16" in finding.evidence
@@ -67,17 +67,17 @@ def test_a_function_that_rounds_is_found():
     def rounding(q, k, v):
         return F.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
 
-    (finding,) = look(case_of(rounding, Everything()))
+    (finding,) = check_case(case_of(rounding, Everything()))
     assert finding.kind == "wrong precision"
 
 
 def test_a_function_in_half_precision_is_no_finding():
     sample = tuple(torch.randn(2, 3, 5, 8, dtype=torch.bfloat16) for _ in range(3))
-    assert kinds(look(case_of(functools.partial(F.scaled_dot_product_attention, is_causal=True), sample=sample))) == []
+    assert kinds(check_case(case_of(functools.partial(F.scaled_dot_product_attention, is_causal=True), sample=sample))) == []
 
 
 def test_what_autocast_gives_is_held_against_its_own_dtype():
-    (checked,) = look(case_of(designs.Autocast()))
+    (checked,) = check_case(case_of(designs.Autocast()))
     assert "bfloat16" in checked.what
 
 
@@ -86,7 +86,7 @@ def test_what_does_not_run_in_float64_cannot_be_told():
         def forward(self, x):
             return super().forward(x.float())
 
-    (unknown,) = look(case_of(Single(weigh)))
+    (unknown,) = check_case(case_of(Single(weigh)))
     assert ".double()" in unknown.needs
 
 
@@ -95,5 +95,5 @@ def test_a_layer_that_gives_something_else_for_many_tokens_is_asked_with_few():
         def forward(self, x):
             return super().forward(x) if x.shape[1] < 256 else x.sum()
 
-    (checked,) = look(case_of(Few(weigh)))
+    (checked,) = check_case(case_of(Few(weigh)))
     assert "with 6 tokens" in checked.sensitivity

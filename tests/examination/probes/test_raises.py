@@ -3,7 +3,7 @@
 import torch
 
 from examination.given import CAUSAL, case_of, kinds
-from regard.examination.probes.raises import look, refused
+from regard.examination.probes.raises import check_case, report_refusal
 
 
 def compiled_as(f):
@@ -12,13 +12,13 @@ def compiled_as(f):
 
 
 def test_a_compiled_layer_that_gives_the_same_is_checked():
-    (checked,) = look(case_of(torch.compile(CAUSAL, backend="eager")))
+    (checked,) = check_case(case_of(torch.compile(CAUSAL, backend="eager")))
     assert "compiled" in checked.what
 
 
 def test_one_that_gives_something_else_is_found():
     wrong = compiled_as(lambda graph: lambda *inputs: tuple(1.01 * y for y in graph(*inputs)))
-    assert kinds(look(case_of(wrong))) == ["wrong precision"]
+    assert kinds(check_case(case_of(wrong))) == ["wrong precision"]
 
 
 def test_one_that_raises_is_found():
@@ -26,14 +26,14 @@ def test_one_that_raises_is_found():
         raise ValueError("no kernel")
 
     torch._dynamo.reset()
-    assert kinds(look(case_of(compiled_as(failing)))) == ["raises"]
+    assert kinds(check_case(case_of(compiled_as(failing)))) == ["raises"]
 
 
 def test_nothing_is_said_of_what_is_not_compiled():
-    assert list(look(case_of(CAUSAL))) == []
+    assert list(check_case(case_of(CAUSAL))) == []
 
 
 def test_what_was_raised_is_the_evidence():
-    finding = refused(["RuntimeError on x (2, 6, 7): view size", "other"])
+    finding = report_refusal(["RuntimeError on x (2, 6, 7): view size", "other"])
     assert finding.kind == "raises"
     assert "view size" in finding.evidence

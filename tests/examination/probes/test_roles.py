@@ -8,12 +8,12 @@ from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Fused, GPT2Like, Plain, Shared, Unnamed, roles
 from regard import Everything
-from regard.examination.probes.roles import look
+from regard.examination.probes.roles import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
 def said(subject, *args, **options):
-    return list(look(case_of(subject, *args, **options)))
+    return list(check_case(case_of(subject, *args, **options)))
 
 
 @pytest.mark.parametrize("key", [key for key in SINGLE if key[0] == "roles"], ids=str)

@@ -6,14 +6,14 @@ import regard
 from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, Plain, nothing, wrong
-from examination.identify.test_reading import Shown
+from examination.identify.test_weight_reading import Shown
 from regard import Everything
-from regard.examination.probes.scale import look
+from regard.examination.probes.scale import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
 def said(subject, *args, **options):
-    (one,) = look(case_of(subject, *args, **options))
+    (one,) = check_case(case_of(subject, *args, **options))
     return one
 
 

@@ -6,15 +6,15 @@ from examination import right_designs as designs
 from examination.identify.cases import case_of, made
 from examination.identify.functions import HARMLESS, attention
 from examination.identify.layers import SINGLE, UNMASKED, Plain, hidden, wrong
-from examination.identify.test_reading import Shown
+from examination.identify.test_weight_reading import Shown
 from examination.wrong_softmax import keys_filled_up
 from regard import Everything, Window
-from regard.examination.probes.weights import look
+from regard.examination.probes.weights import check_case
 from regard.examination.report import Checked, Finding, Unknown
 
 
 def said(subject, *args, **options):
-    return list(look(case_of(subject, *args, **options)))
+    return list(check_case(case_of(subject, *args, **options)))
 
 
 def kinds(subject, *args, **options):

@@ -14,8 +14,8 @@ import torch
 
 import regard
 from regard import GPT2, GPT2Config, Recording
-from regard.models.own import Own
-from regard.show.page.server import Server, server
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.server import Server, make_server
 
 TEXT = "CBABBCABBBC"
 
@@ -30,16 +30,16 @@ def recorded(text: str = TEXT, **keep: str) -> Recording:
     return recording
 
 
-def sorter(dtype: torch.dtype | None = None) -> Own:
+def sorter(dtype: torch.dtype | None = None) -> GPT2Adapter:
     """The sorter and its letters."""
-    return Own("sorter", GPT2.load("sorter", dtype))
+    return GPT2Adapter("sorter", GPT2.load("sorter", dtype))
 
 
-def writer() -> Own:
+def writer() -> GPT2Adapter:
     """A model that may write much, of no sense."""
     model = GPT2(GPT2Config(layers=1, heads=2, width=8, context=512, vocabulary=3)).eval()
     model.text = GPT2.load("sorter").text
-    return Own("writer", model)
+    return GPT2Adapter("writer", model)
 
 
 def rows_and_keys(q: torch.Tensor, k: torch.Tensor, mask: regard.mechanism.Mask | None = None, **more) -> Recording:
@@ -156,7 +156,7 @@ class Client:
 
     def idle(self) -> None:
         """Waits until no request is being answered."""
-        until(lambda: self.server.page.desk.busy == 0)
+        until(lambda: self.server.page.executor.request_count == 0)
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:
@@ -185,7 +185,7 @@ def addressed(path: str, query) -> str:
 @contextmanager
 def asking(*given, **more) -> Iterator[Client]:
     """A client of a server that runs as long as the block."""
-    with server(*given, **more) as running:
+    with make_server(*given, **more) as running:
         client = Client(running)
         client.server = running
         yield client

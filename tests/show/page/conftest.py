@@ -15,5 +15,5 @@ def recording():
 def client(recording):
     from show.page.asking import asking, sorter
 
-    with asking(recording, speaker=sorter(torch.float64)) as found:
+    with asking(recording, adapter=sorter(torch.float64)) as found:
         yield found

@@ -5,7 +5,7 @@ import torch
 from regard.layers.multi_head import MultiHeadAttention
 from regard.mechanism import attention, heads
 from regard.models import GPT2
-from regard.models.own import Own
+from regard.models.gpt2_adapter import GPT2Adapter
 from show.page.asking import Layer
 
 LAYER = 2  # of the pocket model's six
@@ -20,11 +20,11 @@ class Unmasked(MultiHeadAttention):
         return self.out_proj(heads.join(attention(*self.project(x))))
 
 
-def leaking() -> Own:
+def leaking() -> GPT2Adapter:
     """The pocket model with a layer that sees what comes later."""
     model = GPT2.load("pocket")
     model.blocks[LAYER].attention.__class__ = Unmasked
-    return Own("leaking", model)
+    return GPT2Adapter("leaking", model)
 
 
 class Mute(torch.nn.Module):

@@ -168,7 +168,7 @@ def asked(address, seed: int) -> list[bytes]:
 
 @pytest.mark.slow
 def test_thousands_of_wrong_requests_leave_it_answering_and_it_never_shows_its_inside(caplog):
-    with asking(recorded(), speaker=sorter()) as client:
+    with asking(recorded(), adapter=sorter()) as client:
         with ThreadPoolExecutor(TOGETHER) as pool:
             found = [answer for part in pool.map(asked, [client.address] * TOGETHER, range(TOGETHER)) for answer in part]
         statuses = {answer.split(b" ", 2)[1] for answer in found if answer.startswith(b"HTTP/1.1 ")}
@@ -279,7 +279,7 @@ def test_any_query_any_json_and_several_at_once_are_answered_or_refused_in_a_sen
             check(one, *answer)
             counts[answer[0]] += 1
 
-    with joined(), logging_to(records), asking(recorded(), speaker=sorter()) as client:
+    with joined(), logging_to(records), asking(recorded(), adapter=sorter()) as client:
         send()
         assert client.json("/api/start")["model"] == "sorter"
         client.idle()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from regard.show.page import desk, entry, patience, session, size
+from regard.show.page import executor, memory_size, recording_entry, session, timeouts
 from regard.show.page.session import Session
 from show.page.asking import asking, in_steps, rows_and_keys, writer
 
@@ -36,15 +36,15 @@ def tensors(of: object) -> Iterator[torch.Tensor]:
 def beside(found: Session, given) -> int:
     """The bytes of what a session holds, without the recording it was given."""
     own = {x.untyped_storage().data_ptr() for x in tensors(given)}
-    return size.held([x for x in tensors(found) if x.untyped_storage().data_ptr() not in own])
+    return memory_size.count_storage_bytes([x for x in tensors(found) if x.untyped_storage().data_ptr() not in own])
 
 
 def used(client, rounds: int = 2) -> int:
     """Asks everything of every head of every recording, types and writes: the most that was held at any time."""
     found, most = client.server.page.session, 0
-    given = found.entry("r1").recording
+    given = found.get_entry("r1").recording
     for n in range(rounds):
-        for text in TEXTS if found.speaker else ():
+        for text in TEXTS if found.adapter else ():
             client.post("/api/type", {"text": text})
             client.post("/api/generate", {"text": text[:9], "tokens": 30, "temperature": 1, "seed": n})
         for one in client.json("/api/start")["recordings"]:
@@ -68,13 +68,13 @@ def used(client, rounds: int = 2) -> int:
 @pytest.mark.parametrize("recording", ["many calls", "one call"])
 def test_it_stays_within_its_bounds_whatever_is_asked(recording, limit, monkeypatch):
     given = in_steps(layers=3, tokens=43, width=64) if recording == "many calls" else rows_and_keys(*one_call())
-    layer = size.of_recording(given) // len(given.layers())
-    monkeypatch.setattr(entry, "LAYER_BYTES", limit)
-    monkeypatch.setattr(entry, "MAPS_BYTES", layer)
-    monkeypatch.setattr(session, "OPENED_BYTES", 2 * layer)
-    monkeypatch.setattr(session, "TYPED_BYTES", 60_000)
-    monkeypatch.setattr(session, "TYPED", 5)
-    with asking(given, speaker=writer()) as client:
+    layer = memory_size.measure_recording(given) // len(given.layers())
+    monkeypatch.setattr(recording_entry, "MAX_JOINED_LAYER_BYTES", limit)
+    monkeypatch.setattr(recording_entry, "MAX_MAPS_BYTES", layer)
+    monkeypatch.setattr(session, "MAX_OPENED_BYTES", 2 * layer)
+    monkeypatch.setattr(session, "MAX_TYPED_BYTES", 60_000)
+    monkeypatch.setattr(session, "MAX_TYPED", 5)
+    with asking(given, adapter=writer()) as client:
         kept = client.server.page.session
         held = used(client)
         typed = 60_000 + 5 * 2 * 30_000  # their recordings, and the joined maps of those that were written
@@ -89,14 +89,16 @@ def one_call():
 
 
 def test_many_short_texts_leave_few_recordings(monkeypatch):
-    monkeypatch.setattr(session, "TYPED", 3)
-    with asking(rows_and_keys(*one_call()), speaker=writer()) as client:
+    monkeypatch.setattr(session, "MAX_TYPED", 3)
+    with asking(rows_and_keys(*one_call()), adapter=writer()) as client:
         for _ in range(9):
             client.post("/api/type", {"text": "A"})
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1", "r8", "r9", "r10"]
 
 
 def test_the_bounds_together_are_below_300_mb():
-    caches = session.OPENED_BYTES + session.TYPED_BYTES + entry.MAPS_BYTES + session.TYPED_BYTES  # the maps of those written
-    waiting = patience.CONNECTIONS * 2 * 2**16 + desk.AT_ONCE * 256 * 256 * 2 + patience.CONNECTIONS * 2**14
+    caches = (
+        session.MAX_OPENED_BYTES + session.MAX_TYPED_BYTES + recording_entry.MAX_MAPS_BYTES + session.MAX_TYPED_BYTES
+    )  # the maps of those written
+    waiting = timeouts.MAX_CONNECTIONS * 2 * 2**16 + executor.MAX_REQUESTS * 256 * 256 * 2 + timeouts.MAX_CONNECTIONS * 2**14
     assert caches + waiting < 250 * MB

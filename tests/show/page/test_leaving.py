@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regard
-from regard.models.own import Own
-from regard.observe import heads
-from regard.show.page import speaker
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.observe import head_kinds
+from regard.show.page import model_adapter
 from show.page.asking import asking, joined, recorded, rows_and_keys, sorter, until
 
 STRIPS = 13
@@ -38,7 +38,7 @@ def left(client, held, path, sent=None):
 
 def model_held(name: str):
     """The sorter, and one of its modules, which is held."""
-    own = Own("held", sorter().model)
+    own = GPT2Adapter("held", sorter().model)
     held = Held(lambda *_: None)
     own.model.get_submodule(name).register_forward_pre_hook(held)
     return own, held
@@ -46,20 +46,20 @@ def model_held(name: str):
 
 @pytest.mark.parametrize("path", ["open?", "tile?level=0&row=0&column=0&", "column?k=1&", "top?k=1&"])
 def test_a_head_that_is_gone_over(path, monkeypatch):
-    monkeypatch.setattr(regard.map.pyramid, "strip", held := Held(regard.map.pyramid.strip))
+    monkeypatch.setattr(regard.map.pyramid, "gather_strip", held := Held(regard.map.pyramid.gather_strip))
     monkeypatch.setattr(regard.map.pyramid, "STRIP", 8)
     q = torch.randn(1, 1, 97, 5, generator=torch.Generator().manual_seed(0))
     with asking(rows_and_keys(q, q)) as client:
         left(client, held, f"/api/r/r1/{path}")
-        until(lambda: not any(one.busy() for one in client.server.page.session.heads()))
+        until(lambda: not any(one.is_busy() for one in client.server.page.session.list_opened()))
         assert held.times == 1
         assert client.lines("/api/r/r1/open")[-1]["levels"] == 1  # who comes next goes on from there
         assert held.times == STRIPS
 
 
 def test_what_kind_heads_are(monkeypatch):
-    monkeypatch.setattr("regard.show.page.kinds.APART", 0)
-    monkeypatch.setattr(heads, "scores", held := Held(heads.scores))
+    monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 0)
+    monkeypatch.setattr(head_kinds, "compute_scores", held := Held(head_kinds.compute_scores))
     with joined(), asking(recorded()) as client:
         left(client, held, "/api/r/r1/heads")
     assert held.times == 1
@@ -70,9 +70,9 @@ def test_a_model_in_the_middle_of_what_it_reads(path, more):
     own, held = model_held("blocks.0")
     after = []
     own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
-    with asking(recorded(), speaker=own) as client:
+    with asking(recorded(), adapter=own) as client:
         left(client, held, f"/api/{path}", {"text": "CCAB", **more})
-        until(lambda: not client.server.page.session._model.locked())
+        until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (1, [])
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
         assert client.post("/api/type", {"text": "CCAB"})[0] == 200
@@ -89,7 +89,7 @@ def test_a_model_that_is_asked_who_sees_whom():
         after = []
         own.model.get_submodule("blocks.1").register_forward_hook(lambda *_: after.append(1))
         left(client, held, "/api/r/r1/examination", {"sees": "earlier"})
-        until(lambda: not client.server.page.session._model.locked())
+        until(lambda: not client.server.page.session._model_lock.locked())
         assert (held.times, after) == (2, [])
         assert client.post("/api/r/r1/examination", {"sees": "earlier"})[0] == 200
         assert after
@@ -97,22 +97,24 @@ def test_a_model_that_is_asked_who_sees_whom():
 
 def test_a_model_that_writes(monkeypatch):
     held = Held(lambda step: step)
-    monkeypatch.setattr(speaker, "choices", lambda *given, of=speaker.choices, **more: map(held, of(*given, **more)))
-    with asking(recorded(), speaker=sorter()) as client:
+    monkeypatch.setattr(
+        model_adapter, "choices", lambda *given, of=model_adapter.choices, **more: map(held, of(*given, **more))
+    )
+    with asking(recorded(), adapter=sorter()) as client:
         left(client, held, "/api/generate", {"text": "CCAB", "tokens": 5, "temperature": 1})
-        until(lambda: not client.server.page.session._model.locked())
+        until(lambda: not client.server.page.session._model_lock.locked())
         assert held.times == 1
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
 
 
 def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
     own, held = model_held("blocks.0")
-    with joined(), asking(recorded(), speaker=own) as client, client.leaving("/api/type", {"text": "CCAB"}):
+    with joined(), asking(recorded(), adapter=own) as client, client.leaving("/api/type", {"text": "CCAB"}):
         assert held.begun.wait(60)
         page = client.server.page
         with client.leaving("/api/type", {"text": "AB"}):
-            until(lambda: page.desk.busy == 2)
-        until(lambda: page.desk.busy == 1)
+            until(lambda: page.executor.request_count == 2)
+        until(lambda: page.executor.request_count == 1)
         held.go_on.set()
         client.idle()
     assert held.times == 1

@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard import ConfigError
 from regard.show.page import server as module
-from regard.show.page.server import Server, server
+from regard.show.page.server import Server, make_server
 from regard.show.page.session import Session
 from show.page.asking import TEXT, Client, asking, recorded
 
@@ -56,9 +56,9 @@ def test_it_ends_cleanly_when_it_is_told_to():
 
 def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(recording, monkeypatch):
     waits = threading.Event()
-    monkeypatch.setattr(module, "begin", waits.wait)
+    monkeypatch.setattr(module, "preload_modules", waits.wait)
     try:
-        with server(recording):
+        with make_server(recording):
             assert [one.daemon for one in threading.enumerate() if one.name == "regard-warm"] == [False]
     finally:
         waits.set()
@@ -66,30 +66,30 @@ def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(rec
 
 def test_an_address_that_is_taken_is_said(recording):
     with asking(recording) as client, pytest.raises(ConfigError, match="is taken by another program"):
-        server(recording, port=client.address.port)
+        make_server(recording, port=client.address.port)
     with pytest.raises(ConfigError, match="cannot be listened at"):
-        server(recording, host="256.0.0.1")
+        make_server(recording, host="256.0.0.1")
 
 
 @pytest.mark.parametrize("subject", [None, 7, "sorter"])
 def test_a_page_needs_a_recording_or_a_model(subject):
     with pytest.raises(ConfigError):
-        server(subject)
+        make_server(subject)
 
 
 def test_a_recording_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="nothing was recorded"):
-        server(regard.Recording())
+        make_server(regard.Recording())
 
 
 def test_two_pages_run_side_by_side(recording):
-    with server(recording) as one, server(recorded("CCAB")) as other:
+    with make_server(recording) as one, make_server(recorded("CCAB")) as other:
         assert Client(one).json("/api/start")["recordings"][0]["text"] == TEXT
         assert Client(other).json("/api/start")["recordings"][0]["text"] == "CCAB"
 
 
 def test_it_listens_at_this_machines_own_address_unless_told_otherwise(recording):
-    for found in (server(recording), Server(Session(recording))):
+    for found in (make_server(recording), Server(Session(recording))):
         with found as one:
             assert one._socket.getsockname()[0] == "127.0.0.1"
             assert one.token is None
@@ -98,13 +98,13 @@ def test_it_listens_at_this_machines_own_address_unless_told_otherwise(recording
 def test_a_localhost_that_is_elsewhere_needs_the_token(recording, monkeypatch):
     find = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *given, **more: find("0.0.0.0", *given, **more))
-    with server(recording, host="localhost") as one:
+    with make_server(recording, host="localhost") as one:
         assert one.token in one.address
 
 
 def test_an_address_of_ipv6_is_answered():
     try:
-        found = server(recorded(), host="::1")
+        found = make_server(recorded(), host="::1")
     except ConfigError:
         pytest.skip("this machine has no IPv6")
     with found as one:
@@ -139,7 +139,7 @@ def test_a_part_of_a_file_is_not_sent(client):
 
 
 def test_an_error_of_ours_before_an_answer_is_one_sentence(recording, monkeypatch, caplog):
-    monkeypatch.setattr("regard.show.page.server.named", lambda *_: 1 // 0)
+    monkeypatch.setattr("regard.show.page.server.get_entry", lambda *_: 1 // 0)
     with asking(recording) as client:
         status, sentence = client.refused("/api/r/r1/open")
     assert (status, "ZeroDivision" in sentence) == (500, False)

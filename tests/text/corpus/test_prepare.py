@@ -52,7 +52,7 @@ def test_letters_have_no_end_and_their_documents_follow_one_another(tmp_path):
 def test_what_is_written_is_the_same_for_any_number_of_processes(tmp_path, monkeypatch):
     module = sys.modules["regard.text.corpus.prepare"]
     monkeypatch.setattr(module, "BLOCK", 64)
-    monkeypatch.setattr(module, "FEW", 2)
+    monkeypatch.setattr(module, "CHUNKS_BEFORE_WORKERS", 2)
     for name, workers in (("one", 1), ("three", 3), ("any", None)):
         prepare(TEXTS, BytePair.gpt2(), tmp_path / name, workers=workers, shard=29)
     assert contents(tmp_path / "one") == contents(tmp_path / "three") == contents(tmp_path / "any")

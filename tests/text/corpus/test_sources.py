@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from regard import ConfigError, DataError
 from regard.text import BytePair, byte_pair
 from regard.text.corpus import sources
-from regard.text.corpus.sources import documents, parts, portions
+from regard.text.corpus.sources import documents, iterate_parts, split_text
 
 END = "<|endoftext|>"
 WORDS = st.text(st.sampled_from("ab 'sé1\n\r\t\x0b\x1c\x85\u00a0\u2028\u3000.—🦊"))
@@ -28,7 +28,7 @@ def runs(draw_from: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 @given(text=WORDS, limit=st.integers(1, 20))
 def test_a_text_with_white_space_is_cut_before_it(text, limit):
     words, cuts = BytePair.gpt2(), []
-    found = list(portions(text, limit, lambda text: cuts.append(text) or len(text)))
+    found = list(split_text(text, limit, lambda text: cuts.append(text) or len(text)))
     assert "".join(found) == text
     if not cuts:
         assert [one for portion in found for one in words.encode(portion)] == words.encode(text)
@@ -51,7 +51,7 @@ def test_the_tokens_of_a_text_in_portions_are_those_of_the_whole(text, limit, si
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(byte_pair, "UNSURE", 16)
-        found = list(portions(text, limit, cut))
+        found = list(split_text(text, limit, cut))
     assert "".join(found) == text
     assert all(len(portion) <= 2 * limit for portion in found)
     if all(is_sure):  # not where pieces are so long that there are 16 tokens or fewer
@@ -68,7 +68,7 @@ def test_what_has_no_white_space_before_which_it_could_be_cut_is_cut_elsewhere_w
     path.write_text(text, newline="")
     words = BytePair.gpt2()
     for source in (path, [text]):
-        found = list(parts(source, cut=words.find_cut))
+        found = list(iterate_parts(source, cut=words.find_cut))
         assert max(len(part.text) for part in found) <= 3 * sources.BLOCK
         assert len(found) > 1
         assert "".join(part.text for part in found) == text
@@ -94,7 +94,7 @@ def test_pairs_learned_from_parts_are_those_learned_from_documents(tmp_path, mon
     path.write_text("the cat sat on the mat\n" * 40 + "and the dog saw the cat, again and again " * 30, newline="")
     whole = BytePair.train(documents(path), vocabulary)
     monkeypatch.setattr(sources, "BLOCK", 100)
-    found = [part.text for part in parts(path)]
+    found = [part.text for part in iterate_parts(path)]
     assert len(found) > 10
     assert BytePair.train(found, vocabulary).pairs == whole.pairs
 
@@ -111,7 +111,7 @@ def test_lines_of_the_end_of_text_part_the_documents_of_a_file(tmp_path_factory,
     path.write_bytes(held.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK", block)
-        found = list(parts(path))
+        found = list(iterate_parts(path))
     expected = [text.removesuffix("\r") if line == "\n" else text for text in texts]
     if not closed:
         expected[-1] = texts[-1]
@@ -129,7 +129,7 @@ def test_a_long_document_is_never_whole_in_memory(tmp_path):
     path = tmp_path / "long.txt"
     text = "word and word\n" * 400_000
     path.write_text(text, newline="")
-    found = list(parts(path))
+    found = list(iterate_parts(path))
     assert max(len(part.text) for part in found) <= 2 * sources.BLOCK
     assert [part.ends for part in found] == [False] * (len(found) - 1) + [True]
     assert "".join(part.text for part in found) == text
@@ -141,7 +141,7 @@ def test_a_folder_is_its_files_in_the_order_of_their_paths(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert list(documents(tmp_path)) == ["first", "one", "second"]
-    assert sources.total(tmp_path) == len("first") + len("second") + len('{"text": "one"}')
+    assert sources.count_bytes(tmp_path) == len("first") + len("second") + len('{"text": "one"}')
 
 
 def test_json_lines_have_a_document_a_line_under_a_field(tmp_path):
@@ -175,7 +175,7 @@ def test_strings_rows_and_datasets_are_documents_too():
 def test_what_is_no_text_is_named_with_its_place(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=says):
-        list(parts(tmp_path))
+        list(iterate_parts(tmp_path))
 
 
 def test_a_mark_of_utf_8_is_no_part_of_the_text(tmp_path):
@@ -185,22 +185,22 @@ def test_a_mark_of_utf_8_is_no_part_of_the_text(tmp_path):
 
 def test_what_cannot_be_gone_through_is_refused(tmp_path):
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        list(parts(tmp_path / "missing.txt"))
+        list(iterate_parts(tmp_path / "missing.txt"))
     with pytest.raises(DataError, match="no file that ends in"):
-        list(parts(tmp_path))
+        list(iterate_parts(tmp_path))
     with pytest.raises(ConfigError, match=r"several corpora: train, test"):
-        list(parts({"train": ["a"], "test": ["b"]}))
+        list(iterate_parts({"train": ["a"], "test": ["b"]}))
     with pytest.raises(DataError, match="document 1 must be a row"):
-        list(parts(["a", 3]))
+        list(iterate_parts(["a", 3]))
 
 
 @pytest.mark.parametrize("source", [["a", "b\ud800c"], [{"text": "a"}, {"text": "b\udfffc"}]])
 def test_half_of_a_surrogate_pair_is_named_with_its_place(source):
     with pytest.raises(DataError, match="document 1 has half of a surrogate pair at 1"):
-        list(parts(source))
+        list(iterate_parts(source))
 
 
 def test_half_of_a_surrogate_pair_in_json_lines_is_named_with_its_place(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b\\ud800c"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2 has half of a surrogate pair at 1"):
-        list(parts(tmp_path))
+        list(iterate_parts(tmp_path))

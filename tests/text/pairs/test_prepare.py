@@ -23,7 +23,7 @@ def files(tmp_path):
 
 
 def sides(part):
-    return list(zip(part.sentences("source"), part.sentences("target"), strict=True))
+    return list(zip(part.decode_sentences("source"), part.decode_sentences("target"), strict=True))
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_lengths_and_words_are_those_of_the_sentences(files, tmp_path):
     encoded = [[len(part.text.encode(side)) for side in one] for one in many(60)]
     assert part.lengths.tolist() == encoded
     assert part.words.tolist() == [max(len(side.split()) for side in one) for one in many(60)]
-    short = part.upto(3)
+    short = part.limit_words(3)
     assert sides(short) == [one for one, words in zip(many(60), part.words, strict=True) if words <= 3]
     assert 0 < len(short) < len(part)
     assert short.lengths.tolist() == [lengths for lengths, words in zip(encoded, part.words, strict=True) if words <= 3]

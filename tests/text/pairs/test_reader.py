@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard import ConfigError, DataError
 from regard.text.pairs import PairReader, prepare
-from regard.text.pairs.reader import NONE
+from regard.text.pairs.reader import NO_TARGET
 from text.pairs.small import aligned, many
 
 COUNT = 101
@@ -27,7 +27,7 @@ def sentences(part, batch):
     end = part.text.end
     found = []
     for source, length, target in zip(batch.sources.tolist(), batch.lengths.tolist(), batch.targets.tolist(), strict=True):
-        target = [token for token in target if token != NONE]
+        target = [token for token in target if token != NO_TARGET]
         if target:
             assert (source[length - 1], target[-1]) == (end, end)
             found.append((part.text.decode(source[: length - 1]), part.text.decode(target[:-1])))
@@ -56,9 +56,9 @@ def test_a_target_is_foretold_from_what_stands_before_it_and_padding_is_nothing(
     for before, targets in zip(batch.before.tolist(), batch.targets.tolist(), strict=True):
         real = targets.index(part.text.end) + 1
         assert before[:real] == [part.text.end, *targets[: real - 1]]
-        assert set(targets[real:]) <= {NONE}
+        assert set(targets[real:]) <= {NO_TARGET}
         assert set(before[real:]) <= {0}
-    assert batch.tokens == int(batch.lengths.sum()) + int((batch.targets != NONE).sum())
+    assert batch.tokens == int(batch.lengths.sum()) + int((batch.targets != NO_TARGET).sum())
 
 
 @given(st.integers(30, 300))
@@ -68,7 +68,7 @@ def test_a_batch_has_about_so_many_tokens_and_sentences_of_about_one_length(part
     for n in range(reader.batches):
         batch = reader.read(n)
         assert max(batch.sources.numel(), batch.targets.numel()) <= tokens or len(batch.lengths) == 1
-        longer = torch.maximum(batch.lengths, (batch.targets != NONE).sum(1))
+        longer = torch.maximum(batch.lengths, (batch.targets != NO_TARGET).sum(1))
         spreads.append(int(longer.max() - longer.min()))
     if tokens < 100:
         assert sum(spreads) / len(spreads) < 2
@@ -119,13 +119,13 @@ def test_the_rows_of_all_ranks_are_those_of_one(part, n, world, tokens):
     parts = [PairReader(part, tokens, 1, rank, world).read(n) for rank in range(world)]
     assert Counter(pair for one in parts for pair in sentences(part, one)) == Counter(sentences(part, whole))
     assert {one.tokens for one in parts} == {whole.tokens}
-    counts = [int((one.targets != NONE).any(1).sum()) for one in parts]
+    counts = [int((one.targets != NO_TARGET).any(1).sum()) for one in parts]
     assert max(counts) - min(counts) <= 1
     assert all(len(one.lengths) for one in parts)  # a rank without a row has one that says nothing
 
 
 def test_pairs_that_are_left_out_are_never_read(part):
-    short = part.upto(3)
+    short = part.limit_words(3)
     reader = PairReader(short, 40)
     read = {pair for n in range(reader.batches) for pair in sentences(part, reader.read(n))}
     assert read == {one for one in many(COUNT) if len(one[0].split()) <= 3}
@@ -148,4 +148,4 @@ def test_there_is_no_batch_before_the_first_and_none_of_no_pairs(part):
     with pytest.raises(ConfigError, match="counted from 0, got -1"):
         PairReader(part, 60).read(-1)
     with pytest.raises(DataError, match="no sentence pair"):
-        PairReader(part.upto(0), 60)
+        PairReader(part.limit_words(0), 60)

@@ -3,14 +3,14 @@ import zipfile
 import pytest
 
 from regard import DataError
-from regard.text.pairs.sources import given
+from regard.text.pairs.sources import read_pairs
 from text.pairs.small import SAMPLE, aligned
 
 LANGUAGES = ("en", "fr")
 
 
 def sides(path):
-    return [(one.source, one.target) for one in given(path, LANGUAGES)]
+    return [(one.source, one.target) for one in read_pairs(path, LANGUAGES)]
 
 
 def table(pairs):
@@ -24,13 +24,13 @@ def test_the_same_pairs_come_from_aligned_files_from_a_table_and_from_an_archive
         archive.writestr("fra-eng/fra.txt", table(SAMPLE).replace("\n", "\r\n"))
     for path in (aligned(tmp_path, "some", SAMPLE), tmp_path / "some.tsv", tmp_path / "some.zip"):
         assert sides(path) == SAMPLE
-        assert {one.part for one in given(path, LANGUAGES)} == {None}
+        assert {one.part for one in read_pairs(path, LANGUAGES)} == {None}
 
 
 def test_a_folder_gives_its_files_to_parts_by_their_names(tmp_path):
     for name, pair in zip(("train", "val", "test_2016_flickr", "notes"), SAMPLE, strict=False):
         aligned(tmp_path / "set", name, [pair])
-    assert {(one.part, one.source) for one in given(tmp_path / "set", LANGUAGES)} == {
+    assert {(one.part, one.source) for one in read_pairs(tmp_path / "set", LANGUAGES)} == {
         ("train", SAMPLE[0][0]),
         ("valid", SAMPLE[1][0]),
         ("test", SAMPLE[2][0]),
@@ -39,7 +39,7 @@ def test_a_folder_gives_its_files_to_parts_by_their_names(tmp_path):
 
 def test_the_languages_say_which_side_is_translated(tmp_path):
     path = aligned(tmp_path, "some", SAMPLE)
-    assert [(one.target, one.source) for one in given(path, ("fr", "en"))] == SAMPLE
+    assert [(one.target, one.source) for one in read_pairs(path, ("fr", "en"))] == SAMPLE
 
 
 def test_white_space_of_any_kind_is_one_space_and_empty_sides_are_no_pairs(tmp_path):

@@ -10,15 +10,15 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 @cache
-def read_file() -> dict[str, Any]:
+def read_flags_file() -> dict[str, Any]:
     """Read the flags of each command."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
-def read(command: str) -> Any:
+def read_flags(command: str) -> Any:
     """Return the content of the file for a command."""
-    return read_file()[command]
+    return read_flags_file()[command]
 
 
 def add_flag(parser: argparse._ActionsContainer, name: str, kind: str, default: Any, says: str) -> None:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=int, help=f"how many to generate ({TOKENS}, or what fits into the context)"
     )
-    for name, default in derived.read("generate").items():
+    for name, default in derived.read_flags("generate").items():
         flag, kind, says = name.replace("_", "-"), type(default), FLAGS[name]
         parser.add_argument(f"--{flag}", metavar="NX"[kind is float], type=kind, default=default, help=f"{says} ({default:g})")
     parser.add_argument("--seed", metavar="N", type=int, help="sample the same text again")

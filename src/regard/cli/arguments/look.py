@@ -46,7 +46,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, e.g. induction")
     parser.add_argument(
         "--attention",
-        choices=derived.read("look")["kinds"],
+        choices=derived.read_flags("look")["kinds"],
         help="of a text to itself, or to another text, e.g. of a translation to its source (self if there is any)",
     )
     parser.add_argument("--sort", metavar="SCORE", help="sort the rows by a score, e.g. 'previous token', largest first")

@@ -30,5 +30,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--accelerators", nargs="+", type=int, default=[1], metavar="N", help="for --plan: how many (1)")
     parser.add_argument("--link", type=float, default=0.0, metavar="X", help="for --plan: GB per second that each can send")
-    for flag in derived.read("train"):
+    for flag in derived.read_flags("train"):
         derived.add_flag(parser, **flag)

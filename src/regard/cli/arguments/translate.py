@@ -31,5 +31,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learning = parser.add_argument_group("--train")
     learning.add_argument("--train", action="store_true", help="train on sentence pairs")
     learning.add_argument("--config", metavar="FILE", help="a TOML file of these settings; flags override it")
-    for flag in derived.read("translate"):
+    for flag in derived.read_flags("translate"):
         derived.add_flag(learning, **flag)

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard walk`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
-    known = derived.read("walk")
+    known = derived.read_flags("walk")
     what = parser.add_argument_group("what to walk through")
     what.add_argument(
         "--example", metavar="NAME", help=f"an example of the lectures: {', '.join(known['examples'])} (simple by default)"

@@ -25,49 +25,51 @@ class Affine:
         return y if self.bias is None else y + self.bias
 
     @property
-    def inward(self) -> int:
+    def in_features(self) -> int:
         """The input width, c_in."""
         return self.weight.shape[0]
 
     @property
-    def outward(self) -> int:
+    def out_features(self) -> int:
         """The output width, c_out."""
         return self.weight.shape[1]
 
-    def columns(self, index: Tensor | slice) -> "Affine":
+    def select_columns(self, index: Tensor | slice) -> "Affine":
         """Return the matrix with some of its output columns."""
         return replace(self, weight=self.weight[:, index], bias=None if self.bias is None else self.bias[index])
 
 
-def beside(parts: list[Affine]) -> Affine:
+def concatenate_outputs(parts: list[Affine]) -> Affine:
     """Concatenate matrices, their outputs side by side."""
-    biases = [part.weight.new_zeros(part.outward) if part.bias is None else part.bias for part in parts]
+    biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in parts]
     return Affine(parts[0].name, torch.cat([part.weight for part in parts], 1), torch.cat(biases))
 
 
-def affines(module: nn.Module, width: int) -> Iterator[Affine]:
+def find_matrices(module: nn.Module, width: int) -> Iterator[Affine]:
     """Yield every matrix of a module, in the order in which it holds them; `width` is that of the input."""
     for path, part in module.named_modules():
-        own = {name: wide(one) for name, one in part.named_parameters(recurse=False)}
+        own = {name: cast_parameter(one) for name, one in part.named_parameters(recurse=False)}
         if isinstance(part, nn.Embedding) or not own:
             continue
-        if is_layer(part, own):
-            yield Affine(path or "linear", turned(part, own["weight"], own.get("bias")), own.get("bias"))
+        if is_linear_layer(part, own):
+            yield Affine(path or "linear", orient_weight(part, own["weight"], own.get("bias")), own.get("bias"))
         else:
-            yield from bare(path, own, width)
+            yield from find_parameter_matrices(path, own, width)
 
 
-def is_layer(part: nn.Module, own: dict[str, Tensor]) -> bool:
+def is_linear_layer(part: nn.Module, own: dict[str, Tensor]) -> bool:
     """Return whether a part of a module is one matrix and its bias, as nn.Linear is."""
-    return set(own) <= {"weight", "bias"} and "weight" in own and flat(own["weight"]) and not isinstance(part, nn.LayerNorm)
+    return (
+        set(own) <= {"weight", "bias"} and "weight" in own and is_matrix(own["weight"]) and not isinstance(part, nn.LayerNorm)
+    )
 
 
-def flat(weight: Tensor) -> bool:
+def is_matrix(weight: Tensor) -> bool:
     """Return whether a weight is a matrix: nn.Linear's, or that of a convolution over one token."""
     return weight.dim() == 2 or (weight.dim() in (3, 4) and all(size == 1 for size in weight.shape[2:]))
 
 
-def turned(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Tensor:
+def orient_weight(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return a layer's weight as (c_in, c_out): nn.Linear stores its transpose, transformers' Conv1D does not."""
     weight = weight.flatten(1)
     as_is = type(part).__name__ == "Conv1D" or (
@@ -76,33 +78,33 @@ def turned(part: nn.Module, weight: Tensor, bias: Tensor | None) -> Tensor:
     return weight if as_is else weight.T
 
 
-def bare(path: str, own: dict[str, Tensor], width: int) -> Iterator[Affine]:
+def find_parameter_matrices(path: str, own: dict[str, Tensor], width: int) -> Iterator[Affine]:
     """Yield the matrices among plain parameters, with the biases whose names match."""
-    biases = {id(bias) for name in own if (bias := bias_of(name, own)) is not None}
+    biases = {id(bias) for name in own if (bias := find_bias(name, own)) is not None}
     for name, one in own.items():
         if id(one) in biases:
             continue
-        full, bias = f"{path}.{name}".lstrip("."), flattened(bias_of(name, own))
+        full, bias = f"{path}.{name}".lstrip("."), flatten_bias(find_bias(name, own))
         if one.dim() == 2:
             stored_turned = name.endswith("_weight") or one.shape[0] != width  # as in torch.nn.functional
             weight = one.T if stored_turned and one.shape[1] == width else one
-            yield Affine(full, weight, fits(bias, weight.shape[1]))
+            yield Affine(full, weight, match_bias(bias, weight.shape[1]))
         elif one.dim() == 3:
-            yield from of_heads(full, one, bias, width)
+            yield from flatten_head_axis(full, one, bias, width)
 
 
-def of_heads(name: str, one: Tensor, bias: Tensor | None, width: int) -> Iterator[Affine]:
+def flatten_head_axis(name: str, one: Tensor, bias: Tensor | None, width: int) -> Iterator[Affine]:
     """Yield the matrix of a parameter with a head axis: (h, c, d), (c, h, d), or of an output projection (h, d, c)."""
     h, middle, last = one.shape
     if middle == width and h != width:
-        yield Affine(name, one.permute(1, 0, 2).flatten(1), fits(bias, h * last), h)
+        yield Affine(name, one.permute(1, 0, 2).flatten(1), match_bias(bias, h * last), h)
     elif h == width:
-        yield Affine(name, one.flatten(1), fits(bias, middle * last), middle)
+        yield Affine(name, one.flatten(1), match_bias(bias, middle * last), middle)
     else:
-        yield Affine(name, one.flatten(0, 1), fits(bias, last), h)
+        yield Affine(name, one.flatten(0, 1), match_bias(bias, last), h)
 
 
-def bias_of(name: str, own: dict[str, Tensor]) -> Tensor | None:
+def find_bias(name: str, own: dict[str, Tensor]) -> Tensor | None:
     """Return the bias of a plain parameter, by name: in_proj_bias for in_proj_weight, b_Q for W_Q, bq for wq; else None."""
     for pattern, instead in ((r"weight", "bias"), (r"^W", "b"), (r"^w", "b"), (r"$", "_bias"), (r"$", ".bias")):
         found = own.get(re.sub(pattern, instead, name, count=1))
@@ -111,16 +113,16 @@ def bias_of(name: str, own: dict[str, Tensor]) -> Tensor | None:
     return None
 
 
-def flattened(bias: Tensor | None) -> Tensor | None:
+def flatten_bias(bias: Tensor | None) -> Tensor | None:
     """Return a bias with one axis."""
     return None if bias is None else bias.flatten()
 
 
-def fits(bias: Tensor | None, width: int) -> Tensor | None:
+def match_bias(bias: Tensor | None, width: int) -> Tensor | None:
     """Return a bias if it has this width, else None."""
     return bias if bias is not None and len(bias) == width else None
 
 
-def wide(one: Tensor) -> Tensor:
+def cast_parameter(one: Tensor) -> Tensor:
     """Return a parameter in float64, detached, on the CPU."""
     return one.detach().to("cpu", DOUBLE)

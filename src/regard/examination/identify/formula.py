@@ -1,27 +1,27 @@
 """Format a match: the formula that a subject computes, and how exactly."""
 
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import mistake
+from regard.examination.identify.mistakes import find_mistake
 from regard.examination.identify.variants import Variant
 
 PLAIN = {"none": "scores", "sum": "scores", "sigmoid": "sigmoid", "logarithm": "log_softmax"}
 
 
-def formula(match: Match) -> str:
+def format_formula(match: Match) -> str:
     """Format the formula: `softmax(q kᵀ / √8) v with 4 heads`."""
     variant = match.variant
     q, k, v = ("k", "q", "v") if variant.roles == "kqv" else tuple("qkv" if variant.roles == "turned" else variant.roles)
-    inner = f"{q} {k}ᵀ{factor(match)}"
+    inner = f"{q} {k}ᵀ{format_factor(match)}"
     outer = PLAIN.get(variant.norm, "exp" if variant.norm.startswith("exp") else "softmax")
     whole = f"{outer}({inner})" if outer != "scores" else f"({inner})"
     whole = f"softmax({whole})" if variant.norm.startswith("twice") else whole
     whole += " / Σ" if variant.norm == "sum" else ""
     whole += "ᵀ" if variant.roles == "turned" else ""
     whole += f" / √{match.width}" if variant.scale == "after" else ""
-    return f"{whole} {v} with {heads(match)}"
+    return f"{whole} {v} with {format_heads(match)}"
 
 
-def factor(match: Match) -> str:
+def format_factor(match: Match) -> str:
     """Format the factor on the scores."""
     if match.variant.scale == "after" or match.scale == 1:
         return ""
@@ -31,37 +31,37 @@ def factor(match: Match) -> str:
     return f" · {match.scale:.4g}"
 
 
-def heads(match: Match) -> str:
+def format_heads(match: Match) -> str:
     """Format the numbers of heads: `1 head`, `8 heads and 2 of keys`."""
     number = f"{match.heads} head{'s' * (match.heads != 1)}"
     return number if match.groups == match.heads else f"{number} and {match.groups} of keys"
 
 
-def equals(match: Match) -> str:
+def describe_equality(match: Match) -> str:
     """Describe how exactly the formula is known."""
-    mistakes = "" if match.right else ", with the mistake that is named,"
-    return f"equals {formula(match)}{mistakes} to {max(match.error, 1e-16):.0e}"
+    mistakes = "" if match.is_right else ", with the mistake that is named,"
+    return f"equals {format_formula(match)}{mistakes} to {max(match.error, 1e-16):.0e}"
 
 
-def evidence(match: Match, field: str) -> str:
+def describe_evidence(match: Match, field: str) -> str:
     """Describe what is computed instead, how exactly it is known, and how far it is from the right formula."""
-    wrong = mistake(match, field)
+    wrong = find_mistake(match, field)
     does = "" if wrong is None else wrong.does
     others = len(match.variant.deviations) - 1
     beside = " (together with another mistake)" if others and match.variant.mask != "measured" else ""
-    doubt = told_apart(match)
+    doubt = describe_rivals(match)
     return (
-        f"{does}. The outputs equal {formula(match)} so computed to {match.error:.0e}{beside}; "
+        f"{does}. The outputs equal {format_formula(match)} so computed to {match.error:.0e}{beside}; "
         f"the right formula would differ by {match.right_error:.2g}{doubt}"
     )
 
 
-def told_apart(match: Match) -> str:
+def describe_rivals(match: Match) -> str:
     """Describe the variants that give the same outputs, and so may be meant as well."""
-    others = [said(one) for one in match.alike if one.mask != "measured"]
+    others = [format_variant(one) for one in match.alike if one.mask != "measured"]
     return f"; on these inputs it is indistinguishable from {', '.join(others[:3])}" if others else ""
 
 
-def said(variant: Variant) -> str:
+def format_variant(variant: Variant) -> str:
     """Format a variant by its deviations."""
     return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the right formula"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.examination.case import Case
-from regard.examination.identify.family import RIGHT
-from regard.examination.identify.projections import Layout, crowded
-from regard.examination.identify.trial import Target, Trial, aim, as_given, projected, tried
-from regard.examination.identify.variants import Projected, Variant, scale_of
+from regard.examination.identify.deviations import RIGHT
+from regard.examination.identify.projection_layouts import ProjectionLayout, has_extra_layers
+from regard.examination.identify.trial import Target, Trial, iterate_trials, make_function_trial, make_seeded_target, make_trial
+from regard.examination.identify.variants import ProjectedInputs, Variant, get_scale
 
 SPREAD = 1.5  # of the scaled scores: every variant differs, and no weight underflows
 CLOSE = {torch.float64: 2e-6, torch.float32: 2e-4}  # of the largest output; layers may compute in float32 inside
@@ -31,7 +31,7 @@ class Match:
     """
 
     variant: Variant
-    layout: Layout
+    layout: ProjectionLayout
     heads: int
     groups: int
     width: int  # d, of each head
@@ -42,41 +42,46 @@ class Match:
     alike: tuple[Variant, ...] = ()
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether the match is attention, over whatever tokens it sees."""
         return not set(self.variant.deviations) - {"mask"} and self.variant.mask in ("hidden", "measured")
 
-    def deviates(self, field: str) -> bool:
+    def has_deviation(self, field: str) -> bool:
         """Return whether a field differs from what it should be."""
         return field in self.variant.deviations
 
-    def clears(self, field: str) -> bool:
+    def is_verified(self, field: str) -> bool:
         """Return whether a field is as it should be, and a deviation in it would have been detected."""
-        return not self.deviates(field) and not any(field in other.deviations for other in self.alike)
+        return not self.has_deviation(field) and not any(field in other.deviations for other in self.alike)
 
 
-def identify(case: Case) -> Match | None:
+def identify_formula(case: Case) -> Match | None:
     """Return what the subject computes, by its own parameters; None if no variant gives its outputs."""
     best = case.double or case
     try:
-        size = fitting(best)
-        target, other = aim(best, 0, size), aim(best, 1, 1.5 * size, shorter=True)
+        size = choose_input_size(best)
+        target, other = make_seeded_target(best, 0, size), make_seeded_target(best, 1, 1.5 * size, shorter=True)
     except Exception:  # whatever a user's layer raises: another probe reports it
         return None
     close = CLOSE.get(best.subject.dtype, LOOSE)
-    found = judged(rights(best, target), other, close)
+    found = find_match(try_right_formula(best, target), other, close)
     if found is not None:
         return found
-    if case.subject.module is not None and crowded(case.subject.module, target.inputs[0].shape[-1]):
+    if case.subject.module is not None and has_extra_layers(case.subject.module, target.inputs[0].shape[-1]):
         return None
-    measured = seen_by(case)
+    measured = get_measured_visibility(case)
     if measured is not None:
         target = replace(target, measured=measured)
-        other = aim(best, 1, 1.5 * size, measured=measured)
-    trials = list(tried(best, target, plain=True))
+        other = make_seeded_target(best, 1, 1.5 * size, measured=measured)
+    trials = list(iterate_trials(best, target, plain=True))
     left = Budget(BUDGET)
-    passes = (ones(trials, left), rescaled(trials, left, RIGHT), twos(trials, left), rescaled(trials, left, MEASURED))
-    return next((found for some in passes if (found := judged(some, other, close)) is not None), None)
+    passes = (
+        try_single_deviations(trials, left),
+        try_scales(trials, left, RIGHT),
+        try_deviation_pairs(trials, left),
+        try_scales(trials, left, MEASURED),
+    )
+    return next((found for some in passes if (found := find_match(some, other, close)) is not None), None)
 
 
 class Budget:
@@ -93,17 +98,17 @@ class Budget:
         return self.left > 0
 
 
-def rights(case: Case, target: Target) -> Iterator[Fit]:
+def try_right_formula(case: Case, target: Target) -> Iterator[Fit]:
     """Yield the right formula in the usual layouts, and then in every other."""
     for usual in (True, False):
-        for trial in tried(case, target, plain=usual):
+        for trial in iterate_trials(case, target, plain=usual):
             if usual or not trial.layout.plain:
                 yield trial, RIGHT
 
 
-def fitting(case: Case) -> float:
+def choose_input_size(case: Case) -> float:
     """Return the size of inputs that gives scores the standard deviation SPREAD in the likeliest layout; 1 without a layout."""
-    trial = next(tried(case, aim(case, 0, 1.0), plain=True), None)
+    trial = next(iterate_trials(case, make_seeded_target(case, 0, 1.0), plain=True), None)
     if trial is None:
         return 1.0
     q, k = (x.unflatten(-1, (n, -1)) for x, n in ((trial.given.q, trial.given.heads), (trial.given.k, trial.given.groups)))
@@ -111,77 +116,77 @@ def fitting(case: Case) -> float:
     return min(max(math.sqrt(SPREAD / spread), 1e-3), 1e3) if spread > 0 and math.isfinite(spread) else 1.0
 
 
-def seen_by(case: Case) -> Tensor | None:
+def get_measured_visibility(case: Case) -> Tensor | None:
     """Return who was measured to see whom, (b, 1, q, k); None if that is what the rule says, or was not measured in full."""
-    found, expected = case.reach.found, case.expected(*case.usual()).cpu()
-    return None if torch.equal(found, expected) or not case.reach.measured.all() else found.unsqueeze(1)
+    found, expected = case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()).cpu()
+    return None if torch.equal(found, expected) or not case.measured_dependency.measured_rows.all() else found.unsqueeze(1)
 
 
-def judged(candidates: Iterable[Fit], other: Target, close: float) -> Match | None:
+def find_match(candidates: Iterable[Fit], other: Target, close: float) -> Match | None:
     """Return the match of the first candidate that also fits other inputs; rivals that fit as well are listed as `alike`."""
-    first = next(lasting(candidates, other, close), None)
+    first = next(filter_fits(candidates, other, close), None)
     if first is None:
         return None
     trial, variant = first
     given, right = trial.given, MEASURED if variant.mask == "measured" else RIGHT
-    rivals = ((trial, one) for one in (RIGHT, *trial.singles()) if one != variant)
-    alike = tuple(one for _, one in lasting(rivals, other, close) if not same_number(one, given))
+    rivals = ((trial, one) for one in (RIGHT, *trial.iterate_singles()) if one != variant)
+    alike = tuple(one for _, one in filter_fits(rivals, other, close) if not is_same_scale(one, given))
     return Match(
-        *(variant, trial.layout, given.heads, given.groups, given.width, scale_of(variant, given), given.scale),
-        *(trial.difference(variant), trial.difference(right), alike),
+        *(variant, trial.layout, given.heads, given.groups, given.width, get_scale(variant, given), given.scale),
+        *(trial.compute_difference(variant), trial.compute_difference(right), alike),
     )
 
 
-def same_number(variant: Variant, given: Projected) -> bool:
+def is_same_scale(variant: Variant, given: ProjectedInputs) -> bool:
     """Return whether a variant only has another name for the right scale at this length: 1 / √t, where t is d."""
-    return set(variant.deviations) == {"scale"} and scale_of(variant, given) == given.scale and variant.scale != "after"
+    return set(variant.deviations) == {"scale"} and get_scale(variant, given) == given.scale and variant.scale != "after"
 
 
-def lasting(candidates: Iterable[Fit], other: Target, close: float) -> Iterator[Fit]:
+def filter_fits(candidates: Iterable[Fit], other: Target, close: float) -> Iterator[Fit]:
     """Yield the candidates that fit, and fit other inputs as well."""
     for trial, variant in candidates:
-        if trial.error(variant) < close:
-            again = again_on(trial, other)
-            if again is not None and again.error(variant) < close:
+        if trial.compute_error(variant) < close:
+            again = repeat_trial(trial, other)
+            if again is not None and again.compute_error(variant) < close:
                 yield trial, variant
 
 
-def again_on(trial: Trial, other: Target) -> Trial | None:
+def repeat_trial(trial: Trial, other: Target) -> Trial | None:
     """Return the trial of the same layout and heads on other inputs."""
-    return as_given(other) if len(other.inputs) == 3 else projected(trial.layout, trial.given.heads, other)
+    return make_function_trial(other) if len(other.inputs) == 3 else make_trial(trial.layout, trial.given.heads, other)
 
 
-def ones(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
+def try_single_deviations(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
     """Yield single deviations, within the budget."""
-    every = ((trial, variant) for trial in trials for variant in trial.singles())
+    every = ((trial, variant) for trial in trials for variant in trial.iterate_singles())
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)
 
 
-def rescaled(trials: Sequence[Trial], left: Budget, base: Variant) -> Iterator[Fit]:
+def try_scales(trials: Sequence[Trial], left: Budget, base: Variant) -> Iterator[Fit]:
     """Yield a variant with the scale that fits best, whatever it is."""
     for trial in trials:
         if (base == RIGHT or trial.given.measured is not None) and all(left.spend(trial) for _ in SCALES):
-            scale = nearest(trial, base)
+            scale = fit_scale(trial, base)
             if scale is not None:
                 yield trial, replace(base, scale=scale)
 
 
-def nearest(trial: Trial, base: Variant) -> float | None:
+def fit_scale(trial: Trial, base: Variant) -> float | None:
     """Find the scale that comes closest to the outputs, by a grid and then by golden section; None if none comes near."""
     scales = [trial.given.scale * times for times in SCALES]
-    errors = [trial.error(replace(base, scale=scale)) for scale in scales]
+    errors = [trial.compute_error(replace(base, scale=scale)) for scale in scales]
     best = min(range(len(scales)), key=errors.__getitem__)
     if not errors[best] < 0.5 or best in (0, len(scales) - 1):
         return None
     low, high = math.log(scales[best - 1]), math.log(scales[best + 1])
     for _ in range(60):
         third = (high - low) * 0.381966
-        left, right = (trial.error(replace(base, scale=math.exp(at))) for at in (low + third, high - third))
+        left, right = (trial.compute_error(replace(base, scale=math.exp(at))) for at in (low + third, high - third))
         low, high = (low, high - third) if left < right else (low + third, high)
     return math.exp((low + high) / 2)
 
 
-def twos(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
+def try_deviation_pairs(trials: Sequence[Trial], left: Budget) -> Iterator[Fit]:
     """Yield pairs of deviations, within the budget."""
-    every = ((trial, variant) for trial in trials for variant in trial.pairs())
+    every = ((trial, variant) for trial in trials for variant in trial.iterate_pairs())
     return itertools.takewhile(lambda fit: left.spend(fit[0]), every)

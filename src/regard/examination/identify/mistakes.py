@@ -88,15 +88,15 @@ ROLES = {
 }
 
 
-def mistake(match: Match, field: str) -> Mistake | None:
+def find_mistake(match: Match, field: str) -> Mistake | None:
     """Return the mistake in a field of a match; None if the field is right, or is only who sees whom."""
     value = match.variant.deviations.get(field)
     if value is None or value == "measured":
         return None
     if field == "scale":
-        return Mistake("wrong scale", scaling(match), scale_cure(match))
+        return Mistake("wrong scale", describe_scaling(match), make_scale_cure(match))
     if field in ("split", "merge", "share"):
-        return mixed(field, str(value))
+        return describe_mixed_heads(field, str(value))
     match field:
         case "mask":
             return Mistake(*MASKS[str(value)])
@@ -106,17 +106,17 @@ def mistake(match: Match, field: str) -> Mistake | None:
             return Mistake("not normalised", NORMS[str(value)], f"Take the softmax once, over the keys: {SOFTMAX}.")
         case "output":
             return Mistake("not trainable", "the output projection is left out", "Return self.out_proj(context).")
-    return Mistake("wrong roles", ROLES.get(str(value)) or roles_said(str(value)), ROLE)
+    return Mistake("wrong roles", ROLES.get(str(value)) or describe_roles(str(value)), ROLE)
 
 
-def roles_said(roles: str) -> str:
+def describe_roles(roles: str) -> str:
     """Describe exchanged roles: `the key stands where the query belongs, and the input stands where the value belongs`."""
     names = {"q": "the query", "k": "the key", "v": "the value", "x": "the input"}
     wrong = [f"{names[one]} stands where {names[own]} belongs" for one, own in zip(roles, "qkv", strict=True) if one != own]
     return ", and ".join(wrong)
 
 
-def mixed(field: str, value: str) -> Mistake:
+def describe_mixed_heads(field: str, value: str) -> Mistake:
     """Return the mistake of heads and tokens, or heads of keys, in the wrong places."""
     if field == "share":
         cure = "Repeat each key head beside itself: k.repeat_interleave(heads // groups, dim=1), as enable_gqa and published "
@@ -143,7 +143,7 @@ def mixed(field: str, value: str) -> Mistake:
     return Mistake("mixed heads", f"{which} become heads by a view without a transpose: tokens and heads are mixed", SPLIT)
 
 
-def scaling(match: Match) -> str:
+def describe_scaling(match: Match) -> str:
     """Describe what is done to the scores."""
     d, c = match.width, match.width * match.heads
     said = {
@@ -163,7 +163,7 @@ def scaling(match: Match) -> str:
     return said.get(str(match.variant.scale)) or measured
 
 
-def scale_cure(match: Match) -> str:
+def make_scale_cure(match: Match) -> str:
     """Return the cure with the expected scale."""
     own = match.width**-0.5
     if abs(match.expected_scale - own) > 1e-9:

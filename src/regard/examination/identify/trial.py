@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from regard.examination.case import Case, joined
+from regard.examination.case import Case, join_context_heads
 from regard.examination.identify.affine import Affine
-from regard.examination.identify.family import pairs, singles
-from regard.examination.identify.projections import Layout, columns_of, counts, layouts
-from regard.examination.identify.variants import Projected, Variant, blind, context
+from regard.examination.identify.deviations import iterate_deviation_pairs, iterate_single_deviations
+from regard.examination.identify.projection_layouts import ProjectionLayout, find_layouts, list_head_counts, split_columns
+from regard.examination.identify.variants import ProjectedInputs, Variant, compute_context, find_blind_queries
 from regard.mechanism.heads import join
 
 SKETCH = 24  # number of mixed columns in which outputs are compared
@@ -35,16 +35,16 @@ class Target:
     products: dict[str, Tensor]
 
     @cached_property
-    def short(self) -> Tensor:
+    def sketched_outputs(self) -> Tensor:
         """The outputs times the sketch."""
         return self.y @ self.sketch
 
     @cached_property
-    def finite(self) -> Tensor:
+    def finite_rows(self) -> Tensor:
         """Which rows are finite, bool (b, q)."""
         return self.y.isfinite().all(-1)
 
-    def through(self, matrix: Affine | None) -> Tensor:
+    def project_input(self, matrix: Affine | None) -> Tensor:
         """Return the input times a matrix, or the input itself for None."""
         if matrix is None:
             return self.inputs[0]
@@ -57,20 +57,20 @@ class Target:
 class Trial:
     """A layout with its number of heads, and the q, k and v of the target in it."""
 
-    layout: Layout
-    given: Projected
+    layout: ProjectionLayout
+    given: ProjectedInputs
     target: Target
 
-    def singles(self) -> Iterator[Variant]:
+    def iterate_singles(self) -> Iterator[Variant]:
         """Yield the single deviations that are possible."""
-        return singles(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+        return iterate_single_deviations(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
 
-    def pairs(self) -> Iterator[Variant]:
+    def iterate_pairs(self) -> Iterator[Variant]:
         """Yield the pairs of deviations that are possible."""
-        return pairs(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
+        return iterate_deviation_pairs(self.given, self.layout.told, self.layout.output is not None, self.layout.apart)
 
     @property
-    def mixed(self) -> tuple[Tensor, Tensor]:
+    def sketched_projection(self) -> tuple[Tensor, Tensor]:
         """The output projection times the sketch, weight and bias: one product for each variant."""
         output, sketch = self.layout.output, self.target.sketch
         if output is None:
@@ -81,46 +81,46 @@ class Trial:
             self.target.products[key] = output.weight @ sketch
         return self.target.products[key], bias
 
-    def error(self, variant: Variant) -> float:
+    def compute_error(self, variant: Variant) -> float:
         """Return how far the variant is from the outputs, relative to the largest; infinite if its shapes do not fit."""
         try:
-            made = context(variant, self.given)
+            made = compute_context(variant, self.given)
         except RuntimeError:  # two deviations with incompatible shapes
             return math.inf
-        weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.mixed
+        weight, bias = (self.target.sketch, 0.0) if variant.output == "left out" else self.sketched_projection
         if made.shape[-1] != weight.shape[0] or made.shape[1] != self.target.y.shape[1]:
             return math.inf
-        top, apart = self.farthest(variant, made @ weight + bias, self.target.short)
+        top, apart = self.measure_farthest(variant, made @ weight + bias, self.target.sketched_outputs)
         return apart / top if top > 0 else math.inf
 
-    def difference(self, variant: Variant) -> float:
+    def compute_difference(self, variant: Variant) -> float:
         """Return the largest difference of the variant from the full outputs, without the sketch, not relative."""
-        made = context(variant, self.given)
+        made = compute_context(variant, self.given)
         if variant.output != "left out" and self.layout.output is not None:
             made = self.layout.output(made)
-        return self.farthest(variant, made, self.target.y)[1] if made.shape == self.target.y.shape else math.inf
+        return self.measure_farthest(variant, made, self.target.y)[1] if made.shape == self.target.y.shape else math.inf
 
-    def farthest(self, variant: Variant, made: Tensor, y: Tensor) -> tuple[float, float]:
+    def measure_farthest(self, variant: Variant, made: Tensor, y: Tensor) -> tuple[float, float]:
         """Return the largest number and the largest difference, in the rows that are finite and see something."""
-        rows = self.target.finite & ~blind(variant, self.given)
+        rows = self.target.finite_rows & ~find_blind_queries(variant, self.given)
         if rows.sum() < min(2, rows.numel()):
             return 0.0, math.inf
         return float(y[rows].abs().max()), float((made - y)[rows].abs().max().nan_to_num(math.inf))
 
 
-def aim(case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None) -> Target:
+def make_seeded_target(case: Case, seed: int, size: float, shorter: bool = False, measured: Tensor | None = None) -> Target:
     """Return the target of seeded inputs of this size; with `shorter`, of one token less if that may be tried and works."""
-    if shorter and case.free and case.shapes.tokens > 3 and measured is None:
+    if shorter and case.can_resize and case.shapes.tokens > 3 and measured is None:
         try:
-            return aimed(case, case.inputs(case.shapes.tokens - 1, case.shapes.batch, seed, size), measured)
+            return make_target(case, case.make_inputs(case.shapes.tokens - 1, case.shapes.batch, seed, size), measured)
         except Exception:  # a user's layer may raise anything: it refuses another length
             pass
-    return aimed(case, case.usual(seed, size), measured)
+    return make_target(case, case.make_usual_inputs(seed, size), measured)
 
 
-def aimed(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Target:
+def make_target(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Target:
     """Return the target of these inputs."""
-    y = joined(case.ask(*inputs).context, case.subject.form).to("cpu", torch.float64)
+    y = join_context_heads(case.run_subject(*inputs).context, case.subject.form).to("cpu", torch.float64)
     q, k = inputs[0].shape[-2], inputs[-1].shape[-2]
     seen = case.expects.table(q, k, case.offset).cpu()
     draw = torch.Generator().manual_seed(q)
@@ -130,58 +130,60 @@ def aimed(case: Case, inputs: tuple[Tensor, ...], measured: Tensor | None) -> Ta
     return Target(wide, y, seen[(None,) * (4 - seen.dim())], sketch, case.scale, offset, measured, {})
 
 
-def tried(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
+def iterate_trials(case: Case, target: Target, plain: bool) -> Iterator[Trial]:
     """Yield every layout, or with `plain` every usual one, with every number of heads that its widths allow."""
     if case.subject.form == "qkv":
-        yield as_given(target)
+        yield make_function_trial(target)
         return
     module, width = case.subject.module, target.inputs[0].shape[-1]
-    for layout in layouts(module, width, target.y.shape[-1]):
+    for layout in find_layouts(module, width, target.y.shape[-1]):
         if layout.plain or not plain:
-            yield from headed(module, layout, target)
+            yield from try_head_counts(module, layout, target)
 
 
-def headed(module: nn.Module | None, layout: Layout, target: Target) -> Iterator[Trial]:
+def try_head_counts(module: nn.Module | None, layout: ProjectionLayout, target: Target) -> Iterator[Trial]:
     """Yield a layout with every number of heads that its widths allow."""
     whole = layout.whole
-    wide = layout.q.outward if layout.q is not None else target.inputs[0].shape[-1]
+    wide = layout.q.out_features if layout.q is not None else target.inputs[0].shape[-1]
     if whole is not None:
-        wide = layout.output.inward if layout.output is not None else target.y.shape[-1]
-    for heads in [layout.heads] if layout.heads else counts(module, wide):
-        trial = projected(layout, heads, target)
+        wide = layout.output.in_features if layout.output is not None else target.y.shape[-1]
+    for heads in [layout.heads] if layout.heads else list_head_counts(module, wide):
+        trial = make_trial(layout, heads, target)
         if trial is not None:
             yield trial
 
 
-def projected(layout: Layout, heads: int, target: Target) -> Trial | None:
+def make_trial(layout: ProjectionLayout, heads: int, target: Target) -> Trial | None:
     """Return the trial of a layout with this many heads; None if its widths do not allow it."""
     whole = None
     if layout.whole is not None:
-        index, product = columns_of(layout, heads), target.through(layout.whole)
+        index, product = split_columns(layout, heads), target.project_input(layout.whole)
         if index is None:
             return None
         q, k, v = (product[..., index[letter]] for letter in "qkv")
         whole = product if layout.order == "3hd" and layout.roles == "qkv" else None
     else:
-        q, k, v = (target.through(matrix) for matrix in (layout.q, layout.k, layout.v))
+        q, k, v = (target.project_input(matrix) for matrix in (layout.q, layout.k, layout.v))
     d, rest = divmod(q.shape[-1], heads)
     if rest or k.shape[-1] % d:
         return None
     groups = k.shape[-1] // d
     if heads % groups or v.shape[-1] % groups:
         return None
-    return Trial(layout, finished(q, k, v, heads, groups, target, whole), target)
+    return Trial(layout, make_projected_inputs(q, k, v, heads, groups, target, whole), target)
 
 
-def as_given(target: Target) -> Trial:
+def make_function_trial(target: Target) -> Trial:
     """Return the trial of a function's own q, k and v, (b, h, t, d), with heads side by side."""
     q, k, v = target.inputs
-    layout = Layout("q, k and v as given", heads=q.shape[1], apart=True)
-    return Trial(layout, finished(join(q), join(k), join(v), q.shape[1], k.shape[1], target, None), target)
+    layout = ProjectionLayout("q, k and v as given", heads=q.shape[1], apart=True)
+    return Trial(layout, make_projected_inputs(join(q), join(k), join(v), q.shape[1], k.shape[1], target, None), target)
 
 
-def finished(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: Target, whole: Tensor | None) -> Projected:
+def make_projected_inputs(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int, target: Target, whole: Tensor | None
+) -> ProjectedInputs:
     """Return the tensors that variants are computed from, with the scale."""
     scale = (q.shape[-1] // heads) ** -0.5 if target.scale is None else target.scale
     x = target.inputs[0] if len(target.inputs) == 1 else q
-    return Projected(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole)
+    return ProjectedInputs(q, k, v, x, heads, groups, target.seen, scale, target.offset, target.measured, whole)

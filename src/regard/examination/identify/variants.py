@@ -24,7 +24,7 @@ class Variant:
     output: str = "projected"
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether no field deviates."""
         return not self.deviations
 
@@ -35,7 +35,7 @@ class Variant:
 
 
 @dataclass(frozen=True, eq=False)
-class Projected:
+class ProjectedInputs:
     """What a variant is computed from: q (b, t, h d), k (b, t, g d), v (b, t, g e), x (b, t, c), heads side by side.
 
     `seen` is the rule, bool, (b or 1, h or 1, q, k); `measured`, of the same shape, who was found to see whom; `scale` the
@@ -60,31 +60,31 @@ class Projected:
         return self.q.shape[-1] // self.heads
 
 
-def context(variant: Variant, given: Projected) -> Tensor:
+def compute_context(variant: Variant, given: ProjectedInputs) -> Tensor:
     """Compute the contexts of all heads side by side, (b, t, h e), by this variant."""
-    q, k, v = parts(variant, given)
+    q, k, v = split_roles(variant, given)
     if variant.split == "tokens":  # (b, t, h, d): each token's heads attend to one another
-        weights = normalised(variant, q @ k.mT * scale_of(variant, given), torch.ones((), dtype=torch.bool))
+        weights = normalize_scores(variant, q @ k.mT * get_scale(variant, given), torch.ones((), dtype=torch.bool))
         return (weights @ v).flatten(-2)
-    q, k, v = (shared(each, given.heads, variant.share) for each in (q, k, v))
-    weights = weights_of(variant, q @ k.mT, given)
+    q, k, v = (expand_key_heads(each, given.heads, variant.share) for each in (q, k, v))
+    weights = compute_weights(variant, q @ k.mT, given)
     mixed = (weights.mT if variant.roles == "turned" else weights) @ v  # (b, h, t, e)
     if variant.merge == "viewed":
         return mixed.reshape(mixed.shape[0], mixed.shape[2], -1)
     return (mixed.permute(0, 2, 3, 1) if variant.merge == "strided" else mixed.transpose(1, 2)).flatten(-2)
 
 
-def weights_of(variant: Variant, scores: Tensor, given: Projected) -> Tensor:
+def compute_weights(variant: Variant, scores: Tensor, given: ProjectedInputs) -> Tensor:
     """Compute weights from scores (b, h, q, k)."""
-    seen = table(variant, given)
-    scaled = scores * scale_of(variant, given)
-    weights = normalised(variant, masked(variant, scaled, seen), seen)
+    seen = get_visibility(variant, given)
+    scaled = scores * get_scale(variant, given)
+    weights = normalize_scores(variant, mask_scores(variant, scaled, seen), seen)
     if variant.mask == "zeroed weights":
         weights = weights * seen
     return weights / math.sqrt(given.width) if variant.scale == "after" else weights
 
 
-def masked(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
+def mask_scores(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
     """Return the scores with hidden keys marked in the variant's way."""
     match variant.mask:
         case "none" | "zeroed weights":
@@ -101,7 +101,7 @@ def masked(variant: Variant, scaled: Tensor, seen: Tensor) -> Tensor:
             return scaled.masked_fill(~seen, HIDDEN)
 
 
-def table(variant: Variant, given: Projected) -> Tensor:
+def get_visibility(variant: Variant, given: ProjectedInputs) -> Tensor:
     """Return who sees whom in this variant, (b or 1, h or 1, q, k)."""
     seen = given.seen
     own = torch.ones(seen.shape[-2:], dtype=torch.bool).tril(given.offset).triu(given.offset)
@@ -120,22 +120,22 @@ def table(variant: Variant, given: Projected) -> Tensor:
             return seen
 
 
-def blind(variant: Variant, given: Projected) -> Tensor:
+def find_blind_queries(variant: Variant, given: ProjectedInputs) -> Tensor:
     """Return the queries, (b or 1, q), that see nothing in some head, whose outputs are not compared."""
     if variant.mask not in MASKS_THAT_HIDE or variant.split == "tokens":
         return torch.zeros(1, given.q.shape[1], dtype=torch.bool)
-    return (~table(variant, given).any(-1)).any(1)
+    return (~get_visibility(variant, given).any(-1)).any(1)
 
 
 MASKS_THAT_HIDE = ("hidden", "inverted", "strict", "beyond", "transposed", "measured")
 
 
-def scale_of(variant: Variant, given: Projected) -> float:
+def get_scale(variant: Variant, given: ProjectedInputs) -> float:
     """Return the factor on the scores in this variant."""
-    return variant.scale if isinstance(variant.scale, float) else scales(given)[variant.scale]
+    return variant.scale if isinstance(variant.scale, float) else list_scales(given)[variant.scale]
 
 
-def scales(given: Projected) -> dict[str, float]:
+def list_scales(given: ProjectedInputs) -> dict[str, float]:
     """Return every scale that has a name, the most common ones first."""
     d, tokens = given.width, given.k.shape[1]
     return {
@@ -154,7 +154,7 @@ def scales(given: Projected) -> dict[str, float]:
     }
 
 
-def normalised(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
+def normalize_scores(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
     """Normalize scores to weights along the variant's axis."""
     if variant.axis == "everything":
         return scores.flatten(-2).softmax(-1).reshape(scores.shape)
@@ -184,20 +184,20 @@ def normalised(variant: Variant, scores: Tensor, seen: Tensor) -> Tensor:
             return scores.softmax(axis)
 
 
-def parts(variant: Variant, given: Projected) -> list[Tensor]:
+def split_roles(variant: Variant, given: ProjectedInputs) -> list[Tensor]:
     """Return the tensors in the roles of q, k and v, split into heads: (b, h, t, d)."""
     if variant.split in WHOLE_VIEWS and given.whole is not None:
-        return whole_views(variant.split, given.whole, given.heads)
+        return split_fused_wrongly(variant.split, given.whole, given.heads)
     named = {"q": given.q, "k": given.k, "v": given.v, "x": given.x}
     roles = "qkv" if variant.roles == "turned" else variant.roles
     counts = {"q": given.heads, "k": given.groups, "v": given.groups, "x": given.heads}
     return [
-        as_heads(named[letter], counts[letter], viewed=place in variant.split, apart=variant.split != "tokens")
+        split_into_heads(named[letter], counts[letter], viewed=place in variant.split, apart=variant.split != "tokens")
         for letter, place in zip(roles, "qkv", strict=True)
     ]
 
 
-def as_heads(x: Tensor, heads: int, viewed: bool, apart: bool) -> Tensor:
+def split_into_heads(x: Tensor, heads: int, viewed: bool, apart: bool) -> Tensor:
     """Split (b, t, h d) to (b, h, t, d), by a view and a transpose, or by a view alone; to (b, t, h, d) if not `apart`."""
     b, t, _ = x.shape
     if viewed and apart:
@@ -215,7 +215,7 @@ WHOLE_VIEWS = {  # axes of a fused product as viewed, and their order as (3, b, 
 }
 
 
-def whole_views(name: str, whole: Tensor, heads: int) -> list[Tensor]:
+def split_fused_wrongly(name: str, whole: Tensor, heads: int) -> list[Tensor]:
     """Return q, k and v of a fused product (b, t, 3 h d) that is viewed with axes other than its own."""
     b, t, columns = whole.shape
     sizes = {"b": b, "t": t, "3": 3, "h": heads, "d": columns // 3 // heads}
@@ -223,7 +223,7 @@ def whole_views(name: str, whole: Tensor, heads: int) -> list[Tensor]:
     return list(whole.reshape([sizes[axis] for axis in came]).permute([came.index(axis) for axis in meant]))
 
 
-def shared(k: Tensor, heads: int, how: str) -> Tensor:
+def expand_key_heads(k: Tensor, heads: int, how: str) -> Tensor:
     """Expand (b, g, t, d) to (b, h, t, d): each key head repeated beside itself, all of them tiled, or the first alone."""
     times = heads // k.shape[1]
     if times <= 1:

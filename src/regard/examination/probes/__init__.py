@@ -24,11 +24,11 @@ from regard.examination.probes import (
 )
 from regard.examination.report import Checked, Finding, Unknown
 
-Look = Callable[[Case], Iterator[Finding | Checked | Unknown]]
+Probe = Callable[[Case], Iterator[Finding | Checked | Unknown]]
 
 ORDER = (
     *(raises, blind, future, padding, pattern, batch, lengths, order, cache),
     *(weights, scale, heads, roles),
     *(dropout, overflow, precision, gradient),
 )
-PROBES: tuple[tuple[str, Look], ...] = tuple((module.__name__.rpartition(".")[2], module.look) for module in ORDER)
+PROBES: tuple[tuple[str, Probe], ...] = tuple((module.__name__.rpartition(".")[2], module.check_case) for module in ORDER)

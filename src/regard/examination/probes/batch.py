@@ -12,22 +12,22 @@ CURE = (
 )
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a batch leak, and find which sequence moves which."""
-    if not case.subject.batched:
+    if not case.subject.is_batched:
         return
     if case.shapes.batch < 2:
         yield Unknown("whether the sequences of a batch see one another", "a sample of two sequences")
         return
-    if evidence.idle(case):
+    if evidence.has_no_dependency(case):
         return
-    across = case.reach.across
-    if not (across > case.reach.threshold).any():
-        yield Checked("no sequence sees another of its batch", evidence.sensitivity(case))
+    across = case.measured_dependency.across_sequences
+    if not (across > case.measured_dependency.threshold).any():
+        yield Checked("no sequence sees another of its batch", evidence.describe_sensitivity(case))
         return
     b, other = divmod(int(across.argmax()), len(across))
-    strength = case.reach.strength[b, :, other].nan_to_num()
+    strength = case.measured_dependency.strength[b, :, other].nan_to_num()
     i, j = divmod(int(strength.argmax()), strength.shape[1])
-    moved = evidence.moved(case, i, j, b, other)
+    moved = evidence.measure_move(case, i, j, b, other)
     told = f"changing token {j} of sequence {other} moves output {i} of sequence {b} by {moved:.2g}"
     yield Finding("batch leak", told, CURE, strength=1.2, cause="batch")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from regard.examination import evidence, rules
+from regard.examination import evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -18,21 +18,21 @@ UNIFORM = (
 )
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a blind row: a row that is not finite, or a query that may see nothing and still sees something."""
-    inputs = case.usual()
-    context = case.context(*inputs).detach().cpu()
-    expected = case.expected(*inputs)
+    inputs = case.make_usual_inputs()
+    context = case.compute_context(*inputs).detach().cpu()
+    expected = case.get_expected_visibility(*inputs)
     broken = ~context.isfinite().all(-1)  # (b, q)
     if broken.any():
-        yield nan_row(case, context, broken, expected)
+        yield report_nonfinite_row(case, context, broken, expected)
         return
-    seeing = uniform(case, expected)
+    seeing = find_unexpected_keys(case, expected)
     if seeing.any():
         b = int(seeing.any(-1).any(-1).int().argmax())
         i = int(seeing[b].any(-1).int().argmax())
         keys = [int(j) for j in seeing[b, i].nonzero().flatten()]
-        told = f"row {i} may see nothing, and sees {len(keys)} of {seeing.shape[-1]} tokens, {evidence.listed(keys)}"
+        told = f"row {i} may see nothing, and sees {len(keys)} of {seeing.shape[-1]} tokens, {evidence.format_numbers(keys)}"
         yield Finding("blind row", told, UNIFORM, cause="blind")
         return
     empty = int((~expected.any(-1)).sum())
@@ -40,7 +40,7 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     yield Checked(what, f"at {broken.numel()} rows of ordinary inputs")
 
 
-def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
+def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
     """Return the finding of a row that is not finite, or of weights that are not."""
     module = case.subject.module
     weights = [name for name, one in module.named_parameters() if not one.isfinite().all()] if module is not None else []
@@ -60,9 +60,9 @@ def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Fi
         told = f"every row {'of the output' if broken.all() else f'of sequence {b}'} is {kind}"
     else:
         told = (
-            f"row {evidence.token(case, evidence.place(case, i))} is {kind}"
+            f"row {evidence.format_token(case, evidence.get_token_number(case, i))} is {kind}"
             if len(rows) == 1
-            else f"rows {evidence.listed(rows)} are {kind}"
+            else f"rows {evidence.format_numbers(rows)} are {kind}"
         )
     may = int(expected[b, i].sum())
     told += (
@@ -71,8 +71,12 @@ def nan_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Fi
     return Finding("blind row", told, NAN, strength=1.1, cause="blind")
 
 
-def uniform(case: Case, expected: Tensor) -> Tensor:
+def find_unexpected_keys(case: Case, expected: Tensor) -> Tensor:
     """Return what queries that may see nothing see, (b, q, k), other than their own token, which a residual passes on."""
     _, q, k = expected.shape
-    own = rules.own(q, k, case.offset).expand_as(expected) if case.subject.form == "x" else expected & False
-    return case.reach.found & ~own & ~expected.any(-1, keepdim=True)
+    own = (
+        mask_requirements.make_own_table(q, k, case.offset).expand_as(expected)
+        if case.subject.form == "x"
+        else expected & False
+    )
+    return case.measured_dependency.visible & ~own & ~expected.any(-1, keepdim=True)

@@ -5,24 +5,26 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.examination import caches, evidence
-from regard.examination.answers import answered
+from regard.examination import cached_decoding, evidence
+from regard.examination.attention_output import extract_output
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 from regard.mechanism import Causal
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check decoding with a cache; yields nothing if a query sees what it may not, since a cache could not show that."""
     module, subject = case.subject.module, case.subject
-    if module is None or subject.again is None or subject.rank != 3 or not case.free or case.expects != Causal():
+    if module is None or subject.again is None or subject.rank != 3 or not case.can_resize or case.expects != Causal():
         return
-    if (case.reach.found & ~case.expected(*case.usual())).any():
+    if (case.measured_dependency.visible & ~case.get_expected_visibility(*case.make_usual_inputs())).any():
         return
-    (x,) = case.usual()
-    yield from caches.compared(module, x, read, case.ask(x).context, lambda i: evidence.token(case, i))
+    (x,) = case.make_usual_inputs()
+    yield from cached_decoding.check_cache(
+        module, x, extract_context, case.run_subject(x).context, lambda i: evidence.format_token(case, i)
+    )
 
 
-def read(returned: Any, part: Tensor) -> Tensor:
+def extract_context(returned: Any, part: Tensor) -> Tensor:
     """Return the context of a module's output."""
-    return answered(returned, part.shape[1], part.shape[:2]).context
+    return extract_output(returned, part.shape[1], part.shape[:2]).context

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from regard.examination import reach
-from regard.examination.calls import Call
-from regard.examination.case import Case, joined
+from regard.examination import dependency
+from regard.examination.call_conventions import Call
+from regard.examination.case import Case, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.untouched import seeded
+from regard.examination.restore_state import seed_generators
 
 DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at a time
 SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors and distance from 1 that make a mean differ; a size of inputs
@@ -27,35 +27,37 @@ DIVIDE = (
 AFTER = "Drop weights, after the softmax, never scores: weights = F.dropout(scores.softmax(-1), p, training=self.training)."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check that evaluation is not random, and in training the mean of dropout."""
-    change = drawn(case)
+    change = measure_randomness(case)
     if change > 0:
         what = "function" if case.subject.module is None else "layer in evaluation mode"
         told = f"two calls of the {what} with the same input differ by {change:.2g}"
         yield Finding("dropout in evaluation", told, DRAWN, 3.0, "dropout")
         return
     yield Checked("nothing is drawn in evaluation", "two calls give the same")
-    call = trained(case)
-    if call is not None and spread(call, case.usual(), case) > 0:
-        if settled(case):
-            yield from in_training(case, call)
+    call = make_training_call(case)
+    if call is not None and measure_spread(call, case.make_usual_inputs(), case) > 0:
+        if has_fixed_buffers(case):
+            yield from check_training(case, call)
         else:
             yield Unknown(f"whether {RESCALED}", "a layer whose buffers stay as they are in training")
 
 
-def drawn(case: Case) -> float:
+def measure_randomness(case: Case) -> float:
     """Return how far two calls in evaluation differ beyond rounding."""
-    inputs = case.usual()
+    inputs = case.make_usual_inputs()
     calls = []
     for seed in (1, 2):
-        seeded(seed, case.subject.device)
-        calls.append(case.ask(*inputs).context.double().cpu())
+        seed_generators(seed, case.subject.device)
+        calls.append(case.run_subject(*inputs).context.double().cpu())
     change = float((calls[0] - calls[1]).abs().nan_to_num().max())
-    return change if change > reach.rounding(case.subject.dtype) * float(calls[0].abs().nan_to_num().max()) else 0.0
+    return (
+        change if change > dependency.estimate_rounding(case.subject.dtype) * float(calls[0].abs().nan_to_num().max()) else 0.0
+    )
 
 
-def trained(case: Case) -> Call | None:
+def make_training_call(case: Case) -> Call | None:
     """Return a call that runs a copy in training mode, a new one each time, since a call may leave something behind.
 
     None if the subject cannot be copied.
@@ -64,111 +66,117 @@ def trained(case: Case) -> Call | None:
     if module is None or again is None:
         return None
     try:
-        copied(module)
+        copy_in_training(module)
     except Exception:  # some objects that a module holds cannot be copied
         return None
-    return lambda *inputs: again(copied(module))(*inputs)
+    return lambda *inputs: again(copy_in_training(module))(*inputs)
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_in_training(module: nn.Module) -> nn.Module:
     """Return a copy of a module in training mode."""
     return copy.deepcopy(module).train()
 
 
-def settled(case: Case) -> bool:
+def has_fixed_buffers(case: Case) -> bool:
     """Return whether a call in training leaves buffers as they are: if not, it differs from evaluation without dropout too."""
     module, again = case.subject.module, case.subject.again
     if module is None or again is None:
         return True
-    one = copied(module)
+    one = copy_in_training(module)
     before = {name: x.clone() for name, x in one.named_buffers() if x.is_floating_point()}
     with torch.no_grad():
-        again(one)(*case.usual())
+        again(one)(*case.make_usual_inputs())
     return all(name in before and torch.equal(before[name], x) for name, x in one.named_buffers() if x.is_floating_point())
 
 
-def spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
+def measure_spread(call: Call, inputs: tuple[Tensor, ...], case: Case) -> float:
     """Return how far two draws in training differ beyond rounding; 0 if a call raises."""
     outputs = []
     for seed in (1, 2):
-        seeded(seed, case.subject.device)
+        seed_generators(seed, case.subject.device)
         try:
             with torch.no_grad():
                 outputs.append(call(*inputs).context.double().cpu())
         except Exception:  # training may need more than evaluation, as batch norms do
             return 0.0
     change = float((outputs[0] - outputs[1]).abs().nan_to_num().max())
-    return change if change > 1e2 * reach.rounding(case.subject.dtype) * float(outputs[0].abs().nan_to_num().max()) else 0.0
+    return (
+        change
+        if change > 1e2 * dependency.estimate_rounding(case.subject.dtype) * float(outputs[0].abs().nan_to_num().max())
+        else 0.0
+    )
 
 
-def in_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
     """Check dropout in training, if the subject takes single tokens and as many sequences as there are draws."""
     try:
-        said = list(of_one_token(case, call)) if case.free and case.subject.form == "x" else []
+        said = list(check_single_token(case, call)) if case.can_resize and case.subject.form == "x" else []
     except Exception:  # refusing another shape is allowed
         said = []
     yield from said or [Unknown(f"whether {RESCALED}", "a layer that takes a single token, and any number of sequences")]
 
 
-def of_one_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
+def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
     """Check the mean of outputs of one token, whose weight is 1: if the rest is linear, it is the output of evaluation."""
-    one = case.inputs(1, 2)
-    case.ask(*one)
-    if spread(call, one, case) == 0:
-        told = apart(case, call)
+    one = case.make_inputs(1, 2)
+    case.run_subject(*one)
+    if measure_spread(call, one, case) == 0:
+        told = describe_score_dropout(case, call)
         if told is not None:
             yield Finding("dropout not rescaled", told, AFTER, 1.0, "dropout")
-    elif not straight(case):
+    elif not is_affine(case):
         yield Unknown(f"whether {RESCALED}", "the attention without norms and feed-forward parts around it")
     else:
-        told = off(case, call)
+        told = describe_mean_difference(case, call)
         if told is not None:
             yield Finding("dropout not rescaled", f"of a single token {told}", DIVIDE, 1.5, "dropout")
         else:
             yield Checked(RESCALED, f"{DRAWS} draws of one token, a mean {100 * LEAST:.1f} % off might have shown")
 
 
-def straight(case: Case) -> bool:
+def is_affine(case: Case) -> bool:
     """Return whether the output of a single token is affine in its input, so that it preserves a mean."""
     best = case.double or case
-    (x,), (y,) = best.inputs(1, 2, 31), best.inputs(1, 2, 32)
-    of_both, of_x, of_y, of_none = (best.ask(z).context.double() for z in (x + y, x, y, 0 * x))
+    (x,), (y,) = best.make_inputs(1, 2, 31), best.make_inputs(1, 2, 32)
+    of_both, of_x, of_y, of_none = (best.run_subject(z).context.double() for z in (x + y, x, y, 0 * x))
     return bool((of_both - of_x - of_y + of_none).abs().max() < STRAIGHT * (of_both - of_none).abs().max())
 
 
-def draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
+def iterate_draws(case: Case, call: Call, x: Tensor) -> Iterator[Tensor]:
     """Yield outputs (b, t, c) in training of one sequence, repeated DRAWS times in batches of PART."""
     for n in range(DRAWS // PART):
-        seeded(100 + n, case.subject.device)
+        seed_generators(100 + n, case.subject.device)
         with torch.no_grad():
-            yield joined(call(x.expand(PART, -1, -1).contiguous()).context, "x").double().cpu()
+            yield join_context_heads(call(x.expand(PART, -1, -1).contiguous()).context, "x").double().cpu()
 
 
-def off(case: Case, call: Call) -> str | None:
+def describe_mean_difference(case: Case, call: Call) -> str | None:
     """Describe how the mean over draws of a single token differs from evaluation; None if it may be the same."""
-    (x,) = case.inputs(1, 1, 33)
-    expected, none = case.ask(x).context.double().cpu(), case.ask(0 * x).context.double().cpu()
+    (x,) = case.make_inputs(1, 1, 33)
+    expected, none = case.run_subject(x).context.double().cpu(), case.run_subject(0 * x).context.double().cpu()
     direction = expected - none
     # for each draw: 1 if it equals evaluation
-    share = torch.cat([((y - none) * direction).flatten(1).sum(1) for y in draws(case, call, x)]) / direction.square().sum()
+    share = (
+        torch.cat([((y - none) * direction).flatten(1).sum(1) for y in iterate_draws(case, call, x)]) / direction.square().sum()
+    )
     mean, error = float(share.mean()), float(share.std()) / DRAWS**0.5
     if abs(mean - 1) < max(SURE * error, LEAST):
         return None
     return f"the mean of {DRAWS} outputs in training is {mean:.3g} times that in evaluation (± {error:.1g})"
 
 
-def apart(case: Case, call: Call) -> str | None:
+def describe_score_dropout(case: Case, call: Call) -> str | None:
     """Describe how the mean over draws differs from evaluation if a single token's does not, as with dropout of scores.
 
     None if it may be the same.
     """
-    (x,) = case.inputs(None, 1, 33, LARGE)
-    expected, total, squares = case.ask(x).context.double().cpu(), torch.zeros(()), torch.zeros(())
-    for y in draws(case, call, x):
+    (x,) = case.make_inputs(None, 1, 33, LARGE)
+    expected, total, squares = case.run_subject(x).context.double().cpu(), torch.zeros(()), torch.zeros(())
+    for y in iterate_draws(case, call, x):
         total, squares = total + (y - expected).sum(0), squares + (y - expected).square().sum(0)
     mean = total / DRAWS
     error = ((squares / DRAWS - mean.square()).clamp_min(0) / DRAWS).sqrt()
-    sure = mean.abs() > SURE * error + reach.rounding(case.subject.dtype) * expected.abs().max()
+    sure = mean.abs() > SURE * error + dependency.estimate_rounding(case.subject.dtype) * expected.abs().max()
     if not sure.any():
         return None
     t, far = x.shape[1], float((mean.abs() * sure).max())

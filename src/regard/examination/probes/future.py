@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from regard.examination import evidence, rules
+from regard.examination import evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -14,50 +14,52 @@ HIDE = (
 )
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a future leak, and find the first query that has one and the later token that it sees most."""
-    hidden = hidden_future(case)
+    hidden = find_hidden_future(case)
     if not hidden.any():
         return
-    leaks = hidden & case.reach.found
-    if not leaks.any() and evidence.idle(case):
+    leaks = hidden & case.measured_dependency.visible
+    if not leaks.any() and evidence.has_no_dependency(case):
         return
     if not leaks.any():
-        yield Checked("no query sees a later token", evidence.sensitivity(case))
+        yield Checked("no query sees a later token", evidence.describe_sensitivity(case))
         return
     b = int(leaks.any(-1).any(-1).int().argmax())
     i = int(leaks[b].any(-1).int().argmax())
-    strength = case.reach.within[b, i].masked_fill(~leaks[b, i], 0)
+    strength = case.measured_dependency.within_sequence[b, i].masked_fill(~leaks[b, i], 0)
     j = int(strength.argmax())
-    how, cure = told(case, leaks[b], hidden[b])
-    yield Finding("future leak", f"{evidence.seen(case, i, j, b)}, and token {j} comes later{how}", cure, cause="mask")
+    how, cure = describe_leaks(case, leaks[b], hidden[b])
+    yield Finding(
+        "future leak", f"{evidence.describe_dependency(case, i, j, b)}, and token {j} comes later{how}", cure, cause="mask"
+    )
 
 
-def hidden_future(case: Case) -> Tensor:
+def find_hidden_future(case: Case) -> Tensor:
     """Return the later tokens that a query may not see, bool (b, q, k).
 
     Tokens that only padding hides are left out, and queries that may see nothing.
     """
-    inputs = case.usual()
-    expected = case.expected(*inputs)
+    inputs = case.make_usual_inputs()
+    expected = case.get_expected_visibility(*inputs)
     b, q, k = expected.shape
-    rest = rules.without_padding(case.expects)
+    rest = mask_requirements.remove_padding(case.expects)
     if rest is None:
         return expected & False
-    later = rules.later(q, k, case.offset).to(expected.device).expand(b, q, k)
-    return later & ~rules.written(rest, b, q, k, case.offset) & expected.any(-1, keepdim=True)
+    later = mask_requirements.make_later_table(q, k, case.offset).to(expected.device).expand(b, q, k)
+    return later & ~mask_requirements.expand_mask(rest, b, q, k, case.offset) & expected.any(-1, keepdim=True)
 
 
-def told(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]:
+def describe_leaks(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]:
     """Return what the leaks have in common, in words, and the cure."""
-    measured = case.reach.measured[0].unsqueeze(-1) & hidden
-    next_one = rules.later(leaks.shape[0], leaks.shape[1], case.offset).cumsum(-1) == 1
+    measured = case.measured_dependency.measured_rows[0].unsqueeze(-1) & hidden
+    next_one = mask_requirements.make_later_table(leaks.shape[0], leaks.shape[1], case.offset).cumsum(-1) == 1
     if leaks.shape[-1] > 2 and (leaks == (measured & next_one)).all():
         return (
             " (each query sees one token too many)",
             f"The diagonal is one off: triu(diagonal=1) hides what comes later. {HIDE}",
         )
-    weakest = float(case.reach.within[0][leaks].min()) if leaks.any() else 1.0
+    weakest = float(case.measured_dependency.within_sequence[0][leaks].min()) if leaks.any() else 1.0
     if weakest < 1e-4:
         return " (faintly)", f"What hides a score is finite and too small, or it comes after the softmax. {HIDE}"
     every = bool((leaks == measured).all())

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from regard.examination.adapters import SubjectError
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subjects import AskedError
 
 SEEDS = 3
 CUT = (
@@ -25,14 +25,14 @@ ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
 LIST = "Keep modules in nn.ModuleList and tensors in nn.Parameter or nn.ParameterList: self.heads = nn.ModuleList(heads)."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for weights that are not registered, get no gradient, or get one that is NaN."""
     module = case.subject.module
     if module is None:
         return
-    unknown = list(unregistered(module))
+    unknown = list(find_unregistered(module))
     if unknown:
-        told = f"{named(unknown)} in a plain list or attribute: parameters() does not name them"
+        told = f"{format_names(unknown)} in a plain list or attribute: parameters() does not name them"
         yield Finding("not trainable", told, LIST, 1.0, "gradient")
     asking = {name: weight for name, weight in module.named_parameters() if weight.requires_grad and weight.is_floating_point()}
     if not asking:
@@ -41,8 +41,8 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown("whether every weight gets a gradient", "a layer that is not made in torch.inference_mode()")
         return
     try:
-        found = gradients(case, list(asking.values()))
-    except AskedError as error:  # such as a kernel without a gradient
+        found = compute_weight_gradients(case, list(asking.values()))
+    except SubjectError as error:  # such as a kernel without a gradient
         yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it {error.did}")
         return
     if found is None:
@@ -51,19 +51,21 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     got = dict(zip(asking, found, strict=True))
     broken = [name for name, slope in got.items() if slope is not None and not slope.isfinite().all()]
-    without = [name for name, slope in got.items() if slope is None and meant(module, name, got)]
-    if broken and finite(case):
-        told = f"the gradient of {named(broken)} is NaN, though every output is a number"
+    without = [name for name, slope in got.items() if slope is None and has_trained_neighbor(module, name, got)]
+    if broken and has_finite_output(case):
+        told = f"the gradient of {format_names(broken)} is NaN, though every output is a number"
         yield Finding("not trainable", told, NAN, 1.2, "gradient")
-    elif without and (spare := unused(case)):
-        yield Unknown(f"whether {named(without)} gets a gradient: it may belong to `{spare}`", f"a sample with `{spare}`")
+    elif without and (spare := find_unused_source(case)):
+        yield Unknown(
+            f"whether {format_names(without)} gets a gradient: it may belong to `{spare}`", f"a sample with `{spare}`"
+        )
     elif without:
-        yield Finding("not trainable", f"no gradient goes to {named(without)}", CUT, 1.1, "gradient")
+        yield Finding("not trainable", f"no gradient goes to {format_names(without)}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
         yield Checked("every weight that asks for a gradient gets one", f"{sum(s is not None for s in found)} weights")
 
 
-def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
+def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
     """Return the gradient of each weight, summed over some inputs, None for a weight that the output does not depend on.
 
     None for all if no output has a gradient.
@@ -72,36 +74,40 @@ def gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
     connected = False
     for seed in range(SEEDS):
         with torch.enable_grad():
-            y = asked(case, 80 + seed)
+            y = compute_differentiable_context(case, 80 + seed)
             if not y.requires_grad:
                 continue
-            rows = case.expected(*case.usual()).any(-1).to(y.device)  # rows that see nothing may hold anything
+            rows = (
+                case.get_expected_visibility(*case.make_usual_inputs()).any(-1).to(y.device)
+            )  # rows that see nothing may hold anything
             draw = torch.Generator().manual_seed(seed)
             direction = torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)
-            slopes = backward((y @ direction)[rows].sum(), weights)
+            slopes = compute_gradients((y @ direction)[rows].sum(), weights)
         connected = connected or any(slope is not None for slope in slopes)
         total = [new if old is None else old if new is None else old + new for old, new in zip(total, slopes, strict=True)]
     return total if connected else None
 
 
-def asked(case: Case, seed: int) -> Tensor:
+def compute_differentiable_context(case: Case, seed: int) -> Tensor:
     """Return the context of inputs that require gradients too, as torch.utils.checkpoint needs; of plain ones if it raises."""
     try:
-        return case.context(*(x.requires_grad_().clone() for x in case.usual(seed)))  # clones may be changed in place
-    except AskedError:
-        return case.context(*case.usual(seed))
+        return case.compute_context(
+            *(x.requires_grad_().clone() for x in case.make_usual_inputs(seed))
+        )  # clones may be changed in place
+    except SubjectError:
+        return case.compute_context(*case.make_usual_inputs(seed))
 
 
-def backward(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
+def compute_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Compute the gradient of a number on each weight. Raises AskedError if the backward pass raises."""
     try:
         slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
     except Exception as error:  # a kernel without a gradient, or a user's own backward
-        raise AskedError("the way back", error) from error
-    return slopes if all(slope is not None for slope in slopes) else accumulated(value, weights)
+        raise SubjectError("the way back", error) from error
+    return slopes if all(slope is not None for slope in slopes) else accumulate_gradients(value, weights)
 
 
-def accumulated(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
+def accumulate_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Compute gradients by .backward(), the only way with torch.utils.checkpoint(use_reentrant=True); restores weight.grad."""
     kept = [weight.grad for weight in weights]
     try:
@@ -110,13 +116,13 @@ def accumulated(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | None, ..
         value.backward()
         return tuple(weight.grad for weight in weights)
     except Exception as error:
-        raise AskedError("the way back", error) from error
+        raise SubjectError("the way back", error) from error
     finally:
         for weight, grad in zip(weights, kept, strict=True):
             weight.grad = grad
 
 
-def unused(case: Case) -> str:
+def find_unused_source(case: Case) -> str:
     """Return a module's unused argument that may be another source of keys and values; "" if there is none."""
     module = case.subject.module
     if module is None or case.subject.form != "x":
@@ -125,29 +131,29 @@ def unused(case: Case) -> str:
     return next((name for name in spare if SOURCE.search(name) and not ASIDE.search(name)), "")
 
 
-def meant(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
+def has_trained_neighbor(module: nn.Module, name: str, got: dict[str, Tensor | None]) -> bool:
     """Return whether a weight without gradient is a projection in the same module as others which have one.
 
     What a model holds for other inputs or outputs, such as an embedding or a pooler, is a part of its own.
     """
     part = module.get_submodule(name.rpartition(".")[0])
     return not isinstance(part, nn.Embedding) and any(
-        slope is not None and holder(module, other) == holder(module, name) for other, slope in got.items()
+        slope is not None and get_owner_path(module, other) == get_owner_path(module, name) for other, slope in got.items()
     )
 
 
-def holder(module: nn.Module, name: str) -> str:
+def get_owner_path(module: nn.Module, name: str) -> str:
     """Return the path of the module that holds a weight, or that holds the weight's linear layer."""
     owner = name.rpartition(".")[0]
     return owner.rpartition(".")[0] if owner and isinstance(module.get_submodule(owner), nn.Linear) else owner
 
 
-def finite(case: Case) -> bool:
+def has_finite_output(case: Case) -> bool:
     """Return whether every output is a number; if not, another probe reports it."""
-    return bool(case.context(*case.usual(80)).detach().isfinite().all())
+    return bool(case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all())
 
 
-def unregistered(module: nn.Module) -> Iterator[str]:
+def find_unregistered(module: nn.Module) -> Iterator[str]:
     """Yield the names of modules and weights that are held outside the registers of nn.Module."""
     known = {id(part) for part in module.modules()} | {id(weight) for weight in module.parameters()}
     for path, part in module.named_modules():
@@ -155,18 +161,18 @@ def unregistered(module: nn.Module) -> Iterator[str]:
             if name.startswith("_"):
                 continue
             held = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else [value]
-            if any(trainable(one) and id(one) not in known for one in held):
+            if any(is_trainable(one) and id(one) not in known for one in held):
                 yield f"{path}.{name}" if path else name
 
 
-def trainable(one: object) -> bool:
+def is_trainable(one: object) -> bool:
     """Return whether an object is a weight that requires a gradient, or a module with one."""
     if isinstance(one, nn.Module):
         return any(weight.requires_grad for weight in one.parameters())
     return isinstance(one, Tensor) and one.requires_grad and one.is_leaf
 
 
-def named(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     """Format names as `a`, `a and b`, `a, b, c and 9 more`; a layer by its name, for weight and bias alike."""
     parts = list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
     shown = parts if len(parts) <= 4 else [*parts[:3], f"{len(parts) - 3} more"]

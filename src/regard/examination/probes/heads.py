@@ -7,72 +7,72 @@ from torch import Tensor
 
 from regard.examination import evidence
 from regard.examination.case import Case
-from regard.examination.identify import formula, reading
+from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import CAUSES, mistake, mixed
+from regard.examination.identify.mistakes import CAUSES, describe_mixed_heads, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "heads stay apart"
 APART = "Let no product or view run over the axis of heads: q, k and v are (b, h, t, d) throughout."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check the heads by the identified formula, or else which heads of a function's output depend on which of its inputs."""
-    match = case.identified
+    match = case.match
     if match is not None:
-        yield from of_match(match)
+        yield from check_match(match)
     elif case.subject.form == "x":
         yield Unknown(f"whether {WHAT}", evidence.ALONE)
     elif case.shapes.heads > 1:
         try:
-            yield from of_function(reading.exact(case))
+            yield from check_function(weight_reading.get_double_case(case))
         except Exception:  # whatever a user's function raises: another probe reports it
             return
 
 
-def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
+def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about heads from the identified formula."""
     fields = ("split", "merge", "share")
     for field in fields:
-        wrong = mistake(match, field)
+        wrong = find_mistake(match, field)
         if wrong is not None:
-            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.4, CAUSES[field])
-    if any(match.deviates(field) for field in fields) or match.heads == 1:
+            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.4, CAUSES[field])
+    if any(match.has_deviation(field) for field in fields) or match.heads == 1:
         return
-    if all(match.clears(field) for field in fields):
-        yield Checked(f"{WHAT}: {formula.heads(match)}", formula.equals(match))
+    if all(match.is_verified(field) for field in fields):
+        yield Checked(f"{WHAT}: {formula.format_heads(match)}", formula.describe_equality(match))
     else:
         yield Unknown(f"whether {WHAT}: other ways give the same outputs", "a layer whose weights are not zero")
 
 
-def of_function(case: Case) -> Iterator[Finding | Checked]:
+def check_function(case: Case) -> Iterator[Finding | Checked]:
     """Check which heads of the output move with each head of q, of k and of v."""
     h, g = case.shapes.heads, case.shapes.groups
     for name, place, count in (("q", 0, h), ("k", 1, g), ("v", 2, g)):
-        found = torch.stack([answering(case, place, n) for n in range(count)])  # (h or g, h)
+        found = torch.stack([find_moving_heads(case, place, n) for n in range(count)])  # (h or g, h)
         own = torch.arange(h) // (h // count) == torch.arange(count)[:, None]
         if not (found & ~own).any():
             continue
         if name != "q" and 1 < g < h and torch.equal(found, torch.arange(h) % count == torch.arange(count)[:, None]):
-            wrong = mixed("share", "tiled")
-            yield Finding(wrong.kind, f"{moves(name, found & ~own)}: {wrong.does}", wrong.cure, 1.6, "heads")
+            wrong = describe_mixed_heads("share", "tiled")
+            yield Finding(wrong.kind, f"{describe_move(name, found & ~own)}: {wrong.does}", wrong.cure, 1.6, "heads")
         else:
-            yield Finding("mixed heads", f"{moves(name, found & ~own)}, another head's", APART, 1.2, "heads")
+            yield Finding("mixed heads", f"{describe_move(name, found & ~own)}, another head's", APART, 1.2, "heads")
         return
-    yield Checked(WHAT, f"a change of {reading.close(case):.0e} in another head would have shown")
+    yield Checked(WHAT, f"a change of {weight_reading.get_tolerance(case):.0e} in another head would have shown")
 
 
-def answering(case: Case, place: int, n: int) -> Tensor:
+def find_moving_heads(case: Case, place: int, n: int) -> Tensor:
     """Return which heads (h,) of the output move if head n of one input is replaced."""
-    inputs, other = list(case.usual(0)), case.usual(7)
-    before = case.ask(*inputs).context.double()
+    inputs, other = list(case.make_usual_inputs(0)), case.make_usual_inputs(7)
+    before = case.run_subject(*inputs).context.double()
     inputs[place] = inputs[place].clone()
     inputs[place][:, n] = other[place][:, n]
-    change = (case.ask(*inputs).context.double() - before).abs().nan_to_num().amax((0, 2, 3)).cpu()
-    return change > reading.close(case) * float(before.abs().nan_to_num().max())
+    change = (case.run_subject(*inputs).context.double() - before).abs().nan_to_num().amax((0, 2, 3)).cpu()
+    return change > weight_reading.get_tolerance(case) * float(before.abs().nan_to_num().max())
 
 
-def moves(name: str, wrong: Tensor) -> str:
+def describe_move(name: str, wrong: Tensor) -> str:
     """Describe the first wrong dependence: `changing head 1 of k moves head 3 of the output`."""
     n, h = wrong.nonzero()[0].tolist()
     return f"changing head {n} of {name} moves head {h} of the output"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from regard.examination import evidence, longer, reach, rules
+from regard.examination import dependency, evidence, long_inputs, mask_requirements
 from regard.examination import inputs as shapes
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
@@ -18,63 +18,63 @@ CURE = (
 )
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a leak, a blind row or another formula at lengths other than the usual."""
-    if not case.free or case.shapes.gap:
+    if not case.can_resize or case.shapes.gap:
         return
     taken: list[int] = []
     refused: list[int] = []
-    tried = others(case)
-    for t in itertools.chain(tried, whole(case, tried, refused)):
-        wrong = judged(case, t)
+    tried = choose_other_lengths(case)
+    for t in itertools.chain(tried, choose_block_lengths(case, tried, refused)):
+        wrong = check_length(case, t)
         if isinstance(wrong, Finding):
             yield wrong
             return
         (taken if wrong else refused).append(t)
     if taken:
-        said = longer.compared(case, taken)
+        said = long_inputs.compare_lengths(case, taken)
         if not isinstance(said, str):
             yield said
         if not isinstance(said, Finding):
-            yield same(taken, refused, said if isinstance(said, str) else "")
+            yield report_same_rule(taken, refused, said if isinstance(said, str) else "")
 
 
-def same(taken: list[int], refused: list[int], how: str) -> Checked:
+def report_same_rule(taken: list[int], refused: list[int], how: str) -> Checked:
     """Return the result that lengths make no difference."""
-    told = f"; it refuses {evidence.listed(sorted(refused))}" if refused else ""
+    told = f"; it refuses {evidence.format_numbers(sorted(refused))}" if refused else ""
     tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
     return Checked("shorter and longer inputs follow the same rule", f"with {tokens}{how}{told}")
 
 
-def others(case: Case) -> list[int]:
+def choose_other_lengths(case: Case) -> list[int]:
     """Return other lengths to try: few tokens, several blocks of a kernel, more than the masks in a module take."""
     usual = case.shapes.tokens
-    made = [t for t in shapes.lengths_of(case.subject.module, case.shapes.width) if t < LONGEST]
+    made = [t for t in shapes.guess_lengths(case.subject.module, case.shapes.width) if t < LONGEST]
     few = {1, 2, usual - 1, 2 * usual + 1, *(t for t in made if t <= SHORT)}
-    wanted = few | {t + 1 for t in made} | {*longer.for_width(case.shapes.width)}
+    wanted = few | {t + 1 for t in made} | {*long_inputs.choose_lengths(case.shapes.width)}
     return sorted(t for t in wanted - {usual} if 0 < t <= (case.shapes.most or LONGEST))
 
 
-def whole(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
+def choose_block_lengths(case: Case, tried: list[int], refused: list[int]) -> Iterator[int]:
     """Yield lengths of whole kernel blocks, if one of LENGTHS was refused; consumed after the others."""
-    if any(t in longer.LENGTHS for t in refused):
+    if any(t in long_inputs.LENGTHS for t in refused):
         yield from (
-            t for t in longer.WHOLE if t not in tried and t <= (case.shapes.most or LONGEST) and t != case.shapes.tokens
+            t for t in long_inputs.WHOLE if t not in tried and t <= (case.shapes.most or LONGEST) and t != case.shapes.tokens
         )
 
 
-def judged(case: Case, t: int) -> Finding | bool:
+def check_length(case: Case, t: int) -> Finding | bool:
     """Return the finding with t tokens; True if nothing is wrong, False if the subject refuses them."""
-    inputs = case.inputs(t, b=2 if t <= SHORT else 1)
+    inputs = case.make_inputs(t, b=2 if t <= SHORT else 1)
     try:
-        context = case.repeated(*inputs).cpu()
+        context = case.compute_seeded_context(*inputs).cpu()
     except Exception:  # refusing another shape is allowed
         return False
     if context.shape[:2] != (len(inputs[0]), t):
         return False
-    expected = case.expected(*inputs)
+    expected = case.get_expected_visibility(*inputs)
     broken = ~context.isfinite().all(-1) & expected.any(-1)
-    if broken.any() and case.repeated(*case.usual()).isfinite().all():
+    if broken.any() and case.compute_seeded_context(*case.make_usual_inputs()).isfinite().all():
         rows = int(broken[0].int().argmax()) if broken[0].any() else 0
         return Finding(
             "blind row",
@@ -83,44 +83,44 @@ def judged(case: Case, t: int) -> Finding | bool:
             0.9,
             "length",
         )
-    return next((one for keys in changed(t) if (one := leak(case, inputs, context, keys)) is not None), True)
+    return next((one for keys in choose_token_ranges(t) if (one := find_leak(case, inputs, context, keys)) is not None), True)
 
 
-def changed(t: int) -> list[tuple[int, int]]:
+def choose_token_ranges(t: int) -> list[tuple[int, int]]:
     """Return ranges of tokens, (first, end), to change together: if a row before them moves, that is a leak.
 
     They start within a block of any size and where blocks end; one is the first half, which a window leaves behind.
     """
     if t < BLOCKS:
         return [(j, j + 1) for j in (t - 1, t // 2, 0)]
-    if t > max(longer.LENGTHS):
+    if t > max(long_inputs.LENGTHS):
         return [(t - 1, t)]
     edge = 1 << ((t - 1).bit_length() - 1)
     return [(first, t) for first in sorted({7 * t // 8 | 1, edge})] + [(0, t // 2)]
 
 
-def leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
+def find_leak(case: Case, inputs: tuple[Tensor, ...], context: Tensor, keys: tuple[int, int]) -> Finding | None:
     """Return the finding of the first output that moves with these tokens of the first sequence and may see none of them."""
     t, (first, end) = inputs[0].shape[-2], keys
-    hidden = ~case.expected(*inputs)[..., first:end].any(-1)
-    hidden[1:] = case.subject.batched
+    hidden = ~case.get_expected_visibility(*inputs)[..., first:end].any(-1)
+    hidden[1:] = case.subject.is_batched
     if case.subject.form == "x":
         hidden[0, first:end] = False  # a residual passes on a token's own value
     if not hidden.any():
         return None
-    instead = replaced(inputs, case.inputs(t, len(inputs[0]), seed=104), keys)
-    moved = (case.repeated(*instead).cpu() - context).double().abs().amax(-1)  # (b, t)
-    leaking = hidden & (moved > reach.rounding(context.dtype) * context.double().abs().amax(-1))
+    instead = replace_tokens(inputs, case.make_inputs(t, len(inputs[0]), seed=104), keys)
+    moved = (case.compute_seeded_context(*instead).cpu() - context).double().abs().amax(-1)  # (b, t)
+    leaking = hidden & (moved > dependency.estimate_rounding(context.dtype) * context.double().abs().amax(-1))
     if not leaking.any():
         return None
     if end - first > 1:
         middle = (first + end) // 2
-        halves = (leak(case, inputs, context, half) for half in ((first, middle), (middle, end)))
-        return next((one for one in halves if one is not None), found(case, t, keys, leaking, moved))
-    return found(case, t, keys, leaking, moved)
+        halves = (find_leak(case, inputs, context, half) for half in ((first, middle), (middle, end)))
+        return next((one for one in halves if one is not None), report_leak(case, t, keys, leaking, moved))
+    return report_leak(case, t, keys, leaking, moved)
 
 
-def replaced(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[int, int]) -> tuple[Tensor, ...]:
+def replace_tokens(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return inputs with a range of tokens of the first sequence, their x or key and value, taken from `other`."""
     chosen = slice(*keys)
     changed = [x.clone() for x in inputs]
@@ -130,7 +130,7 @@ def replaced(inputs: tuple[Tensor, ...], other: tuple[Tensor, ...], keys: tuple[
     return tuple(changed)
 
 
-def found(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Tensor) -> Finding:
+def report_leak(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Tensor) -> Finding:
     """Return the finding of a leak."""
     b, i = (int(n) for n in leaking.nonzero()[0])
     first, end = keys
@@ -139,5 +139,5 @@ def found(case: Case, t: int, keys: tuple[int, int], leaking: Tensor, moved: Ten
     told = f"with {t} token{'s' * (t > 1)} changing {which} moves output {whose} by {moved[b, i]:.2g}"
     if b:
         return Finding("batch leak", told, CURE, 0.7, "batch")
-    kind = "future leak" if rules.later(t, t, case.offset)[i, first:end].any() else "wrong mask"
+    kind = "future leak" if mask_requirements.make_later_table(t, t, case.offset)[i, first:end].any() else "wrong mask"
     return Finding(kind, f"{told}, which may not see it", CURE, 0.7, "mask")

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.examination import evidence, positions, rules
-from regard.examination.case import Case, copied
-from regard.examination.identify import reading
+from regard.examination import evidence, mask_requirements, position_tensors
+from regard.examination.adapters import SubjectError
+from regard.examination.case import Case, copy_subject_as_double
+from regard.examination.identify import weight_reading
 from regard.examination.report import Checked, Finding, Unknown
-from regard.examination.subjects import AskedError
 from regard.mechanism import Causal
 
 SHARE = {torch.float64: 1e-6, torch.float32: 1e-4}  # of how far an output moves if the same tokens are replaced
@@ -28,7 +28,7 @@ TURN = "Turn both, queries and keys, each by its own position: q, k = rotate(q, 
 UNSURE = "the layer without its positions, where the order must not matter; nothing, where it makes positions as it runs"
 
 
-class Row(NamedTuple):
+class QueryRow(NamedTuple):
     """A query i of sequence b, and the tokens that it may see besides its own, two at least."""
 
     b: int
@@ -36,79 +36,83 @@ class Row(NamedTuple):
     others: list[int]
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check whether an output moves if the tokens that its query sees change places, except its own."""
-    rows = chosen(case)
-    if not rows or evidence.idle(case):
+    rows = choose_rows(case)
+    if not rows or evidence.has_no_dependency(case):
         return
-    best = reading.exact(case)
-    asked = [(row, *change) for row in rows if (change := turned(best, row)) is not None]
+    best = weight_reading.get_double_case(case)
+    asked = [(row, *change) for row in rows if (change := measure_reordering(best, row)) is not None]
     if not asked:
         return
     row, moved, share = max(asked, key=lambda one: one[2])
-    held = positions.held(case.subject.module)
-    seen = evidence.listed(row.others)
-    if share > least(best):
-        told = f"tokens {seen} in another order move output {evidence.token(case, row.i)} by {moved:.2g}"
-        yield from mattering(best, held, told)
+    held = position_tensors.find_position_tensors(case.subject.module)
+    seen = evidence.format_numbers(row.others)
+    if share > get_least_ratio(best):
+        told = f"tokens {seen} in another order move output {evidence.format_token(case, row.i)} by {moved:.2g}"
+        yield from report_order(best, held, told)
     elif held:
-        told = f"output {evidence.token(case, row.i)} is the same with tokens {seen} in another order"
-        yield from without(best, rows, next(iter(held)), told)
+        told = f"output {evidence.format_token(case, row.i)} is the same with tokens {seen} in another order"
+        yield from report_idle_positions(best, rows, next(iter(held)), told)
     else:
-        least_seen = f"of what other tokens in their place do {least(best):.0e} would have shown"
+        least_seen = f"of what other tokens in their place do {get_least_ratio(best):.0e} would have shown"
         yield Checked("the order of tokens does not matter, as no position enters", least_seen)
 
 
-def chosen(case: Case) -> list[Row]:
+def choose_rows(case: Case) -> list[QueryRow]:
     """Return queries that may see two tokens besides their own, not just one before and one after at the same distance."""
-    expected = case.expected(*case.usual()).cpu()
-    own = rules.own(expected.shape[1], expected.shape[2], case.offset).expand_as(expected)
+    expected = case.get_expected_visibility(*case.make_usual_inputs()).cpu()
+    own = mask_requirements.make_own_table(expected.shape[1], expected.shape[2], case.offset).expand_as(expected)
     found = []
     for b, i in (expected.sum(-1) > 1).nonzero().tolist():
         others = [int(j) for j in (expected[b, i] & ~own[b, i]).nonzero().flatten()]
         place = int(own[b, i].int().argmax())
         if len(others) > 2 or (len(others) == 2 and sum(others) != 2 * place):
-            found.append(Row(b, i, others))
+            found.append(QueryRow(b, i, others))
     found.sort(key=lambda row: -len(row.others))
     spread = [found[round(n * (len(found) - 1) / (ROWS - 1))] for n in range(ROWS)] if found else []
     return list({(row.b, row.i): row for row in spread}.values())
 
 
-def turned(case: Case, row: Row) -> tuple[float, float] | None:
+def measure_reordering(case: Case, row: QueryRow) -> tuple[float, float] | None:
     """Return how far an output moves if each of its tokens takes the next one's place, and its ratio to other tokens' effect.
 
     None if other tokens do not move the output either.
     """
-    inputs, others = case.usual(), case.usual(9)
+    inputs, others = case.make_usual_inputs(), case.make_usual_inputs(9)
     first = 0 if case.subject.form == "x" else 1  # for a function, keys and values move together
-    before = case.repeated(*inputs)[row.b, row.i]
+    before = case.compute_seeded_context(*inputs)[row.b, row.i]
 
-    def moved(source: tuple[Tensor, ...], places: list[int]) -> float:
+    def measure_replacement(source: tuple[Tensor, ...], places: list[int]) -> float:
         changed = [x.clone() for x in inputs]
         for x, other in list(zip(changed, source, strict=True))[first:]:
             x[row.b].index_copy_(-2, torch.tensor(row.others, device=x.device), other[row.b][..., places, :])
-        return float((case.repeated(*changed)[row.b, row.i] - before).abs().nan_to_num().max())
+        return float((case.compute_seeded_context(*changed)[row.b, row.i] - before).abs().nan_to_num().max())
 
-    most = moved(others, row.others)
-    change = moved(inputs, row.others[1:] + row.others[:1])
+    most = measure_replacement(others, row.others)
+    change = measure_replacement(inputs, row.others[1:] + row.others[:1])
     return (change, change / most) if most > 0 else None
 
 
-def least(case: Case) -> float:
+def get_least_ratio(case: Case) -> float:
     """Return the smallest ratio that is not rounding."""
     return SHARE.get(case.subject.dtype, COARSE)
 
 
-def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Finding | Unknown]:
+def report_idle_positions(case: Case, rows: list[QueryRow], name: str, told: str) -> Iterator[Finding | Unknown]:
     """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
     what = f"whether the order of tokens is to matter: it does not, though it holds {name}"
     try:
-        asking = other(case, positions.asked_for)
-        inside = positions.entering(asking[1], asking[0].context(*case.usual())) if asking is not None else []
-        drawn = other(case, positions.drawn)
-        shares = [turned(drawn[0], row) for row in rows] if drawn is not None else []
-        hidden = any(one is not None and one[1] > least(case) for one in shares)
-    except (AskedError, RuntimeError):  # no backward pass, or tensors that cannot be written
+        asking = make_changed_case(case, position_tensors.require_position_gradients)
+        inside = (
+            position_tensors.find_used_positions(asking[1], asking[0].compute_context(*case.make_usual_inputs()))
+            if asking is not None
+            else []
+        )
+        drawn = make_changed_case(case, position_tensors.randomize_positions)
+        shares = [measure_reordering(drawn[0], row) for row in rows] if drawn is not None else []
+        hidden = any(one is not None and one[1] > get_least_ratio(case) for one in shares)
+    except (SubjectError, RuntimeError):  # no backward pass, or tensors that cannot be written
         drawn = None
     if drawn is None:
         yield Unknown(what, "a module that can be copied, its positions among its parameters or buffers")
@@ -122,59 +126,61 @@ def without(case: Case, rows: list[Row], name: str, told: str) -> Iterator[Findi
         yield Finding("wrong positions", f"{told}, though {inside[0]} enters: the same for all keys", PLACES, 1.2, "positions")
 
 
-def other(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, nn.Module] | None:
+def make_changed_case(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, nn.Module] | None:
     """Return the case of a changed copy of its module, and that copy; None if no copy can be called."""
-    module, again = copied(case.subject), case.subject.again
+    module, again = copy_subject_as_double(case.subject), case.subject.again
     if module is None or again is None:
         return None
     changed = change(module)
-    return case.within(replace(case.subject, call=again(changed)), case.shapes), changed
+    return case.make_subcase(replace(case.subject, call=again(changed)), case.shapes), changed
 
 
-def mattering(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Finding | Checked | Unknown]:
+def report_order(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Finding | Checked | Unknown]:
     """Yield the result if the order matters: by distance, if weights can be read and are the same for shifted tokens."""
-    change = further(case) if case.expects == Causal() else None
+    change = measure_shifts(case) if case.expects == Causal() else None
     name = next(iter(held), "")
     if change is not None and change < APART:
         same = f"further on the same tokens have the same log weights to {change:.0e}"
         yield Checked("positions enter by distance", f"{told}; {same}")
-    elif change is not None and positions.by_distance(held) and plain(case):
+    elif change is not None and position_tensors.is_relative_encoding(held) and is_plain_softmax(case):
         far = f"further on, differences of the same tokens' log weights change by {change:.2g}"
         yield Finding("wrong positions", f"{far}: {name} enters by place, not by distance", TURN, 1.4, "positions")
     elif held:
         yield Checked("the order of tokens matters, as it may where positions are held", f"{told}; it holds {name}")
-    elif case.identified is None:  # an identified formula has no positions, and its mistake is reported
+    elif case.match is None:  # an identified formula has no positions, and its mistake is reported
         yield Unknown(f"whether the order of tokens may matter: {told}, and no positions are found in it", UNSURE)
 
 
-def plain(case: Case) -> bool:
+def is_plain_softmax(case: Case) -> bool:
     """Return whether, with positions neutralized, the same tokens have the same weights if shifted: one softmax of pairs."""
     try:
-        still = other(case, positions.stilled)
-        change = None if still is None else further(still[0])
-    except (AskedError, RuntimeError):
+        still = make_changed_case(case, position_tensors.neutralize_positions)
+        change = None if still is None else measure_shifts(still[0])
+    except (SubjectError, RuntimeError):
         return False
     return change is not None and change < APART
 
 
-def further(case: Case) -> float | None:
+def measure_shifts(case: Case) -> float | None:
     """Return how much differences of log weights change if all tokens are shifted, the least over SHIFTS.
 
     A factor on a whole row, such as a temperature by position, is no change. None if weights cannot be read, or some are 0.
     """
-    inputs = case.usual()
+    inputs = case.make_usual_inputs()
     if inputs[0].shape[-2] != inputs[-1].shape[-2] or inputs[0].shape[-2] <= max(SHIFTS) + 2:
         return None
-    here = reading.weights_of(case, inputs)
-    changes = [shifted(case, inputs, here, shift) for shift in SHIFTS] if here is not None else []
+    here = weight_reading.read_weights(case, inputs)
+    changes = [measure_shift(case, inputs, here, shift) for shift in SHIFTS] if here is not None else []
     told = [one for one in changes if one is not None]
     return min(told) if told and len(told) == len(changes) else None
 
 
-def shifted(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:
+def measure_shift(case: Case, inputs: tuple[Tensor, ...], weights: Tensor, shift: int) -> float | None:
     """Return how much differences of log weights change with one shift; None if weights cannot be read, or some are 0."""
-    moved = [torch.cat((y[..., :shift, :], x[..., :-shift, :]), -2) for x, y in zip(inputs, case.usual(9), strict=True)]
-    there = reading.weights_of(case, tuple(moved))
+    moved = [
+        torch.cat((y[..., :shift, :], x[..., :-shift, :]), -2) for x, y in zip(inputs, case.make_usual_inputs(9), strict=True)
+    ]
+    there = weight_reading.read_weights(case, tuple(moved))
     if there is None:
         return None
     largest = 0.0

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import evidence, reach, rules
+from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.case import Case
-from regard.examination.identify.trial import aim, as_given, projected
+from regard.examination.identify.trial import make_function_trial, make_seeded_target, make_trial
 from regard.examination.report import Checked, Finding, Unknown
 
 SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a right layer in it, end at 65504
@@ -21,40 +21,40 @@ STABLE = (
 LOWEST = "Hide with scores.masked_fill(~mask, -torch.inf), or by torch.finfo(scores.dtype).min: -1e4 is a score like others."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Find the first size of scores at which an output is not finite, or moves with a hidden token."""
-    whole = case.repeated(*case.usual()).double().cpu()
+    whole = case.compute_seeded_context(*case.make_usual_inputs()).double().cpu()
     if not whole.isfinite().any():
         return
     told = ""
     tried: list[str] = []
-    for size, told in sizes(case):
-        inputs = grown(case, 0, size)
+    for size, told in choose_input_sizes(case):
+        inputs = scale_inputs(case, 0, size)
         try:
-            context = case.repeated(*inputs).double().cpu()
+            context = case.compute_seeded_context(*inputs).double().cpu()
         except Exception:  # refusing large numbers is allowed
             return
         broken = whole.isfinite().all(-1) & ~context.isfinite().all(-1)
         if broken.any():
             b, i = (int(n) for n in broken.nonzero()[0])
             kind = "NaN" if context[b, i].isnan().any() else "inf"
-            row = f"row {evidence.token(case, evidence.place(case, i))}"
+            row = f"row {evidence.format_token(case, evidence.get_token_number(case, i))}"
             yield Finding("overflow", f"with {told}, {row} is {kind}", STABLE, 1.2, "overflow")
             return
-        shown = None if leaks(case) else unhidden(case, inputs, context, size)
+        shown = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
         if shown is not None:
             below = f"; with {tried[-1]} it stays hidden" if tried else ""
             why = f"with {told}, {shown}: the number for -inf is not below them{below}"
             yield Finding("overflow", why, LOWEST, 1.1, "overflow")
             return
         tried.append(told)
-    yield Checked(f"large scores give numbers{'' if leaks(case) else ', and hide what is hidden'}", f"with {told}")
+    yield Checked(f"large scores give numbers{'' if has_leak(case) else ', and hide what is hidden'}", f"with {told}")
 
 
-def sizes(case: Case) -> Iterator[tuple[float, str]]:
+def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:
     """Yield factors on the inputs, each with the scores that it gives in words."""
     half = torch.finfo(case.subject.dtype).max < 1e5
-    known = usual_score(case)
+    known = measure_usual_score(case)
     if known is None:
         yield from ((size, f"inputs {size:.0f} times as large") for size in (HALF_SIZES if half else SIZES))
         return
@@ -63,13 +63,13 @@ def sizes(case: Case) -> Iterator[tuple[float, str]]:
         yield max(1.0, (score / known) ** (1 / power)), f"scores of about {score:.0e}"
 
 
-def usual_score(case: Case) -> float | None:
+def measure_usual_score(case: Case) -> float | None:
     """Return the size of scores of usual inputs; None if q and k are not known."""
-    best, match = case.double or case, case.identified
+    best, match = case.double or case, case.match
     if case.subject.form != "qkv" and (match is None or (match.layout.q is None and match.layout.whole is None)):
         return None
-    target = aim(best, 0, 1.0)
-    trial = as_given(target) if case.subject.form == "qkv" else projected(match.layout, match.heads, target)
+    target = make_seeded_target(best, 0, 1.0)
+    trial = make_function_trial(target) if case.subject.form == "qkv" else make_trial(match.layout, match.heads, target)
     if trial is None:
         return None
     q, k = (x.unflatten(-1, (n, -1)) for x, n in ((trial.given.q, trial.given.heads), (trial.given.k, trial.given.groups)))
@@ -78,32 +78,36 @@ def usual_score(case: Case) -> float | None:
     return spread if spread > 0 and math.isfinite(spread) else None
 
 
-def grown(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
+def scale_inputs(case: Case, seed: int, size: float) -> tuple[Tensor, ...]:
     """Return usual inputs with x times size; of a function only the queries."""
     if case.subject.form == "qkv":
-        q, k, v = case.usual(seed)
+        q, k, v = case.make_usual_inputs(seed)
         return q * size, k, v
-    return case.usual(seed, size)
+    return case.make_usual_inputs(seed, size)
 
 
-def leaks(case: Case) -> bool:
+def has_leak(case: Case) -> bool:
     """Return whether more is seen than may be with ordinary inputs already."""
-    return bool((case.reach.found & ~case.expected(*case.usual()).cpu()).any())
+    return bool((case.measured_dependency.visible & ~case.get_expected_visibility(*case.make_usual_inputs()).cpu()).any())
 
 
-def unhidden(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: float) -> str | None:
+def describe_unhidden_token(case: Case, inputs: tuple[Tensor, ...], context: Tensor, size: float) -> str | None:
     """Describe the first output that moves with a token hidden from it; None if none does."""
-    expected = case.expected(*inputs).cpu()
-    other = grown(case, 100, size)
+    expected = case.get_expected_visibility(*inputs).cpu()
+    other = scale_inputs(case, 100, size)
     top = context.abs().amax(-1).nan_to_num()
-    for j in rules.chosen(expected.shape[-1], case.expects):
+    for j in mask_requirements.choose_queries(expected.shape[-1], case.expects):
         hidden = (~expected & expected.any(-1, keepdim=True))[0, :, j]  # (q,)
         if case.subject.form == "x" and j < len(hidden):
             hidden[j] = False  # a residual passes on a token's own value
-        moved = (case.repeated(*reach.replaced(inputs, other, 0, j)).double().cpu() - context)[0].abs().amax(-1)
+        moved = (
+            (case.compute_seeded_context(*dependency.replace_token(inputs, other, 0, j)).double().cpu() - context)[0]
+            .abs()
+            .amax(-1)
+        )
         leaking = hidden & (moved > HIDDEN * top[0])
         if leaking.any():
             i = int(leaking.int().argmax())
-            seen, own = evidence.token(case, j), evidence.token(case, evidence.place(case, i))
+            seen, own = evidence.format_token(case, j), evidence.format_token(case, evidence.get_token_number(case, i))
             return f"changing token {seen}, which is hidden, moves output {own} by {float(moved[i]):.2g}"
     return None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination import evidence, rules
+from regard.examination import evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -19,49 +19,49 @@ WRONG_SIDE = (
 )
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a padding leak, and whether the real tokens are hidden instead."""
-    padding = rules.padding(case.expects)
+    padding = mask_requirements.find_padding(case.expects)
     if padding is None:
         return
-    inputs = case.usual()
-    b, q, k = case.expected(*inputs).shape
-    hidden = padded(case, b, q, k) & real_queries(case, b, q, k)
+    inputs = case.make_usual_inputs()
+    b, q, k = case.get_expected_visibility(*inputs).shape
+    hidden = find_padded_keys(case, b, q, k) & find_real_queries(case, b, q, k)
     if not hidden.any():
         yield Unknown("whether padding is hidden", f"a sample with padding: no key of {k} is padding under {padding}")
         return
-    leaks = hidden & case.reach.found
-    if not leaks.any() and evidence.idle(case):
+    leaks = hidden & case.measured_dependency.visible
+    if not leaks.any() and evidence.has_no_dependency(case):
         return
     if not leaks.any():
-        yield Checked("no query sees padding", evidence.sensitivity(case))
+        yield Checked("no query sees padding", evidence.describe_sensitivity(case))
         return
     row = int(leaks.any(-1).any(-1).int().argmax())
     i = int(leaks[row].any(-1).int().argmax())
-    j = int(case.reach.within[row, i].masked_fill(~leaks[row, i], 0).argmax())
+    j = int(case.measured_dependency.within_sequence[row, i].masked_fill(~leaks[row, i], 0).argmax())
     real = padding.lengths[row if len(padding.lengths) > 1 else 0]
-    told = f"{evidence.seen(case, i, j, row)}, and token {j} of sequence {row}, which has {real}, is padding"
-    instead = missing(case, row, i)
+    told = f"{evidence.describe_dependency(case, i, j, row)}, and token {j} of sequence {row}, which has {real}, is padding"
+    instead = find_missing_tokens(case, row, i)
     if instead:
-        told += f"; its real tokens {evidence.listed(instead)} are hidden instead"
+        told += f"; its real tokens {evidence.format_numbers(instead)} are hidden instead"
     yield Finding("padding leak", told, WRONG_SIDE if instead else CURE, cause="padding")
 
 
-def missing(case: Case, row: int, i: int) -> list[int]:
+def find_missing_tokens(case: Case, row: int, i: int) -> list[int]:
     """Return the real tokens that a query may see and does not."""
-    expected = case.expected(*case.usual())
-    return [int(j) for j in (expected & ~case.reach.found)[row, i].nonzero().flatten()]
+    expected = case.get_expected_visibility(*case.make_usual_inputs())
+    return [int(j) for j in (expected & ~case.measured_dependency.visible)[row, i].nonzero().flatten()]
 
 
-def padded(case: Case, b: int, q: int, k: int) -> Tensor:
+def find_padded_keys(case: Case, b: int, q: int, k: int) -> Tensor:
     """Return the keys that are padding, bool (b, q, k)."""
-    padding = rules.padding(case.expects)
-    return torch.zeros(b, q, k, dtype=torch.bool) if padding is None else ~rules.written(padding, b, q, k)
+    padding = mask_requirements.find_padding(case.expects)
+    return torch.zeros(b, q, k, dtype=torch.bool) if padding is None else ~mask_requirements.expand_mask(padding, b, q, k)
 
 
-def real_queries(case: Case, b: int, q: int, k: int) -> Tensor:
+def find_real_queries(case: Case, b: int, q: int, k: int) -> Tensor:
     """Return the queries that are not padding themselves, bool (b, q, 1); the others are not checked."""
-    padding = rules.padding(case.expects)
+    padding = mask_requirements.find_padding(case.expects)
     if padding is None:
         return torch.ones(b, q, 1, dtype=torch.bool)
-    return rules.written(padding, b, 1, k)[:, 0, k - q :].unsqueeze(-1)
+    return mask_requirements.expand_mask(padding, b, 1, k)[:, 0, k - q :].unsqueeze(-1)

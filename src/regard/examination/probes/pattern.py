@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from regard.examination import evidence, reach, rules
+from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 from regard.mechanism import Causal, Mask, Window
-from regard.mechanism.rule import Not, Or, Pair
+from regard.mechanism.mask_algebra import CombinedMask, Not, Or
 
 INVERT = (
     "The mask is turned round: what it hides is what may be seen. True means may be seen in F.scaled_dot_product_attention and "
@@ -25,70 +25,78 @@ ALONE = (
 LESS = "Hide no more than the rule does: give only the keys that may not be seen the score -inf."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check what is seen and should not be, other than by future and padding, and what is not seen and should be."""
-    if evidence.idle(case):
-        if case.reach.measured.any():
+    if evidence.has_no_dependency(case):
+        if case.measured_dependency.measured_rows.any():
             yield Unknown("who sees whom: no output depends on any token", "a layer whose weights are not zero")
         return
-    table = Compared(case)
-    if table.inverted:
-        yield inverted(case, table)
+    table = VisibilityComparison(case)
+    if table.is_inverted:
+        yield report_inverted_mask(case, table)
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):
-        yield wrong(case, table)  # the padding probe reports tokens hidden instead of padding
+        yield report_wrong_mask(case, table)  # the padding probe reports tokens hidden instead of padding
     elif table.judged.any():
-        yield Checked(f"every query sees all that {case.expects} lets it see", evidence.sensitivity(case))
-    if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.identified is None:
+        yield Checked(f"every query sees all that {case.expects} lets it see", evidence.describe_sensitivity(case))
+    if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.match is None:
         yield Unknown(OWN, evidence.ALONE)
 
 
-class Compared:
+class VisibilityComparison:
     """What is found next to what is expected, (b, q, k), in the rows that can be judged."""
 
     def __init__(self, case: Case) -> None:
-        self.expected, self.found = case.expected(*case.usual()), case.reach.found
+        self.expected, self.found = case.get_expected_visibility(*case.make_usual_inputs()), case.measured_dependency.visible
         b, q, k = self.expected.shape
-        self.own = rules.own(q, k, case.offset).expand(b, q, k)
-        rows = case.reach.measured.unsqueeze(-1) & self.expected.any(-1, keepdim=True) & padding.real_queries(case, b, q, k)
+        self.own = mask_requirements.make_own_table(q, k, case.offset).expand(b, q, k)
+        rows = (
+            case.measured_dependency.measured_rows.unsqueeze(-1)
+            & self.expected.any(-1, keepdim=True)
+            & padding.find_real_queries(case, b, q, k)
+        )
         self.judged = rows.expand(b, q, k)
         self.own_is_plain = (
-            case.subject.form == "qkv" or case.reach.own is not None or not (self.own & self.judged & self.found).any()
+            case.subject.form == "qkv"
+            or case.measured_dependency.passes_own_value is not None
+            or not (self.own & self.judged & self.found).any()
         )
         itself = (self.expected & self.own).any(-1) & (self.expected.sum(-1) > 1)  # else no such query was measured
-        unseen = ~self.found | self.own if case.reach.own is False and itself.any() else ~self.found  # seen only as the query
+        unseen = (
+            ~self.found | self.own if case.measured_dependency.passes_own_value is False and itself.any() else ~self.found
+        )  # seen only as the query
         self.missing = self.judged & self.expected & unseen
-        padded = padding.padded(case, b, q, k)
+        padded = padding.find_padded_keys(case, b, q, k)
         self.padding_seen = bool((padded & self.judged & self.found).any())
-        elsewhere = future.hidden_future(case) | padded
+        elsewhere = future.find_hidden_future(case) | padded
         extra = self.judged & ~self.expected & self.found & ~elsewhere
-        self.extra = extra if case.subject.form == "qkv" else extra & ~(self.own & ~passing(case, extra & self.own))
+        self.extra = extra if case.subject.form == "qkv" else extra & ~(self.own & ~find_passed_tokens(case, extra & self.own))
 
     @property
-    def inverted(self) -> bool:
+    def is_inverted(self) -> bool:
         """Whether what is found is the opposite of the rule, or the rule with queries and keys exchanged."""
         rows = self.judged & (~self.own if not self.own_is_plain or (self.own & self.found).any() else self.judged)
         turned = [~self.expected]
         if self.expected.shape[-1] == self.expected.shape[-2]:
             turned.append(self.expected.mT)
-        return any(self._is(table, rows & table.any(-1, keepdim=True)) for table in turned)  # blind rows may be uniform
+        return any(self._is_table(table, rows & table.any(-1, keepdim=True)) for table in turned)  # blind rows may be uniform
 
-    def _is(self, table: Tensor, rows: Tensor) -> bool:
+    def _is_table(self, table: Tensor, rows: Tensor) -> bool:
         """Return whether another table is what is found in these entries, and differs from the rule there both ways."""
         differs = (table != self.expected) & rows
         return bool(((self.found == table) | ~rows).all() and (differs & table).any() and (differs & ~table).any())
 
 
-def passing(case: Case, own: Tensor) -> Tensor:
+def find_passed_tokens(case: Case, own: Tensor) -> Tensor:
     """Return the own tokens (b, q, k) that may not be seen and whose value is passed on, not only their query."""
     passed = own & False
-    if case.reach.own is not None:
+    if case.measured_dependency.passes_own_value is not None:
         best = case.double or case
         for b, i, j in own.nonzero().tolist():
-            passed[b, i, j] = reach.passes_own(best.context, best.usual, b, i) is True
+            passed[b, i, j] = dependency.can_pass_own_value(best.compute_context, best.make_usual_inputs, b, i) is True
     return passed
 
 
-def inverted(case: Case, table: Compared) -> Finding:
+def report_inverted_mask(case: Case, table: VisibilityComparison) -> Finding:
     """Return the finding of an inverted mask."""
     wrong = table.judged & (table.found != table.expected) & ~table.own
     b = int(wrong.any(-1).any(-1).int().argmax())
@@ -96,17 +104,21 @@ def inverted(case: Case, table: Compared) -> Finding:
     i = int(telling[b].any(-1).int().argmax())
     sees = [int(j) for j in table.found[b, i].nonzero().flatten()]
     may = [int(j) for j in table.expected[b, i].nonzero().flatten()]
-    told = f"query {i} sees token{plural(sees)}, and may see token{plural(may)}: the mask is turned round"
+    told = f"query {i} sees token{format_plural(sees)}, and may see token{format_plural(may)}: the mask is turned round"
     return Finding("inverted mask", told, INVERT, strength=1.3, cause="mask")
 
 
-def wrong(case: Case, table: Compared) -> Finding:
+def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
     """Return the finding of any other wrong mask, with the name of the rule that was found if it has one."""
-    cause, strength = ("batch", 0.8) if (case.reach.across > case.reach.threshold).any() else ("mask", 0.9)
+    cause, strength = (
+        ("batch", 0.8)
+        if (case.measured_dependency.across_sequences > case.measured_dependency.threshold).any()
+        else ("mask", 0.9)
+    )
     missing, extra = table.missing, table.extra
     if not extra.any() and not (missing & ~table.own).any() and int(missing.sum()) > 1:
         b, i, j = (int(n) for n in missing.nonzero()[0])
-        told = f"query {i} does not see its own token {evidence.token(case, j)}: its value is no part of output {i}"
+        told = f"query {i} does not see its own token {evidence.format_token(case, j)}: its value is no part of output {i}"
         return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
     if missing.any() and not (table.found & table.judged & ~table.own).any():
         pairs = int(missing.sum((1, 2)).max())
@@ -114,52 +126,52 @@ def wrong(case: Case, table: Compared) -> Finding:
         return Finding("wrong mask", told, ALONE, strength, cause)
     b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
     if extra.any():
-        told = f"{evidence.seen(case, i, j, b)}, which it may not see"
+        told = f"{evidence.describe_dependency(case, i, j, b)}, which it may not see"
     else:
-        told = f"query {i} may see token {evidence.token(case, j)}, but changing it does not move output {i}"
+        told = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
         told += f"; so for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
-    named = next((rule for rule in neighbours(case.expects) if fits(case, rule, table)), None)
+    named = next((rule for rule in list_similar_rules(case.expects) if is_rule_found(case, rule, table)), None)
     if named is None:
         return Finding("wrong mask", told, LESS, strength, cause)
     told += f". What is seen is {named} rather than {case.expects}"
-    return Finding("wrong mask", told, f"{BOUND} {inequality(case.expects)}.", strength, cause)
+    return Finding("wrong mask", told, f"{BOUND} {format_inequality(case.expects)}.", strength, cause)
 
 
-def fits(case: Case, rule: Mask, table: Compared) -> bool:
+def is_rule_found(case: Case, rule: Mask, table: VisibilityComparison) -> bool:
     """Return whether another rule is what was found."""
     b, q, k = table.expected.shape
-    seen = rules.written(rule, b, q, k, case.offset)
+    seen = mask_requirements.expand_mask(rule, b, q, k, case.offset)
     judged = table.judged if table.own_is_plain else table.judged & ~table.own
     return bool(((seen == table.found) | ~judged).all())
 
 
-def neighbours(rule: Mask) -> Iterator[Mask]:
+def list_similar_rules(rule: Mask) -> Iterator[Mask]:
     """Yield rules that are easily mistaken for this one: with a bound one off or left out, or only a part of it."""
-    if isinstance(rule, Pair):
+    if isinstance(rule, CombinedMask):
         yield from (rule.one, rule.other)
-        yield from (replace(rule, one=one) for one in neighbours(rule.one))
-        yield from (replace(rule, other=other) for other in neighbours(rule.other))
+        yield from (replace(rule, one=one) for one in list_similar_rules(rule.one))
+        yield from (replace(rule, other=other) for other in list_similar_rules(rule.other))
     elif isinstance(rule, Not):
-        yield rule.rule
+        yield rule.mask
     elif isinstance(rule, Window):
         for side in ("left", "right"):
             bound = getattr(rule, side)
-            yield from (replace(rule, **{side: other}) for other in off(bound))
+            yield from (replace(rule, **{side: other}) for other in list_missed_bounds(bound))
     elif isinstance(rule, Causal):
         yield Window(right=1)
     else:
         yield Causal()
 
 
-def off(bound: int | None) -> list[int | None]:
+def list_missed_bounds(bound: int | None) -> list[int | None]:
     """Return the bounds that are one off, and None for one that is left out."""
     return [] if bound is None else [bound + 1, *([bound - 1] if bound else []), None]
 
 
-def inequality(rule: Mask) -> str:
+def format_inequality(rule: Mask) -> str:
     """Format a rule on the positions i of a query and j of a key, as in code."""
-    if isinstance(rule, Pair):
-        return f"{inequality(rule.one)} {'|' if isinstance(rule, Or) else '&'} {inequality(rule.other)}"
+    if isinstance(rule, CombinedMask):
+        return f"{format_inequality(rule.one)} {'|' if isinstance(rule, Or) else '&'} {format_inequality(rule.other)}"
     if isinstance(rule, Causal):
         return "(j <= i)"
     if isinstance(rule, Window):
@@ -168,6 +180,6 @@ def inequality(rule: Mask) -> str:
     return str(rule)
 
 
-def plural(numbers: list[int]) -> str:
+def format_plural(numbers: list[int]) -> str:
     """Format numbers after a noun: ` 0`, or `s 0 and 3`."""
-    return f"{'s' * (len(numbers) > 1)} {evidence.listed(numbers)}" if numbers else "s of none"
+    return f"{'s' * (len(numbers) > 1)} {evidence.format_numbers(numbers)}" if numbers else "s of none"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.examination.case import Case, copied, joined
+from regard.examination.case import Case, copy_subject_as_double, join_context_heads
 from regard.examination.report import Checked, Finding, Unknown
 
 STEPS, CURVED = (4e-3, 5e-4), 10.0  # of an input; the most that a smooth output bends, per step and relative to its change
@@ -17,14 +17,14 @@ INSIDE = "Compute in the dtype of the input, scores and softmax at least in floa
 SUMS = "Add up in float32, and round once at the end: torch.softmax and @ do so inside."
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for steps in a smooth function, and for an error beyond what rounding inputs and weights causes."""
     exact = case.double
     if exact is None:
         needs = "a layer that copy.deepcopy copies and that runs in float64 after .double()"
         yield Unknown(f"whether numbers are rounded inside: {case.narrow}", needs)
         return
-    step, bend = max(((step, bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
+    step, bend = max(((step, measure_bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
     if bend > CURVED * step:
         told = f"in float64 outputs jump: over a step of {step:g} of the input they bend by {bend:.2g} of how far they go"
         yield Finding("wrong precision", f"{told}; inside, numbers are rounded to fewer bits", INSIDE, 1.0, "precision")
@@ -32,15 +32,18 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if exact is case:
         yield Checked("numbers keep their precision inside", f"outputs bend by {bend:.0e} over a step of {step:g}")
         return
-    yield from against(case, exact)
+    yield from check_error(case, exact)
 
 
-def bending(case: Case, step: float) -> float:
+def measure_bending(case: Case, step: float) -> float:
     """Return how far outputs half way are from the middle, relative to how far they go in all; the median over rows."""
     bends = []
     for seed in range(3):
-        inputs, along = case.usual(40 + seed), case.usual(50 + seed)
-        at = [case.repeated(*(x + n * step * d for x, d in zip(inputs, along, strict=True))).double() for n in (-1, 0, 1)]
+        inputs, along = case.make_usual_inputs(40 + seed), case.make_usual_inputs(50 + seed)
+        at = [
+            case.compute_seeded_context(*(x + n * step * d for x, d in zip(inputs, along, strict=True))).double()
+            for n in (-1, 0, 1)
+        ]
         gone = (at[2] - at[0]).abs().amax(-1)
         bends.append(((at[2] + at[0] - 2 * at[1]).abs().amax(-1) / gone)[gone > 0])
     rows = torch.cat(bends)
@@ -48,11 +51,11 @@ def bending(case: Case, step: float) -> float:
     return float(rows.median()) if len(rows) else 0.0
 
 
-def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
     """Compare the error with the budget, for usual and for longer inputs."""
-    dtype = returned(case)
+    dtype = get_coarser_dtype(case)
     bits = str(dtype).removeprefix("torch.")
-    found = [measured(case, exact, inputs, dtype) for inputs in several(case)]
+    found = [measure_error(case, exact, inputs, dtype) for inputs in iterate_inputs(case)]
     shares = [(error / budget, error, budget, t) for error, budget, t in found if budget > 0]
     if not shares:
         return
@@ -68,37 +71,37 @@ def against(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Checked(f"the error in {bits} is a right layer's", told)
 
 
-def returned(case: Case) -> torch.dtype:
+def get_coarser_dtype(case: Case) -> torch.dtype:
     """Return the coarser of the subject's dtype and that of its output, which differ under torch.autocast."""
-    given, made = case.subject.dtype, case.ask(*case.usual(60)).context.dtype
+    given, made = case.subject.dtype, case.run_subject(*case.make_usual_inputs(60)).context.dtype
     return made if made.is_floating_point and torch.finfo(made).eps > torch.finfo(given).eps else given
 
 
-def several(case: Case) -> Iterator[tuple[Tensor, ...]]:
+def iterate_inputs(case: Case) -> Iterator[tuple[Tensor, ...]]:
     """Yield usual inputs, and one sequence of LONG tokens if the subject takes it."""
-    yield case.usual(60)
-    if not case.free or case.shapes.gap or (case.shapes.most or LONG) < LONG:
+    yield case.make_usual_inputs(60)
+    if not case.can_resize or case.shapes.gap or (case.shapes.most or LONG) < LONG:
         return
     try:
-        inputs = case.inputs(LONG, 1, 61)
-        whole = case.ask(*inputs).context.shape[-2] == LONG
+        inputs = case.make_inputs(LONG, 1, 61)
+        whole = case.run_subject(*inputs).context.shape[-2] == LONG
     except Exception:  # refusing another length is allowed
         return
     if whole:
         yield inputs
 
 
-def measured(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[float, float, int]:
+def measure_error(case: Case, exact: Case, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[float, float, int]:
     """Return the error, how far outputs move if inputs and weights are rounded, and the number of tokens."""
     wide = tuple(x.double() for x in inputs)
-    right = exact.repeated(*wide).double()
-    error = distance(case.repeated(*inputs).double(), right)
+    right = exact.compute_seeded_context(*wide).double()
+    error = measure_distance(case.compute_seeded_context(*inputs).double(), right)
     eps = torch.finfo(dtype).eps
-    budget = max(distance(shaken(case, exact, wide, eps, seed), right) for seed in range(SHAKES))
+    budget = max(measure_distance(compute_perturbed_outputs(case, exact, wide, eps, seed), right) for seed in range(SHAKES))
     return error, budget, inputs[-1].shape[-2]
 
 
-def distance(context: Tensor, right: Tensor) -> float:
+def measure_distance(context: Tensor, right: Tensor) -> float:
     """Return how far outputs are apart, relative to the largest number: the median over rows of the later half."""
     half = right.shape[1] // 2
     rows = (context - right)[:, half:].abs().amax(-1).flatten()
@@ -107,19 +110,19 @@ def distance(context: Tensor, right: Tensor) -> float:
     return float(rows.median()) / top if len(rows) and top > 0 else 0.0
 
 
-def shaken(case: Case, exact: Case, inputs: tuple[Tensor, ...], eps: float, seed: int) -> Tensor:
+def compute_perturbed_outputs(case: Case, exact: Case, inputs: tuple[Tensor, ...], eps: float, seed: int) -> Tensor:
     """Compute outputs in float64 of inputs and weights that are each moved by up to half a rounding."""
     draw = torch.Generator().manual_seed(70 + seed)
 
-    def moved(x: Tensor) -> Tensor:
+    def perturb_tensor(x: Tensor) -> Tensor:
         noise = torch.rand(x.shape, generator=draw, dtype=torch.float64).to(x.device) - 0.5
         return x * (1 + eps * noise)
 
     subject, call = case.subject, exact.subject.call
-    other = copied(subject)
+    other = copy_subject_as_double(subject)
     if other is not None and subject.again is not None:
         with torch.no_grad():
             for weight in other.parameters():
-                weight.copy_(moved(weight))
+                weight.copy_(perturb_tensor(weight))
         call = subject.again(other)
-    return joined(call(*map(moved, inputs)).context, subject.form).detach().double()
+    return join_context_heads(call(*map(perturb_tensor, inputs)).context, subject.form).detach().double()

@@ -4,26 +4,26 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from regard.examination import reach
+from regard.examination import dependency
 from regard.examination.case import Case
-from regard.examination.evidence import rows
+from regard.examination.evidence import get_sequence_rows
 from regard.examination.report import Checked, Finding, Unknown
 
 COMPILED = 1e3  # times rounding: a compiled module sums in another order
 
 
-def refused(errors: Sequence[str]) -> Finding:
+def report_refusal(errors: Sequence[str]) -> Finding:
     """Return the finding of a subject that raises for every input."""
     return Finding("raises", errors[0], "Fix what raises, or pass sample= as the subject is meant to be called.", 3.0, "raises")
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Compare a compiled module with its original."""
     compiled = case.subject.compiled
     if compiled is None:
         return
-    inputs = case.usual()
-    expected = case.ask(*inputs).context
+    inputs = case.make_usual_inputs()
+    expected = case.run_subject(*inputs).context
     try:
         with torch.no_grad():
             found = compiled(*inputs).context
@@ -35,9 +35,11 @@ def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
             cause="raises",
         )
         return
-    change = max(float((rows(case, found, b) - rows(case, expected, b)).abs().max()) for b in range(len(found)))
+    change = max(
+        float((get_sequence_rows(case, found, b) - get_sequence_rows(case, expected, b)).abs().max()) for b in range(len(found))
+    )
     largest = float(expected.abs().max())
-    if change <= COMPILED * reach.rounding(case.subject.dtype) * largest:
+    if change <= COMPILED * dependency.estimate_rounding(case.subject.dtype) * largest:
         yield Checked("compiled, it gives what it gives uncompiled", f"to {change:.1g}; all else is of the uncompiled one")
     else:
         told = f"compiled, its output differs by {change:.2g}, of numbers up to {largest:.2g}"

@@ -6,9 +6,9 @@ import torch
 
 from regard.examination import evidence
 from regard.examination.case import Case
-from regard.examination.identify import formula, reading
+from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import CAUSES, ROLE, mistake
+from regard.examination.identify.mistakes import CAUSES, ROLE, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
 WHAT = "query, key and value each play their part"
@@ -17,52 +17,52 @@ NAMES = ("query", "key", "value")
 ONE = "whether the keys are meant to be the values: one projection makes both"
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check the roles by the identified formula, or else what a function's output and its weights depend on."""
-    match = case.identified
+    match = case.match
     if match is not None:
-        yield from of_match(match)
+        yield from check_match(match)
     elif case.subject.form == "x":
         yield Unknown(f"whether {WHAT}", evidence.ALONE)
     else:
         try:
-            yield from of_function(reading.exact(case))
+            yield from check_function(weight_reading.get_double_case(case))
         except Exception:  # whatever a user's function raises: another probe reports it
             return
 
 
-def of_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
+def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about roles from the identified formula."""
     fields = ("roles", "output")
     for field in fields:
-        wrong = mistake(match, field)
+        wrong = find_mistake(match, field)
         if wrong is not None:
-            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.0, CAUSES[field])
-    if any(match.deviates(field) for field in fields) or one_for_all(match):
+            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.0, CAUSES[field])
+    if any(match.has_deviation(field) for field in fields) or has_shared_projection(match):
         return
     if not match.layout.told:
         yield Unknown("which projection is the query's and which the key's", NEEDS)
     elif match.layout.k is not None and match.layout.v is match.layout.k:
         yield Unknown(ONE, NEEDS)
-    elif match.clears("roles"):
-        yield Checked(WHAT, formula.equals(match))
+    elif match.is_verified("roles"):
+        yield Checked(WHAT, formula.describe_equality(match))
     else:
         yield Unknown(f"whether {WHAT}: exchanged they give the same outputs", "a layer whose projections differ")
 
 
-def one_for_all(match: Match) -> bool:
+def has_shared_projection(match: Match) -> bool:
     """Return whether q and k are the same by design, so that nothing can be exchanged."""
     layout = match.layout
     return layout.whole is None and layout.q is layout.k and match.layout.says != "q, k and v as given"
 
 
-def of_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check which of q, k and v the output of a function depends on, and whether its weights follow q kᵀ or k qᵀ."""
-    idle = [name for place, name in enumerate(NAMES) if not answers(case, place)]
+    idle = [name for place, name in enumerate(NAMES) if not has_effect(case, place)]
     if idle:
         yield Finding("wrong roles", f"the output does not change with the {' and the '.join(idle)}", ROLE, 1.5, "roles")
         return
-    slope = reading.slope(case)
+    slope = weight_reading.measure_slope(case)
     if slope is None:
         yield Unknown("whether query and key are exchanged", "the function without what it does to q and k first")
     elif abs(slope.across) > abs(slope.along):
@@ -72,10 +72,10 @@ def of_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Checked(WHAT, f"log weights follow q kᵀ times {slope.along:.3g}, and k qᵀ times {slope.across:.0e}")
 
 
-def answers(case: Case, place: int) -> bool:
+def has_effect(case: Case, place: int) -> bool:
     """Return whether the output moves if one of q, k and v is replaced."""
-    inputs, other = list(case.usual(0)), case.usual(9)
-    before = case.ask(*inputs).context
+    inputs, other = list(case.make_usual_inputs(0)), case.make_usual_inputs(9)
+    before = case.run_subject(*inputs).context
     inputs[place] = other[place]
-    change = (case.ask(*inputs).context - before).nan_to_num()
+    change = (case.run_subject(*inputs).context - before).nan_to_num()
     return bool(change.abs().max() > torch.finfo(before.dtype).eps * before.nan_to_num().abs().max())

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from regard.examination import evidence
 from regard.examination.case import Case
-from regard.examination.identify import formula, reading
+from regard.examination.identify import formula, weight_reading
 from regard.examination.identify.match import Match
-from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, mistake
+from regard.examination.identify.mistakes import AXES, CAUSES, SOFTMAX, find_mistake
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
@@ -20,57 +20,59 @@ FILLED = "Give keys that only fill up a block the score -inf before the softmax:
 SAME = "rows of weights add to the same"
 
 
-def look(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check mask, softmax and axis by the identified formula, or else by the weights, or by constant sequences."""
-    if case.identified is not None:
-        yield from of_match(case, case.identified)
+    if case.match is not None:
+        yield from check_match(case, case.match)
         return
-    best = reading.exact(case)
+    best = weight_reading.get_double_case(case)
     try:
-        weights = reading.weights_of(best, best.usual())
-        yield from of_weights(best, weights) if weights is not None else of_constants(best)
+        weights = weight_reading.read_weights(best, best.make_usual_inputs())
+        yield from check_weights(best, weights) if weights is not None else check_constant_sequences(best)
     except Exception:  # whatever a user's layer raises: another probe reports it
         return
 
 
-def of_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
+def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknown]:
     """Yield results about mask, softmax and axis from the identified formula."""
     for field in ("norm", "axis"):
-        wrong = mistake(match, field)
+        wrong = find_mistake(match, field)
         if wrong is not None:
-            yield Finding(wrong.kind, formula.evidence(match, field), wrong.cure, 2.2, CAUSES[field])
-    wrong = mistake(match, "mask")
+            yield Finding(wrong.kind, formula.describe_evidence(match, field), wrong.cure, 2.2, CAUSES[field])
+    wrong = find_mistake(match, "mask")
     if wrong is not None and match.variant.mask in NAMED:
-        kind = wrong.kind if wrong.kind != "future leak" else kind_of_leak(case)
-        yield Finding(kind, f"{formula.evidence(match, 'mask')}{leak(case)}", wrong.cure, 2.3, "mask")
-    if all(match.clears(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
-        yield Checked(f"{ROWS}, over the keys", formula.equals(match))
-    elif not match.deviates("norm") and not match.deviates("axis") and match.variant.mask != "zeroed weights":
+        kind = wrong.kind if wrong.kind != "future leak" else get_leak_kind(case)
+        yield Finding(kind, f"{formula.describe_evidence(match, 'mask')}{describe_leak(case)}", wrong.cure, 2.3, "mask")
+    if all(match.is_verified(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
+        yield Checked(f"{ROWS}, over the keys", formula.describe_equality(match))
+    elif not match.has_deviation("norm") and not match.has_deviation("axis") and match.variant.mask != "zeroed weights":
         yield Unknown("how scores become weights: other formulas give the same outputs", "a layer whose weights are not zero")
 
 
-def kind_of_leak(case: Case) -> str:
+def get_leak_kind(case: Case) -> str:
     """Return the kind of finding for a token that is seen and should not be."""
-    if future.hidden_future(case).any():
+    if future.find_hidden_future(case).any():
         return "future leak"
-    b, q, k = case.expected(*case.usual()).shape
-    return "padding leak" if padding.padded(case, b, q, k).any() else "wrong mask"
+    b, q, k = case.get_expected_visibility(*case.make_usual_inputs()).shape
+    return "padding leak" if padding.find_padded_keys(case, b, q, k).any() else "wrong mask"
 
 
-def leak(case: Case) -> str:
+def describe_leak(case: Case) -> str:
     """Describe the first token that is seen and may not be, in numbers; "" if there is none."""
-    extra = case.reach.found & ~case.expected(*case.usual()).cpu()
+    extra = case.measured_dependency.visible & ~case.get_expected_visibility(*case.make_usual_inputs()).cpu()
     places = extra.nonzero().tolist()
     if not places:
         return ""
     b, i, j = places[0]
-    return f". So {evidence.seen(case, i, j, b)}, which it may not see"
+    return f". So {evidence.describe_dependency(case, i, j, b)}, which it may not see"
 
 
-def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unknown]:
+def check_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unknown]:
     """Check weights (b, h, q, k) that were read."""
-    seen = case.expected(*case.usual()).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])  # blind rows may be anything
-    rows, near = weights.sum(-1), reading.close(case)
+    seen = (
+        case.get_expected_visibility(*case.make_usual_inputs()).cpu().any(-1).unsqueeze(1).expand(weights.shape[:-1])
+    )  # blind rows may be anything
+    rows, near = weights.sum(-1), weight_reading.get_tolerance(case)
     off = ((rows - 1).abs() > near) & seen
     if not weights[seen].isfinite().all():
         return
@@ -80,37 +82,41 @@ def of_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unkn
     for axis, name in ((-2, "queries"), (1, "heads"), (0, "batch")):
         if weights.shape[axis] > 1 and ((weights.sum(axis) - 1).abs() < near).all():
             yield Finding(
-                "wrong axis", f"{AXES[name]}: {row(rows, off)}", f"Each query's row adds to one: {SOFTMAX}.", 1.5, "axis"
+                "wrong axis",
+                f"{AXES[name]}: {describe_row(rows, off)}",
+                f"Each query's row adds to one: {SOFTMAX}.",
+                1.5,
+                "axis",
             )
             return
-    yield unequal(case, weights, rows, off, seen)
+    yield explain_rows(case, weights, rows, off, seen)
 
 
-def unequal(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor) -> Finding | Unknown:
+def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: Tensor) -> Finding | Unknown:
     """Return what explains rows that do not add to one: a mistake, a sink, or mixed heads."""
-    near, told, of_function = reading.close(case), row(rows, off), case.subject.form == "qkv"
-    if mixed(rows, seen, near, weights):
+    near, told, of_function = weight_reading.get_tolerance(case), describe_row(rows, off), case.subject.form == "qkv"
+    if has_mixed_heads(rows, seen, near, weights):
         return Unknown(f"whether {ROWS}: {told}, and so in every row, as of mixed or subtracted heads", evidence.ALONE)
     if weights[seen].min() < -near:
         told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
         sure = Finding("not normalised", told, CURE, 1.5, "softmax")
         return sure if of_function else Unknown(f"whether {ROWS}: {told}", evidence.ALONE)
-    if (rows[seen] > 1 + near).any() or unlike_sinks(case, rows):
+    if (rows[seen] > 1 + near).any() or is_unlike_sink(case, rows):
         return Finding("not normalised", told, CURE, 1.5, "softmax")
-    if filled(case):
+    if has_filled_keys(case):
         told += ", and to another number where there is one token less: keys that are no tokens have weight"
         return Finding("not normalised", told, FILLED, 1.5, "softmax")
     return Unknown(f"whether {ROWS}: {told}, as with a sink", "the same without its sink" if of_function else evidence.ALONE)
 
 
-def row(rows: Tensor, off: Tensor) -> str:
+def describe_row(rows: Tensor, off: Tensor) -> str:
     """Describe the first wrong row: `the weights of row 0 add to 0.31, not to 1`."""
     b, h, i = off.nonzero()[0].tolist()
     head = f" of head {h}" if rows.shape[1] > 1 else ""
     return f"the weights of row {i}{head} add to {float(rows[b, h, i]):.3g}, not to 1"
 
 
-def mixed(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
+def has_mixed_heads(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
     """Return whether softmaxes were mixed or subtracted, as by talking heads and differential attention.
 
     All rows of a head then add to one number, and heads to different ones, or some weights are negative.
@@ -122,90 +128,102 @@ def mixed(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
     return float(sums.min()) > near and (float(sums.max() - sums.min()) > near or float(weights[seen].min()) < -near)
 
 
-def unlike_sinks(case: Case, rows: Tensor) -> bool:
+def is_unlike_sink(case: Case, rows: Tensor) -> bool:
     """Return whether no sink explains rows that add to less than one: for n equal scores a sink takes c / (n + c)."""
-    seen = case.expected(*case.usual()).cpu()
-    if float((rows.amax(-1) - rows.amin(-1)).max()) < reading.close(case) and seen.sum(-1).float().std() > 0:
+    seen = case.get_expected_visibility(*case.make_usual_inputs()).cpu()
+    if float((rows.amax(-1) - rows.amin(-1)).max()) < weight_reading.get_tolerance(case) and seen.sum(-1).float().std() > 0:
         return True  # every row lacks the same, whatever the scores
     if case.subject.form == "x":
-        return bool((future.hidden_future(case) & case.reach.found).any())
-    sink = taken(case)
-    return sink is not None and other(sink, sink[:1, :, :1])
+        return bool((future.find_hidden_future(case) & case.measured_dependency.visible).any())
+    sink = measure_sink(case)
+    return sink is not None and is_other_sink(sink, sink[:1, :, :1])
 
 
-def taken(case: Case) -> Tensor | None:
+def measure_sink(case: Case) -> Tensor | None:
     """Return the c (b, h, q) of a sink that takes c / (n + c) if all scores are equal; None if a bias makes rows differ."""
-    q, k, v = case.usual()
-    weights = reading.read(case, (q * 0, k, v))
-    n = case.expected(q, k, v).cpu().sum(-1).unsqueeze(1).clamp_min(1)
+    q, k, v = case.make_usual_inputs()
+    weights = weight_reading.read_function_weights(case, (q * 0, k, v))
+    n = case.get_expected_visibility(q, k, v).cpu().sum(-1).unsqueeze(1).clamp_min(1)
     total = weights.sum(-1)
-    if ((weights.amax(-1) - total / n).abs() > reading.close(case)).any():
+    if ((weights.amax(-1) - total / n).abs() > weight_reading.get_tolerance(case)).any():
         return None
     return n * (1 - total) / total.clamp_min(1e-300)
 
 
-def other(sink: Tensor, one: Tensor) -> bool:
+def is_other_sink(sink: Tensor, one: Tensor) -> bool:
     """Return whether the c of a sink differs from this one anywhere."""
     return bool(((sink - one).abs() > 1e-3 * (1 + sink.abs())).any())
 
 
-def filled(case: Case) -> bool:
+def has_filled_keys(case: Case) -> bool:
     """Return whether an apparent sink differs at another length, as with keys that fill up a block."""
-    if case.subject.form == "x" or not case.free or case.shapes.tokens - case.shapes.gap < 3:
+    if case.subject.form == "x" or not case.can_resize or case.shapes.tokens - case.shapes.gap < 3:
         return False
     try:
-        sinks = taken(case), taken(case.at(case.shapes.tokens - 1))
+        sinks = measure_sink(case), measure_sink(case.resize(case.shapes.tokens - 1))
     except Exception:  # refusing another length is allowed
         return False
-    return sinks[0] is not None and sinks[1] is not None and other(sinks[0], sinks[1][:1, :, :1])
+    return sinks[0] is not None and sinks[1] is not None and is_other_sink(sinks[0], sinks[1][:1, :, :1])
 
 
-def of_constants(case: Case) -> Iterator[Finding | Checked | Unknown]:
+def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check sequences of equal tokens: each row of a right layer gives the same output, for any length and any scores."""
-    outputs = [constant(case, t) for t in lengths(case)]
+    outputs = [compute_constant_outputs(case, t) for t in choose_test_lengths(case)]
     rows = outputs[0]
     top = float(rows.abs().max())
     if top == 0:
         yield Unknown(f"whether {ROWS}: every output is 0", "a layer whose weights are not zero")
         return
     apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
-    if apart < reading.close(case) and len(outputs) > 1:
+    if apart < weight_reading.get_tolerance(case) and len(outputs) > 1:
         yield Checked(f"{SAME}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
-    elif len(outputs) > 1 and on_a_line(rows, case) and moved(outputs) and future.hidden_future(case)[:, 0].any():
-        told = f"of equal tokens output 0 is {ratio(outputs):.2g} times as far from the last where there is one token less"
+    elif (
+        len(outputs) > 1
+        and is_on_a_line(rows, case)
+        and is_length_dependent(outputs)
+        and future.find_hidden_future(case)[:, 0].any()
+    ):
+        told = (
+            f"of equal tokens output 0 is {compute_distance_ratio(outputs):.2g} times as far from the last where "
+            "there is one token less"
+        )
         yield Finding("not normalised", f"{told}: what a row adds to depends on tokens it may not see", CURE, 0.9, "softmax")
     else:
         yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", evidence.ALONE)
-    if apart < reading.close(case):
+    if apart < weight_reading.get_tolerance(case):
         yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE)
 
 
-def lengths(case: Case) -> list[int]:
+def choose_test_lengths(case: Case) -> list[int]:
     """Return the usual length, and one less if other lengths may be tried."""
     t = case.shapes.tokens
-    return [t, t - 1] if case.free and t > 2 else [t]
+    return [t, t - 1] if case.can_resize and t > 2 else [t]
 
 
-def constant(case: Case, t: int) -> Tensor:
+def compute_constant_outputs(case: Case, t: int) -> Tensor:
     """Return the outputs (b, t, c) of sequences of one repeated token."""
-    (x,) = case.inputs(t, case.shapes.batch, 5)
-    (token,) = case.inputs(case.shapes.tokens, case.shapes.batch, 5)
-    return case.ask(token[:, :1].expand_as(x).contiguous()).context.to("cpu", torch.float64)
+    (x,) = case.make_inputs(t, case.shapes.batch, 5)
+    (token,) = case.make_inputs(case.shapes.tokens, case.shapes.batch, 5)
+    return case.run_subject(token[:, :1].expand_as(x).contiguous()).context.to("cpu", torch.float64)
 
 
-def on_a_line(rows: Tensor, case: Case) -> bool:
+def is_on_a_line(rows: Tensor, case: Case) -> bool:
     """Return whether outputs (b, t, c) differ, and only along one direction."""
     apart = (rows - rows[:, -1:])[0]
     sizes = torch.linalg.svdvals(apart)
-    return len(sizes) > 2 and float(sizes[0]) > 0 and float(sizes[1]) < max(reading.close(case), 1e-9) * float(sizes[0])
+    return (
+        len(sizes) > 2
+        and float(sizes[0]) > 0
+        and float(sizes[1]) < max(weight_reading.get_tolerance(case), 1e-9) * float(sizes[0])
+    )
 
 
-def moved(outputs: list[Tensor]) -> bool:
+def is_length_dependent(outputs: list[Tensor]) -> bool:
     """Return whether the first output changes with the length."""
     return float((outputs[0][:, 0] - outputs[1][:, 0]).abs().max()) > 1e-3 * float(outputs[0].abs().max())
 
 
-def ratio(outputs: list[Tensor]) -> float:
+def compute_distance_ratio(outputs: list[Tensor]) -> float:
     """Return the factor by which the first output's distance from the last changes with the length."""
     first, second = (float((one[:, 0] - one[:, -1]).norm()) for one in outputs)
     return second / first if first > 0 else 0.0

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from regard.compiled.kept import kept
-from regard.compiled.registers import COLUMNS, ROWS, highest, tile
-from regard.compiled.vectors import LEAST, ZERO, add, cap, exponentiate, hide, merge
+from regard.compiled.jit_cache import njit_with_cache
+from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
+from regard.compiled.vectors import LEAST, ZERO, add_bias, cap_scores, exponentiate_with_sums, hide_scores, merge_visible
 
 CHUNK = 1024  # most keys of a chunk, a multiple of COLUMNS
 STRIDE = CHUNK + COLUMNS  # numbers between rows of a chunk: rows a power of two apart would evict one another
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     rows: int  # most rows of a block, a multiple of ROWS
 
 
-class Scores(NamedTuple):
+class ScoreInputs(NamedTuple):
     """The inputs of the scores."""
 
     q: Floats  # the queries, flat; readable up to a multiple of ROWS rows
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     position: int  # of the first query among the keys
 
 
-class Room(NamedTuple):
+class Buffers(NamedTuple):
     """The buffers of one thread."""
 
     e: Floats  # (chunks, rows, STRIDE): scores, then their exponentials
@@ -54,8 +54,8 @@ class Room(NamedTuple):
     keys: Integers  # (chunks, 3): first key, number of keys, number of keys rounded up to full vectors
 
 
-@kept("void(float32[:,:], float32, float32[:,:,::1])")
-def pack(x, scale, panels):
+@njit_with_cache("void(float32[:,:], float32, float32[:,:,::1])")
+def fill_panels(x, scale, panels):
     """Pack columns (d, n), scaled, as panels (n / COLUMNS, d, COLUMNS)."""
     for j in range(x.shape[1]):
         panel, place = panels[j // COLUMNS], j % COLUMNS
@@ -64,10 +64,10 @@ def pack(x, scale, panels):
 
 
 @njit(nogil=True)
-def room_for(plan):
+def allocate_buffers(plan):
     """Allocate the buffers for a block of a plan."""
     chunks, rows = plan.chunks, plan.rows
-    return Room(
+    return Buffers(
         np.empty((chunks, rows, STRIDE), np.float32),
         np.empty((chunks, rows), np.float32),
         np.empty((chunks, rows, 4)),
@@ -76,12 +76,12 @@ def room_for(plan):
 
 
 @njit(nogil=True)
-def seen_by(plan, line, first, rows, width):
+def find_visible_columns(plan, line, first, rows, width):
     """Return the first column of a part of the table that any of some rows sees, and one past the last; (width, 0) for none."""
     at = plan.partial[line, 2] + first * width
     seen = np.zeros(width, np.bool_)
     for r in range(rows):
-        merge(seen, plan.table[at + r * width : at + (r + 1) * width])
+        merge_visible(seen, plan.table[at + r * width : at + (r + 1) * width])
     low, high = 0, width
     while low < width and not seen[low]:
         low += 1
@@ -91,7 +91,7 @@ def seen_by(plan, line, first, rows, width):
 
 
 @njit(nogil=True)
-def cut(plan, run, row, stop, keys):
+def split_keys(plan, run, row, stop, keys):
     """Split the keys that some rows of a run see into chunks; return the number of chunks."""
     count = 0
     for line in range(plan.runs[run, 2], plan.runs[run, 3]):
@@ -100,7 +100,7 @@ def cut(plan, run, row, stop, keys):
         for part in range(plan.runs[run, 4], plan.runs[run, 5]):
             start, end = plan.partial[part, 0], plan.partial[part, 1]
             if (start == first) or (end == last):
-                a, b = seen_by(plan, part, row - plan.runs[run, 0], stop - row, end - start)
+                a, b = find_visible_columns(plan, part, row - plan.runs[run, 0], stop - row, end - start)
                 if start == first:
                     low = (start + a) // COLUMNS * COLUMNS
                 if end == last:
@@ -114,23 +114,25 @@ def cut(plan, run, row, stop, keys):
 
 
 @njit(nogil=True)
-def score(plan, scores, run, row, stop, c, room):
+def score_chunk(plan, scores, run, row, stop, c, buffers):
     """Compute the scores of one chunk, as the softmax takes them: capped, with bias and mask."""
-    first, length, full = room.keys[c]
+    first, length, full = buffers.keys[c]
     depth = scores.panels.shape[1]
     for j in range(0, full, COLUMNS):
         for r in range(0, stop - row, ROWS):  # while the panel is in the L1 cache
             at, out = (first + j) * depth, (c * plan.rows + r) * STRIDE + j
-            tile(scores.q, (row + r) * scores.stride, scores.stride, 1, scores.panels, at, depth, room.e, out, STRIDE)
+            multiply_tile(
+                scores.q, (row + r) * scores.stride, scores.stride, 1, scores.panels, at, depth, buffers.e, out, STRIDE
+            )
     for r in range(stop - row):
-        room.e[c, r, length:full] = LEAST
-        s = room.e[c, r, :length]
+        buffers.e[c, r, length:full] = LEAST
+        s = buffers.e[c, r, :length]
         if scores.softcap > 0:
-            cap(s, scores.softcap)
+            cap_scores(s, scores.softcap)
         if len(scores.bias):
             bias = scores.bias[row + r - plan.runs[0, 0] if len(scores.bias) > 1 else 0]
             if len(bias) > 1:
-                add(s, bias[first : first + length])
+                add_bias(s, bias[first : first + length])
             else:
                 s += bias[0]
         for part in range(plan.runs[run, 4], plan.runs[run, 5]):
@@ -138,50 +140,50 @@ def score(plan, scores, run, row, stop, c, room):
             low, high = max(start, first), min(end, first + length)
             if low < high:
                 line = at + (row + r - plan.runs[run, 0]) * (end - start) - start
-                hide(s[low - first : high - first], plan.table[line + low : line + high])
+                hide_scores(s[low - first : high - first], plan.table[line + low : line + high])
 
 
 @njit(nogil=True)
-def softmax(plan, scores, run, row, stop, room, found):
+def compute_softmax(plan, scores, run, row, stop, buffers, found):
     """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `fast.NAMES`.
 
     The statistics go to `found` (NAMES, rows). Return the number of chunks.
     """
-    count = cut(plan, run, row, stop, room.keys)
+    count = split_keys(plan, run, row, stop, buffers.keys)
     tops = np.full(plan.rows, LEAST, np.float32)
     for c in range(count):
-        score(plan, scores, run, row, stop, c, room)
+        score_chunk(plan, scores, run, row, stop, c, buffers)
         for r in range(stop - row):
-            s = room.e[c, r, : room.keys[c, 2]]
-            tops[r] = max(tops[r], highest(room.e, (c * plan.rows + r) * STRIDE, len(s)))
+            s = buffers.e[c, r, : buffers.keys[c, 2]]
+            tops[r] = max(tops[r], find_maximum(buffers.e, (c * plan.rows + r) * STRIDE, len(s)))
             shift = max(tops[r], scores.sink)
             shift = shift if shift > LEAST else ZERO
-            a, b, place = exponentiate(s, shift)
-            sums = room.sums[c, r]
-            sums[0], sums[1], sums[2], sums[3] = shift, a, b, place + np.float64(a) * room.keys[c, 0]
+            a, b, place = exponentiate_with_sums(s, shift)
+            sums = buffers.sums[c, r]
+            sums[0], sums[1], sums[2], sums[3] = shift, a, b, place + np.float64(a) * buffers.keys[c, 0]
     for r in range(stop - row):
-        describe(row + r, r, count, tops[r], scores, room, found)
+        rescale_row(row + r, r, count, tops[r], scores, buffers, found)
     return count
 
 
 @njit(nogil=True)
-def describe(row, r, count, top, scores, room, found):
+def rescale_row(row, r, count, top, scores, buffers, found):
     """Rescale the chunks of a row to one shift, and write the statistics of the row to `found`."""
     sink = scores.sink
     shift = max(top, sink)
     shift = shift if shift > LEAST else ZERO  # a row that sees nothing
     alone, weighted, place = 0.0, 0.0, 0.0
     for c in range(count):
-        own, a, b, p = room.sums[c, r]
+        own, a, b, p = buffers.sums[c, r]
         factor = 1.0 if own == shift or a == 0 else math.exp(own - shift)
-        room.factors[c, r] = factor
+        buffers.factors[c, r] = factor
         alone += factor * a
         weighted += factor * (b + a * (own - shift))
         place += factor * p
     below = alone + math.exp(sink - shift) if sink > LEAST else alone
     inverse = 1 / below if below != 0 else 0.0
     for c in range(count):
-        room.factors[c, r] *= inverse
+        buffers.factors[c, r] *= inverse
     found[0, row], found[1, row] = shift, below
     logarithm = math.log(below) if below > 0 else 0.0
     found[2, row] = shift + logarithm if below != 0 else -np.inf
@@ -191,10 +193,10 @@ def describe(row, r, count, top, scores, room, found):
 
 
 @njit(nogil=True)
-def weight_on(key, r, count, room):
+def get_weight(key, r, count, buffers):
     """Return the weight of a row on a key, 0 if no chunk of the row holds the key."""
     for c in range(count):
-        first, length, _ = room.keys[c]
+        first, length, _ = buffers.keys[c]
         if first <= key < first + length:
-            return room.e[c, r, key - first] * room.factors[c, r]
+            return buffers.e[c, r, key - first] * buffers.factors[c, r]
     return ZERO

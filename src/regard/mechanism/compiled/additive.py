@@ -8,27 +8,27 @@ to store and load it.
 import numpy as np
 from numba import carray, njit, types
 
-from regard.compiled.kept import callback
-from regard.compiled.pointers import at, take
-from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, tangent
+from regard.compiled.intrinsics import atomic_increment, cast_to_pointer
+from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, hyperbolic_tangent
 
-SAID = 13  # numbers in the arguments of a thread
+ARGUMENT_COUNT = 13  # numbers in the arguments of a thread
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
-def score(q, k, weight):
+def score_pair(q, k, weight):
     """Compute Σ weight tanh(q + k) of one query and one key."""
     total = ZERO
     for n in range(len(weight)):
-        total += weight[n] * tangent(q[n] + k[n])
+        total += weight[n] * hyperbolic_tangent(q[n] + k[n])
     return total
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
-def bend(q, k, weight, slope, dq, dk, dweight):
+def accumulate_pair_gradients(q, k, weight, slope, dq, dk, dweight):
     """Add the gradients from one score's slope to those of its query, its key and the weight."""
     for n in range(len(weight)):
-        t = tangent(q[n] + k[n])
+        t = hyperbolic_tangent(q[n] + k[n])
         rise = slope * weight[n] * (ONE - t * t)
         dq[n] += rise
         dk[n] += rise
@@ -36,39 +36,50 @@ def bend(q, k, weight, slope, dq, dk, dweight):
 
 
 @njit(nogil=True)
-def met(said):
+def read_arguments(arguments):
     """Read the sizes, the number of matrices, queries, keys and numbers of each, and the arrays that both passes use."""
-    units, queries, keys, n = said[1], said[2], said[3], said[4]
-    q, k = carray(at(said[5]), (units, queries, n), np.float32), carray(at(said[6]), (units, keys, n), np.float32)
-    return q, k, carray(at(said[7]), (n,), np.float32), carray(at(said[8]), (units, queries, keys), np.float32)
+    units, queries, keys, n = arguments[1], arguments[2], arguments[3], arguments[4]
+    q, k = (
+        carray(cast_to_pointer(arguments[5]), (units, queries, n), np.float32),
+        carray(cast_to_pointer(arguments[6]), (units, keys, n), np.float32),
+    )
+    return (
+        q,
+        k,
+        carray(cast_to_pointer(arguments[7]), (n,), np.float32),
+        carray(cast_to_pointer(arguments[8]), (units, queries, keys), np.float32),
+    )
 
 
-@callback(types.void(types.voidptr))
-def ahead(place):
+@cfunc_with_cache(types.void(types.voidptr))
+def compute_scores(place):
     """Compute the scores."""
-    q, k, weight, scores = met(carray(place, SAID, np.int64))
+    q, k, weight, scores = read_arguments(carray(place, ARGUMENT_COUNT, np.int64))
     while True:
-        unit = take(place)
+        unit = atomic_increment(place)
         if unit >= len(q):
             return
         for i in range(q.shape[1]):
             for j in range(k.shape[1]):
-                scores[unit, i, j] = score(q[unit, i], k[unit, j], weight)
+                scores[unit, i, j] = score_pair(q[unit, i], k[unit, j], weight)
 
 
-@callback(types.void(types.voidptr))
-def back(place):
+@cfunc_with_cache(types.void(types.voidptr))
+def compute_gradients(place):
     """Add the gradients of q and k, and that of the weight, a row for each matrix, to arrays that start as zeros."""
-    said = carray(place, SAID, np.int64)
-    q, k, weight, slopes = met(said)
-    dq, dk = carray(at(said[9]), q.shape, np.float32), carray(at(said[10]), k.shape, np.float32)
-    dweight = carray(at(said[11]), (q.shape[0], q.shape[2]), np.float32)
+    arguments = carray(place, ARGUMENT_COUNT, np.int64)
+    q, k, weight, slopes = read_arguments(arguments)
+    dq, dk = (
+        carray(cast_to_pointer(arguments[9]), q.shape, np.float32),
+        carray(cast_to_pointer(arguments[10]), k.shape, np.float32),
+    )
+    dweight = carray(cast_to_pointer(arguments[11]), (q.shape[0], q.shape[2]), np.float32)
     while True:
-        unit = take(place)
+        unit = atomic_increment(place)
         if unit >= len(q):
             return
         for i in range(q.shape[1]):
             for j in range(k.shape[1]):
                 slope = slopes[unit, i, j]
                 if slope != ZERO:  # 0 for a hidden key
-                    bend(q[unit, i], k[unit, j], weight, slope, dq[unit, i], dk[unit, j], dweight[unit])
+                    accumulate_pair_gradients(q[unit, i], k[unit, j], weight, slope, dq[unit, i], dk[unit, j], dweight[unit])

@@ -18,11 +18,11 @@ def serve(subject: Any, *, text: str | None = None, host: str = "127.0.0.1", por
     check_count("port", port, 0, most=2**16 - 1)
     check_instance("host", host, str)
     check_instance("open_browser", open_browser, bool)
-    server = live().server(subject, text=text, host=host, port=port)
+    server = import_server().make_server(subject, text=text, host=host, port=port)
     server.run(lambda: server.announce(open_browser))
 
 
-def live() -> Any:
+def import_server() -> Any:
     """Import the server module. Raises ConfigError where its dependencies are not installed."""
     try:
         return import_module("regard.show.page.server")

@@ -24,125 +24,138 @@ from starlette.routing import Route
 
 from regard.errors import ConfigError, RegardError
 from regard.observe import Recording
-from regard.show.page import asked
-from regard.show.page.answers import GENERAL, OF_RECORDING, Answer, json, named
-from regard.show.page.asked import MissingError
-from regard.show.page.desk import Desk, refusal, status_of, told
-from regard.show.page.guard import HEAD_BYTES, Guard, is_loopback
-from regard.show.page.kinds import typing
-from regard.show.page.patience import PatientProtocol
-from regard.show.page.pictures import Alive, opening, warm
-from regard.show.page.session import Session, examples
-from regard.show.page.speaker import speaker_of
-from regard.show.page.stream import Lines
+from regard.show.page import params
+from regard.show.page.executor import RequestExecutor, describe_error, get_status, make_error_response
+from regard.show.page.handlers import GENERAL_HANDLERS, RECORDING_HANDLERS, Handler, get_entry, make_json_response
+from regard.show.page.head_pictures import Alive, load_passes, stream_head
+from regard.show.page.head_table import stream_head_table
+from regard.show.page.model_adapter import adapt_model
+from regard.show.page.ndjson import NdjsonResponse
+from regard.show.page.params import MissingError
+from regard.show.page.security import HEAD_BYTES, SecurityMiddleware, is_loopback
+from regard.show.page.session import Session, list_examples
+from regard.show.page.timeouts import TimeoutProtocol
 
 STATIC = Path(__file__).parent / "static"
-MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
-BODY_BYTES = 2**18
-WORTH_PACKING = 2**10  # bytes
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png"}
+MAX_BODY_BYTES = 2**18
+MIN_COMPRESSED_BYTES = 2**10  # bytes
 GET, POST = ["GET"], ["POST"]
 
 
-class Page:
+class PageRoutes:
     """The routes of one session."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.desk = session, Desk()
+        self.session, self.executor = session, RequestExecutor()
 
-    def routes(self) -> list[Route]:
+    def list_routes(self) -> list[Route]:
         """List all routes."""
         return [
-            Route("/", self.static, methods=GET),
-            Route("/static/{path:path}", self.static, methods=GET),
-            *(Route(f"/api/{name}", self.quick(answer), methods=GET) for name, answer in GENERAL.items()),
-            Route("/api/type", self.type, methods=POST),
-            Route("/api/generate", self.generate, methods=POST),
-            Route("/api/translation", self.translation, methods=POST),
-            Route("/api/r/{id}/heads", self.heads, methods=GET),
-            Route("/api/r/{id}/open", self.open, methods=GET),
-            Route("/api/r/{id}/examination", self.examination, methods=POST),
-            *(Route(f"/api/r/{{id}}/{name}", self.quick(answer), methods=GET) for name, answer in OF_RECORDING.items()),
+            Route("/", self.serve_file, methods=GET),
+            Route("/static/{path:path}", self.serve_file, methods=GET),
+            *(Route(f"/api/{name}", self.make_route(answer), methods=GET) for name, answer in GENERAL_HANDLERS.items()),
+            Route("/api/type", self.run_model, methods=POST),
+            Route("/api/generate", self.stream_generation, methods=POST),
+            Route("/api/translation", self.run_translator, methods=POST),
+            Route("/api/r/{id}/heads", self.stream_kinds, methods=GET),
+            Route("/api/r/{id}/open", self.open_head, methods=GET),
+            Route("/api/r/{id}/examination", self.examine_recording, methods=POST),
+            *(
+                Route(f"/api/r/{{id}}/{name}", self.make_route(answer), methods=GET)
+                for name, answer in RECORDING_HANDLERS.items()
+            ),
         ]
 
-    def quick(self, answer: Answer) -> Callable[[Request], Any]:
+    def make_route(self, answer: Handler) -> Callable[[Request], Any]:
         """Make the route of a handler that runs at once after the heads it needs are computed."""
 
-        async def route(request: Request) -> Response:
-            asked.once(request.query_params.multi_items())
-            heads = [partial(self.session.opened, *one) for one in answer.needs(self.session, request)]
+        async def respond_quickly(request: Request) -> Response:
+            params.check_unique(request.query_params.multi_items())
+            heads = [partial(self.session.open_head, *one) for one in answer.list_needed_heads(self.session, request)]
 
-            def work(alive: Alive, found: list[Any]) -> Response:
-                return packed(request, answer.work(self.session, request, found))
+            def run_handler(alive: Alive, found: list[Any]) -> Response:
+                return compress_response(request, answer.respond(self.session, request, found))
 
-            return await self.desk.answer(request, work, heads, answer.take)
+            return await self.executor.run_request(request, run_handler, heads, answer.select_data)
 
-        return route
+        return respond_quickly
 
-    async def static(self, request: Request) -> Response:
+    async def serve_file(self, request: Request) -> Response:
         """Return a file of the page."""
         path = list_static_files().get(request.path_params.get("path", "index.html"))
         if path is None:
             raise MissingError("there is no such file here.")
         data = read_static_file(path, path.stat().st_mtime_ns)
-        response = Response(data, media_type=MEDIA[path.suffix], headers={"cache-control": "no-cache"})
-        return packed(request, response, compress_static_file)
+        response = Response(data, media_type=MEDIA_TYPES[path.suffix], headers={"cache-control": "no-cache"})
+        return compress_response(request, response, compress_static_file)
 
-    async def heads(self, request: Request) -> Response:
+    async def stream_kinds(self, request: Request) -> Response:
         """Stream the kind of each head."""
-        entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
-        entry.attention(place)
-        return Lines(self.desk, request, lambda alive: typing(entry, place, alive))
+        entry, place = (
+            get_entry(self.session, request),
+            params.parse_place(params.check_unique(request.query_params.multi_items())),
+        )
+        entry.get_layers(place)
+        return NdjsonResponse(self.executor, request, lambda alive: stream_head_table(entry, place, alive))
 
-    async def open(self, request: Request) -> Response:
+    async def open_head(self, request: Request) -> Response:
         """Compute a head and stream its progress."""
-        entry, place = named(self.session, request), asked.place(asked.once(request.query_params.multi_items()))
-        entry.shape(place)
-        return Lines(self.desk, request, lambda alive: opening(entry, place, self.session.opened(entry, place), alive))
+        entry, place = (
+            get_entry(self.session, request),
+            params.parse_place(params.check_unique(request.query_params.multi_items())),
+        )
+        entry.get_shape(place)
+        return NdjsonResponse(
+            self.executor, request, lambda alive: stream_head(entry, place, self.session.open_head(entry, place), alive)
+        )
 
-    async def type(self, request: Request) -> Response:
+    async def run_model(self, request: Request) -> Response:
         """Run the model on a text."""
-        text = asked.body(await read(request), {"text": str})["text"]
+        text = params.parse_body(await read_body(request), {"text": str})["text"]
 
-        def work(alive: Alive, found: list[Any]) -> Response:
-            return packed(request, json(self.session.type(text, alive)))
+        def respond(alive: Alive, found: list[Any]) -> Response:
+            return compress_response(request, make_json_response(self.session.run_text(text, alive)))
 
-        return await self.desk.answer(request, work, long=True)
+        return await self.executor.run_request(request, respond, long=True)
 
-    async def translation(self, request: Request) -> Response:
+    async def run_translator(self, request: Request) -> Response:
         """Run the example's translator."""
-        asked.body(await read(request), {})
+        params.parse_body(await read_body(request), {})
 
-        def work(alive: Alive, found: list[Any]) -> Response:
-            return packed(request, json(self.session.translation(alive)))
+        def respond(alive: Alive, found: list[Any]) -> Response:
+            return compress_response(request, make_json_response(self.session.get_translation(alive)))
 
-        return await self.desk.answer(request, work, long=True)
+        return await self.executor.run_request(request, respond, long=True)
 
-    async def examination(self, request: Request) -> Response:
+    async def examine_recording(self, request: Request) -> Response:
         """Examine the model on the text of a recording."""
-        sees = asked.body(await read(request), {"sees": str})["sees"]
+        sees = params.parse_body(await read_body(request), {"sees": str})["sees"]
 
-        def work(alive: Alive, found: list[Any]) -> Response:
-            return packed(request, json(self.session.examination(request.path_params["id"], sees, alive)))
+        def respond(alive: Alive, found: list[Any]) -> Response:
+            return compress_response(
+                request, make_json_response(self.session.examine_recording(request.path_params["id"], sees, alive))
+            )
 
-        return await self.desk.answer(request, work, long=True)
+        return await self.executor.run_request(request, respond, long=True)
 
-    async def generate(self, request: Request) -> Response:
+    async def stream_generation(self, request: Request) -> Response:
         """Stream the text that the model generates."""
         kinds: dict[str, type | tuple[type, ...]] = {"text": str, "tokens": int, "temperature": (int, float)}
-        data = await read(request)
-        found = asked.body(data, kinds)
-        temperature, seed = asked.temperature(found["temperature"]), asked.seed(data)
+        data = await read_body(request)
+        found = params.parse_body(data, kinds)
+        temperature, seed = params.check_temperature(found["temperature"]), params.parse_seed(data)
 
-        def lines(alive: Alive) -> Iterator[dict[str, Any]]:
-            return self.session.write(found["text"], found["tokens"], temperature, seed, alive)
+        def generate_lines(alive: Alive) -> Iterator[dict[str, Any]]:
+            return self.session.generate_text(found["text"], found["tokens"], temperature, seed, alive)
 
-        return Lines(self.desk, request, lines)
+        return NdjsonResponse(self.executor, request, generate_lines)
 
 
 @cache
 def list_static_files() -> dict[str, Path]:
     """Map the name of each file of the page to its path."""
-    return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.suffix in MEDIA}
+    return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.suffix in MEDIA_TYPES}
 
 
 @lru_cache(256)
@@ -157,7 +170,7 @@ def compress_static_file(data: bytes) -> bytes:
     return gzip.compress(data, 9, mtime=0)
 
 
-async def read(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """Read the body of a request. Raises HTTPException where it is not JSON, too large or incomplete."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the request must be JSON: Content-Type: application/json.")
@@ -165,17 +178,17 @@ async def read(request: Request) -> bytes:
     try:
         async for part in request.stream():
             found += part
-            if len(found) > BODY_BYTES:
-                raise HTTPException(413, f"the request may have at most {BODY_BYTES:,} bytes.")
+            if len(found) > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the request may have at most {MAX_BODY_BYTES:,} bytes.")
     except ClientDisconnect:
         raise HTTPException(400, "the request was not sent to its end.") from None
     return bytes(found)
 
 
-def packed(request: Request, response: Response, compress: Callable[[bytes], bytes] | None = None) -> Response:
+def compress_response(request: Request, response: Response, compress: Callable[[bytes], bytes] | None = None) -> Response:
     """Compress a response where the client accepts it and it is worth it; only the client's own page may keep it."""
     response.headers.setdefault("cache-control", "no-store")
-    if len(response.body) >= WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(response.body) >= MIN_COMPRESSED_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
         quick = response.media_type == "application/octet-stream"  # codes: speed matters more for a tile than the last percent
         whole = bytes(response.body)
         response.body = compress(whole) if compress else gzip.compress(whole, 1 if quick else 5, mtime=0)
@@ -185,26 +198,26 @@ def packed(request: Request, response: Response, compress: Callable[[bytes], byt
     return response
 
 
-async def failed(request: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """Convert any error to a response of one sentence."""
     if isinstance(error, HTTPException):
         sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not understood at this address."}
         detail = str(error.detail)
-        response = refusal(error.status_code, sentences.get(error.status_code, detail))
+        response = make_error_response(error.status_code, sentences.get(error.status_code, detail))
         response.headers.update(error.headers or {})  # the allowed methods, where one is not
         return response
-    return refusal(status_of(error), told(error))
+    return make_error_response(get_status(error), describe_error(error))
 
 
-def application(page: Page, token: str | None = None) -> Guard:
+def make_application(page: PageRoutes, token: str | None = None) -> SecurityMiddleware:
     """Make the ASGI application of a page."""
-    handlers = {HTTPException: failed, RegardError: failed, Exception: failed}
-    inner = Starlette(routes=page.routes(), exception_handlers=handlers)
+    handlers = {HTTPException: handle_error, RegardError: handle_error, Exception: handle_error}
+    inner = Starlette(routes=page.list_routes(), exception_handlers=handlers)
     inner.router.redirect_slashes = False
-    return Guard(inner, refusal, token)
+    return SecurityMiddleware(inner, make_error_response, token)
 
 
-class Quiet(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn's server, which calls `ready` once it listens, and does not re-raise Ctrl-C and SIGTERM after shutdown."""
 
     ready: Callable[[], None] = staticmethod(lambda: None)
@@ -238,13 +251,13 @@ class Server:
     """A page that is being served: it has an address, and stops by a signal, by `stop`, or at the end of a with statement."""
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._socket = bound(host, port)
+        self._socket = bind_socket(host, port)
         own = is_loopback(host) and is_loopback(self._socket.getsockname()[0])  # localhost is what /etc/hosts says it is
         self.token = None if own else secrets.token_urlsafe(16)
-        self.page = Page(session)
+        self.page = PageRoutes(session)
         config = uvicorn.Config(
-            application(self.page, self.token),
-            http=PatientProtocol,
+            make_application(self.page, self.token),
+            http=TimeoutProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -254,7 +267,7 @@ class Server:
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=2,
         )
-        self._server = Quiet(config)
+        self._server = UvicornServer(config)
         self._thread: threading.Thread | None = None
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
         shown = f"[{shown}]" if ":" in shown else shown
@@ -264,9 +277,9 @@ class Server:
         """Print the address, and open it in a browser if `open_browser`."""
         print(f"{self.address}\nCtrl-C ends it.", flush=True)
         if open_browser:  # a browser in the terminal blocks its thread until it is closed
-            threading.Thread(target=self.browse, name="regard-browser", daemon=True).start()
+            threading.Thread(target=self.open_address, name="regard-browser", daemon=True).start()
 
-    def browse(self) -> None:
+    def open_address(self) -> None:
         """Open the address in a browser."""
         if not webbrowser.open(self.address):
             print("There is no browser to open here; the address is above.", flush=True)
@@ -275,11 +288,11 @@ class Server:
         """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens."""
         self._server.ready = ready
         # a daemon, the default if the current thread is one, would abort the process when stopped inside torch
-        threading.Thread(target=begin, name="regard-warm", daemon=False).start()
+        threading.Thread(target=preload_modules, name="regard-warm", daemon=False).start()
         try:
             self._server.run(sockets=[self._socket])
         finally:
-            self.page.desk.close()
+            self.page.executor.close()
 
     def start(self) -> "Server":
         """Serve in a thread of its own."""
@@ -303,13 +316,13 @@ class Server:
         self.stop()
 
 
-def begin() -> None:
+def preload_modules() -> None:
     """Load what takes a second the first time, while the browser starts."""
-    examples()
-    warm()
+    list_examples()
+    load_passes()
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Bind a socket to an address. Raises ConfigError where that fails."""
     with ExitStack() as undo:
         try:
@@ -329,8 +342,8 @@ def bound(host: str, port: int) -> socket.socket:
         return found
 
 
-def server(
-    subject: Any = None, *, text: str | None = None, speaker: Any = None, host: str = "127.0.0.1", port: int = 0
+def make_server(
+    subject: Any = None, *, text: str | None = None, adapter: Any = None, host: str = "127.0.0.1", port: int = 0
 ) -> Server:
     """Make the server of a recording, of a model, or of both; the model reads `text` first where it is given.
 
@@ -338,10 +351,10 @@ def server(
     and model.
     """
     recording = subject if isinstance(subject, Recording) else None
-    model = speaker if recording is not None or subject is None else subject
+    model = adapter if recording is not None or subject is None else subject
     if recording is None and model is None:
         raise ConfigError("a page shows a recording, or runs a model: give one of them.")
-    session = Session(recording, None if model is None else speaker_of(model), version("regard"))
+    session = Session(recording, None if model is None else adapt_model(model), version("regard"))
     if text is not None:
-        session.type(text, lambda: None)
+        session.run_text(text, lambda: None)
     return Server(session, host, port)

@@ -10,155 +10,165 @@ from typing import Any
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.observe import Recording
-from regard.show.page import size, translating
-from regard.show.page.asked import MissingError
-from regard.show.page.entry import Entry, Place, summary
-from regard.show.page.examined import examined
-from regard.show.page.pictures import Alive, Opened
-from regard.show.page.speaker import Speaker, sentences, typed, writes, written
-from regard.show.page.translating import Translating
-from regard.show.page.turn import turn
+from regard.show.page import memory_size, translator_adapter
+from regard.show.page.head_pictures import Alive, OpenedHead
+from regard.show.page.model_adapter import ModelAdapter, can_generate, generate_tokens, list_sentences, record_text
+from regard.show.page.model_examination import examine_model
+from regard.show.page.model_lock import hold_model_lock
+from regard.show.page.params import MissingError
+from regard.show.page.recording_entry import Place, RecordingEntry, summarize_entry
+from regard.show.page.translator_adapter import TranslatorAdapter
 
-TYPED = 32  # maximum recordings of typed texts
-TYPED_BYTES = 16 * 2**20  # maximum bytes of recordings of typed texts; the newest is always kept
-OPENED_BYTES = 120 * 2**20  # maximum bytes of opened heads; the newest is always kept
-CHARACTERS = 20_000  # maximum characters of a text
-TOKENS = 320  # maximum tokens generated at a time
-READ = 2048  # maximum tokens read of a text, where the model's context is longer
-STEPS = 64  # maximum words for which all steps of a head are shown
-TRANSLATION = "translation"  # the id of the example's recording
+MAX_TYPED = 32  # maximum recordings of typed texts
+MAX_TYPED_BYTES = 16 * 2**20  # maximum bytes of recordings of typed texts; the newest is always kept
+MAX_OPENED_BYTES = 120 * 2**20  # maximum bytes of opened heads; the newest is always kept
+MAX_CHARACTERS = 20_000  # maximum characters of a text
+MAX_NEW_TOKENS = 320  # maximum tokens generated at a time
+MAX_READ_TOKENS = 2048  # maximum tokens read of a text, where the model's context is longer
+MAX_STEP_WORDS = 64  # maximum words for which all steps of a head are shown
+TRANSLATION_ID = "translation"  # the id of the example's recording
 
 
 class Session:
     """Recordings by id, the opened heads, and a model; several threads may use it at once."""
 
     def __init__(
-        self, recording: Recording | None = None, speaker: Speaker | Translating | None = None, version: str = ""
+        self, recording: Recording | None = None, adapter: ModelAdapter | TranslatorAdapter | None = None, version: str = ""
     ) -> None:
-        self.speaker, self.version = speaker, version
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._opened: OrderedDict[tuple[str, Place], Opened] = OrderedDict()
-        self._lock, self._model = threading.RLock(), threading.Lock()
+        self.adapter, self.version = adapter, version
+        self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
+        self._lock, self._model_lock = threading.RLock(), threading.Lock()
         self._count = 0
-        self._kept = {TRANSLATION}  # these are never removed
+        self._pinned = {TRANSLATION_ID}  # these are never removed
         if recording is not None:
-            self._kept.add(self.add(recording).id)
+            self._pinned.add(self.add_recording(recording).id)
 
-    def start(self) -> dict[str, Any]:
+    def get_start_state(self) -> dict[str, Any]:
         """Return the initial state of the page."""
         with self._lock:
-            recordings = [summary(entry) for name, entry in self._entries.items() if name != TRANSLATION]
+            recordings = [summarize_entry(entry) for name, entry in self._entries.items() if name != TRANSLATION_ID]
         return {
             "version": self.version,
-            "model": None if self.speaker is None else self.speaker.name,
-            "writes": writes(self.speaker),
-            "translates": isinstance(self.speaker, Translating),
-            "translation": {"id": TRANSLATION, "sentence": translating.SENTENCE} if translating.carried() else None,
+            "model": None if self.adapter is None else self.adapter.name,
+            "writes": can_generate(self.adapter),
+            "translates": isinstance(self.adapter, TranslatorAdapter),
+            "translation": {"id": TRANSLATION_ID, "sentence": translator_adapter.SENTENCE}
+            if translator_adapter.has_example()
+            else None,
             "recordings": recordings,
-            "sentences": sentences(self.speaker),
-            "examples": examples(),
-            "limits": limits(),
+            "sentences": list_sentences(self.adapter),
+            "examples": list_examples(),
+            "limits": get_limits(),
         }
 
-    def add(
+    def add_recording(
         self,
         recording: Recording,
         coming: list[dict[str, Any]] | None = None,
         notes: list[str] | None = None,
         name: str | None = None,
         text: str | None = None,
-    ) -> Entry:
+    ) -> RecordingEntry:
         """Store a recording; the oldest of the typed ones are removed where there are too many."""
         with self._lock:
             self._count += name is None
-            entry = Entry(name or f"r{self._count}", recording, coming, notes or [], text)
-            summary(entry)  # raises where the recording is not usable
+            entry = RecordingEntry(name or f"r{self._count}", recording, coming, notes or [], text)
+            summarize_entry(entry)  # raises where the recording is not usable
             self._entries[entry.id] = entry
-            mine = [one for one in self._entries.values() if one.id not in self._kept]
-            while len(mine) > 1 and (len(mine) > TYPED or sum(size.of_recording(one.recording) for one in mine) > TYPED_BYTES):
-                self.forget(mine.pop(0).id)
+            mine = [one for one in self._entries.values() if one.id not in self._pinned]
+            while len(mine) > 1 and (
+                len(mine) > MAX_TYPED or sum(memory_size.measure_recording(one.recording) for one in mine) > MAX_TYPED_BYTES
+            ):
+                self.remove_recording(mine.pop(0).id)
             return entry
 
-    def forget(self, name: str) -> None:
+    def remove_recording(self, name: str) -> None:
         """Remove a recording and all that was computed from it."""
         del self._entries[name]
         for key in [key for key in self._opened if key[0] == name]:
             del self._opened[key]
 
-    def entry(self, name: str) -> Entry:
+    def get_entry(self, name: str) -> RecordingEntry:
         """Return a recording by its id. Raises MissingError where it does not exist."""
         with self._lock:
             if name in self._entries:
                 return self._entries[name]
         raise MissingError(f"there is no recording {name[:20]!r} any more; the oldest of those typed make room for new ones.")
 
-    def opened(self, entry: Entry, place: Place) -> Opened:
+    def open_head(self, entry: RecordingEntry, place: Place) -> OpenedHead:
         """Return an opened head; the least recently used ones are removed to make room, before it is computed."""
-        key = entry.id, replace(place, part=entry.attention(place).part)
+        key = entry.id, replace(place, part=entry.get_layers(place).part)
         with self._lock:
             known = self._opened.get(key)
-        made = known or Opened(*entry.known(place))  # outside of the lock: joining many calls takes a while
+        made = known or OpenedHead(*entry.get_sized_map(place))  # outside of the lock: joining many calls takes a while
         with self._lock:
-            self.entry(entry.id)  # raises if it was removed
+            self.get_entry(entry.id)  # raises if it was removed
             found = self._opened.setdefault(key, made)
             self._opened.move_to_end(key)
-            while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > OPENED_BYTES:
+            while len(self._opened) > 1 and sum(one.nbytes for one in self._opened.values()) > MAX_OPENED_BYTES:
                 self._opened.popitem(last=False)
             return found
 
-    def heads(self) -> list[Opened]:
+    def list_opened(self) -> list[OpenedHead]:
         """Return the opened heads."""
         with self._lock:
             return list(self._opened.values())
 
-    def type(self, text: str, alive: Alive) -> dict[str, Any]:
+    def run_text(self, text: str, alive: Alive) -> dict[str, Any]:
         """Run the model on a text, and return the summary of the new recording."""
-        speaker = self.running(text)
-        own = None if isinstance(speaker, Translating) else text
-        with turn(self._model, alive):
-            return summary(self.add(*typed(speaker, text, READ), text=own))
+        adapter = self.require_model(text)
+        own = None if isinstance(adapter, TranslatorAdapter) else text
+        with hold_model_lock(self._model_lock, alive):
+            return summarize_entry(self.add_recording(*record_text(adapter, text, MAX_READ_TOKENS), text=own))
 
-    def examination(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
+    def examine_recording(self, name: str, sees: str, alive: Alive) -> dict[str, Any]:
         """Examine the model on the first words of the text of a recording. Raises MissingError where that is not possible."""
-        text = self.entry(name).text
-        if text is None or self.speaker is None or isinstance(self.speaker, Translating):
+        text = self.get_entry(name).text
+        if text is None or self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
             raise MissingError("who sees whom is asked of a model on what it read here: type a text, and ask again.")
-        with turn(self._model, alive):
-            return examined(self.speaker, text, sees)
+        with hold_model_lock(self._model_lock, alive):
+            return examine_model(self.adapter, text, sees)
 
-    def translation(self, alive: Alive) -> dict[str, Any]:
+    def get_translation(self, alive: Alive) -> dict[str, Any]:
         """Return the summary of the example's recording, made on the first request."""
-        if not translating.carried():
+        if not translator_adapter.has_example():
             raise MissingError("this package carries no translator, so there is no translation to show.")
-        with turn(self._model, alive):
-            known = self._entries.get(TRANSLATION)
-            return summary(known or self.add(translating.example(), name=TRANSLATION))
+        with hold_model_lock(self._model_lock, alive):
+            known = self._entries.get(TRANSLATION_ID)
+            return summarize_entry(known or self.add_recording(translator_adapter.record_example(), name=TRANSLATION_ID))
 
-    def write(self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive) -> Iterator[dict[str, Any]]:
+    def generate_text(
+        self, text: str, tokens: int, temperature: float, seed: int | None, alive: Alive
+    ) -> Iterator[dict[str, Any]]:
         """Generate text with the model, token by token, and yield the summary of its recording last."""
-        speaker = self.running(text)
-        if not 1 <= tokens <= TOKENS:
-            raise ConfigError(f"tokens must be at least 1 and at most {TOKENS}, got {tokens}.")
-        with turn(self._model, alive):
-            for one in written(speaker, text, tokens, temperature, seed):
-                yield {"recording": summary(self.add(one, text=text or None))} if isinstance(one, Recording) else one
+        adapter = self.require_model(text)
+        if not 1 <= tokens <= MAX_NEW_TOKENS:
+            raise ConfigError(f"tokens must be at least 1 and at most {MAX_NEW_TOKENS}, got {tokens}.")
+        with hold_model_lock(self._model_lock, alive):
+            for one in generate_tokens(adapter, text, tokens, temperature, seed):
+                yield (
+                    {"recording": summarize_entry(self.add_recording(one, text=text or None))}
+                    if isinstance(one, Recording)
+                    else one
+                )
 
-    def running(self, text: str) -> Speaker | Translating:
+    def require_model(self, text: str) -> ModelAdapter | TranslatorAdapter:
         """Return the model. Raises ConfigError where there is none or the text is too long."""
-        if self.speaker is None:
+        if self.adapter is None:
             raise ConfigError("this page has no model to run: start it with one, regard serve --model NAME.")
-        if len(text) > CHARACTERS:
-            raise ConfigError(f"the text has {len(text):,} characters; at most {CHARACTERS:,} are read.")
-        return self.speaker
+        if len(text) > MAX_CHARACTERS:
+            raise ConfigError(f"the text has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
+        return self.adapter
 
 
-def limits() -> dict[str, int]:
+def get_limits() -> dict[str, int]:
     """Return the limits of requests."""
-    return {"characters": CHARACTERS, "tokens": TOKENS, "steps": STEPS}
+    return {"characters": MAX_CHARACTERS, "tokens": MAX_NEW_TOKENS, "steps": MAX_STEP_WORDS}
 
 
 @functools.cache
-def examples() -> list[dict[str, str]]:
+def list_examples() -> list[dict[str, str]]:
     """List the lectures' examples by name."""
-    found = {name: lectures.example(name).title for name in lectures.EXAMPLES}
-    return [{"name": name, "title": title, "summary": lectures.summary(name)} for name, title in found.items()]
+    found = {name: lectures.build_example(name).title for name in lectures.EXAMPLES}
+    return [{"name": name, "title": title, "summary": lectures.summarize_example(name)} for name, title in found.items()]

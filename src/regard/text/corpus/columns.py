@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from regard.errors import DataError
 
 Numbers = NDArray[np.integer]
-LONGEST = 1 << 16  # most bytes of a header, by the format
+LONGEST_HEADER = 1 << 16  # most bytes of a header, by the format
 DTYPES = ("<u2", "<u4", "<i4", "<i8")
 
 
@@ -34,10 +34,10 @@ class Column:
             raise ValueError(f"{self.name} must have numbers of {', '.join(DTYPES)}; got {self.dtype!r}")
         if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in (self.count, self.size, self.crc32)):
             raise ValueError(f"{self.name} must state its count, its size and its checksum; got {self.count!r}, {self.size!r}")
-        if not 0 < self.size - self.count * np.dtype(self.dtype).itemsize <= LONGEST:
+        if not 0 < self.size - self.count * np.dtype(self.dtype).itemsize <= LONGEST_HEADER:
             raise ValueError(f"{self.name} cannot have {self.count:,} numbers of {self.dtype} in {self.size:,} bytes")
 
-    def weighed(self, folder: Path) -> None:
+    def check_size(self, folder: Path) -> None:
         """Raise DataError if the file is missing or does not have the size that was written."""
         path = folder / self.name
         if not path.is_file():
@@ -48,10 +48,10 @@ class Column:
                 "Prepare the corpus again."
             )
 
-    def opened(self, folder: Path) -> Numbers:
+    def open_verified(self, folder: Path) -> Numbers:
         """Return the numbers, memory-mapped; raise DataError if they are not those that were written."""
         path = folder / self.name
-        self.weighed(folder)
+        self.check_size(folder)
         start = self.size - self.count * np.dtype(self.dtype).itemsize
         try:
             numbers: Numbers = np.memmap(path, self.dtype, "r", start, (self.count,)).view(np.ndarray)  # slices faster
@@ -67,15 +67,15 @@ class Column:
         return numbers
 
 
-class Growing:
+class ColumnWriter:
     """A column that is being written."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path, self.dtype, self.count, self.crc32 = path, dtype, 0, 0
         self._file = path.open("xb")
-        self._file.write(header(dtype, 0))
+        self._file.write(make_npy_header(dtype, 0))
 
-    def add(self, numbers: Numbers) -> None:
+    def append(self, numbers: Numbers) -> None:
         """Append numbers to the file."""
         data = np.ascontiguousarray(numbers, np.dtype(self.dtype))
         self._file.write(data.data)
@@ -84,7 +84,7 @@ class Growing:
 
     def close(self) -> Column:
         """Write the final header, flush the file to disk, and return its description."""
-        size, beginning = self._file.tell(), header(self.dtype, self.count)
+        size, beginning = self._file.tell(), make_npy_header(self.dtype, self.count)
         self._file.seek(0)
         self._file.write(beginning)
         self._file.flush()
@@ -97,7 +97,7 @@ class Growing:
         self._file.close()
 
 
-def header(dtype: str, count: int) -> bytes:
+def make_npy_header(dtype: str, count: int) -> bytes:
     """Return the header of a .npy file; numpy pads it, so that it has the same length for any count."""
     out = io.BytesIO()
     npy.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": (count,)})

@@ -11,14 +11,14 @@ from regard.errors import DataError
 from regard.text import BytePair, Letters
 from regard.text.byte_pair_files import FILES
 from regard.text.corpus.columns import Column
-from regard.text.letters import FILE as LETTERS
+from regard.text.letters import FILE_NAME as LETTERS
 from regard.text.origin import NAME as ORIGIN
 
-Text = BytePair | Letters
+Tokenizer = BytePair | Letters
 NAME, FORMAT, VERSION = "corpus.json", "regard corpus", 1
 
 
-class Checked(Protocol):
+class HasChecksum(Protocol):
     """An index with a checksum."""
 
     @property
@@ -26,11 +26,11 @@ class Checked(Protocol):
         """A number computed from the whole index."""
 
 
-T = TypeVar("T", bound=Checked)
+T = TypeVar("T", bound=HasChecksum)
 
 
 @dataclass(frozen=True)
-class Index:
+class CorpusIndex:
     """The description of a corpus."""
 
     tokens: int
@@ -56,15 +56,15 @@ class Index:
         (folder / NAME).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
-def read(folder: Path) -> Index:
+def read_index(folder: Path) -> CorpusIndex:
     """Read the index of a folder; raise DataError if there is none of a supported version."""
     path = folder / NAME
     if not path.is_file():
         raise DataError(f"{folder} is not a corpus: it has no {NAME}. regard.text.corpus.prepare creates one from texts.")
-    return checked(path, FORMAT, "a corpus", VERSION, parsed)
+    return read_checked_index(path, FORMAT, "a corpus", VERSION, parse_index)
 
 
-def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[dict[str, Any]], T]) -> T:
+def read_checked_index(path: Path, form: str, name: str, version: int, parse: Callable[[dict[str, Any]], T]) -> T:
     """Read the index in a file of this form and verify its version and checksum; raise DataError if one does not match."""
     try:
         said = json.loads(path.read_bytes())
@@ -72,15 +72,15 @@ def checked(path: Path, form: str, name: str, version: int, parsed: Callable[[di
             raise DataError(f"{path} is not an index of {name} that regard prepared.")
         if not isinstance(said["version"], int) or said["version"] > version:
             raise DataError(f"{path} has version {said['version']}, and this regard reads up to {version}: update regard.")
-        index = parsed(said)
+        index = parse(said)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
+        raise make_damage_error(path, f"{type(error).__name__}: {error}") from None
     if index.checksum != said.get("checksum"):
-        raise damaged(path, "its content is not what was written")
+        raise make_damage_error(path, "its content is not what was written")
     return index
 
 
-def parsed(said: dict[str, Any]) -> Index:
+def parse_index(said: dict[str, Any]) -> CorpusIndex:
     """Parse an index; raise KeyError, TypeError or ValueError if it is invalid."""
     shards, starts = tuple(Column(**shard) for shard in said["shards"]), Column(**said["starts"])
     counts = [shard.count for shard in shards]
@@ -93,33 +93,35 @@ def parsed(said: dict[str, Any]) -> Index:
         raise ValueError(f"{said['tokens']!r} tokens are not those of its shards")
     if starts.count != said["documents"] or not starts.count or starts.dtype != "<i8":
         raise ValueError(f"{said['documents']!r} documents are not those of {starts.name}")
-    return Index(said["tokens"], said["documents"], said["vocabulary"], shards, starts, names_of(said["text"]))
+    return CorpusIndex(
+        said["tokens"], said["documents"], said["vocabulary"], shards, starts, check_tokenizer_files(said["text"])
+    )
 
 
-def names_of(text: Any) -> dict[str, int]:
+def check_tokenizer_files(text: Any) -> dict[str, int]:
     """Return the files of an encoding and their checksums; raise ValueError for other files."""
     if not isinstance(text, dict) or not text.keys() <= {LETTERS, *FILES[0]} or not text:
         raise ValueError(f"text must name the files of an encoding; got {text!r}")
     return text
 
 
-def damaged(path: Path, why: str) -> DataError:
+def make_damage_error(path: Path, why: str) -> DataError:
     """Return the error for an index that is not as it was written."""
     return DataError(f"{path} is damaged or altered: {why}. Prepare the corpus again.")
 
 
-def text_checksums(folder: Path) -> dict[str, int]:
+def compute_tokenizer_checksums(folder: Path) -> dict[str, int]:
     """Return the files of an encoding in a folder, with the checksum of each."""
     found = [folder / name for name in (LETTERS, *FILES[0]) if (folder / name).is_file()]
     return {path.name: zlib.crc32(path.read_bytes()) for path in found}
 
 
-def text_of(folder: Path, files: dict[str, int]) -> Text:
+def load_tokenizer(folder: Path, files: dict[str, int]) -> Tokenizer:
     """Load the encoding in a corpus folder; raise DataError if its files are not those the corpus was prepared with."""
     for name, checksum in files.items():
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing, but is part of this corpus: prepare it again.")
         if zlib.crc32(path.read_bytes()) != checksum:
-            raise damaged(path, "it is not the file that was written")
+            raise make_damage_error(path, "it is not the file that was written")
     return Letters.load(folder) if LETTERS in files else BytePair.load(folder)

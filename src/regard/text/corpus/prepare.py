@@ -15,23 +15,23 @@ import numpy as np
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair import END
 from regard.text.corpus import index as indices
-from regard.text.corpus.columns import Column, Growing, Numbers
-from regard.text.corpus.index import Index, Text
-from regard.text.corpus.shards import Corpus
-from regard.text.corpus.sources import BLOCK, Part, Source, parts, total
-from regard.text.folders import renewed
+from regard.text.corpus.columns import Column, ColumnWriter, Numbers
+from regard.text.corpus.corpus import Corpus
+from regard.text.corpus.index import CorpusIndex, Tokenizer
+from regard.text.corpus.sources import BLOCK, DocumentPart, Source, count_bytes, iterate_parts
+from regard.text.prepared_folder import replace_folder
 
-FEW = 64  # chunks that one process encodes in the time that it takes to start others
-STARTS = "documents.npy"
+CHUNKS_BEFORE_WORKERS = 64  # chunks that one process encodes in the time that it takes to start others
+STARTS_NAME = "documents.npy"
 
-Chunk = list[Part]
+Chunk = list[DocumentPart]
 Encoded = tuple[Numbers, list[int]]  # the tokens of a chunk, and the number of tokens of each part
 Progress = Callable[[int, int | None], None]
 
 
 def prepare(
     source: Source,
-    text: Text,
+    text: Tokenizer,
     folder: str | Path,
     *,
     field: str = "text",
@@ -50,15 +50,15 @@ def prepare(
     if shard < 1 or (workers is not None and workers < 1):
         raise ConfigError(f"shard and workers must be at least 1, got shard={shard}, workers={workers}.")
     folder = Path(folder)
-    with renewed(folder, former) as beside:
+    with replace_folder(folder, list_former_files) as beside:
         text.save(beside)
-        chunks = encoded(gathered(parts(source, field, text.find_cut)), text, workers)
-        index = written(beside, chunks, text, shard, progress, total(source))
+        chunks = encode_chunks(group_parts(iterate_parts(source, field, text.find_cut)), text, workers)
+        index = write_shards(beside, chunks, text, shard, progress, count_bytes(source))
         index.write(beside)
     return Corpus(folder, text, index, 0, index.tokens)
 
 
-def gathered(pieces: Iterable[Part]) -> Iterator[Chunk]:
+def group_parts(pieces: Iterable[DocumentPart]) -> Iterator[Chunk]:
     """Yield parts in chunks of about one block of text."""
     chunk: Chunk = []
     size = 0
@@ -72,21 +72,21 @@ def gathered(pieces: Iterable[Part]) -> Iterator[Chunk]:
         yield chunk
 
 
-def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterator[tuple[Chunk, Encoded]]:
+def encode_chunks(chunks: Iterator[Chunk], text: Tokenizer, workers: int | None) -> Iterator[tuple[Chunk, Encoded]]:
     """Yield each chunk in order with its tokens; encoded by several processes if requested, or if there are many chunks."""
     if workers is None:
-        few = list(islice(chunks, FEW))
+        few = list(islice(chunks, CHUNKS_BEFORE_WORKERS))
         more = list(islice(chunks, 1))
-        chunks, workers = chain(few, more, chunks), cores() if more else 1
+        chunks, workers = chain(few, more, chunks), count_cores() if more else 1
     if workers == 1:
         for chunk in chunks:
-            yield chunk, numbers_of(chunk, text)
+            yield chunk, encode_chunk(chunk, text)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), begin, (text,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initialize_worker, (text,))
     waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
         for chunk in chunks:
-            waiting.append((chunk, pool.submit(numbers, chunk)))
+            waiting.append((chunk, pool.submit(encode_in_worker, chunk)))
             if len(waiting) > 2 * workers:  # as many in memory as keep all of them busy
                 yield waiting[0][0], waiting.popleft()[1].result()
         while waiting:
@@ -100,28 +100,28 @@ def encoded(chunks: Iterator[Chunk], text: Text, workers: int | None) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def begin(text: Text) -> None:
+def initialize_worker(text: Tokenizer) -> None:
     """Initialize a worker process: store the encoding, and leave Ctrl-C to the parent process."""
-    global own
-    own = text
+    global worker_tokenizer
+    worker_tokenizer = text
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-own: Text | None = None  # the encoding of a worker process
+worker_tokenizer: Tokenizer | None = None  # the encoding of a worker process
 
 
-def numbers(chunk: Chunk) -> Encoded:
+def encode_in_worker(chunk: Chunk) -> Encoded:
     """Return the tokens of a chunk, in an initialized worker process."""
-    assert own is not None
-    return numbers_of(chunk, own)
+    assert worker_tokenizer is not None
+    return encode_chunk(chunk, worker_tokenizer)
 
 
-def numbers_of(chunk: Chunk, text: Text) -> Encoded:
+def encode_chunk(chunk: Chunk, text: Tokenizer) -> Encoded:
     """Return the concatenated tokens of a chunk's parts, and the number of tokens of each part."""
     end = [text.special[END]] if END in text.special else []
     found = []
@@ -130,38 +130,41 @@ def numbers_of(chunk: Chunk, text: Text) -> Encoded:
             ids = text.encode(part.text)
         except DataError as error:
             raise DataError(f"{part.place}: {error}") from None
-        found.append(np.array(ids + end if part.ends else ids, kind(text)))
+        found.append(np.array(ids + end if part.ends else ids, choose_dtype(text)))
     return np.concatenate(found), [len(ids) for ids in found]
 
 
-def kind(text: Text) -> str:
+def choose_dtype(text: Tokenizer) -> str:
     """Return the smallest dtype that holds a vocabulary."""
     return "<u2" if text.vocabulary <= 1 << 16 else "<u4"
 
 
-def written(
+def write_shards(
     folder: Path,
     chunks: Iterator[tuple[Chunk, Encoded]],
-    text: Text,
+    text: Tokenizer,
     shard: int,
     progress: Progress | None,
     whole: int | None,
-) -> Index:
+) -> CorpusIndex:
     """Write the tokens into shards as they come, and the positions where documents start; return the index."""
     shards: list[Column] = []
-    starts, open_shard = Growing(folder / STARTS, "<i8"), Growing(folder / name(0), kind(text))
+    starts, open_shard = (
+        ColumnWriter(folder / STARTS_NAME, "<i8"),
+        ColumnWriter(folder / make_shard_name(0), choose_dtype(text)),
+    )
     tokens, done, fresh = 0, 0, True  # fresh: whether the next part begins a document
     try:
         for chunk, (ids, sizes) in chunks:
             before = np.cumsum([tokens, *sizes])[:-1]
-            starts.add(before[np.array([fresh, *(part.ends for part in chunk[:-1])])])
+            starts.append(before[np.array([fresh, *(part.ends for part in chunk[:-1])])])
             fresh = chunk[-1].ends
             while len(ids):
                 if open_shard.count == shard:
                     shards.append(open_shard.close())
-                    open_shard = Growing(folder / name(len(shards)), kind(text))
+                    open_shard = ColumnWriter(folder / make_shard_name(len(shards)), choose_dtype(text))
                 part = ids[: shard - open_shard.count]
-                open_shard.add(part)
+                open_shard.append(part)
                 tokens, ids = tokens + len(part), ids[len(part) :]
             done += sum(part.size for part in chunk)
             if progress is not None:
@@ -169,17 +172,19 @@ def written(
         if not tokens:
             raise DataError("the source has no text: every document of it is empty, or white space.")
         columns = (*shards, open_shard.close())
-        return Index(tokens, starts.count, text.vocabulary, columns, starts.close(), indices.text_checksums(folder))
+        return CorpusIndex(
+            tokens, starts.count, text.vocabulary, columns, starts.close(), indices.compute_tokenizer_checksums(folder)
+        )
     finally:
         starts.abandon()
         open_shard.abandon()
 
 
-def name(number: int) -> str:
+def make_shard_name(number: int) -> str:
     """Return the name of a shard's file."""
     return f"tokens-{number:05d}.npy"
 
 
-def former(folder: Path) -> set[str]:
+def list_former_files(folder: Path) -> set[str]:
     """Return the files of the corpus in a folder; none if it has none."""
-    return indices.read(folder).names if (folder / indices.NAME).exists() else set()
+    return indices.read_index(folder).names if (folder / indices.NAME).exists() else set()

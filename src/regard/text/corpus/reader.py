@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.text.corpus.order import shuffled
-from regard.text.corpus.shards import Corpus
+from regard.text.corpus.corpus import Corpus
+from regard.text.corpus.shuffle import shuffle_places
 
-NONE = -100  # the target of a place without one, ignored by torch's cross entropy
+NO_TARGET = -100  # the target of a place without one, ignored by torch's cross entropy
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +70,12 @@ class Reader:
         rows = self.batch // self.world
         first = n * self.batch + self.rank * rows
         epochs, places = np.divmod(np.arange(first, first + rows, dtype=np.int64), self.windows)
-        starts = shuffled(places, self.windows, self.seed, epochs) * self.context
-        read = np.full((rows, self.context + 1), NONE, np.int64)
+        starts = shuffle_places(places, self.windows, self.seed, epochs) * self.context
+        read = np.full((rows, self.context + 1), NO_TARGET, np.int64)
         for row, start in zip(read, starts.tolist(), strict=True):
             found = self.corpus[start : start + self.context + 1]
             row[: len(found)] = found
         tokens, targets = read[:, :-1], read[:, 1:]
-        documents = self.corpus.document_of(starts[:, None] + np.arange(self.context))
-        documents[tokens == NONE] = -1
+        documents = self.corpus.find_documents(starts[:, None] + np.arange(self.context))
+        documents[tokens == NO_TARGET] = -1
         return Batch(*map(torch.from_numpy, (np.maximum(tokens, 0), np.ascontiguousarray(targets), documents)))

@@ -21,17 +21,17 @@ from regard.text.letters import Letters
 
 Source = str | Path | Iterable[Any]
 Cut = Callable[[str], int]  # maps a text without a safe place to the number of characters that may be encoded separately
-KINDS = (".txt", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".jsonl")
 BLOCK = 1 << 20  # bytes read at a time, and characters of a part
-BORDER = re.compile(re.escape(END) + r"(?:\r?\n|\Z)")
+SEPARATOR_LINE = re.compile(re.escape(END) + r"(?:\r?\n|\Z)")
 # where a text can be cut without changing tokens: no piece continues from another character into white space
-SAFE = re.compile(r"\S(?=[ \r\n])")
+SAFE_PLACE = re.compile(r"\S(?=[ \r\n])")
 MARGIN = 32  # characters at the end of a block in which a line of <|endoftext|> may begin
 NEAR = 1 << 12  # characters before the limit that are searched for a place to cut
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentPart:
     """A document, or a part of a long one."""
 
     text: str
@@ -43,76 +43,76 @@ class Part:
 def documents(source: Source, field: str = "text") -> Iterator[str]:
     """Yield the documents of a source, each as one text."""
     held: list[str] = []
-    for part in parts(source, field):
+    for part in iterate_parts(source, field):
         held.append(part.text)
         if part.ends:
             yield "".join(held)
             held = []
 
 
-def parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> Iterator[Part]:
+def iterate_parts(source: Source, field: str = "text", cut: Cut = Letters.find_cut) -> Iterator[DocumentPart]:
     """Yield the documents of a source in order, long ones in parts, so that at most one part of a document is in memory.
 
     Parts end before white space; if a block has none, at the place that cut finds.
     """
     if isinstance(source, str | Path):
-        for path in files(Path(source)):
-            yield from of_lines(path, field, cut) if path.suffix == ".jsonl" else of_text(path, cut)
+        for path in list_files(Path(source)):
+            yield from read_json_lines(path, field, cut) if path.suffix == ".jsonl" else read_text_parts(path, cut)
     elif isinstance(source, Mapping):
         raise ConfigError(f"source is several corpora: {', '.join(map(str, source))}. Give a single one: source[name].")
     else:
         for number, item in enumerate(source):
             place = f"document {number}"
-            text = item if isinstance(item, str) else taken(item, field, place)
-            yield from whole(text, place, cut)
+            text = item if isinstance(item, str) else get_row_text(item, field, place)
+            yield from split_document(text, place, cut)
 
 
-def total(source: Source) -> int | None:
+def count_bytes(source: Source) -> int | None:
     """Return the number of bytes of a source that consists of files, else None."""
-    return sum(path.stat().st_size for path in files(Path(source))) if isinstance(source, str | Path) else None
+    return sum(path.stat().st_size for path in list_files(Path(source))) if isinstance(source, str | Path) else None
 
 
-def files(path: Path) -> list[Path]:
+def list_files(path: Path) -> list[Path]:
     """Return the file itself, or the files of a folder in the order of their paths."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} is neither a file nor a folder of texts.")
-    found = [file for file in path.rglob("*") if file.suffix in KINDS and file.is_file()]
+    found = [file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
     if not found:
-        raise DataError(f"{path} has no file that ends in {', '.join(KINDS)}.")
+        raise DataError(f"{path} has no file that ends in {', '.join(SUFFIXES)}.")
     return sorted(found, key=lambda file: file.relative_to(path).parts)
 
 
-def of_text(path: Path, cut: Cut) -> Iterator[Part]:
+def read_text_parts(path: Path, cut: Cut) -> Iterator[DocumentPart]:
     """Yield the documents of a text file, with one block of it in memory at a time."""
     held, size, begun = (
         "",
         0,
         False,
     )  # text read but not yielded, its bytes, whether the beginning of its document has been yielded
-    for block, read, last in blocks(path):
+    for block, read, last in read_blocks(path):
         held, size, at = held + block, size + read, 0
-        for border in BORDER.finditer(held):
+        for border in SEPARATOR_LINE.finditer(held):
             start = border.start()
             alone = held[start - 1] == "\n" if start > at else at or not begun
             if not alone or (border.end() == start + len(END) and not last):
                 continue
             text = held[at:start].removesuffix("\n").removesuffix("\r")
             if begun or text.strip():
-                yield Part(text, True, size, str(path))
+                yield DocumentPart(text, True, size, str(path))
                 size = 0
             at, begun = border.end(), False
         held = held[at:]
-        stop = 0 if last else place_in_block(held, len(held) - MARGIN, cut)
+        stop = 0 if last else find_cut_in_block(held, len(held) - MARGIN, cut)
         if stop and (begun or held[:stop].strip()):  # a document of white space only is dropped
-            yield Part(held[:stop], False, size, str(path))
+            yield DocumentPart(held[:stop], False, size, str(path))
             held, size, begun = held[stop:], 0, True
     if begun or held.strip():
-        yield Part(held, True, size, str(path))
+        yield DocumentPart(held, True, size, str(path))
 
 
-def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
+def read_blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
     """Yield a text file in blocks: the characters, the number of bytes read for them, and whether it is the last block."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
@@ -134,19 +134,19 @@ def blocks(path: Path) -> Iterator[tuple[str, int, bool]]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def of_lines(path: Path, field: str, cut: Cut) -> Iterator[Part]:
+def read_json_lines(path: Path, field: str, cut: Cut) -> Iterator[DocumentPart]:
     """Yield the documents of a file of JSON lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     place = f"{path}:{number}"
-                    yield from whole(taken(parsed(line, place), field, place), place, cut, len(line))
+                    yield from split_document(get_row_text(parse_json_line(line, place), field, place), place, cut, len(line))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def parsed(line: bytes, place: str) -> Any:
+def parse_json_line(line: bytes, place: str) -> Any:
     """Parse a line of JSON."""
     try:
         return json.loads(line.decode("utf-8"))
@@ -156,7 +156,7 @@ def parsed(line: bytes, place: str) -> Any:
         raise DataError(f"{place} is not JSON: {error}.") from None
 
 
-def taken(row: Any, field: str, place: str) -> str:
+def get_row_text(row: Any, field: str, place: str) -> str:
     """Return the text of a row."""
     if not isinstance(row, Mapping):
         raise DataError(f'{place} must be a row {{"{field}": a text}}; it is of type {type(row).__name__}.')
@@ -167,50 +167,50 @@ def taken(row: Any, field: str, place: str) -> str:
     return str(row[field])
 
 
-def whole(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[Part]:
+def split_document(text: str, place: str, cut: Cut, size: int | None = None) -> Iterator[DocumentPart]:
     """Yield a document that is in memory, in parts if it is long; size is the number of bytes read for it."""
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
         raise DataError(f"{place} has half of a surrogate pair at {error.start}, which is not a character.") from None
     if text.strip():
-        *before, last = portions(text, BLOCK, cut)
-        yield from (Part(one, False, 0, place) for one in before)
-        yield Part(last, True, length if size is None else size, place)
+        *before, last = split_text(text, BLOCK, cut)
+        yield from (DocumentPart(one, False, 0, place) for one in before)
+        yield DocumentPart(last, True, length if size is None else size, place)
 
 
-def portions(text: str, limit: int, cut: Cut) -> Iterator[str]:
+def split_text(text: str, limit: int, cut: Cut) -> Iterator[str]:
     """Yield portions of about limit characters, at most twice that, whose tokens in sequence are those of the whole text."""
     start = 0
     while len(text) - start > limit:
-        stop = place_to_cut(text, start, start + limit, cut)
+        stop = find_cut_near_limit(text, start, start + limit, cut)
         yield text[start:stop]
         start = stop
     if start < len(text) or not text:
         yield text[start:]
 
 
-def place_in_block(text: str, sure: int, cut: Cut) -> int:
+def find_cut_in_block(text: str, sure: int, cut: Cut) -> int:
     """Return where to cut a block of a file within its first `sure` characters; 0 if more must be read first."""
     if len(text) <= BLOCK:
         return 0
-    near = [found.end() for found in SAFE.finditer(text, max(0, sure - NEAR), sure)]
+    near = [found.end() for found in SAFE_PLACE.finditer(text, max(0, sure - NEAR), sure)]
     if near:
         return near[-1]
-    return place_to_cut(text, 0, BLOCK, cut) if sure >= 2 * BLOCK else 0
+    return find_cut_near_limit(text, 0, BLOCK, cut) if sure >= 2 * BLOCK else 0
 
 
-def place_to_cut(text: str, start: int, limit: int, cut: Cut) -> int:
+def find_cut_near_limit(text: str, start: int, limit: int, cut: Cut) -> int:
     """Return the last place shortly before the limit where a text can be cut, else the first one after it.
 
     A place after the limit is searched for within another limit - start characters. If there is none, return the text's end if
     it is within that range, else the place that cut finds.
     """
-    near = [found.end() for found in SAFE.finditer(text, max(start, limit - NEAR), limit)]
+    near = [found.end() for found in SAFE_PLACE.finditer(text, max(start, limit - NEAR), limit)]
     if near:
         return near[-1]
     farthest = 2 * limit - start
-    found = SAFE.search(text, max(start, limit - 1), farthest)
+    found = SAFE_PLACE.search(text, max(start, limit - 1), farthest)
     if found:
         return found.end()
     return len(text) if len(text) <= farthest else start + max(cut(text[start:limit]), 1)

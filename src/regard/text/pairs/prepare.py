@@ -7,14 +7,14 @@ import numpy as np
 
 from regard.errors import ConfigError, DataError
 from regard.text.byte_pair import BytePair
-from regard.text.corpus.columns import Column, Growing
-from regard.text.corpus.index import text_checksums
-from regard.text.corpus.prepare import kind
-from regard.text.folders import renewed
-from regard.text.pairs import stored
-from regard.text.pairs.sources import PARTS, Given, given
-from regard.text.pairs.split import divided
-from regard.text.pairs.stored import COLUMNS, Index, Pairs
+from regard.text.corpus.columns import Column, ColumnWriter
+from regard.text.corpus.index import compute_tokenizer_checksums
+from regard.text.corpus.prepare import choose_dtype
+from regard.text.pairs import pairs
+from regard.text.pairs.pairs import COLUMNS, Pairs, PairsIndex
+from regard.text.pairs.sources import PARTS, SentencePair, read_pairs
+from regard.text.pairs.split import split_pairs
+from regard.text.prepared_folder import replace_folder
 
 LANGUAGES = ("en", "fr")
 BLOCK = 4096  # pairs encoded and written at a time
@@ -35,24 +35,24 @@ def prepare(
     training part, or an existing encoding. languages are the suffixes of aligned files. valid and test are the shares of the
     sentences that no file assigns to a part. A former folder of pairs is replaced, any other is refused.
     """
-    check(languages, valid, test)
+    check_settings(languages, valid, test)
     sources = [source] if isinstance(source, str | Path) else list(source)
-    found = [one for path in sources for one in given(path, languages)]
-    parts: dict[str, list[Given]] = {name: [] for name in PARTS}
-    for name, one in divided(found, valid, test):
+    found = [one for path in sources for one in read_pairs(path, languages)]
+    parts: dict[str, list[SentencePair]] = {name: [] for name in PARTS}
+    for name, one in split_pairs(found, valid, test):
         parts[name].append(one)
     if not parts["train"]:
         raise DataError(f"there is no sentence pair to train on in {', '.join(map(str, sources))}.")
-    text = vocabulary if isinstance(vocabulary, BytePair) else learned(parts["train"], vocabulary)
-    with renewed(Path(folder), former) as beside:
+    text = vocabulary if isinstance(vocabulary, BytePair) else train_encoding(parts["train"], vocabulary)
+    with replace_folder(Path(folder), list_former_files) as beside:
         text.save(beside)
-        columns = {name: written(beside, name, some, text) for name, some in parts.items()}
+        columns = {name: write_part(beside, name, some, text) for name, some in parts.items()}
         rule = f"as the files say, else by the sentence's hash: test below {test:g}, valid below {test + valid:g}"
-        Index(text.vocabulary, rule, columns, text_checksums(beside)).write(beside)
+        PairsIndex(text.vocabulary, rule, columns, compute_tokenizer_checksums(beside)).write(beside)
     return Pairs.load(folder)
 
 
-def check(languages: tuple[str, str], valid: float, test: float) -> None:
+def check_settings(languages: tuple[str, str], valid: float, test: float) -> None:
     """Raise ConfigError for invalid languages or shares."""
     if len(languages) != 2 or languages[0] == languages[1]:
         raise ConfigError(f"languages must be two different file endings, for example en and fr; got {languages!r}.")
@@ -60,38 +60,38 @@ def check(languages: tuple[str, str], valid: float, test: float) -> None:
         raise ConfigError(f"valid and test are shares, together below 1; got valid={valid!r}, test={test!r}.")
 
 
-def learned(pairs: Iterable[Given], vocabulary: int) -> BytePair:
+def train_encoding(pairs: Iterable[SentencePair], vocabulary: int) -> BytePair:
     """Train an encoding on both sides of pairs."""
     return BytePair.train((side for one in pairs for side in (one.source, one.target)), vocabulary)
 
 
-def written(folder: Path, name: str, pairs: Sequence[Given], text: BytePair) -> dict[str, Column]:
+def write_part(folder: Path, name: str, pairs: Sequence[SentencePair], text: BytePair) -> dict[str, Column]:
     """Write the columns of a part."""
-    growing = {one: Growing(folder / f"{name}.{one}.npy", dtype or kind(text)) for one, dtype in COLUMNS.items()}
+    growing = {one: ColumnWriter(folder / f"{name}.{one}.npy", dtype or choose_dtype(text)) for one, dtype in COLUMNS.items()}
     try:
         ends = {"source": 0, "target": 0}
         for side in ends:
-            growing[f"{side}-starts"].add(np.zeros(1, np.int64))
-        for some in blocks(pairs):
+            growing[f"{side}-starts"].append(np.zeros(1, np.int64))
+        for some in split_into_blocks(pairs):
             for side in ends:
                 ids = [text.encode(getattr(one, side)) for one in some]
                 sums = ends[side] + np.cumsum([len(one) for one in ids])
-                growing[side].add(np.concatenate(ids))
-                growing[f"{side}-starts"].add(sums)
+                growing[side].append(np.concatenate(ids))
+                growing[f"{side}-starts"].append(sums)
                 ends[side] = int(sums[-1])
-            growing["words"].add(np.array([max(len(one.source.split()), len(one.target.split())) for one in some]))
+            growing["words"].append(np.array([max(len(one.source.split()), len(one.target.split())) for one in some]))
         return {one: column.close() for one, column in growing.items()}
     finally:
         for column in growing.values():
             column.abandon()
 
 
-def blocks(pairs: Sequence[Given]) -> Iterator[Sequence[Given]]:
+def split_into_blocks(pairs: Sequence[SentencePair]) -> Iterator[Sequence[SentencePair]]:
     """Yield blocks of pairs."""
     for start in range(0, len(pairs), BLOCK):
         yield pairs[start : start + BLOCK]
 
 
-def former(folder: Path) -> set[str]:
+def list_former_files(folder: Path) -> set[str]:
     """Return the files of the pairs in a folder; none if it has none."""
-    return stored.read(folder).names if (folder / stored.NAME).exists() else set()
+    return pairs.read_index(folder).names if (folder / pairs.NAME).exists() else set()

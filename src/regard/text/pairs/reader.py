@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ConfigError, DataError
-from regard.text.corpus.order import shuffled
-from regard.text.corpus.reader import NONE
-from regard.text.pairs.stored import Part
+from regard.text.corpus.reader import NO_TARGET
+from regard.text.corpus.shuffle import shuffle_places
+from regard.text.pairs.pairs import Part
 
 Places = NDArray[np.int64]
 
@@ -61,31 +61,31 @@ class PairReader:
     @property
     def batches(self) -> int:
         """The number of batches in an epoch."""
-        return len(self.cuts) - 1
+        return len(self.batch_bounds) - 1
 
     def read(self, n: int) -> Batch:
         """Return batch n, counted from 0, also beyond the first epoch."""
         if n < 0:
             raise ConfigError(f"batches are counted from 0, got {n}.")
         epoch, place = divmod(n, self.batches)
-        number = int(shuffled(np.array([place]), self.batches, self.seed, np.array([epoch]))[0])
-        rows = self.rows(np.arange(self.cuts[number], self.cuts[number + 1]), epoch)
+        number = int(shuffle_places(np.array([place]), self.batches, self.seed, np.array([epoch]))[0])
+        rows = self.shuffle_rows(np.arange(self.batch_bounds[number], self.batch_bounds[number + 1]), epoch)
         tokens = int(self.part.lengths[rows].sum()) + 2 * len(rows)
         mine = rows[self.rank :: self.world]
-        return self.padded(mine, tokens) if len(mine) else hidden(self.padded(rows[:1], tokens))
+        return self.pad_batch(mine, tokens) if len(mine) else remove_targets(self.pad_batch(rows[:1], tokens))
 
-    def rows(self, places: Places, epoch: int) -> Places:
+    def shuffle_rows(self, places: Places, epoch: int) -> Places:
         """Return the pairs at places in the order by length, after pairs of equal length are shuffled."""
         found = np.empty_like(places)
-        for length in np.unique(self.sizes[places]):
-            start, stop = np.searchsorted(self.sizes, [length, length + 1])
-            here = self.sizes[places] == length
+        for length in np.unique(self.sorted_lengths[places]):
+            start, stop = np.searchsorted(self.sorted_lengths, [length, length + 1])
+            here = self.sorted_lengths[places] == length
             inside = places[here] - start
-            found[here] = start + shuffled(inside, int(stop - start), self.seed, np.full_like(inside, epoch))
+            found[here] = start + shuffle_places(inside, int(stop - start), self.seed, np.full_like(inside, epoch))
         return self.order[found]
 
     @cached_property
-    def longer(self) -> Places:
+    def longest_sides(self) -> Places:
         """The length of each pair: that of its longer side, with the end token."""
         longer: Places = self.part.lengths.max(1) + 1
         return longer
@@ -93,32 +93,32 @@ class PairReader:
     @cached_property
     def order(self) -> Places:
         """The indices of the pairs, sorted by length."""
-        return np.argsort(self.longer, kind="stable")
+        return np.argsort(self.longest_sides, kind="stable")
 
     @cached_property
-    def sizes(self) -> Places:
+    def sorted_lengths(self) -> Places:
         """The lengths of the pairs, sorted."""
-        return self.longer[self.order]
+        return self.longest_sides[self.order]
 
     @cached_property
-    def cuts(self) -> Places:
+    def batch_bounds(self) -> Places:
         """Where each batch begins in the order by length, and where the last one ends."""
-        cuts, count = [0], len(self.sizes)
+        cuts, count = [0], len(self.sorted_lengths)
         while cuts[-1] < count:
             start = cuts[-1]
-            some = self.sizes[start : start + self.tokens]  # a pair has at least one token
+            some = self.sorted_lengths[start : start + self.tokens]  # a pair has at least one token
             room = some * np.arange(1, len(some) + 1)  # padded tokens of the batch that ends with each pair
             cuts.append(start + max(int(np.searchsorted(room, self.tokens, side="right")), 1))
         return np.array(cuts)
 
-    def padded(self, rows: Places, tokens: int) -> Batch:
+    def pad_batch(self, rows: Places, tokens: int) -> Batch:
         """Return the batch of these pairs."""
         end, lengths = self.part.text.end, self.part.lengths[rows] + 1
         sources = np.zeros((len(rows), lengths[:, 0].max()), np.int64)
         before = np.zeros((len(rows), lengths[:, 1].max()), np.int64)
-        targets = np.full_like(before, NONE)
+        targets = np.full_like(before, NO_TARGET)
         for at, row in enumerate(rows.tolist()):
-            source, target = self.part.sentence("source", row), self.part.sentence("target", row)
+            source, target = self.part.get_sentence("source", row), self.part.get_sentence("target", row)
             sources[at, : len(source) + 1] = [*source, end]
             before[at, : len(target) + 1] = [end, *target]
             targets[at, : len(target) + 1] = [*target, end]
@@ -126,6 +126,6 @@ class PairReader:
         return Batch(one, count, two, three, tokens)
 
 
-def hidden(batch: Batch) -> Batch:
+def remove_targets(batch: Batch) -> Batch:
     """Return a batch without targets."""
-    return Batch(batch.sources, batch.lengths, batch.before, torch.full_like(batch.targets, NONE), batch.tokens)
+    return Batch(batch.sources, batch.lengths, batch.before, torch.full_like(batch.targets, NO_TARGET), batch.tokens)

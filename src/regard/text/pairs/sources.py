@@ -17,13 +17,13 @@ from pathlib import Path
 from regard.errors import DataError
 
 PARTS = ("train", "valid", "test")
-CALLED = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # by the first word of a file
+PART_NAMES = {"train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test"}  # by the first word of a file
 TABLES = (".tsv", ".txt", ".tab")
 LARGEST = 1 << 30  # most unpacked bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SentencePair:
     """A sentence and its translation, and the part that a file's name assigns them to."""
 
     source: str
@@ -31,63 +31,63 @@ class Given:
     part: str | None = None
 
 
-def given(path: str | Path, languages: tuple[str, str]) -> Iterator[Given]:
+def read_pairs(path: str | Path, languages: tuple[str, str]) -> Iterator[SentencePair]:
     """Yield the pairs of a source; languages are the suffixes of aligned files, the source's first."""
     path, found = Path(path), list_files(path, languages)
     if path.is_file():
-        yield from of_archive(path) if path.suffix == ".zip" else of_table(read(path).split("\n"), str(path))
+        yield from read_archive(path) if path.suffix == ".zip" else parse_table(read_text(path).split("\n"), str(path))
     else:
         for source, target in zip(found[::2], found[1::2], strict=True):
-            yield from aligned(source, target, part_of(source) if path.is_dir() else None)
+            yield from read_aligned_files(source, target, find_part_name(source) if path.is_dir() else None)
 
 
 def list_files(path: str | Path, languages: tuple[str, str]) -> list[Path]:
     """Return the files that the pairs of a source are read from: a table, an archive, or each source and its translation."""
     path = Path(path)
     if path.is_dir():
-        return files_of_folder(path, languages)
+        return list_folder_files(path, languages)
     if path.suffix in (*TABLES, ".zip") and path.is_file():
         return [path]
-    if beside(path, languages[0]).is_file():
-        return [beside(path, language) for language in languages]
-    first, second = (beside(path, one).name for one in languages)
+    if get_language_path(path, languages[0]).is_file():
+        return [get_language_path(path, language) for language in languages]
+    first, second = (get_language_path(path, one).name for one in languages)
     raise DataError(
         f"{path} is not sentence pairs: give a folder of train.{languages[0]}, train.{languages[1]} and so on, a file that "
         f"ends in {', '.join(TABLES)} or .zip, or a name for which {first} and {second} exist."
     )
 
 
-def beside(path: Path, language: str) -> Path:
+def get_language_path(path: Path, language: str) -> Path:
     """Return the path of the aligned file of a language."""
     return path.with_name(f"{path.name}.{language}")
 
 
-def files_of_folder(folder: Path, languages: tuple[str, str]) -> list[Path]:
+def list_folder_files(folder: Path, languages: tuple[str, str]) -> list[Path]:
     """Return the aligned files of a folder that belong to a part, each followed by its translation."""
-    files = sorted(path for path in folder.glob(f"*.{languages[0]}") if part_of(path) in PARTS)
-    if not any(part_of(path) == "train" for path in files):
+    files = sorted(path for path in folder.glob(f"*.{languages[0]}") if find_part_name(path) in PARTS)
+    if not any(find_part_name(path) == "train" for path in files):
         raise DataError(f"{folder} has no train.{languages[0]}, whose translation is train.{languages[1]}.")
     return [each for path in files for each in (path, path.with_name(f"{path.stem}.{languages[1]}"))]
 
 
-def part_of(path: Path) -> str | None:
+def find_part_name(path: Path) -> str | None:
     """Return the part that a file belongs to, by the first word of its name."""
-    return CALLED.get(path.stem.replace("-", "_").partition("_")[0].lower())
+    return PART_NAMES.get(path.stem.replace("-", "_").partition("_")[0].lower())
 
 
-def aligned(source: Path, target: Path, part: str | None) -> Iterator[Given]:
+def read_aligned_files(source: Path, target: Path, part: str | None) -> Iterator[SentencePair]:
     """Yield the pairs of two aligned files."""
-    sides = [read(path).removesuffix("\n").split("\n") for path in (source, target)]
+    sides = [read_text(path).removesuffix("\n").split("\n") for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise DataError(
             f"{source} has {len(sides[0]):,} lines and {target} {len(sides[1]):,}: "
             "line n of one must translate line n of the other."
         )
     for one, other in zip(*sides, strict=True):
-        yield from pair(one, other, part)
+        yield from make_pair(one, other, part)
 
 
-def of_archive(path: Path) -> Iterator[Given]:
+def read_archive(path: Path) -> Iterator[SentencePair]:
     """Yield the pairs of the only table in an archive; files whose name starts with _ or . are ignored."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -101,35 +101,35 @@ def of_archive(path: Path) -> Iterator[Given]:
         raise
     except Exception as error:  # a damaged archive may raise anything
         raise DataError(f"{path} is not a readable archive: {error}.") from None
-    yield from of_table(text_of(data, path).split("\n"), str(path))
+    yield from parse_table(decode_text(data, path).split("\n"), str(path))
 
 
-def of_table(lines: Iterable[str], place: str) -> Iterator[Given]:
+def parse_table(lines: Iterable[str], place: str) -> Iterator[SentencePair]:
     """Yield the pairs of tab-separated lines."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             sides = line.split("\t")
             if len(sides) < 2:
                 raise DataError(f"{place}:{number} has no tab: a line is a sentence, a tab, and its translation.")
-            yield from pair(sides[0], sides[1], None)
+            yield from make_pair(sides[0], sides[1], None)
 
 
-def pair(source: str, target: str, part: str | None) -> Iterator[Given]:
+def make_pair(source: str, target: str, part: str | None) -> Iterator[SentencePair]:
     """Yield the pair of two sentences if neither is empty."""
     one, other = (" ".join(side.split()) for side in (source, target))
     if one and other:
-        yield Given(one, other, part)
+        yield SentencePair(one, other, part)
 
 
-def read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a text file in UTF-8."""
     try:
-        return text_of(path.read_bytes(), path)
+        return decode_text(path.read_bytes(), path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
-def text_of(data: bytes, path: Path) -> str:
+def decode_text(data: bytes, path: Path) -> str:
     """Decode bytes as UTF-8, with the line ends of any system."""
     try:
         return io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode("utf-8-sig"), final=True)

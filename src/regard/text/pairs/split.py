@@ -11,34 +11,34 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from regard.text.pairs.sources import PARTS, Given
+from regard.text.pairs.sources import PARTS, SentencePair
 
 WORDS = re.compile(r"\w+")
 
 
-def divided(pairs: Sequence[Given], valid: float, test: float) -> Iterator[tuple[str, Given]]:
+def split_pairs(pairs: Sequence[SentencePair], valid: float, test: float) -> Iterator[tuple[str, SentencePair]]:
     """Yield the part that each pair belongs to, with the pair."""
-    known = placed(pairs)
+    known = map_sentences_to_parts(pairs)
     for one in pairs:
-        sentence = normalised(one.source)
-        yield one.part or known.get(sentence) or drawn(sentence, valid, test), one
+        sentence = normalize_sentence(one.source)
+        yield one.part or known.get(sentence) or choose_part(sentence, valid, test), one
 
 
-def placed(pairs: Sequence[Given]) -> dict[str, str]:
+def map_sentences_to_parts(pairs: Sequence[SentencePair]) -> dict[str, str]:
     """Return the part of each sentence that a file assigns to one; if several files do, test wins over valid over train."""
     found: dict[str, str] = {}
     for part in PARTS:
-        found |= {normalised(one.source): part for one in pairs if one.part == part}
+        found |= {normalize_sentence(one.source): part for one in pairs if one.part == part}
     return found
 
 
-def drawn(sentence: str, valid: float, test: float) -> str:
+def choose_part(sentence: str, valid: float, test: float) -> str:
     """Return the part of a sentence that no file assigns to one, by its hash."""
     share = int.from_bytes(hashlib.blake2b(sentence.encode(), digest_size=8).digest(), "big") / 2**64
     return "test" if share < test else "valid" if share < test + valid else "train"
 
 
-def normalised(sentence: str) -> str:
+def normalize_sentence(sentence: str) -> str:
     """Return the words of a sentence in compatibility form, without case and punctuation; the sentence if it has none."""
     plain = unicodedata.normalize("NFKC", sentence).casefold()
     return " ".join(WORDS.findall(plain)) or plain

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.patience import quiet, settled, until
 
 VIEWS = ("type", "text", "heads", "map", "steps", "compare", "generate")
@@ -57,9 +57,9 @@ PAPERS = """async () => {
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(None, speaker_of(GPT2.load("pocket")))
-    session.type(TEXT, lambda: None)
-    session.type("One text more.", lambda: None)
+    session = Session(None, adapt_model(GPT2.load("pocket")))
+    session.run_text(TEXT, lambda: None)
+    session.run_text("One text more.", lambda: None)
     return serving(session)
 
 

@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 
-from regard.lectures.examples import EXAMPLES, example
+from regard.lectures.examples import EXAMPLES, build_example
 from regard.show import arithmetic
-from regard.show.numerals import numeral
+from regard.show.number_format import format_number
 from regard.show.page.session import Session
-from regard.show.page.steps import example_steps
+from regard.show.page.steps_json import get_example_steps
 from show.page.browser.problems import asked, drawn
 from show.page.browser.recordings import recorded, some
 
@@ -56,9 +56,9 @@ def test_every_calculation_comes_to_the_number_of_its_step(opened, address):
             assert line, name
             left, _, right = line.partition(" = ")
             if not right:  # a number that stays, is given or becomes another
-                assert numeral(number) in line
+                assert format_number(number) in line
                 continue
-            assert right == numeral(number)
+            assert right == format_number(number)
             if "more)" not in left:
                 assert value(left) == pytest.approx(number, abs=PLACES, rel=PLACES), (name, line)
                 checked[name] += 1
@@ -71,18 +71,18 @@ def test_a_temperature_stands_in_the_exponent(opened, address, temperature):
     for lines in worked(opened(address), problems):
         shares = [(line.partition(" = ")[0], number) for name, line, number in lines if name == "weights"]
         for left, number in shares:
-            assert f" / {numeral(temperature)}" in left
+            assert f" / {format_number(temperature)}" in left
             assert value(left) == pytest.approx(number, abs=PLACES, rel=PLACES)
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in EXAMPLES if name not in ("heads", "split") and example(name).steps is not None]
+    "name", [name for name in EXAMPLES if name not in ("heads", "split") and build_example(name).steps is not None]
 )
 def test_a_lectures_row_is_written_as_regard_walk_writes_it(opened, address, name):
-    known, problem = example(name), example_steps(name)
+    known, problem = build_example(name), get_example_steps(name)
     page = opened(address)
     (steps,) = asked(page, "views/steps/attend", "attend", [[problem]])
-    for scene in arithmetic.arithmetic(known, known.focus):
+    for scene in arithmetic.write_arithmetic(known, known.focus):
         if scene.name not in ("scores", "scaled") or known.q is None:
             continue
         right = [re.sub(r" = .* = ", " = ", line.calculation) for line in scene.lines]  # walk has the products besides

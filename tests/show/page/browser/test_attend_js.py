@@ -8,12 +8,12 @@ import torch
 
 import regard
 from bounds import assert_within
-from regard.lectures.examples import EXAMPLES, example
+from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import Causal, Steps
-from regard.show import narration
-from regard.show.numerals import numeral, rough
+from regard.show import step_descriptions
+from regard.show.number_format import format_number, format_rounded
 from regard.show.page.session import Session
-from regard.show.page.steps import example_steps
+from regard.show.page.steps_json import get_example_steps
 from show.page.browser.problems import asked, drawn
 from show.page.browser.recordings import recorded, some
 from show.page.step_bounds import step_bounds
@@ -76,10 +76,10 @@ def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
         same(found, regard.attend(q, k, v, Causal(), bias=bias), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if example(name).steps is not None])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
 def test_the_lectures_examples_come_out_to_the_digit(opened, address, name):
-    known = example(name)
-    told = [example_steps(name, head) for head in range(example_steps(name)["heads"])]
+    known = build_example(name)
+    told = [get_example_steps(name, head) for head in range(get_example_steps(name)["heads"])]
     for head, found in enumerate(asked(opened(address), "views/steps/attend", "attend", [[one] for one in told])):
         right = known.steps if known.steps.scores.dim() == 2 else Steps(*(part[head] for _, part in known.steps.items()))
         exact = {name: as_tensor(found[name]) for name, _ in right.items()}
@@ -97,8 +97,8 @@ def test_the_page_says_what_the_terminal_says(opened, address):
     for (formulas, said), one, (problem, steps, scale) in zip(
         opened(address).evaluate(TELL, given), given, problems, strict=True
     ):
-        assert formulas == narration.formulas_of(steps, scale, torch.tensor(problem["q"]))
-        right = narration.sentences(steps, one["words"], one["query"])
+        assert formulas == step_descriptions.get_formulas(steps, scale, torch.tensor(problem["q"]))
+        right = step_descriptions.write_sentences(steps, one["words"], one["query"])
         told = {name: re.sub(r"\(word (\d+)\)", from_nought, right[name]) for name in said}
         assert {name: text.lower() for name, text in said.items()} == {name: text.lower() for name, text in told.items()}
 
@@ -119,6 +119,8 @@ def test_numbers_are_written_as_in_python(opened, address):
     numbers += [x for ulps in (-3, 0, 3) for x in (halves * (1 + ulps * 2**-23)).tolist()]
     page = opened(address)
     assert asked(page, "drawing/numerals", "numeral", [[number] for number in numbers]) == [
-        numeral(number) for number in numbers
+        format_number(number) for number in numbers
     ]
-    assert asked(page, "drawing/numerals", "rough", [[number] for number in numbers]) == [rough(number) for number in numbers]
+    assert asked(page, "drawing/numerals", "rough", [[number] for number in numbers]) == [
+        format_rounded(number) for number in numbers
+    ]

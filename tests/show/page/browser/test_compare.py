@@ -5,8 +5,8 @@ import re
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.patience import link, quiet, until
 from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
 
@@ -20,11 +20,11 @@ LONG = some(1, 2, 600, seed=6)
 @pytest.fixture(scope="module")
 def address(serving):
     words = spaced(PLAIN, T)
-    session = Session(recorded(Q, K, words), speaker_of(GPT2.load("sorter")))
-    session.add(recorded(*OTHER, [*words[:-1], " dog"]))
-    session.add(recorded(*LONGER, [*words[:5], *spaced(PLAIN[::-1], 6)]))
-    session.add(recorded(*LONGER, spaced(PLAIN[::-1], 11)))
-    session.add(recorded(*LONG, spaced(PLAIN, 600)))
+    session = Session(recorded(Q, K, words), adapt_model(GPT2.load("sorter")))
+    session.add_recording(recorded(*OTHER, [*words[:-1], " dog"]))
+    session.add_recording(recorded(*LONGER, [*words[:5], *spaced(PLAIN[::-1], 6)]))
+    session.add_recording(recorded(*LONGER, spaced(PLAIN[::-1], 11)))
+    session.add_recording(recorded(*LONG, spaced(PLAIN, 600)))
     return serving(session)
 
 

@@ -9,9 +9,9 @@ import torch
 
 import regard
 from regard.models import GPT2, GPT2Config
+from regard.show.generated_tokens import select_last_layers
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
-from regard.show.telling import last_layers
 from regard.text import Letters
 from show.page.browser.patience import quiet, rung, until
 from show.page.browser.recordings import expect_digits
@@ -37,8 +37,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def address(serving, model):
-    session = Session(None, speaker_of(model))
-    session.type(TEXT, lambda: None)
+    session = Session(None, adapt_model(model))
+    session.run_text(TEXT, lambda: None)
     return serving(session)
 
 
@@ -82,7 +82,7 @@ def test_a_picked_word_tells_what_else_was_likely_and_what_it_looked_at(opened, 
     best = logits.softmax(-1).sort(descending=True).values.tolist()
     assert [share for _, share in bars(page, 1)] == pytest.approx(best[: len(bars(page, 1))], abs=PERCENT)
     assert page.locator(".generate-chosen").locator("> :first-child").inner_text() == whole[8]
-    layers = last_layers(model.config.layers)
+    layers = select_last_layers(model.config.layers)
     row = torch.cat([recording.map(layer)[0, :, -1] for layer in layers]).mean(0)
     looked = bars(page, 0)
     assert [share for _, share in looked] == [expect_digits(weight) for weight in row.topk(len(looked)).values]
@@ -95,7 +95,7 @@ def test_the_words_that_a_picked_one_looked_at_are_shaded(opened, address, model
     ids = model.text.encode(TEXT + came(page)[:12])
     with regard.record(model) as recording, torch.no_grad():
         model(torch.tensor([ids]))
-    row = torch.cat([recording.map(layer)[0, :, -1] for layer in last_layers(model.config.layers)]).mean(0)
+    row = torch.cat([recording.map(layer)[0, :, -1] for layer in select_last_layers(model.config.layers)]).mean(0)
     places = set(row.topk(len(bars(page, 0))).indices.tolist())
     shaded = [bool(word.evaluate("word => word.style.backgroundColor")) for word in page.locator(".generate-came .word").all()]
     assert {len(TEXT) + n for n, one in enumerate(shaded) if one} == {place for place in places if place >= len(TEXT)}
@@ -143,7 +143,7 @@ def waiting(wait) -> GPT2:
 
 
 def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
-    page = opened(f"{serving(Session(None, speaker_of(waiting(lambda: sleep(0.1)))))}#view=generate")
+    page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate")
     page.get_by_role("textbox", name="The beginning").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
     page.get_by_role("button", name="Go on").click()
@@ -161,7 +161,7 @@ def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
 
 def test_to_leave_generate_is_to_stop_it(opened, serving):
     said = []
-    session = Session(None, speaker_of(waiting(lambda: said.append(sleep(0.1)))))
+    session = Session(None, adapt_model(waiting(lambda: said.append(sleep(0.1)))))
     page = opened(f"{serving(session)}#view=generate")
     page.get_by_role("textbox", name="The beginning").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
@@ -169,13 +169,13 @@ def test_to_leave_generate_is_to_stop_it(opened, serving):
     page.wait_for_selector(".generate-came .word")
     page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")  # of an example, as nothing was recorded
-    with session._model:  # which is free once the model no longer writes
+    with session._model_lock:  # which is free once the model no longer writes
         assert 0 < len(said) < 160
 
 
 def test_stop_before_the_first_word_is_told(opened, serving):
     stopped = Event()
-    page = opened(f"{serving(Session(None, speaker_of(waiting(lambda: stopped.wait(30)))))}#view=generate")
+    page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: stopped.wait(30)))))}#view=generate")
     page.get_by_role("textbox", name="The beginning").fill(TEXT)
     page.get_by_role("button", name="Go on").click()
     page.keyboard.press("Escape")

@@ -45,7 +45,7 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, rec
 def test_they_are_sorted_by_a_detector(opened, address, recording):
     page = done(opened(f"{address}#view=heads"))
     page.get_by_label("in order of").select_option("entropy")
-    rows = list(regard.heads(recording).sorted("entropy"))
+    rows = list(regard.heads(recording).sort_by("entropy"))
     assert named(page) == [f"{row.layer}.{row.head}" for row in rows]
     shown = [float(text) for text in page.locator(".head-score").all_inner_texts()]
     assert shown == [expect_digits(row.scores["entropy"]) for row in rows]
@@ -56,7 +56,7 @@ def test_one_kind_alone_is_shown(opened, address, recording):
     page = done(opened(f"{address}#view=heads"))
     kind = next(row.kind for row in regard.heads(recording) if row.kind == "first token")
     page.get_by_role("button", name=kind).click()
-    assert named(page) == [f"{row.layer}.{row.head}" for row in regard.heads(recording).of(kind)]
+    assert named(page) == [f"{row.layer}.{row.head}" for row in regard.heads(recording).select_kind(kind)]
 
 
 def test_every_picture_has_pixels(opened, address):

@@ -3,8 +3,8 @@
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, recorded, some, spaced
 
@@ -26,8 +26,8 @@ STANDS = """() => JSON.stringify([document.querySelector("#caption").textContent
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(*some(2, 3, 13), spaced(PLAIN, 13)), speaker_of(GPT2.load("pocket")))
-    session.add(recorded(*some(1, 2, 300, seed=3), spaced(PLAIN, 300)))
+    session = Session(recorded(*some(2, 3, 13), spaced(PLAIN, 13)), adapt_model(GPT2.load("pocket")))
+    session.add_recording(recorded(*some(1, 2, 300, seed=3), spaced(PLAIN, 300)))
     return serving(session)
 
 

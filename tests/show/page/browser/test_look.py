@@ -19,7 +19,7 @@ LUMINANCE = """(colour) => {
 @pytest.fixture(scope="module")
 def address(serving):
     session = Session(recorded(*some(3, 6, 300), spaced(PLAIN, 300)))
-    session.add(recorded(*some(2, 2, 6), spaced(PLAIN, 6)))
+    session.add_recording(recorded(*some(2, 2, 6), spaced(PLAIN, 6)))
     return serving(session)
 
 

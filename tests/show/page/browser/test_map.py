@@ -19,7 +19,7 @@ ZOOM = "Number(new URLSearchParams(location.hash.slice(1)).get('zoom'))"  # as t
 @pytest.fixture(scope="module")
 def address(serving):
     session = Session(recorded(Q, K, spaced(PLAIN, T)))
-    session.add(recorded(*LONG, spaced(PLAIN, 700)))
+    session.add_recording(recorded(*LONG, spaced(PLAIN, 700)))
     return serving(session)
 
 

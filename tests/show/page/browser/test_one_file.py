@@ -7,7 +7,7 @@ import torch
 
 import regard
 from bounds import sum_bound
-from regard.show.page.onefile import page as write
+from regard.show.page.single_file import page as write
 from show.page.browser.patience import link, settled, until
 from show.page.browser.recordings import CODE, EVIL, PLAIN, code_bounds, expect_weight, recorded, some, spaced, weights
 
@@ -85,12 +85,12 @@ def test_words_that_break_pages_stay_text(opened, tmp_path):
 
 
 def test_a_file_that_holds_no_single_weights_says_so_where_one_is_asked_for(opened, tmp_path, monkeypatch):
-    from regard.show.page import onefile
+    from regard.show.page import single_file
 
-    monkeypatch.setattr(onefile, "PICTURES_BYTES", 2**17)
+    monkeypatch.setattr(single_file, "MAX_PICTURES_BYTES", 2**17)
     path = tmp_path / "long.html"
     q, k = some(1, 1, 700)
-    onefile.page(recorded(q, k, spaced(PLAIN, 700)), path)
+    single_file.page(recorded(q, k, spaced(PLAIN, 700)), path)
     page = settled(opened(f"{path.as_uri()}#view=map&q=650&k=3"))
     until(page, "document.querySelector('#stage .error')")
     assert "regard serve" in page.locator("#stage .error").first.inner_text()

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.patience import settled
 
 Image = pytest.importorskip("PIL.Image", reason="pillow is not installed: pip install regard[plot]")
@@ -31,8 +31,8 @@ GROUND = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(None, speaker_of(GPT2.load("sorter")))
-    session.type("CBABBCABBC", lambda: None)
+    session = Session(None, adapt_model(GPT2.load("sorter")))
+    session.run_text("CBABBCABBC", lambda: None)
     return serving(session)
 
 

@@ -3,7 +3,7 @@
 import re
 
 from regard.models import GPT2
-from regard.models.own import Own
+from regard.models.gpt2_adapter import GPT2Adapter
 from regard.show.page.session import Session
 from show.page.asking import sorter
 from show.page.browser.patience import link, quiet, settled, until
@@ -20,10 +20,10 @@ SIGNS = """() => {
 WIDE = "[...document.querySelectorAll('.sight *')].filter((one) => one.getBoundingClientRect().right > innerWidth).length"
 
 
-def session(speaker, *texts: str) -> Session:
-    found = Session(None, speaker)
+def session(adapter, *texts: str) -> Session:
+    found = Session(None, adapter)
     for text in texts:
-        found.type(text, lambda: None)
+        found.run_text(text, lambda: None)
     return found
 
 
@@ -82,7 +82,7 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
 
 
 def test_of_a_right_model_nothing_differs_until_more_is_expected(opened, serving):
-    page = opened(f"{serving(session(Own('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
+    page = opened(f"{serving(session(GPT2Adapter('pocket', GPT2.load('pocket')), TEXT))}#view=heads&sight=earlier")
     answered(page, "pocket: of these 12 words, none sees a later one.")
     expected, found, difference = signs(page)
     assert (expected == found, difference) == (True, {})
@@ -101,7 +101,7 @@ def test_an_error_is_said_in_the_panel_in_place_of_the_squares(opened, serving):
     running = session(sorter(), "CBABBC", "AABB")
     page = opened(f"{serving(running)}#view=heads&r=r1&sight=earlier", quiet=False)
     answered(page, "sorter: of these 6 words, none sees a later one.")
-    running.forget("r2")
+    running.remove_recording("r2")
     page.locator("select[aria-label=Recording]").select_option("r2")
     answered(page, "there is no recording")
     assert page.locator(".sight-said").get_attribute("class") == "sight-said error"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import regard
-from regard.lectures.examples import EXAMPLES, example
+from regard.lectures.examples import EXAMPLES, build_example
 from regard.mechanism import EVERYTHING, Causal
-from regard.show.narration import tell
 from regard.show.page.session import Session
+from regard.show.step_descriptions import describe_example
 from show.page.browser.patience import link, quiet, until
 from show.page.browser.recordings import EVIL, PLAIN, Layers, some, spaced, weights
 
@@ -30,8 +30,8 @@ def kept(q, k, words) -> regard.Recording:
 @pytest.fixture(scope="module")
 def address(serving):
     session = Session(kept(Q, K, spaced(PLAIN, T)))
-    session.add(kept(*LONGER, spaced(PLAIN, LONG)))
-    session.add(kept(*some(1, 1, len(EVIL), seed=5), EVIL))
+    session.add_recording(kept(*LONGER, spaced(PLAIN, LONG)))
+    session.add_recording(kept(*some(1, 1, len(EVIL), seed=5), EVIL))
     return serving(session)
 
 
@@ -151,10 +151,10 @@ def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, addre
 def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
     page = drawn(opened(f"{address}#view=steps&example=simple&step=weights"))
     page.get_by_role("checkbox", name="divide by √3").check()
-    words = example("simple").q.double()
+    words = build_example("simple").q.double()
     torch.testing.assert_close(table(page), regard.attend(words, words, words).weights, rtol=0, atol=PLACES)
     page.get_by_role("checkbox", name="divide by √3").uncheck()
-    torch.testing.assert_close(table(page), example("simple").steps.weights.double(), rtol=0, atol=PLACES)
+    torch.testing.assert_close(table(page), build_example("simple").steps.weights.double(), rtol=0, atol=PLACES)
     assert "root" not in link(page)
 
 
@@ -164,8 +164,8 @@ def test_a_division_that_a_head_leaves_out_can_be_switched_on(opened, address):
 def test_an_example_is_told_as_regard_walk_tells_it(opened, address, name):
     page = drawn(opened(f"{address}#view=steps&r=r1"))
     page.locator(f"[data-example={name}]").click()
-    until(page, f"document.querySelector('.steps-head h2').innerText === {example(name).title!r}")
-    for scene in tell(example(name)):
+    until(page, f"document.querySelector('.steps-head h2').innerText === {build_example(name).title!r}")
+    for scene in describe_example(build_example(name)):
         assert page.locator(".steps-formula").inner_text() == scene.heading
         assert page.locator(".steps-sentence").inner_text() == scene.sentence
         assert page.locator(".panel").count() == sum(panel.title != "right: -inf" for panel in scene.panels)
@@ -177,7 +177,7 @@ def test_an_example_of_two_heads_shows_either(opened, address, head):
     page = drawn(opened(f"{address}#view=steps&example=heads&step=weights"))
     page.get_by_role("button", name=f"head {head + 1}").click()
     page.wait_for_selector(f"[aria-label='Head of the example'] button:nth-child({head + 1})[aria-pressed=true]")
-    torch.testing.assert_close(table(page), example("heads").steps.weights[head].double(), rtol=0, atol=PLACES)
+    torch.testing.assert_close(table(page), build_example("heads").steps.weights[head].double(), rtol=0, atol=PLACES)
 
 
 def test_a_long_text_is_told_by_the_row_of_one_query(opened, address):

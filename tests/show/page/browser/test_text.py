@@ -24,8 +24,8 @@ Q, K = some(2, HEADS, T)
 @pytest.fixture(scope="module")
 def address(serving):
     session = Session(recorded(Q, K, spaced(PLAIN, T)))
-    session.add(recorded(*some(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
-    session.add(recorded(*some(1, 2, len(EVIL)), EVIL))
+    session.add_recording(recorded(*some(1, 1, LONG, width=3), [f" w{n}" for n in range(LONG)]))
+    session.add_recording(recorded(*some(1, 2, len(EVIL)), EVIL))
     return serving(session)
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.fingers import middle, touched, way
 from show.page.browser.patience import link, quiet, rung, settled, until
 from show.page.browser.recordings import PLAIN, code_bounds, expect_digits, expect_weight, recorded, some, spaced, weights
@@ -17,8 +17,8 @@ Q, K = some(2, HEADS, T)
 
 @pytest.fixture(scope="module")
 def address(serving):
-    session = Session(recorded(Q, K, spaced(PLAIN, T)), speaker_of(GPT2.load("sorter")))
-    session.add(recorded(*some(1, 1, LONG, seed=3), spaced(PLAIN, LONG)))
+    session = Session(recorded(Q, K, spaced(PLAIN, T)), adapt_model(GPT2.load("sorter")))
+    session.add_recording(recorded(*some(1, 1, LONG, seed=3), spaced(PLAIN, LONG)))
     return serving(session)
 
 

@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
-from regard.generate.translation import END
+from regard.generate.translation_search import END_LABEL
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
-from regard.show.page.translating import SENTENCE, example, recorded, translating
-from regard.weights.translators import CARRIED
+from regard.show.page.translator_adapter import SENTENCE, adapt_translator, record_example, record_translation
+from regard.weights.translator_weights import INCLUDED_TRANSLATORS
 from show.page.browser.patience import quiet, until
 from show.page.browser.recordings import CODE, expect_digits
 from show.page.translators import READ, WRITTEN, small
@@ -27,18 +27,18 @@ def kind(request):
 
 @pytest.fixture
 def address(serving, kind):
-    return serving(Session(None, speaker_of(small(kind))))
+    return serving(Session(None, adapt_model(small(kind))))
 
 
 @pytest.fixture(scope="module")
 def right(kind):
-    return recorded(translating("translator", small(kind)), READ, 2048)
+    return record_translation(adapt_translator("translator", small(kind)), READ, 2048)
 
 
 @pytest.fixture
 def carried(tmp_path, monkeypatch):
     small("transformer").save(tmp_path / "translator")
-    monkeypatch.setitem(CARRIED, "translator", tmp_path / "translator")
+    monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "translator")
 
 
 def typed(page, text: str = READ):
@@ -71,8 +71,8 @@ def darkness(page, title: str) -> list[float]:
 
 def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(opened, address, right, kind):
     page = typed(opened(address))
-    assert "".join(words(page, 0)) == READ + END
-    assert "".join(words(page, 1)) == WRITTEN + END
+    assert "".join(words(page, 0)) == READ + END_LABEL
+    assert "".join(words(page, 1)) == WRITTEN + END_LABEL
     row = right.tokens.rows.index(" cheval")
     assert page.locator(".type-words [aria-pressed]").inner_text() == " cheval"  # the last that says something
     for q in (row, 1):
@@ -104,7 +104,7 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
     pane(page, ROWS).locator(".word").first.wait_for()
     quiet(page)
     table = right.map(layer(kind), kind="cross")[0].mean(0)  # of all heads, as Type has it
-    assert "".join(pane(page, COLUMNS).locator(".word").all_inner_texts()) == READ + END
+    assert "".join(pane(page, COLUMNS).locator(".word").all_inner_texts()) == READ + END_LABEL
     pane(page, ROWS).locator(".word", has_text="homme").hover()
     until(page, "document.querySelector('.text-links h2').textContent.includes('homme')")
     quiet(page)
@@ -140,8 +140,8 @@ def test_the_map_has_the_words_of_both_texts_along_its_axes(opened, address, rig
 
 def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened, serving):
     model = small("additive")
-    right = recorded(translating("translator", model), READ, 2048)
-    page = typed(opened(serving(Session(None, speaker_of(small("additive"))))))
+    right = record_translation(adapt_translator("translator", model), READ, 2048)
+    page = typed(opened(serving(Session(None, adapt_model(small("additive"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     assert page.locator(".steps-formula").inner_text() == "scores = weightᵀ tanh(q + k)"
@@ -163,7 +163,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened
 
 
 def test_steps_of_dot_products_say_so_still(opened, serving):
-    page = typed(opened(serving(Session(None, speaker_of(small("transformer"))))))
+    page = typed(opened(serving(Session(None, adapt_model(small("transformer"))))))
     page.get_by_role("navigation", name="The same words").get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")
     assert page.locator(".steps-formula").inner_text() == "scores = q kᵀ"
@@ -172,13 +172,13 @@ def test_steps_of_dot_products_say_so_still(opened, serving):
 
 @pytest.mark.usefixtures("carried")
 def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
-    page = opened(serving(Session(None, speaker_of(GPT2.load("pocket")))))
+    page = opened(serving(Session(None, adapt_model(GPT2.load("pocket")))))
     page.get_by_role("button", name=f"{SENTENCE} → in French").click()
     pane(page, ROWS).locator(".word").first.wait_for()
     quiet(page)
     assert "r=translation" in page.evaluate("location.hash")
     assert "kind=cross" in page.evaluate("location.hash")
-    right = example()
+    right = record_example()
     assert pane(page, COLUMNS).locator(".word").all_inner_texts() == list(right.tokens.columns)
     assert pane(page, ROWS).locator(".word").all_inner_texts() == list(right.tokens.rows)
     rows, columns = (len(one) for one in (right.tokens.rows, right.tokens.columns))
@@ -190,7 +190,7 @@ def test_from_the_ordinary_page_one_click_shows_a_translation(opened, serving):
 
 @pytest.mark.usefixtures("carried")
 def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(opened, serving):
-    address = serving(Session(None, speaker_of(GPT2.load("pocket"))))
+    address = serving(Session(None, adapt_model(GPT2.load("pocket"))))
     page = opened(f"{address}#view=map&r=translation&kind=cross&part=decoder&layer=1")
     page.wait_for_selector("#stage canvas")
     quiet(page)
@@ -198,8 +198,8 @@ def test_a_link_to_the_translation_opens_on_a_server_that_never_showed_it(opened
 
 
 def test_where_none_is_carried_none_is_offered(opened, serving, tmp_path, monkeypatch):
-    monkeypatch.setitem(CARRIED, "translator", tmp_path / "nothing")
-    page = opened(serving(Session(None, speaker_of(GPT2.load("pocket")))))
+    monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
+    page = opened(serving(Session(None, adapt_model(GPT2.load("pocket")))))
     page.locator(".type-offers button").first.wait_for()
     assert page.locator("[data-translation]").count() == 0
 

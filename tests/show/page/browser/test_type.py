@@ -10,8 +10,8 @@ import torch
 
 import regard
 from regard.models import GPT2
+from regard.show.page.model_adapter import adapt_model
 from regard.show.page.session import Session
-from regard.show.page.speaker import speaker_of
 from show.page.browser.patience import PATIENCE, quiet, until
 from show.page.browser.recordings import CODE, expect_digits
 
@@ -26,13 +26,13 @@ def model():
 
 @pytest.fixture
 def address(serving, model):
-    return serving(Session(None, speaker_of(model)))
+    return serving(Session(None, adapt_model(model)))
 
 
 @pytest.fixture(scope="module")
 def right(model):
     """The recording of the text, and the probabilities of what comes next."""
-    ids = torch.tensor([speaker_of(model).encode(TEXT)])
+    ids = torch.tensor([adapt_model(model).encode(TEXT)])
     with regard.record(model) as recording, torch.no_grad():
         logits = model(ids)
     return recording, logits[0, -1].softmax(-1)

@@ -1,4 +1,4 @@
-// Numbers as people read them: on screen with three digits, in sentences and formulas as regard.show.numerals writes them.
+// Numbers as people read them: on screen with three digits, in sentences and formulas as regard.show.number_format writes them.
 
 // A number for the screen: three significant digits, those that are not there as a dash.
 export function three(value) {
@@ -24,7 +24,7 @@ export function count(number) {
   return number.toLocaleString("en").replaceAll(",", "\u202f");
 }
 
-const NOISE = 2 ** -21; // of a result of float32, as in regard.show.numerals: the last bits differ from processor to processor
+const NOISE = 2 ** -21; // of a result of float32, as in regard.show.number_format: the last bits differ from processor to processor
 
 // A number of a calculation, to four places and no more than it needs.
 export function numeral(value) {

@@ -1,4 +1,4 @@
-// Steps of attention in plain words, a formula and a sentence for each: what regard.show.narration says, for any switch of the page.
+// Steps of attention in plain words, a formula and a sentence for each: what regard.show.step_descriptions says, for any switch of the page.
 
 import { numeral, rough } from "../../drawing/numerals.js";
 import { plain } from "../../drawing/words.js";

@@ -1,0 +1,166 @@
+"""Atomic writes of files and folders: written into a hidden folder beside the target, then renamed onto it.
+
+The hidden folder, `.NAME.MACHINE-RANDOM.partial`, belongs to one save. The saving process holds a lock on it, which ends with
+the process, and the next save of the same name on the same machine removes those that no process has locked. Those of other
+machines stay, and those on a file system without locks, since it is unknown whether their process still runs.
+"""
+
+import errno
+import os
+import platform
+import re
+import shutil
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK, NEW, FORMER, SUFFIX = ".lock-of-a-save", "new", "former", ".partial"  # names in a hidden folder, and its suffix
+MACHINE = f"{zlib.crc32(platform.node().encode()):08x}"
+RENAMING = threading.Lock()  # so that two threads that save the same files do not mix them
+
+
+@contextmanager
+def write_atomically(*places: Path) -> Iterator[list[Path]]:
+    """Yield paths in a hidden folder to write to, which are renamed onto the places, in this order, if the block succeeds.
+
+    What was at the places stays until then, and for good if the block raises or the process is killed. Raises
+    FileExistsError, before anything is written, if a place is a folder, a device or a pipe.
+    """
+    for place in places:
+        if place.exists() and not place.is_file():
+            raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
+    with ExitStack() as stack:
+        first = {place.parent: place for place in reversed(places)}  # a place in each folder
+        hidden = {folder: stack.enter_context(lock_hidden_folder(place)) for folder, place in first.items()}
+        beside = [hidden[place.parent] / place.name for place in places]
+        modes = [find_new_file_mode(path) for path in beside]
+        yield beside
+        for path, mode in zip(beside, modes, strict=True):
+            path.chmod(mode)
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+        with RENAMING:
+            for path, place in zip(beside, places, strict=True):
+                os.replace(path, place)
+
+
+@contextmanager
+def write_folder_atomically(place: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which is renamed onto its place, replacing a former one, if the block succeeds."""
+    with lock_hidden_folder(place) as hidden:
+        (hidden / NEW).mkdir()
+        yield hidden / NEW
+        for path in (hidden / NEW).iterdir():
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+        with RENAMING:
+            replace_folder(hidden, place)
+
+
+def replace_folder(hidden: Path, place: Path) -> None:
+    """Rename the new folder onto its place, and a former one out of it; of several processes each may be the last."""
+    for attempt in range(100):
+        with suppress(FileNotFoundError):
+            os.replace(place, hidden / f"{FORMER}-{attempt}")
+        try:
+            os.replace(hidden / NEW, place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                restore_former_folder(hidden, place)
+                raise
+        else:
+            return
+    raise OSError(errno.EBUSY, "other processes write it without end", str(place))
+
+
+def restore_former_folder(hidden: Path, place: Path) -> None:
+    """Rename the last former folder back, unless something took its place."""
+    for former in sorted(hidden.glob(f"{FORMER}-*"), reverse=True):
+        if not place.exists():
+            os.replace(former, place)
+
+
+@contextmanager
+def lock_hidden_folder(place: Path) -> Iterator[Path]:
+    """Make and lock a hidden folder beside a place, and remove it at the end; first remove leftovers of ended processes."""
+    remove_leftovers(place)
+    hidden, lock = make_locked_folder(place)
+    try:
+        yield hidden
+    finally:
+        os.close(lock)  # before removing: a network file system keeps the name of an open file
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def make_locked_folder(place: Path) -> tuple[Path, int]:
+    """Make a hidden folder and a lock in it; return its path and the handle that holds the lock."""
+    while True:
+        hidden = Path(tempfile.mkdtemp(SUFFIX, make_prefix(place), place.parent))
+        with suppress(FileNotFoundError):  # another save removed it before it was locked
+            lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            acquire_lock(lock, wait=True)
+            if (hidden / LOCK).exists():
+                return hidden, lock
+            os.close(lock)
+
+
+def remove_leftovers(place: Path) -> None:
+    """Remove the hidden folders of a place whose process has ended.
+
+    A former folder in one is renamed back if nothing is at its place.
+    """
+    name = re.compile(re.escape(make_prefix(place)) + r"[a-z0-9_]{8}" + re.escape(SUFFIX))
+    try:
+        with os.scandir(place.parent) as entries:
+            found = [Path(one) for one in entries if name.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
+    except OSError:  # the save itself raises it
+        return
+    for hidden in found:
+        with suppress(OSError):
+            hidden.rmdir()  # empty: its process ended before it made a lock
+            continue
+        with suppress(OSError):
+            remove_unlocked_folder(hidden, place)
+
+
+def remove_unlocked_folder(hidden: Path, place: Path) -> None:
+    """Remove a hidden folder if no process holds its lock."""
+    lock = os.open(hidden / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        if acquire_lock(lock, wait=False):
+            restore_former_folder(hidden, place)
+            shutil.rmtree(hidden, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def acquire_lock(handle: int, wait: bool) -> bool:
+    """Return whether this process has the lock now; False if another one holds it, or the file system has no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def make_prefix(place: Path) -> str:
+    """Return the prefix of the names of a place's hidden folders on this machine."""
+    return f".{place.name}.{MACHINE}-"
+
+
+def find_new_file_mode(path: Path) -> int:
+    """Return the mode of a new file there; some writers, safetensors among them, make files only their owner can read."""
+    path.touch(exist_ok=False)
+    mode = path.stat().st_mode
+    path.unlink()
+    return mode

@@ -1,0 +1,188 @@
+"""Models of other libraries, by folder, file or name on the hub, and texts as their tokens."""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, DataError
+from regard.models import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.model_adapter import ModelAdapter
+from regard.weights.gguf import read_layout
+from regard.weights.gpt2 import INCLUDED_MODELS
+from regard.weights.hub import RELEASED
+
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
+UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
+HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")  # attributes of a config
+
+
+class TextModel(ModelAdapter, Protocol):
+    """A model as required by the page and by the other commands."""
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, 0 if it is not known."""
+
+    def pieces(self) -> list[str]:
+        """Return the text of every token in the vocabulary."""
+
+
+@dataclass(frozen=True, eq=False)
+class TransformersModel:
+    """A model of transformers and its tokenizer."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+
+    @property
+    def context(self) -> int | None:
+        """The number of tokens that the model was trained for, if it is known."""
+        config = getattr(self.model, "config", None)
+        found = [getattr(config, name, None) for name in CONTEXTS]
+        return next((size for size in found if isinstance(size, int) and size > 0), None)
+
+    @property
+    def can_extend_context(self) -> bool:
+        """Whether the model accepts more tokens than its context: computed positions can be extended, learned ones cannot."""
+        return getattr(self.model.config, "rope_parameters", None) is not None
+
+    @property
+    def layers(self) -> int:
+        """The number of layers, 0 if it is not known."""
+        return int(getattr(self.model.config, "num_hidden_layers", 0) or 0)
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """Return the first tokens of a text, (1, t), the text of each, and the number of tokens of the whole text."""
+        with silence_transformers():
+            found = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+        whole = found.shape[1]
+        if not whole:
+            raise DataError("the text has no tokens.")
+        limit = whole if most is None else most
+        if self.context is not None and (most is None or not self.can_extend_context):
+            limit = min(limit, self.context)
+        ids = found[:, :limit]
+        return ids, [self.tokenizer.decode([one]) for one in ids[0].tolist()], whole
+
+    def encode(self, text: str) -> list[int]:
+        """Return all tokens of a text, without the tokenizer's special tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def pieces(self) -> list[str]:
+        """Return the text of every token in the vocabulary."""
+        return list(self.tokenizer.batch_decode([[number] for number in range(len(self.tokenizer))]))
+
+    def run(self, ids: Tensor) -> object:
+        """Run the model and return its output."""
+        return self.model(input_ids=ids)
+
+
+def load_model(name: str, kind: str = BASE_MODEL) -> TextModel:
+    """Load a model: regard's own if the folder has no tokenizer that transformers supports, else by transformers.
+
+    kind is the class of transformers that loads it: STATES has no head, WRITER predicts the next token.
+    """
+    path = Path(name).expanduser()
+    known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
+    if (path.exists() and not known and path.suffix != ".gguf") or (name in INCLUDED_MODELS and not path.exists()):
+        return GPT2Adapter(path.name, GPT2.load(name))
+    return load_transformers_model(name, kind)
+
+
+def load_transformers_model(name: str, kind: str) -> TransformersModel:
+    """Load the text model in a folder, a .gguf file or on the hub by transformers; of an encoder-decoder, the encoder.
+
+    Raises DataError or ConfigError if there is none, if it does not accept text, or if transformers is not installed;
+    WeightsError if a .gguf file is damaged.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("loading this model needs transformers: pip install transformers.") from None
+    path = Path(name).expanduser()
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(path) if path.exists() else name}
+    if path.suffix == ".gguf":
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        if not path.is_file():
+            raise DataError(f"{name} is not a file.")
+        read_layout(path)
+    elif not path.exists() and ((os.sep in name.strip("/") and name.count("/") > 1) or name.startswith((".", "/", "~"))):
+        raise DataError(f"{name} is neither a folder nor a name on the hub, like gpt2 or owner/model.")
+    elif not path.exists():
+        where["local_files_only"] = is_only_in_cache(name)
+    try:
+        with silence_transformers():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
+            model, found = getattr(transformers, kind).from_pretrained(**where, dtype="auto", output_loading_info=True)
+            model.eval()
+    except ImportError as error:
+        raise ConfigError(f"{name} needs another package: {format_first_line(error)}") from None
+    except Exception as error:  # transformers may raise anything for a damaged file
+        raise DataError(
+            f"{name} could not be loaded: {format_first_line(error)} A model is a folder with config.json, weights and "
+            "a tokenizer, a .gguf file, or a name on the hub, downloaded before if there is no network."
+        ) from None
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(UNUSED_PREFIX) or path.suffix == ".gguf")
+    if missing:
+        raise DataError(f"{name} has no {missing[0]}, which transformers would draw at random; {len(missing)} are missing.")
+    if kind == BASE_MODEL and getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    return TransformersModel(path.name if path.exists() else name, model, tokenizer)
+
+
+def is_only_in_cache(name: str) -> bool:
+    """Return whether a model must be loaded from the hub's cache because the hub fails; raise DataError if it is in neither.
+
+    The hub is asked once here, because transformers would retry an unreachable hub for a minute.
+    """
+    hub: Any = import_module("huggingface_hub")
+    try:
+        with silence_transformers():
+            hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_SECONDS)
+        return False
+    except Exception as error:  # each version raises its own error without a network
+        with contextlib.suppress(ValueError):  # raised for an invalid name
+            if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
+                return True
+        known = ", ".join((*INCLUDED_MODELS, *RELEASED))
+        raise DataError(
+            f"there is no folder {name}, and that name could not be found on the hub: {format_first_line(error)} "
+            f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."
+        ) from None
+
+
+def format_first_line(error: Exception) -> str:
+    """Return the first line of an error's message, with a full stop."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if line.endswith(".") else f"{line}."
+
+
+@contextlib.contextmanager
+def silence_transformers() -> Iterator[None]:
+    """Suppress transformers' progress bars and warnings within the context."""
+    logging: Any = import_module("transformers.utils.logging")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars of other libraries
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

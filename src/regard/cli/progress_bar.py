@@ -1,0 +1,52 @@
+"""A progress bar on stderr for work that takes longer than two seconds."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from regard.show.terminal import open_console
+from regard.terminal_escapes import ReaderGoneError
+
+DELAY_SECONDS, EVERY_SECONDS = 2.0, 0.2
+
+T = TypeVar("T")
+
+
+@contextmanager
+def show_bar(label: str, done: Callable[[], int], total: int) -> Iterator[None]:
+    """Show a bar of done() out of total within the context, after two seconds; none if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    bar = threading.Thread(target=draw_bar, args=(label, done, total, over), daemon=True)
+    bar.start()
+    try:
+        yield
+    finally:
+        over.set()
+        bar.join()
+
+
+def draw_bar(label: str, done: Callable[[], int], total: int, over: threading.Event) -> None:
+    """Show the bar until `over` is set."""
+    if over.wait(DELAY_SECONDS):
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with suppress(ReaderGoneError), Progress(*columns, console=open_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        while not over.wait(EVERY_SECONDS):
+            progress.update(task, completed=done())
+
+
+def iterate_with_bar(label: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """Yield the items, with a bar of their number."""
+    count = 0
+    with show_bar(label, lambda: count, total):
+        for item in items:
+            count += 1
+            yield item

@@ -1,0 +1,21 @@
+"""Whether compiled code may replace torch's operations: for plain tensors, while nothing intercepts torch's dispatch."""
+
+import torch
+from torch import Tensor
+
+NUMBA_DTYPES = {torch.float32: "float32", torch.bfloat16: "uint16"}  # dtypes the loops read, by the names that numba uses
+
+
+def can_bypass_dispatch() -> bool:
+    """Return whether no compiler, functorch transform, dispatch mode or tracer intercepts torch's operations."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state()
+    )
+
+
+def is_plain_tensor(x: Tensor) -> bool:
+    """Return whether x is an ordinary CPU tensor or parameter, without a pending negation."""
+    return type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and not x.is_neg()

@@ -1,0 +1,143 @@
+# mypy: ignore-errors
+"""Compiled functions, cached on disk until a file of regard/compiled, or of the function's own folder, changes.
+
+numba's own cache checks only the file that defines the function.
+"""
+
+import logging
+import zlib
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+from numba import njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
+from numba.core.sigutils import normalize_signature
+
+LOGGER = logging.getLogger("regard.compiled")
+VALUES = (bool, int, float, str, type(None), type, np.generic, np.dtype)  # types whose repr is the same in every process
+
+
+class UniqueCacheFile(IndexDataCacheFile):
+    """numba's cache files of a function, with unique names: processes that compile at once would pick the same number."""
+
+    def _data_name(self, number):
+        return super()._data_name(uuid4().int)
+
+
+class Cache(FunctionCache):
+    """numba's cache with keys of our own: numba's hash of a closure differs between processes."""
+
+    def __init__(self, function):
+        super().__init__(function)
+        self._cache_file = UniqueCacheFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+
+    def _index_key(self, sig, codegen):
+        return sig, codegen.magic_tuple(), checksum_folder(Path(__file__).parent), *make_function_key(self._py_func)
+
+    def load_overload(self, sig, target_context):
+        """Return the compiled function of a signature; if there is none, log that it has to be compiled and return None."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            LOGGER.info("compiling loops for this processor: some seconds, once")
+        return found
+
+    def save_overload(self, sig, data):
+        """Save a compiled function; on a full disk it stays in memory only."""
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
+class MemoryOnlyCache(NullCache):
+    """No cache, for machines where no folder can be written: each process compiles again."""
+
+    def load_overload(self, sig, target_context):
+        """Log that a function has to be compiled."""
+        LOGGER.info(
+            "compiling loops for this processor: some seconds, in each process; NUMBA_CACHE_DIR names a folder for them"
+        )
+
+
+class LazyCallback(CFunc):
+    """A C callback that is compiled, or read from the cache, when its address is first needed."""
+
+    @property
+    def address(self):
+        """The address of the callback."""
+        if self._wrapper_address is None:
+            self.compile()
+        return self._wrapper_address
+
+    def compile(self):
+        """Compile the callback, once even if several threads call this at the same time."""
+        with global_compiler_lock:
+            if self._wrapper_address is None:
+                super().compile()
+
+
+def make_cache(function):
+    """Return the cache of a function on disk, or one that saves nothing if no folder can be written."""
+    try:
+        return Cache(function)
+    except RuntimeError:  # raised by numba if it finds no such folder
+        return MemoryOnlyCache()
+
+
+def make_function_key(function):
+    """Return a function's key, equal in every process: its name, its folder's contents, and what it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    folder = Path(function.__code__.co_filename).parent
+    return (
+        function.__module__,
+        function.__qualname__,
+        checksum_folder(folder),
+        *(make_value_key(function, one) for one in cells),
+    )
+
+
+def make_value_key(function, value):
+    """Return the key of one closure value; raise TypeError if its repr may differ between processes."""
+    if isinstance(value, Dispatcher):
+        return make_function_key(value.py_func)
+    if isinstance(value, VALUES):
+        return repr(value)
+    raise TypeError(
+        f"{function.__qualname__} closes over {type(value).__name__}, of which no cache key can be made: it would be compiled "
+        "anew in every process. Pass it as an argument, or make it a global of the module."
+    )
+
+
+@cache
+def checksum_folder(folder):
+    """Return a number that changes with any file of a folder."""
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
+
+
+def njit_with_cache(signature=None):
+    """Return njit, without the GIL, for functions that inline others; for one signature, or for each on first use."""
+
+    def compile_function(function):
+        dispatcher = njit(nogil=True)(function)
+        dispatcher._cache = make_cache(function)
+        if signature is not None:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return dispatcher
+
+    return compile_function
+
+
+def cfunc_with_cache(signature):
+    """Return a decorator that compiles a C callback, which has an address and can run on torch's threads."""
+
+    def wrap_function(function):
+        work = LazyCallback(function, normalize_signature(signature), locals={}, options={})
+        work._cache = make_cache(function)
+        return work
+
+    return wrap_function

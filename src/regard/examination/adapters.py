@@ -1,0 +1,143 @@
+"""The subject of an examination: a module or a function, and each way in which it may be meant to be called."""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import ConfigError
+from regard.examination.call_conventions import Call, Form, list_signature_conventions, list_torch_conventions
+from regard.mechanism import Mask
+from regard.mechanism.mask_algebra import Offset
+
+
+@dataclass(frozen=True, eq=False)
+class SubjectAdapter:
+    """A module or function to examine: call(x), x (b, t, c), or call(q, k, v), each (b, h, t, d), returns its answer.
+
+    `module` holds its weights and its mode, None if there is none. `again` makes the call of a copy of that module, None if the
+    module cannot be replaced. `rank` is that of x, or of q, k and v, as the subject itself takes them.
+    """
+
+    name: str
+    module: nn.Module | None
+    form: Form
+    dtype: torch.dtype
+    device: torch.device
+    call: Call
+    again: Callable[[nn.Module], Call] | None = None
+    rank: int = 3
+    note: str = ""  # how the subject is called, in words
+    compiled: Call | None = None  # the call of the torch.compile version; `call` is that of the original
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the subject takes several sequences at once."""
+        return self.rank > 2
+
+
+class SubjectError(Exception):
+    """Raised if a subject raises; states its inputs and its error."""
+
+    def __init__(self, given: str, error: Exception) -> None:
+        line = (str(error).strip().splitlines() or ["no message"])[0]
+        super().__init__(f"{type(error).__name__} on {given}: {line}")
+        self.did = f"raised {self}"  # the end of a sentence about the subject
+
+
+class ShapeChangedError(SubjectError):
+    """Raised if a subject returns another shape than it returned before for such inputs."""
+
+    def __init__(self, given: str, shape: tuple[int, ...], before: tuple[int, ...]) -> None:
+        Exception.__init__(self, f"{shape} on {given}, where {before} is what it gave before")
+        self.did = f"returned {self}"
+
+
+def iterate_adapters(asked: object, expects: Mask, offset: Offset = 0) -> Iterator[SubjectAdapter]:
+    """Yield a subject for each way in which it may be meant to be called, the likeliest first.
+
+    Raises ConfigError if there is none.
+    """
+    if isinstance(asked, type):
+        raise ConfigError(
+            f"examine takes a layer or a function, got the class {asked.__name__}. Make one: {asked.__name__}(...)."
+        )
+    if not callable(asked):
+        raise ConfigError(f"examine takes a module or a function, got {type(asked).__name__}.")
+    plain = get_uncompiled(asked)
+    module = find_held_module(plain)
+    dtype, device = get_dtype_and_device(module)
+    for form, rank, note, make in list_torch_conventions(plain, expects, offset) or list_signature_conventions(
+        plain, module, get_subject_name(plain)
+    ):
+        again = functools.partial(make_call_with_module, plain, make) if is_replaceable(plain, module) else None
+        compiled = None if plain is asked else make(asked)
+        yield SubjectAdapter(get_subject_name(plain), module, form, dtype, device, make(plain), again, rank, note, compiled)
+
+
+def get_uncompiled(asked: Any) -> Any:
+    """Return the original of what torch.compile returned, or the subject itself."""
+    original = getattr(asked, "_orig_mod", None) or getattr(asked, "_torchdynamo_orig_callable", None)
+    return asked if original is None else original
+
+
+def find_held_module(plain: Any) -> nn.Module | None:
+    """Return the module that a callable is or calls: in a partial, a bound method, a closure or a global; None if it has none.
+
+    Several modules are returned as an nn.ModuleList.
+    """
+    if isinstance(plain, nn.Module):
+        return plain
+    if isinstance(plain, functools.partial):
+        return find_held_module(plain.func)
+    held = [
+        getattr(plain, "__self__", None),
+        *(cell.cell_contents for cell in getattr(plain, "__closure__", None) or () if has_value(cell)),
+    ]
+    called = getattr(plain, "__code__", None)
+    if called is not None:
+        held += [plain.__globals__.get(name) for name in called.co_names]
+    modules = [one for one in held if isinstance(one, nn.Module)]
+    return nn.ModuleList(modules) if len(modules) > 1 else modules[0] if modules else None
+
+
+def has_value(cell: Any) -> bool:
+    """Return whether a closure's variable has a value yet."""
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def is_replaceable(plain: Any, module: nn.Module | None) -> bool:
+    """Return whether another module can replace the subject's module."""
+    return module is not None and (plain is module or (isinstance(plain, functools.partial) and plain.func is module))
+
+
+def make_call_with_module(plain: Any, make: Callable[[Any], Call], module: nn.Module) -> Call:
+    """Make the call of another module, with the arguments that a partial holds."""
+    return make(functools.partial(module, *plain.args, **plain.keywords) if isinstance(plain, functools.partial) else module)
+
+
+def get_dtype_and_device(module: nn.Module | None) -> tuple[torch.dtype, torch.device]:
+    """Return the dtype and device of a module's first floating parameter or buffer, else torch's default dtype and the CPU."""
+    held = [*module.parameters(), *module.buffers()] if module is not None else []
+    first = next((one for one in held if one.is_floating_point()), None)
+    return (torch.get_default_dtype(), torch.device("cpu")) if first is None else (first.dtype, first.device)
+
+
+def get_subject_name(plain: Any) -> str:
+    """Return the name of a subject for the report."""
+    if isinstance(plain, functools.partial):
+        return get_subject_name(plain.func)
+    return type(plain).__name__ if isinstance(plain, nn.Module) else getattr(plain, "__qualname__", type(plain).__name__)
+
+
+def format_module_path(path: str) -> str:
+    """Format a module's path as code: blocks[0].attention."""
+    return re.sub(r"\.(\d+)", r"[\1]", path)

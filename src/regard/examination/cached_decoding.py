@@ -1,0 +1,263 @@
+"""Decode with a module's cache, in each form in which modules take one, and compare with the full forward."""
+
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.examination import dependency
+from regard.examination.attention_output import list_parts
+from regard.examination.case import copy_module_as_double
+from regard.examination.report import Checked, Finding, Unknown
+from regard.examination.snapshot import take_snapshot
+from regard.examination.token_model import COPIED
+from regard.generate.cache import Cache
+
+CACHE_ARGUMENTS = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
+OFFSET_ARGUMENTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones
+POSITION_ARGUMENTS = (*OFFSET_ARGUMENTS, "input_pos", "position_ids", "positions", "cache_position")
+TOKENS = 6
+SLACK = 1e3  # times rounding: other shapes are summed in another order
+LEAST = 2e-6  # of the largest output: layers may compute in float32 inside
+COARSE = 1e-2  # of the largest output, above which no error could be detected
+WHAT = "decoding with its cache is the full forward"
+CURE = (
+    "Give the new keys and values the place after the cached ones, cat((past, new), dim=-2), and each query the position it "
+    "has among all tokens: is_causal=True counts from the first key, so it hides the cache. Or refuse several tokens at a time."
+)
+
+Read = Callable[[Any, Tensor], Tensor]  # (returned value, part of the inputs) -> outputs (b, t, n)
+
+
+class CacheRequest(NamedTuple):
+    """A module that takes a cache as the argument `name`, and its inputs x, (b, t) ids or (b, t, c)."""
+
+    module: nn.Module
+    name: str
+    x: Tensor
+    read: Read
+
+    @property
+    def parameter_names(self) -> set[str]:
+        """The parameter names of the module's forward."""
+        return set(inspect.signature(self.module.forward).parameters)
+
+
+Step = Callable[[Tensor, dict[str, Any]], Tensor]  # (part of the inputs, more keyword arguments) -> outputs
+Form = Callable[[CacheRequest], Step]
+
+
+def check_cache(
+    module: nn.Module, x: Tensor, read: Read, full: Tensor, format_token: Callable[[int], str]
+) -> Iterator[Finding | Checked | Unknown]:
+    """Yield how decoding with a cache differs from the full forward; nothing for a module without a cache argument.
+
+    `full` is the subject's output for x; `named` formats a token's number.
+    """
+    name = next((name for name in CACHE_ARGUMENTS if name in inspect.signature(module.forward).parameters), None)
+    t = min(x.shape[1], TOKENS)
+    if name is None or t < 2:
+        return
+    what = f"whether decoding with its `{name}` is the full forward"
+    if not has_same_output(CacheRequest(module, name, x, read), full):
+        yield Unknown(what, "the module itself: another call gives other outputs than the module that takes the cache")
+        return
+    asked = CacheRequest(module, name, x[:, :t], read)
+    wider = cast_to_double(asked)
+    whole = None if wider is None else run_steps(wider, make_plain_step, (t,))
+    if whole is not None and wider is not None:
+        asked = wider
+    else:
+        whole = run_steps(asked, make_plain_step, (t,))
+    if whole is None or get_tolerance(asked) > COARSE:
+        yield Unknown(what, "a sample whose first tokens it takes alone" if whole is None else "the same in float32")
+        return
+    yield check_decoding(asked, whole, format_token) or Unknown(what, "a cache of a form that it takes, to a test of your own")
+
+
+def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
+    """Check whether decoding with some form of cache gives the full forward's outputs `whole`; None if no form is accepted."""
+    t, wrong = asked.x.shape[1], None
+    noise = get_tolerance(asked) * float(whole.abs().max())
+    several = asked.x.dim() > 2 and t > 3  # not for ids: some models keep states that take one token at a time
+    for form, placed in itertools.product(FORMS, (False, True)):
+        made = run_steps(asked, form, (1,) * t, placed)
+        if made is None:
+            continue
+        told = describe_difference(made, whole, noise, "token by token", format_token)
+        if told is None and several:
+            made = run_steps(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
+            told = None if made is None else describe_difference(made, whole, noise, "several tokens at a time", format_token)
+        if told is None:
+            return Checked(WHAT, f"a difference of {noise:.0e} would have shown")
+        wrong = wrong or Finding("wrong cache", told, CURE, cause="cache")
+    return wrong
+
+
+def has_same_output(asked: CacheRequest, full: Tensor) -> bool:
+    """Return whether the module alone gives the subject's output `full`.
+
+    They differ if the arguments of a partial, or another function around the module, change the output.
+    """
+    made = run_steps(asked, make_plain_step, (asked.x.shape[1],))
+    if made is None or made.shape != full.shape:
+        return False
+    return float((made - full).abs().max()) <= get_tolerance(asked) * float(full.abs().max())
+
+
+def get_tolerance(asked: CacheRequest) -> float:
+    """Return the difference, relative to the largest output, that may be rounding."""
+    dtype = next((one.dtype for one in asked.module.parameters() if one.is_floating_point()), torch.float32)
+    return max(SLACK * dependency.estimate_rounding(dtype), LEAST)
+
+
+def describe_difference(made: Tensor, whole: Tensor, noise: float, how: str, format_token: Callable[[int], str]) -> str | None:
+    """Describe the first output that differs by more than `noise`; None if there is none."""
+    change = (made - whole).double().abs().amax((0, 2))
+    wrong = ~(change <= noise)
+    if not wrong.any():
+        return None
+    i = int(wrong.int().argmax())
+    return f"decoding {how} with its cache, output {format_token(i)} is {change[i]:.2g} from the full forward's"
+
+
+def cast_to_double(asked: CacheRequest) -> CacheRequest | None:
+    """Return the same request in float64; None if the module is large or cannot be copied."""
+    if sum(one.numel() for one in asked.module.parameters()) > COPIED:
+        return None
+    module = copy_module_as_double(asked.module)
+    return (
+        None
+        if module is None
+        else asked._replace(module=module, x=asked.x.double() if asked.x.is_floating_point() else asked.x)
+    )
+
+
+def run_steps(asked: CacheRequest, form: Form, steps: Sequence[int], placed: bool = False) -> Tensor | None:
+    """Return the outputs of x, concatenated over steps of these numbers of tokens; None if the module rejects this form.
+
+    With `placed`, each argument of the module that is in WHERE gets the positions of the new tokens; None if it has no such
+    argument.
+    """
+    where = [name for name in POSITION_ARGUMENTS if name in asked.parameter_names]
+    if placed and not where:
+        return None
+    kept, outputs, before = take_snapshot(asked.module), [], 0
+    try:
+        with torch.no_grad():
+            step = form(asked)
+            for part in asked.x.split(list(steps), 1):
+                given = {name: make_position_argument(name, before, part) for name in where} if placed else {}
+                outputs.append(step(part.clone(), given))
+                before += part.shape[1]
+        made = torch.cat(outputs, 1)
+    except Exception:  # the module takes another form of cache
+        return None
+    finally:
+        kept.restore()
+    return made if made.shape[:2] == asked.x.shape[:2] else None
+
+
+def make_position_argument(name: str, before: int, part: Tensor) -> Any:
+    """Return the positions of the next tokens as an argument of this name expects them."""
+    places = torch.arange(before, before + part.shape[1], device=part.device)
+    return before if name in OFFSET_ARGUMENTS else places[None] if name.startswith("position") else places
+
+
+def make_plain_step(asked: CacheRequest) -> Step:
+    """Make the step without a cache: the full forward."""
+    return lambda part, given: asked.read(asked.module(part), part)
+
+
+def make_regard_step(asked: CacheRequest) -> Step:
+    """Make the step with a regard Cache.
+
+    A model takes the whole cache. A layer takes `past`, a function that puts the cached keys and values before the new ones.
+    """
+    cache, layer = Cache(sum(1 for _ in asked.module.modules()), TOKENS), asked.x.dim() > 2
+    calls = 0
+
+    def extend_layer(k: Tensor, v: Tensor) -> Any:
+        nonlocal calls
+        calls += 1
+        return cache.layer(0)(k, v)
+
+    def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
+        before, called = cache.longest, calls
+        if layer:
+            cache.extend(torch.zeros(part.shape[:2], dtype=torch.long))
+        returned = asked.module(part, **{asked.name: extend_layer if layer else cache}, **given)
+        if cache.longest != before + part.shape[1] or (layer and calls == called):
+            raise TypeError("it did not use the cache")
+        return asked.read(returned, part)
+
+    return run_step
+
+
+def make_returned_cache_step(asked: CacheRequest) -> Step:
+    """Make the step with a cache that the module returns and takes again."""
+    past = None
+
+    def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
+        nonlocal past
+        returned = asked.module(part, **{asked.name: past}, **given, **make_cache_arguments(asked))
+        past = find_returned_cache(returned, asked.name)
+        return asked.read(returned, part)
+
+    return run_step
+
+
+def make_hugging_face_step(asked: CacheRequest) -> Step:
+    """Make the step of a Hugging Face layer with a DynamicCache, one token at a time.
+
+    Several tokens would need a mask, which the layer's model makes.
+    """
+    cache = sys.modules["transformers"].DynamicCache()
+    layer = next((part.layer_idx for part in asked.module.modules() if isinstance(getattr(part, "layer_idx", None), int)), 0)
+    before = 0
+
+    def run_step(part: Tensor, given: dict[str, Any]) -> Tensor:
+        nonlocal before
+        if part.shape[1] > 1 or asked.x.dim() == 2:
+            raise TypeError("it is given no mask")
+        before += 1
+        returned = asked.module(part, **{asked.name: cache}, **given, **make_cache_arguments(asked))
+        if cache.get_seq_length(layer) != before:
+            raise TypeError("it did not fill the cache")
+        return asked.read(returned, part)
+
+    return run_step
+
+
+FORMS: tuple[Form, ...] = (make_regard_step, make_returned_cache_step, make_hugging_face_step)
+
+
+def make_cache_arguments(asked: CacheRequest) -> dict[str, bool]:
+    """Return the arguments that make a module return its cache."""
+    return {"use_cache": True} if "use_cache" in asked.parameter_names else {}
+
+
+def find_returned_cache(returned: Any, name: str) -> Any:
+    """Return the cache in a module's output: the entry `name`, or the first non-tensor part that may hold tensors.
+
+    Raises TypeError if there is none.
+    """
+    if isinstance(returned, Mapping) and returned.get(name) is not None:
+        return returned[name]
+    found = [one for one in list_parts(returned)[1:] if not isinstance(one, Tensor) and can_hold_tensor(one)]
+    if not found:
+        raise TypeError("it returns no cache")
+    return found[0]
+
+
+def can_hold_tensor(one: Any) -> bool:
+    """Return whether a value may hold a tensor: a container with one in it, or an object with attributes."""
+    if isinstance(one, (list, tuple, dict)):
+        return any(
+            isinstance(each, Tensor) or can_hold_tensor(each) for each in (one.values() if isinstance(one, dict) else one)
+        )
+    return hasattr(one, "__dict__")

@@ -1,0 +1,177 @@
+"""Measure who sees whom: how strongly each output depends on each token, by gradients and by changing tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.examination.adapters import SubjectError
+from regard.examination.restore_state import seed_generators
+
+Context = Callable[..., Tensor]  # inputs -> (b, t, c)
+Inputs = tuple[Tensor, ...]
+
+SIZES = (1 / 64, 1 / 8, 1.0, 4.0)  # of inputs: with small ones every visible key has weight
+PARALLEL, FAINT = 0.99, 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Dependency:
+    """How much each output depends on each token: strength (b, q, b, k), relative to its row's largest; NaN if not measured.
+
+    `own` is whether attention itself passes on each token's own value; None if that cannot be distinguished from a residual.
+    """
+
+    strength: Tensor
+    threshold: float
+    how: str
+    passes_own_value: bool | None = None
+
+    @property
+    def visible(self) -> Tensor:
+        """Who sees whom within each sequence: bool (b, q, k)."""
+        return self.within_sequence > self.threshold
+
+    @property
+    def within_sequence(self) -> Tensor:
+        """The strengths within each sequence, (b, q, k)."""
+        return torch.stack([self.strength[b, :, b] for b in range(len(self.strength))])
+
+    @property
+    def across_sequences(self) -> Tensor:
+        """The largest strength of each sequence's tokens on the outputs of each other sequence, (b, b); 0 on the diagonal."""
+        largest = self.strength.nan_to_num().amax((1, 3))
+        return largest.fill_diagonal_(0)
+
+    @property
+    def measured_rows(self) -> Tensor:
+        """Which rows were measured, bool (b, q)."""
+        return ~self.strength.isnan().any(-1).any(-1)
+
+
+def measure_by_gradient(context: Context, make: Callable[[int, float], Inputs], rows: Sequence[int]) -> Tensor:
+    """Compute the norm of each output's gradient on each token, (b, q, b, k), relative to the largest in its row.
+
+    The result is the largest over several sizes and seeds; rows that are not in `rows` are NaN.
+    """
+    found: list[Tensor] = []
+    for seed, size in enumerate(SIZES):
+        inputs = tuple(x.requires_grad_() for x in make(seed, size))
+        y = context(*inputs)
+        strength = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+        direction = draw_direction(y, seed)
+        for b in range(len(y)):
+            for i in rows:
+                slopes = compute_token_gradients(y[b, i] @ direction, inputs)
+                strength[b, i] = compute_token_norms(slopes)
+        found.append(normalize_rows(strength))
+    return take_largest(found)
+
+
+def compute_token_gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+    """Compute the gradient of a number on the tokens: on x, or on keys and values; zeros where it does not depend on them.
+
+    Raises AskedError if the backward pass raises.
+    """
+    tokens = inputs if len(inputs) == 1 else inputs[1:]
+    if not value.requires_grad:
+        return tuple(torch.zeros_like(x) for x in tokens)
+    try:
+        return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
+    except Exception as error:  # a kernel without a gradient, or a user's own backward
+        raise SubjectError("the way back", error) from error
+
+
+def compute_token_norms(slopes: Sequence[Tensor]) -> Tensor:
+    """Compute the norm of each token's gradient, (b, k), over widths and heads."""
+    total = torch.zeros(())
+    for slope in slopes:
+        squares = slope.detach().double().square().sum(-1)  # (b, k) or (b, g, k)
+        total = total + (squares if squares.dim() == 2 else squares.sum(1))
+    return total.sqrt().cpu()
+
+
+def measure_by_change(context: Context, make: Callable[[int, float], Inputs], columns: Sequence[int]) -> Tensor:
+    """Compute how far each output moves if a token is replaced, (b, q, b, k), relative to the farthest in its row.
+
+    Moves that may be rounding are 0.
+    """
+    found = []
+    for seed, size in ((11, 1 / 8), (12, 1.0)):
+        inputs, other = make(seed, size), make(seed + 100, size)
+        with torch.no_grad():
+            seed_generators(seed, inputs[0].device)
+            y = context(*inputs).double()
+            moved = torch.full((*y.shape[:2], len(inputs[0]), inputs[-1].shape[-2]), torch.nan, dtype=torch.float64)
+            for b in range(len(inputs[0])):
+                for j in columns:
+                    seed_generators(seed, y.device)  # the same random numbers as before
+                    change = (context(*replace_token(inputs, other, b, j)).double() - y).abs().amax(-1)  # (b, q)
+                    change = torch.where(y.isfinite().all(-1), change.nan_to_num(nan=torch.inf), torch.nan)
+                    moved[:, :, b, j] = torch.where(
+                        change > estimate_rounding(inputs[0].dtype) * y.abs().amax(-1), change, 0 * change
+                    ).cpu()
+        found.append(normalize_rows(moved))
+    return take_largest(found)
+
+
+def replace_token(inputs: Inputs, other: Inputs, b: int, j: int) -> Inputs:
+    """Return inputs with token j of sequence b, its x or its key and value, taken from `other`."""
+    changed = []
+    for n, (x, instead) in enumerate(zip(inputs, other, strict=True)):
+        if len(inputs) == 1 or n:
+            x = x.clone()
+            x[b, ..., j, :] = instead[b, ..., j, :]
+        changed.append(x)
+    return tuple(changed)
+
+
+def estimate_rounding(dtype: torch.dtype) -> float:
+    """Return the change, relative to an output's largest number, below which it may be rounding."""
+    return torch.finfo(dtype).eps * (4 if torch.finfo(dtype).bits == 16 else 16)
+
+
+def get_gradient_threshold(dtype: torch.dtype) -> float:
+    """Return the strength, relative to the largest in its row, below which a gradient may be rounding."""
+    return {torch.float64: 1e-11, torch.float32: 1e-5}.get(dtype, 0.0)
+
+
+def normalize_rows(strength: Tensor) -> Tensor:
+    """Divide each row by its largest number; a row of zeros stays, an infinite entry becomes 1, and NaN means not measured."""
+    top = strength.flatten(2).amax(-1).clamp_min(torch.finfo(torch.float64).tiny)[..., None, None]
+    infinite = strength == torch.inf
+    return torch.where(infinite, 1.0, strength / top.masked_fill(top == torch.inf, 1.0))
+
+
+def take_largest(found: Sequence[Tensor]) -> Tensor:
+    """Return the largest of several measurements, ignoring NaN."""
+    total = found[0]
+    for one in found[1:]:
+        total = torch.fmax(total, one)
+    return total
+
+
+def can_pass_own_value(context: Context, make: Callable[[int, float], Inputs], b: int, row: int) -> bool | None:
+    """Return whether attention passes on a token's own value: its gradient is then parallel to those of other tokens.
+
+    With small inputs the weights hardly move, and each token's gradient is its weight times a map that all tokens share; a
+    residual adds something else to the own one, and only the query is left of it if attention leaves it out. None if neither is
+    clear.
+    """
+    inputs = tuple(x.requires_grad_() for x in make(21, SIZES[0] / 16))
+    y = context(*inputs)
+    (slope,) = compute_token_gradients(y[b, row] @ draw_direction(y, 21), inputs)
+    own, others = slope[b, row].double(), torch.cat((slope[b, :row], slope[b, row + 1 :])).double()
+    if not len(others) or not own.isfinite().all():
+        return None
+    other = others[others.norm(dim=-1).argmax()]
+    if own.norm() < FAINT * other.norm():
+        return False
+    return True if float(torch.cosine_similarity(own, other, 0, 1e-300)) > PARALLEL else None
+
+
+def draw_direction(y: Tensor, seed: int) -> Tensor:
+    """Return a random direction of outputs, (c,)."""
+    draw = torch.Generator().manual_seed(1000 + seed)
+    return torch.randn(y.shape[-1], generator=draw, dtype=torch.float64).to(y.device, y.dtype)

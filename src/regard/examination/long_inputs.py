@@ -1,0 +1,192 @@
+"""Check that outputs of longer inputs, over several whole and partial kernel blocks, follow the formula of few tokens."""
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.examination import dependency, evidence, mask_requirements
+from regard.examination.adapters import SubjectError
+from regard.examination.case import Case
+from regard.examination.identify.formula import format_formula
+from regard.examination.identify.match import CLOSE, LOOSE, Match, choose_input_size
+from regard.examination.identify.trial import Trial, make_function_trial, make_target, make_trial
+from regard.examination.identify.variants import compute_context, find_blind_queries
+from regard.examination.report import Finding, Unknown
+
+LENGTHS = (40, 100, 128, 200, 257)  # tokens: whole and partial blocks of 16, 32, 64 and 128
+ONE, WIDE = (200,), 2048  # the only length tried for layers wider than WIDE, where each takes seconds
+WHOLE = (32, 64, 256)  # for subjects that take only whole blocks, or fewer tokens
+NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, above which two lengths disagree
+BLOCKS = (
+    "Block by block: where a block's maximum is above the one so far, multiply the sum and the output so far by "
+    "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is rebuilt for more."
+)
+LAST = "Go over every block of keys, the last and shorter one too: range(0, t, block), keys[start : min(start + block, t)]."
+
+
+def choose_lengths(width: int) -> tuple[int, ...]:
+    """Return the lengths to try for a subject of this width."""
+    return ONE if width > WIDE else LENGTHS
+
+
+def compare_lengths(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+    """Return what differs from the formula, or else between lengths; if nothing does, a phrase that states the tolerance."""
+    best, match = case, case.match
+    try:
+        if torch.finfo(get_output_dtype(case)).bits < 32:
+            best = case.double or case
+        if match is None:
+            return compare_prefixes(best, lengths)
+        return "" if match.variant.deviations else check_formula(best, match, lengths)
+    except SubjectError:  # it rejects these numbers, though it took others of this length
+        return ""
+
+
+def get_output_dtype(case: Case) -> torch.dtype:
+    """Return the dtype of the subject's output, which within torch.autocast is not that of its weights."""
+    return case.run_subject(*case.make_usual_inputs()).context.dtype
+
+
+def check_formula(case: Case, match: Match, lengths: list[int]) -> Finding | str:
+    """Compare outputs with the formula, in float64 if the difference may be rounding, which another probe checks."""
+    said = find_formula_difference(case, match, lengths, CLOSE.get(get_output_dtype(case), LOOSE))
+    double = case.double
+    if (
+        isinstance(said, str)
+        or double in (None, case)
+        or isinstance(find_formula_difference(case, match, lengths, NEAR_HALF), Finding)
+    ):
+        return said
+    assert double is not None
+    return find_formula_difference(double, match, lengths, CLOSE[torch.float64])
+
+
+def find_formula_difference(case: Case, match: Match, lengths: list[int], close: float) -> Finding | str:
+    """Return a finding for the shortest length at which outputs differ from the formula by more than `close`.
+
+    If none differs, a phrase that states the tolerance; "" if the layout does not fit.
+    """
+    base = case.make_inputs(max(lengths), 1, 5, choose_input_size(case))
+    products: dict[str, Tensor] = {}  # of the longest inputs; shorter inputs are their first tokens
+    finding = None
+    for t in sorted(lengths, reverse=True):
+        inputs = take_first_tokens(base, t)
+        target = replace(make_target(case, inputs, None), products={name: made[:, :t] for name, made in products.items()})
+        trial = make_function_trial(target) if case.subject.form == "qkv" else make_trial(match.layout, match.heads, target)
+        if trial is None:
+            return ""
+        products = products or {name: made for name, made in target.products.items() if made.dim() == 3}
+        apart = compute_differences(trial, match)
+        if (apart > close).any():
+            told = f"{format_formula(match)}, which outputs of {case.shapes.tokens} tokens are"
+            finding = explain_difference(case, inputs, apart > close, f"{float(apart.max()):.2g} of the largest from {told}")
+    return f", their outputs the formula's to {close:.0e}" if finding is None else finding
+
+
+def compute_differences(trial: Trial, match: Match) -> Tensor:
+    """Compute how far each output is from the formula, relative to the largest, (q,)."""
+    weight, bias = trial.sketched_projection
+    meant = compute_context(match.variant, trial.given) @ weight + bias
+    rows = (trial.target.finite_rows & ~find_blind_queries(match.variant, trial.given))[0]
+    top = float(meant[0, rows].abs().max()) if rows.any() else 0.0
+    apart = (trial.target.sketched_outputs - meant)[0].abs().amax(-1) / max(top, 1e-300)
+    return apart.masked_fill(~rows, 0.0)
+
+
+def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
+    """Compare the first outputs of longer inputs with those of shorter ones, which agree if no query sees later tokens.
+
+    Returns a phrase that states the tolerance if they agree, "" if nothing can be compared.
+    """
+    near = NEAR if torch.finfo(get_output_dtype(case)).bits >= 32 else NEAR_HALF
+    base = case.make_inputs(max(lengths), 1, 5)
+    few = take_first_tokens(base, min(lengths))
+    if not torch.equal(compute_outputs(case, few, 0), compute_outputs(case, few, 1)):
+        return ""  # the subject is random, and draws other numbers at another length
+    uneven = check_equal_values(case, max(lengths), near)
+    if uneven is not None:
+        return uneven
+    steps = [(n, t) for n, t in itertools.pairwise(sorted(lengths)) if has_steady_prefix(case, n, t)]
+    for n, t in steps:
+        short, long = compute_outputs(case, take_first_tokens(base, n)), compute_outputs(case, take_first_tokens(base, t))[:n]
+        apart = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
+        if not (apart > near).any():
+            continue
+        told = f"{float(apart.max()):.2g} of the largest from that of {t} tokens of which these are the first"
+        finding = explain_difference(case, take_first_tokens(base, n), apart > near, told)
+        if finding.kind != "wrong mask":  # the longer output may be the wrong one, or both are right, with positions that scale
+            finding = explain_difference(
+                case, take_first_tokens(base, t), torch.nn.functional.pad(apart > near, (0, t - n)), told
+            )
+        if finding.kind == "wrong mask":
+            return finding
+        return Unknown(f"whether more tokens follow the same formula: with {n} tokens outputs are up to {told}", evidence.ALONE)
+    return f", the first outputs the same to {near:.0e}" if steps else ""
+
+
+def check_equal_values(case: Case, t: int, near: float) -> Finding | None:
+    """Check that outputs are equal if all values are, as they are for any weights that add to one; None if they are."""
+    base = case.make_inputs(t, 1, 5)
+    alike = (*base[:-1], base[-1][..., :1, :].expand_as(base[-1]).clone())
+    few, many = (compute_spread(compute_outputs(case, take_first_tokens(alike, n))) for n in (case.shapes.tokens, t))
+    least, most = float(few.max()), float(many.max())
+    if least > near / 10 or most < max(10 * near, 100 * least):  # few outputs differ already: positions enter, or a sink
+        return None
+    told = f"of {t} tokens that are all alike outputs differ by {most:.2g} of the largest, of {len(few)} they do not"
+    return Finding("not normalised", f"{told}: rows of weights do not add to one", BLOCKS, 0.8, "norm")
+
+
+def compute_spread(y: Tensor) -> Tensor:
+    """Compute how far each output is from the first, relative to the largest, (t,)."""
+    return (y - y[0]).abs().amax(-1).nan_to_num() / y.nan_to_num().abs().max().clamp_min(1e-300)
+
+
+def has_steady_prefix(case: Case, n: int, t: int) -> bool:
+    """Return whether the first n of t tokens may see what n tokens alone may see."""
+    many, few = (mask_requirements.expand_mask(case.expects, 1, size, size, case.offset)[0] for size in (t, n))
+    return torch.equal(many[:n, :n], few) and not bool(many[:n, n:].any())
+
+
+def take_first_tokens(inputs: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
+    """Return the first t tokens of each input, copied."""
+    return tuple(x[..., :t, :].clone() for x in inputs)
+
+
+def compute_outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Tensor:
+    """Return the context of one sequence, (t, c), with random numbers fixed by `seed`."""
+    return case.compute_seeded_context(*inputs, seed=seed)[0].double().cpu()
+
+
+def explain_difference(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:
+    """Return the finding: a key that the last wrong output does not see, rows that do not add to one, or different outputs."""
+    t, i, last = inputs[0].shape[-2], int(wrong.int().argmax()), int(wrong.nonzero()[-1])
+    missed = find_unseen_tokens(case, inputs, last)
+    if missed:
+        told = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
+        more = f", nor on {len(missed) - 1} more" if len(missed) > 1 else ""
+        return Finding("wrong mask", told + more, LAST, 0.8, "mask")
+    if case.subject.form == "qkv":
+        ones = compute_outputs(case, (*inputs[:2], torch.ones_like(inputs[2])))
+        off = (ones - 1).abs().amax(-1)
+        if float(off.max()) > NEAR_HALF:
+            row = int(off.argmax())
+            return Finding(
+                "not normalised", f"with {t} tokens row {row} of weights adds to {ones[row, 0]:.3g}", BLOCKS, 0.8, "norm"
+            )
+    return Finding("wrong blocks", f"with {t} tokens outputs from {i} on are up to {far}", BLOCKS, 0.8, "length")
+
+
+def find_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:
+    """Return the tokens that query i may see but on which its output does not depend at all; empty without a gradient."""
+    inputs = tuple(x.clone().requires_grad_() for x in inputs)
+    try:
+        y = case.compute_context(*inputs)
+        strength = dependency.compute_token_norms(
+            dependency.compute_token_gradients(y[0, i] @ dependency.draw_direction(y, 0), inputs)
+        )[0]
+    except SubjectError:  # a kernel without a gradient
+        return []
+    missed = case.get_expected_visibility(*inputs)[0, i].cpu() & (strength == 0)
+    return [int(j) for j in missed.nonzero().flatten()] if strength.any() else []

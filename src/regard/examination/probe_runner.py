@@ -1,0 +1,130 @@
+"""Run all probes on a case and order their findings, at most three for one cause."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from regard.examination import evidence, inner_attention
+from regard.examination.adapters import SubjectError, format_module_path
+from regard.examination.case import Case
+from regard.examination.probes import PROBES, Probe, pattern
+from regard.examination.progress import Progress
+from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
+
+EACH = 3  # findings of one cause
+NAMED = 2.0  # the strength of findings by the identified formula
+READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
+MIXING = ("split", "merge", "share", "axis", "norm")  # fields whose deviations pass on tokens that the mask hides
+OR_MIXED = (
+    "Where the mask is right: heads joined without a transpose, or a softmax over another axis, let tokens through as well."
+)
+FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
+
+
+def run_probes(case: Case, progress: Progress | None = None) -> Report:
+    """Run every probe on a case; those of how scores become weights run on the attention inside it if that was found."""
+    progress = progress or Progress()
+    inside, name = inner_attention.find_identified_part(case) if is_more_than_attention(case) else (None, "")
+    said: list[Finding | Checked | Unknown] = []
+    for probe, look in PROBES:
+        progress.begin_step(probe)
+        found = run_probe(case, inside, probe, look)
+        progress.add(found)
+        said += found
+    findings = adjust_cures(rank_findings(one for one in said if isinstance(one, Finding)), inside or case)
+    checked = tuple(one for one in said if isinstance(one, Checked))
+    unknown = tuple(dict.fromkeys(add_part_hint(one, name) for one in said if isinstance(one, Unknown)))
+    return Report(
+        case.subject.name, str(case.expects), findings, checked, unknown, list_notes(case, inside), make_visibility(case)
+    )
+
+
+def is_more_than_attention(case: Case) -> bool:
+    """Return whether a module does more than attention, so that its formula has to be read in a part of it."""
+    module = case.subject.module
+    return case.subject.form == "x" and module is not None and case.subject.rank == 3 and case.match is None
+
+
+def run_probe(case: Case, inside: Case | None, name: str, look: Probe) -> list[Finding | Checked | Unknown]:
+    """Run a probe on a case, or on the attention inside it."""
+    if inside is None:
+        return list(collect_probe_results(case, name, look))
+    if name in READ:
+        return [prefix_result(one, inside.subject.name) for one in collect_probe_results(inside, name, look)]
+    said = list(collect_probe_results(case, name, look))
+    if any(isinstance(one, Unknown) and one.what == pattern.OWN for one in said):
+        said = [one for one in said if not isinstance(one, Unknown)]
+        said += [prefix_result(one, inside.subject.name) for one in collect_probe_results(inside, name, look)]
+    return said
+
+
+def prefix_result(one: Finding | Checked | Unknown, name: str) -> Finding | Checked | Unknown:
+    """Prefix a result of a part with the name of the part."""
+    if isinstance(one, Finding):
+        return replace(one, evidence=f"{name}: {one.evidence}")
+    return replace(one, what=f"in {name} {one.what}")
+
+
+def add_part_hint(one: Unknown, name: str) -> Unknown:
+    """Add the part of the module that can be examined alone to what cannot be determined."""
+    return (
+        replace(one, needs=f"examine(layer.{format_module_path(name)}); or {one.needs}")
+        if name and one.needs == evidence.ALONE
+        else one
+    )
+
+
+def collect_probe_results(case: Case, name: str, look: Probe) -> Iterator[Finding | Checked | Unknown]:
+    """Yield the results of a probe; if the subject raises, the last is that the rest cannot be determined."""
+    try:
+        yield from look(case)
+    except SubjectError as error:
+        yield Unknown(
+            f"what was asked of its {name}: it {error.did}", "a layer that takes such inputs, or the sample= that it takes"
+        )
+
+
+def rank_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort findings, the strongest first, and keep one of a kind for each cause and at most three of a cause."""
+    kept: list[Finding] = []
+    counts: Counter[str] = Counter()
+    for one in sorted(findings, key=lambda one: -one.strength):
+        cause = one.cause or one.kind
+        if counts[cause] < EACH and not any((one.kind, cause) == (other.kind, other.cause or other.kind) for other in kept):
+            kept.append(one)
+            counts[cause] += 1
+    return tuple(kept)
+
+
+def adjust_cures(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ...]:
+    """Return the findings, with another cure for a wrong mask that only follows from the first finding or may do so."""
+    match = case.match if findings else None
+    if match is None and case.subject.form == "x":
+        return tuple(replace(one, cure=f"{one.cure} {OR_MIXED}") if one.kind == "future leak" else one for one in findings)
+    if match is None or match.has_deviation("mask") or not any(match.has_deviation(field) for field in MIXING):
+        return findings
+    first, *rest = findings
+    cure = f"It follows from the {first.kind}: mend that, and look again."
+    return (first, *(replace(one, cure=cure) if one.kind in FOLLOWING and one.strength < NAMED else one for one in rest))
+
+
+def list_notes(case: Case, inside: Case | None) -> tuple[str, ...]:
+    """Describe how the subject was called."""
+    shapes, dtype = case.shapes, str(case.subject.dtype).removeprefix("torch.")
+    if case.subject.form == "x":
+        size = f"x ({shapes.batch}, {shapes.tokens}, {shapes.width}) {dtype}"
+    else:
+        size = f"q of {shapes.heads} heads, k and v of {shapes.groups}, {shapes.tokens} tokens, width {shapes.width}, {dtype}"
+    read = "" if inside is None else f"how scores become weights: read in {inside.subject.name}, with what it is given there"
+    return tuple(note for note in (case.subject.note, size, read) if note)
+
+
+def make_visibility(case: Case) -> Visibility | None:
+    """Return the picture of who sees whom in the first sequence that differs, else the first; None if nothing was measured."""
+    try:
+        expected, found = case.get_expected_visibility(*case.make_usual_inputs()), case.measured_dependency.visible
+    except SubjectError:  # nothing could be measured; the probes report why
+        return None
+    wrong = ((expected != found) & case.measured_dependency.measured_rows.unsqueeze(-1)).any(-1).any(-1)
+    b = int(wrong.int().argmax())
+    return Visibility(expected[b], found[b], case.measured_dependency.within_sequence[b], evidence.get_token_words(case))

@@ -1,0 +1,175 @@
+"""Save and restore the state of modules: modes, weights, buffers, gradients, attributes, and random states."""
+
+import contextlib
+import copy
+import random
+import sys
+import warnings
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from regard.errors import ConfigError
+
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+MAX_DEPTH = 4  # levels of nested containers
+
+
+class SavedTensor(NamedTuple):
+    """A saved tensor: its numbers, None if they were not copied, and its gradient attributes."""
+
+    tensor: Tensor
+    numbers: Tensor | None
+    needs_grad: bool
+    grad: Tensor | None
+
+
+class SavedState(NamedTuple):
+    """What a module holds: its containers, nested ones too, each with a copy, and its tensors."""
+
+    containers: list[tuple[Any, Any]]
+    values: list[SavedTensor]
+
+    def restore(self) -> None:
+        """Restore everything; a tensor that cannot be restored does not stop the rest."""
+        for one, before in self.containers:
+            refill_container(one, before)
+        for value in self.values:
+            with contextlib.suppress(Exception):  # some layouts and subclasses can be neither compared nor written
+                restore_tensor(value)
+
+
+@contextlib.contextmanager
+def preserve_state(module: nn.Module | None, most: int | None = None) -> Iterator[None]:
+    """Run the block with the module in evaluation mode and without warnings, and restore everything afterwards.
+
+    `most` is how many numbers of its tensors are copied at most, the smallest tensors first; None copies all.
+    """
+    parts = list(module.modules()) if module is not None else []
+    check_modules(parts)
+    dtype, exact = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    with preserve_random_states(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        state = save_state(parts, most)
+        try:
+            for part in parts:
+                part.training = False  # not module.eval(), which may be overridden
+            yield
+        finally:
+            state.restore()
+            torch.set_default_dtype(dtype)
+            torch.set_deterministic_debug_mode(exact)
+
+
+def check_modules(parts: list[nn.Module]) -> None:
+    """Raise ConfigError for modules that cannot be saved, or whose weights do not exist yet."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
+        raise ConfigError("examine takes no module from torch.jit.script or trace. Examine the module that it was made of.")
+    tensors = [one for part in parts for one in (*part.parameters(recurse=False), *part.buffers(recurse=False))]
+    if any(is_lazy(one) for one in tensors):
+        raise ConfigError("examine takes a module with weights, but these are created in the first call. Call it once.")
+    if any(one.is_meta for one in tensors):
+        raise ConfigError('examine takes a module with weights, but these are on the device "meta". Load them.')
+
+
+def save_state(parts: list[nn.Module], most: int | None) -> SavedState:
+    """Save what modules hold now; `most` as in `untouched`."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for part in parts:
+        collect_containers(vars(part), found, MAX_DEPTH)
+    tensors = {id(x): x for _, held in found.values() for x in list_values(held) if isinstance(x, Tensor)}
+    values, total = [], 0
+    for x in sorted(tensors.values(), key=Tensor.numel):
+        total += x.numel()
+        numbers = x.detach().clone() if most is None or total <= most else None
+        values.append(SavedTensor(x, numbers, x.requires_grad, x.grad if x.is_leaf else None))
+    return SavedState(list(found.values()), values)
+
+
+def collect_containers(value: Any, found: dict[int, tuple[Any, Any]], deep: int) -> None:
+    """Add a container and the containers in it to `found`, each with a shallow copy, down to `deep` levels."""
+    if type(value) not in CONTAINERS or id(value) in found or not deep:
+        return
+    found[id(value)] = (value, copy.copy(value))
+    for one in list_values(value):
+        collect_containers(one, found, deep - 1)
+
+
+def list_values(container: Any) -> list[Any]:
+    """Return the values in a container."""
+    return list(container.values()) if isinstance(container, dict) else list(container)
+
+
+def refill_container(container: Any, before: Any) -> None:
+    """Restore the contents of a container."""
+    container.clear()
+    container.extend(before) if isinstance(container, (list, deque)) else container.update(before)
+
+
+def restore_tensor(value: SavedTensor) -> None:
+    """Restore a tensor's numbers, only if they changed, and its gradient attributes."""
+    x, numbers = value.tensor, value.numbers
+    if numbers is not None and not is_identical(x, numbers):
+        write_numbers(x, numbers)
+    if not x.is_leaf and not value.needs_grad:
+        x.detach_()  # a buffer that was written to with gradients enabled
+    if x.is_leaf:
+        if x.requires_grad != value.needs_grad:
+            x.requires_grad_(value.needs_grad)
+        x.grad = value.grad
+
+
+def is_identical(x: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape, dtype and bytes; False if they cannot be compared."""
+    if not has_same_kind(x, other):
+        return False
+    try:
+        one, two = (each.detach().reshape(-1).contiguous().view(torch.uint8) for each in (x, other))
+        return torch.equal(one, two)
+    except (RuntimeError, NotImplementedError):  # sparse or quantized
+        return False
+
+
+def write_numbers(x: Tensor, numbers: Tensor) -> None:
+    """Write a tensor's numbers in place; if that fails, give the tensor new storage."""
+    with torch.no_grad():
+        try:
+            if has_same_kind(x, numbers) and x.layout is torch.strided:
+                x.data.copy_(numbers)
+                return
+        except (RuntimeError, NotImplementedError):  # expanded
+            pass
+        x.data = numbers.clone()
+
+
+def has_same_kind(x: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same dtype, shape, device and layout."""
+    return (x.dtype, x.shape, x.device, x.layout) == (other.dtype, other.shape, other.device, other.layout)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of one device; torch.manual_seed would seed those of all devices, used or not."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def preserve_random_states() -> Iterator[None]:
+    """Restore torch's, Python's and NumPy's random states after the block."""
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(drawn)

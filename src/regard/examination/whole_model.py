@@ -1,0 +1,414 @@
+"""Examine a whole model of token ids: each layer's recorded attention, and which token moves which output."""
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.examination import cached_decoding, evidence, localize, mask_requirements
+from regard.examination.adapters import SubjectError, format_module_path
+from regard.examination.inplace_writes import watch_writes
+from regard.examination.mask_requirements import make_later_table
+from regard.examination.probes.raises import report_refusal
+from regard.examination.progress import Progress
+from regard.examination.report import Checked, Finding, Report, Unknown, Visibility
+from regard.examination.time_limit import UNLIMITED, TimeLimit
+from regard.examination.token_model import BATCH, TOKENS, TokenModel, find_outputs, make_token_model, use_evaluation_mode
+from regard.mechanism import Mask
+from regard.mechanism.mask_algebra import Offset
+from regard.observe import record
+
+TRIED = 16  # tokens to change, one at a time
+FORWARDS = TOKENS + 26  # about as many as an examination takes, for a progress bar
+HIDE = "Hide what the rule hides in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
+NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
+SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
+MIX = "Keep tokens and sequences apart in that module: norms over the last axis alone, no mean, view or shift over tokens."
+ATTEND = f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that layer', 'it')} Else keep tokens apart in it."
+TURNED = "If it is meant to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
+NONE = "a model with attention in it, whose weights are not 0"
+DRAW = "Draw in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
+LOAD = "Load or train these weights again: NaN or inf in them reaches every output."
+BLIND = "Fix that module. If it is attention, let each query see a key, its own at least: softmax over only -inf is NaN."
+EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), say, where those come with targets"
+BOTH = "only the decoder's ids: examine(lambda ids: model(sources, ids), sample=ids)"
+
+
+def is_model(subject: object, sample: Any = None) -> bool:
+    """Return whether a subject is a whole model, which takes token ids: those of the sample, or ids found by trial."""
+    with use_evaluation_mode(subject):
+        return make_token_model(subject, sample) is not None
+
+
+def examine_model(
+    subject: object,
+    *,
+    expects: Mask,
+    sample: Any = None,
+    offset: Offset = 0,
+    progress: Progress | None = None,
+    limit: TimeLimit = UNLIMITED,
+) -> Report | None:
+    """Examine who sees whom in each layer and from end to end, for a model in evaluation; None if a subject takes no token ids.
+
+    A finding in a layer's recorded attention names that layer; one outside of attention names the first module whose output
+    moves although its inputs do not. The scale of a layer is examined only with the layer alone. Raises ConfigError for a
+    sample of ids that is not (b, t) or (t,), and for a model that raises for all ids tried.
+    """
+    progress = progress or Progress()
+    with use_evaluation_mode(subject), watch_writes(subject) as writes, limit.enforce():
+        model = make_token_model(subject, sample)
+        if model is None:
+            return None
+        model = replace(
+            model, writes=writes, ids=model.ids if mask_requirements.is_batch_specific(expects) else model.ids[:BATCH]
+        )
+        progress.begin_step("layers")
+        said: list[Finding | Checked | Unknown | Visibility] = []
+        for one in itertools.chain(
+            collect_model_results(model, get_first_table(expects, model.ids.shape[1], offset)), writes.report_changes()
+        ):
+            said.append(one)
+            progress.add([one] if not isinstance(one, Visibility) else [])
+    findings = tuple(one for one in said if isinstance(one, Finding))
+    checked = tuple(one for one in said if isinstance(one, Checked))
+    unknown = tuple(one for one in said if isinstance(one, Unknown))
+    picture = next((one for one in said if isinstance(one, Visibility)), None)
+    return Report(model.name, str(expects), findings, checked, unknown, (describe_call(model),), picture)
+
+
+def collect_model_results(model: TokenModel, allowed: Tensor) -> Iterator[Finding | Checked | Unknown | Visibility]:
+    """Yield the results for a model; if it raises, the last is what cannot be determined."""
+    try:
+        yield from ModelExamination(model, allowed).examine()
+    except SubjectError as error:
+        yield explain_error(model, error)
+
+
+def explain_error(model: TokenModel, error: SubjectError) -> Finding | Unknown:
+    """Return the result for a model that raised: a finding if it raises for its own ids, else what cannot be determined."""
+    try:
+        model.run()
+    except SubjectError as own:
+        return report_refusal([str(own)])
+    return Unknown(
+        f"more of it: it {error.did}", "a sample of ids that it takes, and takes with other ids of it in their places"
+    )
+
+
+def describe_call(model: TokenModel) -> str:
+    """Describe how a model was called."""
+    t, least = model.ids.shape[1], f", the first of {model.sample_length:,}" if model.sample_length > model.ids.shape[1] else ""
+    changed = f"; {TRIED} of the tokens were changed from end to end" if t > TRIED else ""
+    size = sum(one.numel() for one in model.module.parameters())
+    return f"token ids {tuple(model.ids.shape)}{least}{changed}; {size:,} parameters"
+
+
+def get_first_table(expects: Mask, t: int, offset: Offset) -> Tensor:
+    """Return who may see whom in the first sequence, bool (t, t), in any head."""
+    table = expects.table(t, t, offset)
+    return table[(None,) * (4 - table.dim())][0].any(0).expand(t, t)
+
+
+class LayerWeights(NamedTuple):
+    """A layer's recorded attention: its name, and the largest weight of any head in the first sequence, (q, k)."""
+
+    name: str
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedLayers:
+    """The layers whose attention was recorded, what was not, and whether a decoder also reads another sequence."""
+
+    layers: list[LayerWeights] = field(default_factory=list)
+    missed: list[tuple[str, str]] = field(default_factory=list)
+    has_cross_attention: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class OutputMoves:
+    """How far outputs move with tokens of the first sequence, (q, n), which tokens, and how far other sequences' move."""
+
+    within: Tensor
+    tokens: list[int]
+    across: float = 0.0
+    where: tuple[int, int, int] = (0, 0, 0)  # of `across`: the token, the sequence, its output
+
+
+@dataclass(frozen=True, eq=False)
+class ModelExamination:
+    """A model, and who may see whom in each layer of the first sequence, bool (t, t)."""
+
+    model: TokenModel
+    allowed: Tensor
+
+    def examine(self) -> Iterator[Finding | Checked | Unknown | Visibility]:
+        """Yield the results for the layers, the whole model and its cache, and the picture of the whole model."""
+        outputs = self.model.run()
+        if outputs is not None and not outputs.isfinite().all():
+            yield self.report_nonfinite(outputs)
+            return
+        again = self.model.run()
+        if outputs is not None and again is not None:
+            change = (again - outputs).abs()
+            if change.max() > self.model.estimate_noise(outputs):
+                yield self.report_randomness(change)
+                return
+        seeing = self.record_layers()
+        moved = None if outputs is None else self.measure_moves(outputs)
+        right = not seeing.has_cross_attention
+        for one in itertools.chain(self.check_layers(seeing, moved), self.check_end_to_end(seeing, moved, outputs)):
+            right &= not isinstance(one, Finding)
+            yield one
+        if right and outputs is not None:  # with a leak, decoding with a cache differs anyway
+            yield from self.check_cache(outputs)
+        if seeing.layers:
+            told = "the scale, the heads and the roles in each layer"
+            yield Unknown(
+                told, f"a layer alone, with what it takes: examine(model.{format_module_path(seeing.layers[0].name)})"
+            )
+
+    def report_nonfinite(self, outputs: Tensor) -> Finding:
+        """Return the finding of non-finite outputs, caused by a non-finite weight or by the first module that makes them so."""
+        row = int((~outputs.isfinite().all(-1)).any(0).int().argmax())
+        told = f"output {row} of the model is not finite"
+        weights = [name for name, one in self.model.module.named_parameters() if not one.isfinite().all()]
+        if weights:
+            more = f" and of {len(weights) - 1} more" if len(weights) > 1 else ""
+            return Finding("blind row", f"{told}: numbers of the weight {weights[0]}{more} are not", LOAD, cause="blind")
+        where = localize.find_breaking_module(self.model)
+        told += f"; the first module that makes it so is {where}" if where else ""
+        return Finding("blind row", told, BLIND, cause="blind")
+
+    def report_randomness(self, change: Tensor) -> Finding:
+        """Return the finding of outputs that differ from call to call."""
+        b, i, _ = (int(n) for n in torch.unravel_index(change.argmax(), change.shape))
+        where = localize.find_moving_module(self.model, self.model.ids, b, i)
+        told = f"two calls in evaluation with the same tokens differ by {float(change.max()):.2g}"
+        told += f"; the first module that differs is {where}" if where else ""
+        return Finding("dropout in evaluation", told, DRAW, 3.0, "dropout")
+
+    def check_cache(self, outputs: Tensor) -> Iterator[Finding | Checked | Unknown]:
+        """Yield how decoding differs from the full forward, for a causal model that takes a cache."""
+        model = self.model
+        if model.call is model.module and torch.equal(self.allowed, ~make_later_table(*self.allowed.shape)):
+            yield from cached_decoding.check_cache(model.module, model.ids, extract_outputs, outputs, str)
+
+    def record_layers(self) -> RecordedLayers:
+        """Record the attention of each layer, of the decoder if there is one."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with record(self.model.module) as recording:
+                self.model.run()
+        missed = [(one.module, one.reason) for one in recording.missed]
+        seen: list[LayerWeights] = []
+        try:
+            names = recording.layers()
+        except RegardError:
+            return RecordedLayers(seen, missed)
+        for number, name in enumerate(names):
+            try:
+                weights = recording.map(number).dense()
+            except RegardError as error:  # a layer that calls attention twice, as DiffLlama's does
+                missed.append((name, str(error).splitlines()[0]))
+                continue
+            if weights.shape[2:] == self.allowed.shape:
+                seen.append(LayerWeights(name, weights[0].amax(0).double().cpu()))
+            else:
+                missed.append((name, f"it has {weights.shape[3]} keys for {weights.shape[2]} queries"))
+        return RecordedLayers(seen, missed, any(one.kind == "cross" for one in recording.calls))
+
+    def measure_moves(self, outputs: Tensor) -> OutputMoves:
+        """Measure how far each output of the first sequence moves with its tokens, and the most that another's moves."""
+        t = len(self.allowed)
+        tokens = sorted({round(n * (t - 1) / (TRIED - 1)) for n in range(TRIED)}) if t > TRIED else list(range(t))
+        within, across, where = torch.zeros(t, len(tokens), dtype=torch.float64), 0.0, (0, 0, 0)
+        for n, j in enumerate(tokens):
+            after = self.model.run(self.replace_token(j))
+            assert after is not None
+            change = (after - outputs).abs_().amax(-1)  # (b, t)
+            within[:, n] = change[0]
+            if len(change) > 1 and float(change[1:].max()) > across:
+                across = float(change[1:].max())
+                where = (j, *divmod(int(change[1:].argmax()) + t, t))
+        return OutputMoves(within, tokens, across, where)
+
+    def has_tokens_first(self) -> bool:
+        """Return whether sequences are independent along the second axis: a model of ids (t, b)."""
+        ids = self.model.ids.clone()
+        ids[:, 0] = torch.where(ids[:, 0] > 0, ids[:, 0] - 1, 1)
+        try:
+            before, after = self.model.run(), self.model.run(ids)
+        except SubjectError:
+            return False
+        if before is None or after is None:
+            return False
+        return bool((after - before)[:, 1:].abs().max() <= self.model.estimate_noise(before))
+
+    def replace_token(self, j: int) -> Tensor:
+        """Return the ids with token j of the first sequence replaced by another id."""
+        ids = self.model.ids.clone()
+        others = ids[ids != ids[0, j]]
+        ids[0, j] = others[0] if len(others) else max(int(ids[0, j]) - 1, 0)
+        return ids
+
+    def check_layers(self, seeing: RecordedLayers, moved: OutputMoves | None) -> Iterator[Finding | Checked | Unknown]:
+        """Yield findings for layers that see more than they may, or less without a window."""
+        layers = seeing.layers
+        more = [one for one in layers if self.find_extra(one).any()]
+        less = [one for one in layers if one not in more and not is_full_or_window(one.weights > 0, self.allowed)]
+        if more:
+            yield self.report_leak(more, moved)
+        if less:
+            i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
+            told = f"{less[0].name}: row {i} may see token {j}, and puts no weight on it{format_layer_count(less)}"
+            yield Finding("wrong mask", told, SHOW, 1.8, "mask")
+        if layers and not more and not less:
+            windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
+            told = f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would have shown"
+            window = f"; {len(windows)} of them see only tokens that are near, as with a window" if windows else ""
+            yield Checked("no layer sees what it may not", told + window)
+        if seeing.missed or not layers:
+            yield Unknown(
+                f"who sees whom in every layer ({describe_missed(seeing.missed)})", describe_layer_call(seeing.missed)
+            )
+
+    def find_extra(self, seen: LayerWeights) -> Tensor:
+        """Return what a layer sees but may not, bool (q, k)."""
+        return (seen.weights > 0) & ~self.allowed
+
+    def report_leak(self, more: list[LayerWeights], moved: OutputMoves | None) -> Finding:
+        """Return the finding of layers that see too much: the first layer, its first such row, and the key of most weight."""
+        extra = self.find_extra(more[0])
+        i = int(extra.any(-1).int().argmax())
+        j = int((more[0].weights[i] * extra[i]).argmax())
+        ahead = make_later_table(*self.allowed.shape)
+        told = f"{more[0].name}: row {i} puts {float(more[0].weights[i, j]):.2g} on token {j}, which "
+        told += "comes later" if ahead[i, j] else "it may not see"
+        if moved is not None and j in moved.tokens:
+            told += f"; changing token {j} moves output {i} of the model by {moved.within[i, moved.tokens.index(j)]:.2g}"
+        one_off = len(self.allowed) > 2 and torch.equal(extra, ahead & (ahead.cumsum(-1) == 1))
+        told += " (each row sees one token too many)" if one_off else ""
+        kind = "future leak" if ahead[i, j] else "wrong mask"
+        return Finding(kind, told + format_layer_count(more), (NEXT if one_off else "") + HIDE, 2.0, "mask")
+
+    def check_end_to_end(
+        self, seeing: RecordedLayers, moved: OutputMoves | None, outputs: Tensor | None
+    ) -> Iterator[Finding | Checked | Unknown | Visibility]:
+        """Yield what moves in the whole model, if it gave outputs."""
+        if outputs is None or moved is None:
+            yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
+        else:
+            yield from self.check_moves(seeing, moved, outputs)
+
+    def check_moves(
+        self, seeing: RecordedLayers, moved: OutputMoves, outputs: Tensor
+    ) -> Iterator[Finding | Checked | Unknown | Visibility]:
+        """Yield the outputs that move with a token and may not, and the picture of the whole model."""
+        least = self.model.estimate_noise(outputs)
+        meets = compute_closure(
+            self.allowed, max(len(seeing.layers), 1) if seeing.layers and not seeing.missed else len(self.allowed)
+        )
+        found = (moved.within > least).cpu()
+        leaking = found & ~meets[:, moved.tokens]
+        if moved.across > least:
+            j, b, i = moved.where
+            where = localize.find_moving_module(self.model, self.replace_token(j), b, i)
+            told = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
+            yield Finding("batch leak", told, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
+        told = f"a change of {least:.0e}, of outputs up to {float(outputs.abs().max()):.1g}, would have shown"
+        if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
+            n = int(leaking.any(0).nonzero()[-1])
+            i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
+            where = localize.find_moving_module(self.model, self.replace_token(j), 0, i)
+            if seeing.has_cross_attention and "decoder" not in where:
+                yield Unknown("what moves from end to end: the same ids go to an encoder, which may see all of them", BOTH)
+                return
+            told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
+            yield Finding("future leak" if j > i else "wrong mask", told, choose_cure(self.model, where), 1.5, "mask")
+        elif not leaking.any() and moved.across <= least:
+            yield Checked("from end to end no output moves with what it may not see", told)
+            if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
+                yield Unknown("anything of attention: no output moves with any other token", NONE)
+        yield make_visibility(meets, found, moved, least)
+
+
+def extract_outputs(returned: Any, ids: Tensor) -> Tensor:
+    """Return the outputs (b, t, n). Raises TypeError if there are none for each token."""
+    found = find_outputs(returned, ids)
+    if found is None:
+        raise TypeError("it gives no outputs for each token")
+    return found
+
+
+def make_visibility(meets: Tensor, found: Tensor, moved: OutputMoves, least: float) -> Visibility:
+    """Return the picture of the tokens that were changed."""
+    strength = moved.within[moved.tokens]
+    words = tuple(str(j) for j in moved.tokens)
+    if words == tuple(str(n) for n in range(len(evidence.SENTENCE))):
+        words = evidence.SENTENCE
+    expected = meets[moved.tokens][:, moved.tokens]
+    return Visibility(expected, found[moved.tokens], strength / strength.amax(-1, keepdim=True).clamp_min(least), words)
+
+
+def is_full_or_window(seen: Tensor, allowed: Tensor) -> bool:
+    """Return whether each query sees all that it may, or the near part of it: a window, or its chunk of a fixed size."""
+    if torch.equal(seen, allowed):
+        return True
+    place = torch.arange(len(seen))
+    back = place[:, None] - place
+    if not seen.diagonal().all():
+        return False
+    if torch.equal(seen, allowed & (back <= int(back[seen].max())) & (back >= int(back[seen].min()))):
+        return bool((seen & (back < 0)).any()) or not (allowed & (back < 0)).any()  # a causal layer is not a window
+    chunks = (place // size for size in range(2, len(seen)))
+    return any(torch.equal(seen, allowed & (chunk[:, None] == chunk)) for chunk in chunks)
+
+
+def compute_closure(allowed: Tensor, layers: int) -> Tensor:
+    """Return who may see whom through several layers, each of which also passes on a token's own vector."""
+    step = allowed | torch.eye(len(allowed), dtype=torch.bool)
+    meets = step
+    for _ in range(min(layers, len(allowed)) - 1):
+        further = (meets.double() @ step.double()) > 0
+        if torch.equal(further, meets):
+            break
+        meets = further
+    return meets
+
+
+def choose_cure(model: TokenModel, where: str) -> str:
+    """Return the cure for a module that leaks tokens: a mask if it weighs tokens by its own weights, else separate tokens."""
+    return ATTEND if where and localize.is_attention_like(model, where) else MIX
+
+
+def format_module(where: str) -> str:
+    """Format the module where an error begins: `; the first module that moves there is blocks.2.up`."""
+    return f"; the first module that moves there is {where}" if where else ""
+
+
+def format_layer_count(layers: Sequence[LayerWeights]) -> str:
+    """Format the number of further layers: `; so in 3 more layers`."""
+    more = len({one.name for one in layers}) - 1
+    return f"; so in {more} more layer{'s' * (more > 1)}" if more else ""
+
+
+def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
+    """Describe what was not recorded and why: `blocks.0 and 2 more: it is written out by hand`."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in missed:
+        reasons.setdefault(reason, []).append(name)
+    said = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
+    return "; ".join(said[:2]) or "no attention of it was recorded"
+
+
+def describe_layer_call(missed: Sequence[tuple[str, str]]) -> str:
+    """Describe how to examine what was not recorded."""
+    name = next((name for name, _ in missed if name), "layer")
+    return f"the layers one by one: examine(model.{format_module_path(name)})"

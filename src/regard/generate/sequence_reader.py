@@ -1,0 +1,160 @@
+"""Reader: a model that reads sequences a few tokens at a time, and gives the logits of what may come next in each."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, DataError, ShapeError
+from regard.generate.cache import Cache
+from regard.mechanism.arguments import check_sequence, describe_value
+
+TokenLists = list[list[int]]  # a list of tokens for each sequence; their lengths differ
+
+
+class ModelSizes(Protocol):
+    """The sizes of a model."""
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that store keys and values."""
+
+    @property
+    def context(self) -> int:
+        """The most tokens that the model reads."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens in the vocabulary."""
+
+
+class Model(Protocol):
+    """Any model that gives logits: GPT2, a quantized one, or one's own.
+
+    If its class has a method `reading`, the result of that is called instead: the same function, made for few tokens.
+    """
+
+    @property
+    def config(self) -> ModelSizes:
+        """The sizes of the model."""
+
+    def __call__(self, tokens: Tensor, cache: Any = None) -> Tensor:
+        """Return the logits (b, t, n) of the next token after each of (b, t), or after those that cache.asked selects."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixCache:
+    """A common beginning of many sequences, read once: `generate(rows, n, after=opening)` continues it with each row."""
+
+    tokens: tuple[int, ...]
+    cache: Cache
+
+    @classmethod
+    def read(cls, model: Model, tokens: Tensor | Sequence[int]) -> "PrefixCache":
+        """Read the tokens (t,) of one sequence."""
+        rows = list_token_rows(tokens, model.config.vocabulary)
+        if len(rows) != 1:
+            raise ShapeError(f"an opening is one sequence (t,), got {len(rows)}.")
+        check_context(model, len(rows[0]), 0)
+        reader = SequenceReader(model, len(rows[0]))
+        reader.read(rows)
+        return cls(tuple(rows[0]), reader.cache)
+
+
+class SequenceReader:
+    """A model and the tokens of each sequence it has read, at most `room` of them with keys and values in a cache.
+
+    Beyond the model's context the window slides: for every new token, the last tokens of each sequence, as many as the context
+    holds, are read again as if they were the whole text. Call `refuse_beyond` first to raise an error instead.
+    """
+
+    def __init__(self, model: Model, room: int, after: PrefixCache | None = None, count: int = 1) -> None:
+        reading = getattr(type(model), "reading", None)
+        self.model: Model = model if reading is None else reading(model)
+        self.capacity = min(room, model.config.context)
+        self.device = find_device(model)
+        self.rows: TokenLists = [[] for _ in range(count)]
+        self.cache = Cache(model.config.layers, self.capacity)
+        if after is not None and len(after.tokens) > 1:
+            # the last token is read again with each row, so that a row may be empty
+            self.rows = [list(after.tokens[:-1]) for _ in range(count)]
+            self.cache = after.cache.fork(count, self.capacity)
+            self.cache.crop(len(after.tokens) - 1)
+
+    @torch.no_grad()
+    def read(self, new: Sequence[Sequence[int]], last: int = 1) -> Tensor:
+        """Read more tokens of each sequence; return the logits after the last of each, (b, n), or the `last`, (b, last, n)."""
+        for row, more in zip(self.rows, new, strict=True):
+            row.extend(more)
+        if max(map(len, self.rows)) > self.capacity:
+            self.cache.crop(0)
+            new = [row[-self.capacity :] for row in self.rows]
+        lengths = [len(row) for row in new]
+        t, even = max(lengths), len(set(lengths)) == 1
+        tokens = torch.tensor([[*row, *[0] * (t - len(row))] for row in new], device=self.device)  # (b, t)
+        if even:
+            self.cache.wanted = last
+            logits = self.model(tokens, self.cache)
+        else:  # the next token of a row goes where its own tokens end
+            before, ends = self.cache.lengths, torch.tensor(lengths, device=self.device)
+            self.cache.wanted = ends - 1
+            logits = self.model(tokens, self.cache)
+            self.cache.crop(before + ends)
+        return logits[:, -1] if last == 1 else logits
+
+    def crop(self, length: int) -> None:
+        """Drop all but the first `length` tokens of every sequence."""
+        self.rows = [row[:length] for row in self.rows]
+        self.cache.crop(min(length, self.cache.longest))
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace the sequences by copies of others, by index."""
+        index = parents.tolist()
+        if index == list(range(len(self.rows))):
+            return
+        if len(index) == len(self.rows):
+            self.cache.reorder(parents)
+        else:
+            self.cache = self.cache.fork(parents)
+        self.rows = [list(self.rows[n]) for n in index]
+
+
+def list_token_rows(tokens: Tensor | Sequence[Any], vocabulary: int, empty: bool = False) -> TokenLists:
+    """Return tokens (t,), (b, t) or a list of lists of unequal length as a list for each sequence."""
+    if isinstance(tokens, Tensor):
+        if tokens.dim() not in (1, 2) or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ShapeError(f"tokens are whole numbers (t,) or (b, t), got {tokens.dtype} {tuple(tokens.shape)}.")
+        tokens = tokens.to_dense().tolist()
+    check_sequence("tokens", tokens)
+    nested = len(tokens) > 0 and all(isinstance(one, Sequence | Tensor) for one in tokens)
+    found = [one.tolist() if isinstance(one, Tensor) else list(one) for one in (tokens if nested else [tokens])]
+    if not all(found) and not empty:
+        raise ShapeError("a sequence has no tokens; it needs at least one, for example the end of text.")
+    for token in itertools.chain(*found):
+        if not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise DataError(
+                f"{describe_value(token)} is not a token of this model: they are numbered from 0 to {vocabulary - 1}."
+            )
+    return found
+
+
+def check_context(model: Model, longest: int, more: int) -> None:
+    """Raise ConfigError if a prompt and what follows exceed the model's context; the last new token is not read."""
+    context = model.config.context
+    total = longest + max(more - 1, 0)
+    if total > context:
+        asked = f", and {describe_value(more)} more are requested" if more else ""
+        fits = f"Ask for at most {context - longest + 1}, or" if more and longest <= context else "Shorten it, or"
+        raise ConfigError(
+            f"the prompt has {longest} tokens{asked}; the model reads at most {context}. {fits} use "
+            'past="slide" to continue from the last of them.'
+        )
+
+
+def find_device(model: Model) -> torch.device:
+    """Return the device of a model's parameters and buffers, or the CPU if it has none."""
+    tensors = itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else iter(())
+    return next((x.device for x in tensors), torch.device("cpu"))

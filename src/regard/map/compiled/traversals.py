@@ -1,0 +1,171 @@
+# mypy: ignore-errors
+"""The passes over a matrix, compiled by numba; each processes the blocks of rows of one part, for one thread."""
+
+import numpy as np
+from numba import njit
+
+from regard.compiled.jit_cache import njit_with_cache
+from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
+from regard.compiled.vectors import ONE, ZERO, add_scaled_row, exponentiate_with_sums, fold_four_rows, fold_row
+from regard.map.compiled.blocks import CHUNK, STRIDE, allocate_buffers, compute_softmax, get_weight, score_chunk, split_keys
+
+
+@njit(nogil=True)
+def flush_sums(first, summed, largest, edges, received, total, most):
+    """Add the sums and maxima of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
+    for j in range(len(summed)):
+        received[first + j] += summed[j]
+    j, part = max(edges[0] - first, 0), max(np.searchsorted(edges, first, side="right") - 1, 0)
+    while j < len(summed) and part < len(edges) - 1:
+        end = min(edges[part + 1] - first, len(summed))
+        a, b = ZERO, ZERO
+        for i in range(j, end):
+            a += summed[i]
+            b = max(b, largest[i])
+        total[part] += a
+        most[part] = max(most[part], b)
+        j, part = end, part + 1
+    summed[:] = ZERO
+    largest[:] = ZERO
+
+
+@njit(nogil=True)
+def pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest):
+    """Add a block's weights to the column sums and, one bin of rows after the other, to the picture."""
+    start = row
+    while start < stop:
+        end = start
+        while end < stop and bins[end] == bins[start]:
+            end += 1
+        for c in range(count):
+            first, length, full = buffers.keys[c]
+            add_rows(buffers.e[c], buffers.factors[c], start - row, end - row, summed[:full], largest[:full])
+            flush_sums(first, summed[:length], largest[:length], edges, received, total[bins[start]], most[bins[start]])
+        start = end
+
+
+@njit(nogil=True)
+def add_rows(e, factors, r, end, summed, largest):
+    """Add the weights of the rows r to end to `summed`, and take their maximum into `largest`."""
+    n = len(summed)
+    while r + 4 <= end:
+        four = factors[r], factors[r + 1], factors[r + 2], factors[r + 3]
+        fold_four_rows(e[r, :n], e[r + 1, :n], e[r + 2, :n], e[r + 3, :n], four, summed, largest)
+        r += 4
+    while r < end:
+        fold_row(e[r, :n], factors[r], summed, largest)
+        r += 1
+
+
+@njit_with_cache()
+def overview(plan, scores, blocks, part, parts, bins, edges, found, received, total, most):
+    """Compute all statistics of an overview and its picture, for one of several parts of the blocks."""
+    buffers = allocate_buffers(plan)
+    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        for i in range(row, stop):
+            own = scores.position + i
+            found[6, i] = get_weight(0, i - row, count, buffers)
+            found[7, i] = get_weight(own, i - row, count, buffers)
+            found[8, i] = get_weight(own - 1, i - row, count, buffers)
+        pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest)
+
+
+@njit_with_cache()
+def picture(plan, scores, blocks, part, parts, bins, edges, below, received, total, most):
+    """Compute only the picture, from known shifts and totals (2, rows), for one of several parts of the blocks."""
+    buffers = allocate_buffers(plan)
+    summed, largest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = split_keys(plan, run, row, stop, buffers.keys)
+        for c in range(count):
+            score_chunk(plan, scores, run, row, stop, c, buffers)
+            for r in range(stop - row):
+                exponentiate_with_sums(buffers.e[c, r, : buffers.keys[c, 2]], below[0, row + r])
+                buffers.factors[c, r] = 1 / below[1, row + r] if below[1, row + r] != 0 else ZERO
+        pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest)
+
+
+@njit_with_cache()
+def top(plan, scores, blocks, part, parts, found, values, keys):
+    """Find the largest weights of each row and their keys, (rows, n), largest first, for one of several parts of the blocks."""
+    buffers = allocate_buffers(plan)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        for i in range(row, stop):
+            select_top(plan, i - row, count, buffers, values[i], keys[i])
+
+
+@njit(nogil=True)
+def select_top(plan, r, count, buffers, values, keys):
+    """Find the largest weights of a row of a block, filled up with keys of weight 0 if the row has too few."""
+    held, n = 0, len(values)
+    for c in range(count):
+        first, length, full = buffers.keys[c]
+        factor = buffers.factors[c, r]
+        for j in range(0, full, COLUMNS):
+            if held == n and not find_maximum(buffers.e, (c * plan.rows + r) * STRIDE + j, COLUMNS) * factor > values[n - 1]:
+                continue
+            for i in range(j, min(j + COLUMNS, length)):
+                weight = buffers.e[c, r, i] * factor
+                if held < n or weight > values[n - 1]:
+                    held = min(held + 1, n)
+                    place = held - 1
+                    while place > 0 and values[place - 1] < weight:
+                        values[place], keys[place] = values[place - 1], keys[place - 1]
+                        place -= 1
+                    values[place], keys[place] = weight, first + i
+    key = 0
+    while held < n:  # keys that no chunk holds
+        if not np.any(keys[:held] == key):
+            values[held], keys[held] = ZERO, key
+            held += 1
+        key += 1
+
+
+@njit_with_cache()
+def forward(plan, scores, blocks, part, parts, found, v, out):
+    """Compute A v: v as panels (n, k, COLUMNS), out (rows, n COLUMNS)."""
+    buffers, some = allocate_buffers(plan), np.empty((ROWS, COLUMNS), np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        for c in range(count):
+            first, length, _ = buffers.keys[c]
+            for panel in range(len(v)):
+                start = (panel * v.shape[1] + first) * COLUMNS
+                for r in range(0, stop - row, ROWS):
+                    multiply_tile(buffers.e, (c * plan.rows + r) * STRIDE, STRIDE, 1, v, start, length, some, 0, COLUMNS)
+                    for i in range(r, min(r + ROWS, stop - row)):
+                        add_scaled_row(
+                            some[i - r], buffers.factors[c, i], out[row + i, panel * COLUMNS : (panel + 1) * COLUMNS]
+                        )
+
+
+@njit_with_cache()
+def backward(plan, scores, blocks, part, parts, found, x, out):
+    """Compute Aᵀ x: x (rows, n COLUMNS), out (k rounded up to full panels, n COLUMNS)."""
+    buffers, some = allocate_buffers(plan), np.empty((ROWS, COLUMNS), np.float32)
+    weighed = np.empty((plan.rows, COLUMNS), np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        for c in range(count):
+            first, _, full = buffers.keys[c]
+            for start in range(0, x.shape[1], COLUMNS):
+                for r in range(stop - row):
+                    for e in range(COLUMNS):
+                        weighed[r, e] = x[row + r, start + e] * buffers.factors[c, r]
+                for j in range(0, full, ROWS):
+                    multiply_tile(buffers.e, c * plan.rows * STRIDE + j, 1, STRIDE, weighed, 0, stop - row, some, 0, COLUMNS)
+                    for i in range(ROWS):
+                        add_scaled_row(some[i], ONE, out[first + j + i, start : start + COLUMNS])

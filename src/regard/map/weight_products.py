@@ -1,0 +1,72 @@
+"""A v and Aᵀ r, block by block, without storing A; differentiable in v and in r."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.map import numba_passes
+from regard.map.plane import Plane, multiply_exactly
+
+
+class ApplyWeights(torch.autograd.Function):
+    """A v for some planes: v (p, k, e) to (p, q, e)."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, planes: Sequence[Plane]) -> Tensor:
+        ctx.planes = planes
+        return multiply_planes(planes, v, numba_passes.apply_weights, apply_weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ApplyTransposedWeights.apply(gradients[0], ctx.planes), None  # type: ignore[no-untyped-call]
+
+
+class ApplyTransposedWeights(torch.autograd.Function):
+    """Aᵀ r for some planes: r (p, q, e) to (p, k, e)."""
+
+    @staticmethod
+    def forward(ctx: Any, r: Tensor, planes: Sequence[Plane]) -> Tensor:
+        ctx.planes = planes
+        return multiply_planes(planes, r, numba_passes.apply_transposed_weights, apply_transposed_weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ApplyWeights.apply(gradients[0], ctx.planes), None  # type: ignore[no-untyped-call]
+
+
+CompiledProduct = Callable[[Plane, int, Tensor], Tensor | None]
+
+
+def multiply_planes(
+    planes: Sequence[Plane], x: Tensor, quick: CompiledProduct, plain: Callable[[Plane, Tensor], Tensor]
+) -> Tensor:
+    """Compute the products of planes with x (p, n, e), compiled where possible, in x's dtype."""
+    found: list[Tensor | None] = [None] * len(planes)
+    if (
+        planes
+        and numba_passes.can_run_compiled(planes[0])
+        and x.shape[-1]
+        and torch.promote_types(x.dtype, torch.float32) == torch.float32
+    ):
+        exact = dict(zip(planes, x.float(), strict=True))
+        found = numba_passes.run_planes(planes, lambda plane, threads: quick(plane, threads, exact[plane]))
+    parts = zip(planes, x, found, strict=True)
+    return torch.stack([(plain(plane, part) if one is None else one).to(x.dtype) for plane, part, one in parts])
+
+
+def apply_weights(plane: Plane, v: Tensor) -> Tensor:
+    """Compute A v for one plane, in v's dtype."""
+    exact = v.to(torch.promote_types(v.dtype, plane.q.dtype))
+    parts = [multiply_exactly(run.weights.to(exact.dtype), exact[run.columns]) for run in plane.iterate_runs()]
+    return torch.cat([exact[:0], *parts]).to(v.dtype)
+
+
+def apply_transposed_weights(plane: Plane, r: Tensor) -> Tensor:
+    """Compute Aᵀ r for one plane, in r's dtype."""
+    exact = r.to(torch.promote_types(r.dtype, plane.q.dtype))
+    total = exact.new_zeros(plane.shape[1], r.shape[-1])
+    for run in plane.iterate_runs():
+        total.index_add_(0, run.columns, multiply_exactly(run.weights.to(exact.dtype).T, exact[run.start : run.stop]))
+    return total.to(r.dtype)

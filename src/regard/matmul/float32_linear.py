@@ -1,0 +1,71 @@
+"""x Wᵀ + b where W is large: by the product that is fastest for the number of vectors.
+
+For few vectors memory bandwidth is the limit: each thread reads a part of W. For more it is arithmetic, for which torch carries
+two libraries; `compiled/kernel_choice.py` chooses the faster one on this processor.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.compiled import kernel_choice, threads
+from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
+
+MOST = 4  # largest number of vectors for the compiled product
+LEAST = 2**16  # numbers of a matrix; for fewer, torch's own product is as fast
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x weightᵀ + bias; x (..., n), weight (rows, n), bias (rows,); the output (..., rows).
+
+    float32 on a CPU, without gradients, uses a product compiled by numba if it is installed and there are few vectors,
+    else oneDNN if that is faster: the sums are added in another order than by F.linear. All else uses F.linear.
+    """
+    if not can_use_fast_product(x, weight, bias):
+        return F.linear(x, weight, bias)
+    if x.numel() <= MOST * weight.shape[1] and load_compiled_products() is not None:
+        output = torch.empty(*x.shape[:-1], len(weight))
+        launch_product("FLOATS", weight, None, x, bias, output)
+        return output
+    if kernel_choice.choose_product_library() != "oneDNN":
+        return F.linear(x, weight, bias)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def can_use_fast_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether x weightᵀ + bias may use the compiled product or oneDNN."""
+    if weight.numel() < LEAST or not x.numel() or weight.dim() != 2 or not weight.is_contiguous():
+        return False
+    fits = x.shape[-1] == weight.shape[1] and (bias is None or bias.shape == weight.shape[:1])
+    return fits and (can_bypass_torch(x, weight) if bias is None else can_bypass_torch(x, weight, bias))
+
+
+def can_bypass_torch(*tensors: Tensor) -> bool:
+    """Return whether these are plain float32 CPU tensors that need no gradients, with no dispatch to intercept."""
+    if not can_bypass_dispatch() or torch.is_autocast_enabled("cpu"):  # first, since compilers trace the rest
+        return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return not learns and all(is_plain_tensor(x) and x.dtype == torch.float32 for x in tensors)
+
+
+@cache
+def load_compiled_products() -> Any:
+    """Return the module of compiled products; None if numba is not installed or torch's threads are not available."""
+    if not threads.can_run_loops():
+        return None
+    from regard.matmul import numba_matmul
+
+    return numba_matmul
+
+
+def launch_product(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: Tensor | None, output: Tensor) -> None:
+    """Set output to x matrixᵀ, times the scale of each row, plus bias; all contiguous except x."""
+    x = x.contiguous()
+    places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
+    count, (rows, columns) = torch.get_num_threads(), matrix.shape
+    run = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * count))
+    threads.run_callback(getattr(load_compiled_products(), kind), [0, *places, rows, columns, x.numel() // columns, run], count)

@@ -1,0 +1,36 @@
+"""Sentences of unequal length in one tensor: their checks, and the mask that hides the padding."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.mechanism import EVERYTHING, Mask, Padding
+
+Lengths = tuple[int, ...]
+
+
+def check_lengths(sources: Tensor, lengths: Tensor | Sequence[int], context: int | None = None) -> Lengths:
+    """Return the number of tokens of each source (b, s), from 1 to s; raise ShapeError if lengths and sources do not fit."""
+    check_token_matrix("sources", sources, context)
+    found = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
+    if len(found) != len(sources) or not all(isinstance(n, int) and 1 <= n <= sources.shape[1] for n in found):
+        raise ShapeError(
+            f"lengths is (b,), for each of the {len(sources)} sources a whole number from 1 to {sources.shape[1]}; got {found}."
+        )
+    return found
+
+
+def check_token_matrix(name: str, tokens: Tensor, context: int | None = None) -> None:
+    """Raise ShapeError if tokens are not integers (b, t), or t is larger than the context."""
+    letters = "b, s" if name == "sources" else "b, t"
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
+        raise ShapeError(f"{name} are whole numbers ({letters}), at least one; got {tokens.dtype} {tuple(tokens.shape)}.")
+    if context is not None and tokens.shape[1] > context:
+        raise ShapeError(f"{name} have {tokens.shape[1]} tokens, and the model's context is {context}.")
+
+
+def make_padding_mask(lengths: Lengths, s: int) -> Mask:
+    """Return the mask that hides the padding of sources s tokens long, or EVERYTHING if there is none."""
+    return EVERYTHING if min(lengths) == s else Padding(lengths)

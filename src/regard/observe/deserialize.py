@@ -1,0 +1,185 @@
+"""Deserialization of a recording from its header and named tensors; everything from a file is checked before it is used.
+
+The time is linear in the size of the file, independent of what the header states: what many calls share is checked once.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.mechanism.arguments import check_instance, check_path
+from regard.mechanism.mask_algebra import EVERYTHING, And, Everything, Mask, Not, Or
+from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Window
+from regard.observe import recording_file
+from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
+from regard.observe.header_values import (
+    REAL,
+    require_count,
+    require_finite,
+    require_four_axes,
+    require_integer,
+    require_list,
+    require_rows,
+    require_text,
+)
+from regard.observe.interception.attention_call import MissedCall
+from regard.observe.kv_history import KVHistory, StoredCall
+from regard.observe.recording import KINDS, Call, Recording, Run
+from regard.observe.serialize import PIECE_NUMBERS, PIECE_TENSORS
+
+DEEPEST = 64  # nesting of composed rules
+WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
+
+
+def load(path: str | Path, *, verify: bool = True) -> Recording:
+    """Return the recording in a file that recording.save wrote, with memory-mapped tensors.
+
+    `verify` reads the whole file once and compares every tensor with its checksum; otherwise tensors are read when needed and
+    only the header is compared. Files before version 3 have no checksums.
+    Raises DataError, stating what was expected, if the file is missing, truncated, damaged, foreign or newer.
+    """
+    header, tensors = recording_file.read_file(Path(check_path("path", path)), check_instance("verify", verify, bool))
+    try:
+        return deserialize_recording(header, tensors)
+    except WRONG as error:
+        raise recording_file.build_damage_error(path, error) from None
+
+
+def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) -> Recording:
+    """Build the recording of a header and its tensors. Raises ValueError, TypeError or LookupError if they are inconsistent."""
+    tokens = header["tokens"]
+    if isinstance(tokens, dict):
+        axes = ("rows", "columns", *(["read"] if "read" in tokens else []))
+        tokens = {axis: deserialize_tokens(require_list(tokens[axis])) for axis in axes}
+    else:
+        tokens = deserialize_tokens(tokens)
+    missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
+    return Recording(
+        require_text(header["model"]), [deserialize_run(run, tensors) for run in require_list(header["runs"])], missed, tokens
+    )
+
+
+def deserialize_tokens(found: Any) -> Any:
+    """Return the words of one batch row or of each."""
+    if found is None:
+        return None
+    return [
+        require_text(one) if isinstance(one, str) else [require_text(word) for word in require_list(one)]
+        for one in require_list(found)
+    ]
+
+
+def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
+    """Build a run from its part of the header."""
+    steps = {require_count(int(step)): name for step, name in found["turns"].items()}
+    rows = {name: require_rows(tensors[name]) for name in set(steps.values())}
+    run = Run(parent_rows={step: rows[name] for step, name in steps.items()})
+    run.rows = [
+        None if row is None else require_count(row) for row in require_list(found.get("rows", []))
+    ]  # older files have none
+    turns, rules = ParentRowsChecker(run.parent_rows), RuleReader(tensors)
+    strands = []
+    for one in require_list(found["strands"]):
+        strand = deserialize_history(one, run.parent_rows, tensors, rules)
+        turns.check_history(strand)
+        strands.append(strand)
+        if one["key"] is not None:
+            name, kind, visit, turn = require_list(one["key"], 4)
+            if (name, kind) != (strand.name, strand.kind):
+                raise ValueError(f"{strand.name} has the key of {name!r:.40}")
+            run.histories[name, kind, require_count(visit), require_count(turn)] = strand
+    for strand, piece in found["calls"]:
+        owner = strands[require_count(strand)]
+        run.calls.append(Call(owner, owner.stored_calls[require_count(piece)]))
+    return run
+
+
+def deserialize_history(
+    found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], rules: "RuleReader"
+) -> KVHistory:
+    """Build a history from its part of the header, and check that every call of it is a map."""
+    heads = found.get("heads")  # older files have none of these
+    chosen = None if heads is None else tuple(require_count(head) for head in require_list(heads))
+    strand = KVHistory(
+        require_text(found["name"]),
+        require_text(found["kind"]),
+        turns,
+        past=require_count(found["past"]),
+        selected_heads=chosen,
+    )
+    if strand.kind not in KINDS:
+        raise ValueError(f"a kind is self or cross, not {strand.kind!r}")
+    for name, step in require_list(found["keys"]):
+        strand.keys.append(require_four_axes(tensors[name]))
+        strand.steps.append(require_count(step))
+    strand.stored_calls.extend(deserialize_call(one, tensors, rules) for one in require_list(found["pieces"]))
+    if not strand.stored_calls or not strand.keys:
+        raise ValueError(f"{strand.name} has no call")
+    check_keys(strand)
+    for former, piece in zip([None, *strand.stored_calls], strand.stored_calls, strict=False):
+        check_call(strand, piece)
+        if former is not None and strand.kind == "self" and piece.stop <= former.stop:
+            raise ValueError(f"{strand.name}: a call that continues one of {former.stop} keys has {piece.stop}")
+    return strand
+
+
+def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], rules: "RuleReader") -> StoredCall:
+    """Build a stored call from its part of the header."""
+    named = {name: None if found.get(name) is None else tensors[found[name]] for name in PIECE_TENSORS}
+    if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
+        raise ValueError("queries are floating numbers with four axes")
+    unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]
+    if unreal:
+        raise ValueError(f"{unreal[0]} are floating numbers, not {getattr(named[unreal[0]], 'dtype', None)}")
+    scale, softcap = (None if found[name] is None else require_finite(found[name]) for name in ("scale", "softcap"))
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"a softcap is above 0, not {softcap}")
+    offset = found["offset"]
+    offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
+    first, stop, step = (require_count(found[name]) for name in PIECE_NUMBERS)
+    mask = rules.deserialize(found["mask"])
+    q, values, bias, sinks, weight = (named[name] for name in PIECE_TENSORS)
+    assert q is not None
+    if weight is not None and weight.shape != q.shape[3:]:
+        raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
+    return StoredCall(q, values, first, stop, step, mask, offset, scale, softcap, bias, sinks, weight)
+
+
+class RuleReader:
+    """The rules of a file, each built once, however many calls share it."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.made: dict[str, Mask] = {}
+
+    def deserialize(self, found: list[Any], depth: int = DEEPEST) -> Mask:
+        """Return the rule of a list."""
+        if not depth:
+            raise ValueError("rules joined too deeply")
+        written = json.dumps(found)
+        if written not in self.made:
+            self.made[written] = self.build(*require_list(found), depth=depth - 1)
+        return self.made[written]
+
+    def build(self, name: str, *parts: Any, depth: int) -> Mask:
+        """Build a rule from its name and its parts."""
+        if name in ("And", "Or"):
+            one, other = (self.deserialize(part, depth) for part in require_list([*parts], 2))
+            return And(one, other) if name == "And" else Or(one, other)
+        if name == "Not":
+            return Not(self.deserialize(require_list([*parts], 1)[0], depth))
+        if name == "Given":
+            table = require_four_axes(self.tensors[parts[0]])
+            if table.dtype != torch.bool:
+                raise ValueError(f"a table of who sees whom is bool, not {table.dtype}")
+            return Given.from_shared_table(table)
+        if name == "Documents":
+            queries, keys = (None if part is None else self.tensors[part] for part in require_list([*parts], 2))
+            return Documents(queries, keys)  # type: ignore[arg-type]
+        plain = {"Everything": Everything, "Causal": Causal, "Window": Window, "Prefix": Prefix, "Padding": Padding}
+        rule: Mask = plain[name](*parts)
+        return EVERYTHING if isinstance(rule, Everything) else rule

@@ -1,0 +1,153 @@
+"""Inference of the rule, bias and softcap of flex_attention's elementwise functions, by evaluating them."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.mechanism.mask_algebra import EVERYTHING, Mask
+from regard.mechanism.scores import score_dtype
+from regard.observe.interception.plain_tensors import UnreadableError
+from regard.observe.interception.thread_state import InterceptionPause, cache_in_forward
+from regard.observe.mask_inference import ROWS, infer_table_rule
+
+MOST_SEEN = 2**30  # entries of the table of a mask function
+MOST_ADDED = 2**27  # entries of the bias of a score_mod
+MOST_READ = 1000  # values read by a mask that are checked for changes
+EMPTY = CellType()  # the cell of an unset variable
+PLAIN = ("noop_mask", "_identity")  # torch's identity mask and score functions
+ScoreFunction = Callable[..., Tensor]  # mask_mod(b, h, q, k) or score_mod(score, b, h, q, k)
+FlexRule = tuple[Mask, int, Tensor | None, float | None]  # rule, offset, bias, softcap
+
+
+def infer_flex_rule(block_mask: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
+    """Return the rule, offset, bias and softcap of a block mask and a score_mod, inferred once per forward for all layers."""
+    handed = isinstance(block_mask, tuple)  # the tuple that flex_attention makes of a block mask
+    mask = block_mask[-1] if handed else getattr(block_mask, "mask_mod", None)
+    rows = (1, 1) if mask is None else (block_mask[2] if handed else block_mask.kv_num_blocks).shape[:2]
+    mask, change = (None if getattr(one, "__name__", "") in PLAIN else one for one in (mask, change))
+    if mask is None and change is None:
+        return EVERYTHING, 0, None, None
+    held = find_captured(mask, change)
+    key = "flex", *map(id, held), q.shape, k.shape[2], q.dtype
+
+    def compute_rule() -> FlexRule:
+        with InterceptionPause(), torch._C._EnableTorchFunction():
+            return infer_uncached_rule(mask, rows, change, q, k)
+
+    result: FlexRule = cache_in_forward(key, held, compute_rule)
+    return result
+
+
+def find_captured(*functions: Any) -> list[Any]:
+    """Return functions and everything that they read: closures, defaults and globals, recursively.
+
+    At most MOST_READ values are visited.
+    """
+    waiting, held = list(functions), dict[int, Any]()
+    while waiting and len(held) < MOST_READ:
+        one = waiting.pop()
+        if id(one) in held or isinstance(one, ModuleType | type):
+            continue
+        held[id(one)] = one
+        if isinstance(one, FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != EMPTY]
+            waiting += [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+            own = not one.__module__.startswith("torch.")
+            waiting += [one.__globals__[name] for name in one.__code__.co_names if own and name in one.__globals__]
+        elif isinstance(one, MethodType):
+            waiting += [one.__func__, one.__self__]
+        elif isinstance(one, partial):
+            waiting += [one.func, *one.args, *one.keywords.values()]
+        elif isinstance(one, tuple | list):
+            waiting += one
+        elif isinstance(one, nn.Module):
+            waiting += [*one._parameters.values(), *one._buffers.values()]
+        elif not isinstance(one, Tensor):
+            waiting += [x for x in getattr(one, "__dict__", {}).values() if isinstance(x, Tensor)]
+    return list(held.values())
+
+
+def infer_uncached_rule(mask: ScoreFunction | None, rows: Any, change: ScoreFunction | None, q: Tensor, k: Tensor) -> FlexRule:
+    """Infer the rule, offset, bias and softcap. Raises UnreadableError where a map cannot express them."""
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device) if mask is None else evaluate_mask(mask, rows, q, k)
+    softcap, bias = (None, None) if change is None else infer_softcap_and_bias(change, seen, q, k)
+    if bias is not None:
+        hidden = bias == -torch.inf
+        seen, bias = seen & ~hidden, bias.masked_fill(hidden, 0)
+        bias = bias if bias.any() else None
+    rule, offset = infer_table_rule(drop_equal_rows(seen), q.shape[2], k.shape[2])
+    return rule, offset, bias, softcap
+
+
+def evaluate_mask(mask: ScoreFunction, rows: tuple[int, int], q: Tensor, k: Tensor) -> Tensor:
+    """Return the bool table of a mask function, evaluated in blocks of queries.
+
+    `rows` are the numbers of batch rows and heads that it distinguishes. Raises UnreadableError past MOST_SEEN entries.
+    """
+    from torch.nn.attention.flex_attention import create_mask
+
+    if math.prod((*rows, q.shape[2], k.shape[2])) > MOST_SEEN:
+        raise UnreadableError(f"its block mask for {q.shape[2]:,} queries is too large to be written out")
+    parts = []
+    for start in range(0, q.shape[2], ROWS):
+        count = min(ROWS, q.shape[2] - start)
+        parts.append(
+            drop_equal_rows(
+                create_mask(offset_queries(mask, start), rows[0], rows[1], count, k.shape[2], device=q.device).bool()
+            )
+        )
+    size = [max(part.shape[axis] for part in parts) for axis in (0, 1)]
+    return torch.cat([part.expand(*size, -1, -1) for part in parts], 2)
+
+
+def offset_queries(function: ScoreFunction, start: int) -> ScoreFunction:
+    """Return a function of batch, head, query and key whose queries are counted from `start`."""
+
+    def call_with_offset(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return function(b, h, i + start, j)
+
+    return call_with_offset
+
+
+def drop_equal_rows(x: Tensor) -> Tensor:
+    """Return a table reduced to one batch row if all are equal, and to one head if all are equal."""
+    for axis in (0, 1):
+        first = x.narrow(axis, 0, 1)
+        x = first if (x == first).all() else x
+    return x
+
+
+def infer_softcap_and_bias(change: ScoreFunction, seen: Tensor, q: Tensor, k: Tensor) -> tuple[float | None, Tensor]:
+    """Infer the softcap and bias of a score_mod: change(s) = softcap tanh(s / softcap) + bias, with or without the softcap.
+
+    Raises UnreadableError where it has no such form, or its bias has more than MOST_ADDED entries.
+    """
+    shape = *q.shape[:3], k.shape[2]
+    exact: dict[str, Any] = {"dtype": score_dtype(q.dtype), "device": q.device}  # as flex_attention computes scores
+    if math.prod(shape) > MOST_ADDED:
+        raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large to be written out")
+    bias = evaluate_score_mod(change, torch.zeros(shape, **exact))
+    there = (seen & (bias != -torch.inf)).expand(shape)
+    rise = (evaluate_score_mod(change, torch.full(shape, 1e9, **exact)) - bias)[there]
+    softcap = float(rise.max()) if len(rise) and float(rise.max()) < 1e8 else None
+    scores = torch.linspace(-40, 40, bias[0].numel(), **exact).roll(7).view(shape[1:]).expand(shape)
+    expected = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    apart = (evaluate_score_mod(change, scores) - bias - expected)[there].abs()
+    if (softcap is not None and softcap <= 0) or not bool((apart < 1e-3).all()):
+        raise UnreadableError("its score_mod is more than a softcap and something added, which is all that a map has")
+    return softcap, drop_equal_rows(bias)
+
+
+def evaluate_score_mod(change: ScoreFunction, scores: Tensor) -> Tensor:
+    """Evaluate a score_mod on all scores (b, h, q, k)."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    for axis in (4, 3, 2, 1):
+        change = torch.vmap(change, in_dims=(0, *(0 if one == axis else None for one in (1, 2, 3, 4))))
+    with TransformGetItemToIndex():
+        return change(scores, *(torch.arange(n, device=scores.device) for n in scores.shape)).to(scores.dtype)

@@ -1,0 +1,120 @@
+"""The torch function mode: intercepts F.scaled_dot_product_attention and regard.attention, reports other attention.
+
+A torch function mode sees every call of a torch function in its thread, including functions whose names were bound at import.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regard.mechanism.fused import attention
+from regard.mechanism.mask_algebra import EVERYTHING
+from regard.mechanism.request import make_request
+from regard.observe.interception import additive, torch_modules
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.beam_rows import find_parent_rows
+from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.handwritten import STARTS, HandwrittenTracker
+from regard.observe.interception.plain_tensors import unwrap_tensor
+from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.sdpa import SDPA, intercept_sdpa
+from regard.observe.interception.thread_state import STATE, dispatch_call, infer_once, report_missed
+
+KERNEL = re.compile("attention|attn|flash|sdpa|mha")
+MADE = (Tensor, tuple, list)
+BY_ITSELF = "this kernel was called by itself, not by F.scaled_dot_product_attention"
+BY_HAND = (
+    "attention is written out by hand here, with no kernel to record: call torch.nn.functional.scaled_dot_product_attention "
+    "or regard.attention instead"
+)
+
+
+class AttentionFunctionMode(TorchFunctionMode):
+    """A torch function mode that dispatches the attention functions of a thread to their wrappers."""
+
+    def __init__(self) -> None:
+        self.tracker = HandwrittenTracker()
+
+    def reset(self) -> None:
+        """Clear the followed tensors when a forward starts."""
+        self.tracker.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not STATE.is_active:
+            return func(*args, **kwargs)
+        door, name, kernel, role = classify_function(func)
+        result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
+        frames = STATE.frames
+        if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
+            with torch._C.DisableTorchFunction():
+                made = args[0] if result is None else result
+                if kernel:
+                    report_missed(name, BY_ITSELF)
+                elif door is None and (role in STARTS or self.tracker.traces):
+                    self.follow_function(name, role, args, kwargs, made)
+                frames[-1].log_operation(args, kwargs, made, name)
+        return result
+
+    def follow_function(self, name: str, role: Role | None, args: Any, kwargs: Any, made: Any) -> None:
+        """Follow the scores and weights that a function makes; report attention that is written out by hand."""
+        found = self.tracker.follow_function(STATE.frames, name, role, args, kwargs, made)
+        if found is not None:
+            report_missed(found, BY_HAND)
+
+
+@cache
+def classify_function(func: Any) -> tuple[Callable[..., Any] | None, str, bool, Role | None]:
+    """Return the wrapper, name, kernel flag and role of a torch function.
+
+    The wrapper is None if there is none; the flag says whether the function is an attention kernel without a wrapper.
+    """
+    named = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+    name = str(getattr(named, "__name__", ""))
+    return WRAPPERS.get(func), name, func not in WRAPPERS and KERNEL.search(name) is not None, infer_role(name)
+
+
+def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Intercept a call of regard.attention, whose arguments state the whole call."""
+
+    def run() -> Tensor:
+        return func(*args, **kwargs)
+
+    def read_call() -> tuple[AttentionCall, CallAdapter]:
+        given = {"mask": EVERYTHING, **dict(zip(("q", "k", "v", "mask"), args, strict=False)), **kwargs}
+        made_apart = has_separate_sources(STATE.frames, given["q"], given["k"])
+        given = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in given.items()}
+        q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**given)
+        bias = None if bias is None else copy_bias(bias, q, k)
+        passage = AttentionCall(
+            "regard", q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, has_separate_sources=made_apart
+        )
+        passage.parent_rows = find_parent_rows(STATE.frames[-1].args)
+        four = (*q.shape[:3], v.shape[3])
+        return passage, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))
+
+    result: Tensor = dispatch_call("regard.attention", run, read_call)
+    return result
+
+
+def copy_bias(bias: Tensor, q: Tensor, k: Tensor) -> Tensor | None:
+    """Return a copy of a bias, one per forward for all layers that share it."""
+    return infer_once((bias,), q, k, lambda: (EVERYTHING, 0, bias.detach().clone()), "bias")[2]
+
+
+WRAPPERS: dict[Any, Callable[..., Any]] = {
+    SDPA: intercept_sdpa,
+    torch.ops.aten.scaled_dot_product_attention: intercept_sdpa,
+    torch.ops.aten.scaled_dot_product_attention.default: intercept_sdpa,
+    attention: intercept_attention,
+    **additive.WRAPPERS,
+    torch_modules.FORWARD: torch_modules.intercept_multi_head,
+    torch_modules.multi_head_attention_forward: lambda func, *args, **kwargs: func(*args, **kwargs),
+    torch_modules.ENCODER_LAYER: torch_modules.intercept_encoder_layer,
+    torch_modules.NATIVE: torch_modules.intercept_native,
+}

@@ -1,0 +1,76 @@
+"""The roles that torch functions can have in handwritten attention, inferred from their names."""
+
+import re
+from enum import Enum, auto
+from functools import cache
+from typing import Any
+
+ARITHMETIC = re.compile("^__[ri]?(add|sub|mul|div|truediv|floordiv|pow|matmul)__$")
+
+
+class Role(Enum):
+    """What a function does in attention; a function without a role is followed by its inputs and outputs alone."""
+
+    SOFTMAX = auto()
+    LOG_SOFTMAX = auto()
+    NONLINEAR = auto()  # nonlinear, entrywise: relu, exp, sigmoid
+    POWER = auto()
+    LOG = auto()
+    PRODUCT = auto()  # a product that sums over an axis
+    DISTANCE = auto()  # between each pair of rows of two tensors
+    MULTIPLY = auto()  # an entrywise product
+    ADD = auto()
+    SUM = auto()  # over an axis
+    CONVOLUTION = auto()
+
+
+SOFTMAX = re.compile("softmax|softmin|sparsemax|entmax")
+PRODUCT = re.compile(
+    "^((.*_)?(matmul|mm|bmm|baddbmm|addbmm|addmm|mv|addmv|dot|vdot|vecdot|inner|tensordot|einsum|bilinear|multi_dot)|linear)$"
+)
+NAMES = {
+    Role.NONLINEAR: """relu relu6 rrelu leaky_relu prelu elu selu celu gelu silu mish sigmoid special_expit hardsigmoid
+        hardswish hardtanh softplus softsign tanh exp exp2 special_exp2 expm1 special_expm1 square abs clamp clamp_min
+        clip maximum fmax threshold heaviside""",
+    Role.POWER: "pow float_power",
+    Role.LOG: "log log2 log10 log1p",
+    Role.DISTANCE: "cdist cosine_similarity pairwise_distance dist",
+    Role.MULTIPLY: "mul multiply addcmul div divide true_divide truediv",
+    Role.ADD: "add sub subtract",
+    Role.SUM: """sum nansum mean nanmean cumsum sum_to_size norm linalg_norm linalg_vector_norm index_add scatter_add
+        index_reduce scatter_reduce segment_reduce""",
+    Role.CONVOLUTION: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
+}
+ROLES = {name: role for role, names in NAMES.items() for name in names.split()}
+MULTIPLIES = {  # a module that uses one may attend; names that layers also use without attention are left out
+    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner"),
+    *("tensordot", "einsum", "multi_dot", "cdist", "cosine_similarity", "pairwise_distance"),
+}
+NORMALISES = {
+    *("softmax", "special_softmax", "_softmax", "log_softmax", "softmin", "gumbel_softmax", "exp", "exp_", "exp2"),
+    *("_safe_softmax", "_masked_softmax"),
+}
+
+
+@cache
+def infer_role(name: str) -> Role | None:
+    """Return the role of the function with this name; None if it has none. Cached per name."""
+    core = strip_affixes(name)
+    if SOFTMAX.search(core):
+        return Role.LOG_SOFTMAX if "log" in core else Role.SOFTMAX
+    return Role.PRODUCT if PRODUCT.match(core) else ROLES.get(core)
+
+
+def is_nonlinear(role: Role | None, args: Any) -> bool:
+    """Return whether a function can turn scores into weights: a nonlinear one.
+
+    A power below 1 does not count: it is the root of a norm.
+    """
+    root = len(args) > 1 and isinstance(args[1], float | int) and args[1] < 1
+    return role is Role.NONLINEAR or (role is Role.POWER and not root)
+
+
+def strip_affixes(name: str) -> str:
+    """Return a function's name without operator, private and in-place affixes: `__iadd__` is `add`."""
+    found = ARITHMETIC.match(name)
+    return found[1] if found else name.strip("_")

@@ -1,0 +1,201 @@
+"""Detection of handwritten attention: softmax weights multiplied with values and summed, with no kernel to record.
+
+Scores and weights are followed through every function. A product of weights with values is attention where the values are
+tokens, neither parameters nor constants, and either
+- the scores are of pairs of tokens: a product, a distance or a network of two, whatever turned them into weights; or
+- they are a softmax of anything, and several rows of weights share the values, which the scores did not choose.
+A router, a gate, a classifier and a pooling layer are neither.
+"""
+
+import weakref
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.observe.interception.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
+from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, list_entries
+from regard.observe.interception.routing import is_pair, is_residual, is_routed
+from regard.observe.interception.traces import Trace, Traced, TraceKind, Traces, is_followable, join_roots
+
+STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
+STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
+MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
+
+
+class HandwrittenTracker(Traces):
+    """The scores, weights and weighted values of one forward, followed from operation to operation."""
+
+    def follow_function(
+        self, frames: list[ModuleFrame], name: str, role: Role | None, args: Any, kwargs: Any, result: Any
+    ) -> str | None:
+        """Follow a function; return the steps of attention that it completes, as in "softmax and matmul", or None."""
+        given = [x for x in find_tensors(args, kwargs) if not x.is_nested]
+        traced = self.find_all(given)
+        results = [y for y in ([result] if isinstance(result, Tensor) else list_entries(result)) if is_followable(y)]
+        if not results or not (traced or role in STARTS):
+            return None
+        if role in (Role.PRODUCT, Role.DISTANCE):
+            return self.follow_product(frames, role, name, args, kwargs, results[0])
+        if role in (Role.SOFTMAX, Role.LOG_SOFTMAX):
+            self.follow_softmax(role, name, args, kwargs, traced, results[0])
+        elif not traced:
+            if given and results[0].numel() < given[0].numel() and is_pair_score(frames[-1], given[0], results[0]):
+                self.start(results[0], TraceKind.SCORES, pairs=True)
+        else:
+            others = [x for x in given if x.is_floating_point() and self.find(x) is None and has_tokens(frames[-1], x)]
+            x, trace = max(traced, key=lambda one: one[1].kind)
+            pairs, size = any(one.pairs for _, one in traced), max(one.size for _, one in traced)
+            trace = trace._replace(pairs=pairs, roots=join_roots(traced), size=size)
+            if trace.kind is TraceKind.WEIGHTED:
+                several = sum(one.kind is TraceKind.WEIGHTED for _, one in traced) > 1
+                return self.follow_sum(role, name, x, trace, several, others, results)
+            if role is Role.ADD and trace.kind is TraceKind.SCORES and any(is_residual(frames, v, x) for v in others):
+                self.drop(results[0])  # features, which a layer adds to its input
+            elif not (role is Role.MULTIPLY and self.follow_weighting(frames, name, given, x, trace, results[0])):
+                self.follow_other(role, name, args, x, trace, others, results)
+        return None
+
+    def follow_module(self, frame: ModuleFrame, child: nn.Module, x: Tensor, y: Any) -> None:
+        """Follow a module that cannot attend: dropout, one that mixes heads, or a network that scores pairs."""
+        if not isinstance(y, Tensor) or not (self.traces or y.shape[-1:] == (1,)) or not is_followable(y):
+            return
+        if y.shape[-1:] == (1,) and y.shape[:-1] == x.shape[:-1] and (x.dim() > 3 or is_pair(frame, x, over_last=True)):
+            self.start(y, TraceKind.SCORES, pairs=True)
+            return
+        trace = self.find(x)
+        if trace is not None and is_head_mixing(x, y, list(child.parameters())):
+            plain = isinstance(child, STRAIGHT) or next(child.parameters(), None) is not None
+            if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
+                trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
+            self.follow(y, trace)
+
+    def follow_softmax(self, role: Role, name: str, args: Any, kwargs: Any, traced: list[Traced], y: Tensor) -> None:
+        """Follow the result of a softmax or log-softmax."""
+        axis = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is int else -1)
+        extent = y.shape[axis] if type(axis) is int and -y.dim() <= axis < y.dim() else 0
+        scores = [one for one in traced if one[1].pairs]
+        kind = TraceKind.SCORES if role is Role.LOG_SOFTMAX else TraceKind.WEIGHTS
+        if scores or extent != 1:
+            self.start(y, kind, bool(scores), join_roots(scores), extent=extent, function=strip_affixes(name))
+
+    def follow_product(self, frames: list[ModuleFrame], role: Role, name: str, args: Any, kwargs: Any, y: Tensor) -> str | None:
+        """Follow a product that sums over an axis, or a distance; return the steps of attention that it completes, or None."""
+        operands = find_operands(name, args, kwargs)
+        traced = self.find_all(operands)
+        for x, trace in traced if role is Role.PRODUCT else ():
+            others = [v for v in operands if v is not x]
+            values = trace.kind is TraceKind.WEIGHTS and any(self.is_value(frames[-1], v, trace) for v in others)
+            if values and (trace.pairs or self.is_attention_product(frames, name, args, operands, x, trace)):
+                return self.report_steps(trace, name)
+            learned = any(isinstance(v, nn.Parameter) for v in others)
+            if trace.kind is TraceKind.WEIGHTED and (trace.pairs or trace.shared) and not learned:
+                return self.report_steps(trace, "mul", name)  # with ones
+        self.drop(y)
+        computed = [x for x in operands if has_tokens(frames[-1], x)]
+        if len(computed) > 1:
+            if role is Role.DISTANCE or operands[0].shape[-1:] != (1,):
+                weights = len(traced) == len(operands) and all(trace.kind is TraceKind.WEIGHTS for _, trace in traced)
+                function = traced[0][1].function if weights else ""
+                self.start(y, TraceKind.WEIGHTS if weights else TraceKind.SCORES, pairs=True, function=function)
+        elif traced:
+            x, trace = traced[0]
+            if is_head_mixing(x, y, [v for v in operands if v is not x]):
+                self.follow(y, trace)
+        elif computed and y.numel() < computed[0].numel() and is_pair_score(frames[-1], computed[0], y):
+            self.start(y, TraceKind.SCORES, pairs=True)
+        return None
+
+    def is_attention_product(
+        self, frames: list[ModuleFrame], name: str, args: Any, operands: list[Tensor], x: Tensor, trace: Trace
+    ) -> bool:
+        """Return whether a product sums several rows of weights x along their softmax, for values that they did not choose."""
+        shared, summed = find_axes(name, args, operands, x)
+        along = summed is None or not trace.extent or summed == trace.extent or trace.extent not in x.shape
+        return shared and along and not any(is_routed(frames, x, v) for v in operands if v is not x)
+
+    def is_value(self, frame: ModuleFrame, v: Tensor, trace: Trace) -> bool:
+        """Return whether a tensor holds tokens and was not made from the weights that it is multiplied with."""
+        known = self.find(v)
+        return not (known is not None and known.roots & trace.roots) and v.is_floating_point() and has_tokens(frame, v)
+
+    def follow_weighting(
+        self, frames: list[ModuleFrame], name: str, given: list[Tensor], x: Tensor, trace: Trace, y: Tensor
+    ) -> bool:
+        """Follow the entrywise product of weights x with values; return whether there are any values."""
+        if (
+            trace.kind is not TraceKind.WEIGHTS
+            or y.numel() <= trace.size
+            or strip_affixes(name) not in ("mul", "multiply", "addcmul")
+        ):
+            return False  # a factor without an axis beyond those of the weights is a mask
+        values = [v for v in given if v is not x and self.is_value(frames[-1], v, trace)]
+        shared = any(is_shared(x, v, trace.extent) and not is_routed(frames, x, v) for v in values if not trace.pairs)
+        if values:
+            self.follow(y, trace._replace(kind=TraceKind.WEIGHTED, shared=shared), name)
+        return bool(values)
+
+    def follow_other(
+        self, role: Role | None, name: str, args: Any, x: Tensor, trace: Trace, others: list[Tensor], results: list[Tensor]
+    ) -> None:
+        """Follow the results that any other function computes from scores or weights."""
+        scales = role is Role.MULTIPLY and others and results[0].numel() > x.numel()
+        gates = role is Role.ADD and others and trace.kind is TraceKind.WEIGHTS and not trace.pairs
+        made = trace.kind is TraceKind.SCORES and is_nonlinear(role, args)
+        if scales or gates or (made and not (trace.pairs or strip_affixes(name).startswith("exp"))):
+            self.drop(results[0])
+            return
+        if made:
+            trace = trace._replace(kind=TraceKind.WEIGHTS, function=strip_affixes(name), size=results[0].numel())
+        elif role is Role.LOG:
+            trace = trace._replace(kind=TraceKind.SCORES)
+        for y in results:
+            if y.dim() or x.numel() == 1 or role is None:
+                self.follow(y, trace._replace(size=min(trace.size, y.numel())), name)
+            else:
+                self.drop(y)  # a loss, or a mean of all
+
+    def follow_sum(
+        self, role: Role | None, name: str, x: Tensor, trace: Trace, several: bool, others: list[Tensor], results: list[Tensor]
+    ) -> str | None:
+        """Follow weighted values; return the steps of attention where they are summed over the keys, or None.
+
+        A sum with other tokens ends the following.
+        """
+        y = results[0]
+        if role is Role.SUM:
+            along = trace.shared and (not trace.extent or x.numel() == trace.extent * y.numel())
+            if (trace.pairs or along) and (y.numel() < x.numel() or strip_affixes(name) not in ("sum", "mean")):
+                return self.report_steps(trace, "mul", name)
+        if role is Role.ADD and several and trace.pairs:
+            return self.report_steps(trace, "mul", name)
+        for one in results:
+            if role is Role.SUM or (role is Role.ADD and others):
+                self.drop(one)
+            else:
+                self.follow(one, trace, name)
+        return None
+
+    def report_steps(self, trace: Trace, *names: str) -> str:
+        """Return the steps of attention in words, and clear the followed tensors."""
+        self.clear()
+        steps = [trace.function, *map(strip_affixes, names)]
+        return f"{', '.join(steps[:-1])} and {steps[-1]}"
+
+
+def has_tokens(frame: ModuleFrame, x: Tensor) -> bool:
+    """Return whether a tensor was computed from the module's inputs, or by a product of parameters."""
+    if isinstance(x, nn.Parameter):
+        return False
+    return frame.find_contents(weakref.ref(x)) >= LEARNED
+
+
+def is_head_mixing(x: Tensor, y: Tensor, weights: list[Tensor]) -> bool:
+    """Return whether small matrices mixed the heads of scores or weights, which then keep their shape."""
+    return sorted(x.shape) == sorted(y.shape) and all(one.numel() <= MAX_MIXING_ENTRIES for one in weights)
+
+
+def is_pair_score(frame: ModuleFrame, x: Tensor, y: Tensor) -> bool:
+    """Return whether y is x, features of pairs of tokens, summed over the features."""
+    over_last = y.shape == x.shape[:-1] or y.shape == (*x.shape[:-1], 1)
+    return is_pair(frame, x, over_last)

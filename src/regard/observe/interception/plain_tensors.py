@@ -1,0 +1,51 @@
+"""Plain tensors of tensor subclasses, and a context without torch modes and transforms."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.interception.provenance import has_own_data
+
+
+class UnreadableError(Exception):
+    """A call cannot be read; the text says why."""
+
+
+def unwrap_tensor(x: Any) -> Any:
+    """Return a tensor without its subclass. Raises UnreadableError if it has no numbers of its own."""
+    if not isinstance(x, Tensor):
+        raise UnreadableError(f"it was handed a {type(x).__name__} where a tensor was expected")
+    if torch._C._functorch.is_batchedtensor(x):
+        raise UnreadableError("it runs inside torch.vmap, where one tensor stands for many")
+    if type(x) is not Tensor and type(x) is not nn.Parameter:
+        if not has_own_data(x):
+            raise UnreadableError(f"its tensors are of type {type(x).__name__}, which holds no numbers of its own")
+        return unwrap_tensor(x.as_subclass(Tensor))
+    if x.is_nested or x.is_meta:
+        raise UnreadableError(f"its tensors are {'nested' if x.is_nested else 'on the meta device, without numbers'}")
+    return x
+
+
+def disable_modes() -> AbstractContextManager[object]:
+    """Return a context in which no torch mode and no functorch transform sees what is computed."""
+    others = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack()
+    return disable_all_modes() if others else torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def disable_all_modes() -> Iterator[None]:
+    """Disable torch function modes, torch dispatch modes and functorch transforms while the context is active."""
+    with ExitStack() as stack:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        if torch._C._len_torch_dispatch_stack():
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        yield

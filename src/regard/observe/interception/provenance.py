@@ -1,0 +1,235 @@
+"""Provenance of tensors: what each tensor of a running module was made from, to distinguish cross attention from self."""
+
+import weakref
+from functools import cache
+from itertools import count
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from regard.observe.interception.function_roles import Role, infer_role
+
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "copy_", "index_copy_"}  # of all arguments
+PROJECTS = {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d"}
+NESTED = JOINS | {"einsum", "linalg_multi_dot"}  # whose tensors may be in lists
+FRESH = {  # results with the shape of a tensor, but not its numbers
+    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
+}
+PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "embedding"}  # look-ups in a table
+CONSTANT, WEIGHT, LEARNED, TOKEN = range(4)  # what a tensor holds; LEARNED: tokens computed from weights alone
+SERIAL = count()
+NOTHING: frozenset[int] = frozenset()
+
+
+class TensorSources(NamedTuple):
+    """A tensor, the sources in its frame that it was made from, and whether a module or matrix product was on the way."""
+
+    tensor: "weakref.ref[Tensor]"
+    sources: frozenset[int]
+    projected: bool = False
+
+
+class Operation(NamedTuple):
+    """An operation: a function or child module, its argument tensors, their numbers of entries, and its results."""
+
+    name: str
+    child: bool
+    given: "list[weakref.ref[Tensor]]"
+    sizes: list[int]
+    results: "list[weakref.ref[Tensor]]"
+
+
+class ModuleFrame:
+    """A running module, the watchers notified of it, and the operations that ran directly in it.
+
+    Operations are only logged while the model runs; provenance is computed when it is queried.
+    """
+
+    __slots__ = ("__weakref__", "args", "contents", "kwargs", "made", "makers", "module", "noted", "settled", "watchers")
+
+    def __init__(self, module: nn.Module, watchers: tuple[Any, ...], args: Any, kwargs: Any) -> None:
+        self.module, self.watchers, self.args, self.kwargs = module, watchers, args, kwargs
+        self.noted: list[Operation] = []
+        self.made: dict[int, TensorSources] = {}  # by the id of the tensor's weak reference, which is unique
+        self.settled: list[Operation] = []  # resolved in `made`, not yet in the two below
+        self.contents: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # what tensors hold, by the same id
+        self.makers: dict[int, list[Operation]] = {}  # by the same id; includes in-place writes
+
+    @property
+    def input_tensors(self) -> list[Tensor]:
+        """The tensors among the module's arguments."""
+        return find_tensors(self.args, self.kwargs)
+
+    def find_sources(self, x: Tensor) -> TensorSources | None:
+        """Return the sources of a tensor; None if it does not occur in this frame."""
+        self.resolve_sources()
+        return self.made.get(id(weakref.ref(x)))
+
+    def find_contents(self, x: "weakref.ref[Tensor]") -> int:
+        """Return what a tensor holds: CONSTANT, WEIGHT, LEARNED or TOKEN."""
+        self.resolve_contents()
+        return self.get_contents(x)
+
+    def find_makers(self, x: "weakref.ref[Tensor]") -> list[Operation]:
+        """Return the operations that made a tensor here or wrote into it; none for an argument of the module."""
+        self.resolve_contents()
+        return self.makers.get(id(x), [])
+
+    def resolve_contents(self) -> None:
+        """Compute the contents and makers of all results logged since the last call."""
+        self.resolve_sources()
+        for maker in self.settled:
+            holds = self.infer_contents(maker)
+            for y in maker.results:
+                self.contents[id(y)] = y, holds
+                self.makers.setdefault(id(y), []).append(maker)
+        self.settled.clear()
+
+    def log_operation(self, args: Any, kwargs: Any, result: Any, name: str = "", child: bool = False) -> None:
+        """Log that a function or a child module computed a result from its arguments."""
+        values = (
+            find_tensors((*args, *kwargs.values()), {}) if name in NESTED else find_tensors(args, kwargs) if kwargs else args
+        )
+        given, sizes = [], []
+        for x in values:
+            if isinstance(x, Tensor):
+                given.append(weakref.ref(x))
+                sizes.append(x.numel() if has_own_data(x) else 0)  # numel() of a wrapper subclass would be traced
+        results = (result,) if isinstance(result, Tensor) else [y for y in list_entries(result) if isinstance(y, Tensor)]
+        made = [*map(weakref.ref, results)]
+        if is_in_place(name) or (kwargs and kwargs.get("out") is not None):
+            made += [weakref.ref(y._base) for y in results if y._base is not None]
+        self.noted.append(Operation(name, child, given, sizes, made))
+
+    def resolve_sources(self) -> None:
+        """Compute the sources of all results logged since the last call."""
+        for noted in self.noted:
+            self.resolve_operation(*noted)
+        self.settled += self.noted
+        self.noted.clear()
+
+    def resolve_operation(
+        self,
+        name: str,
+        child: bool,
+        given: "list[weakref.ref[Tensor]]",
+        sizes: list[int],
+        results: "list[weakref.ref[Tensor]]",
+    ) -> None:
+        """Compute the sources of an operation's results: those of the largest argument, or of all that it joins."""
+        joins, sources, most = name in JOINS, NOTHING, -1
+        projects = projected = child or name in PROJECTS
+        for x, size in zip(given, sizes, strict=False):
+            made = self.made.get(id(x)) or self.add_source(x)
+            if made.sources and joins:
+                sources, projected = sources | made.sources, projected or made.projected
+            elif made.sources and size > most:
+                sources, projected, most = made.sources, projects or made.projected, size
+        for y in results:
+            self.made[id(y)] = TensorSources(y, sources, projected)
+
+    def add_source(self, x: "weakref.ref[Tensor]") -> TensorSources:
+        """Register a tensor from outside the frame as its own source; a parameter has none."""
+        self.made[id(x)] = made = TensorSources(x, NOTHING if isinstance(x(), nn.Parameter) else frozenset((next(SERIAL),)))
+        return made
+
+    def infer_contents(self, maker: Operation) -> int:
+        """Return what the result of an operation holds.
+
+        It is what the largest argument holds, or the maximum over all arguments that were joined or multiplied.
+        """
+        name, child, given, sizes, _ = maker
+        if name in FRESH or not (given or child):
+            return CONSTANT
+        holds = [*map(self.get_contents, given)]
+        if child or infer_role(name) in (Role.PRODUCT, Role.CONVOLUTION):
+            return max([LEARNED if child or max(holds) else CONSTANT, *holds])
+        if name in PICKS and is_stack_of_matrices(given[0]):
+            return WEIGHT
+        if name in PICKS or name in JOINS or is_in_place(name):
+            return max(holds)
+        most = {one for one, size in zip(holds, sizes, strict=True) if size == max(sizes)}
+        return WEIGHT if most >= {WEIGHT, LEARNED} and TOKEN not in most else max(most)
+
+    def get_contents(self, x: "weakref.ref[Tensor]") -> int:
+        """Return what a tensor holds; one not made in this frame is a weight or an argument of the module."""
+        if id(x) not in self.contents:
+            tensor = x()
+            weighs = isinstance(tensor, nn.Parameter) or is_buffer(self.module, tensor)
+            self.contents[id(x)] = x, WEIGHT if weighs else TOKEN
+        return self.contents[id(x)][1]
+
+    def find_input(self, sources: frozenset[int]) -> Tensor | None:
+        """Return the tensor from outside the frame that is the first of some sources; None if it is gone."""
+        first = frozenset((min(sources),)) if sources else None
+        return next((x for made in self.made.values() if made.sources == first and (x := made.tensor()) is not None), None)
+
+
+def find_tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors among arguments, including those in lists and dictionaries of positional arguments."""
+    found = [x for x in args if isinstance(x, Tensor)]
+    if len(found) < len(args):
+        found += [x for arg in args for x in list_entries(arg) if isinstance(x, Tensor)]
+    if kwargs:
+        found += [x for x in kwargs.values() if isinstance(x, Tensor)]
+    return found
+
+
+@cache
+def is_in_place(name: str) -> bool:
+    """Return whether the function of this name writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith(("__iadd", "__imul"))
+
+
+def is_stack_of_matrices(x: "weakref.ref[Tensor]") -> bool:
+    """Return whether a tensor is a parameter of many matrices, such as experts: an entry of it is a weight."""
+    table = x()
+    return isinstance(table, nn.Parameter) and table.dim() > 2
+
+
+def is_buffer(module: nn.Module, x: Tensor | None) -> bool:
+    """Return whether a tensor is a buffer of a module or of one of its children."""
+    holders = (module, *module.children())
+    return x is not None and any(x is one for holder in holders for one in holder._buffers.values())
+
+
+def list_entries(x: Any) -> Any:
+    """Return the entries of a list, tuple or dictionary; none for anything else."""
+    return x if isinstance(x, list | tuple) else x.values() if isinstance(x, dict) else ()
+
+
+def has_own_data(x: Tensor) -> bool:
+    """Return whether a tensor has numbers of its own, not those that a subclass's `__torch_dispatch__` provides."""
+    return type(x) is Tensor or type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def has_separate_sources(frames: list[ModuleFrame], query: Tensor, key: Tensor) -> bool | None:
+    """Return whether queries and keys were projected from different tensors; None if that was not observed.
+
+    For tensors that a module received ready-made, the search continues in the module around it, up to four modules.
+    """
+    q: Tensor | None = query
+    k: Tensor | None = key
+    done = [False, False]
+    for n, frame in enumerate(reversed(frames[-4:])):
+        one, other = (None, None) if q is None or k is None else (frame.find_sources(q), frame.find_sources(k))
+        if one is None or other is None:
+            continue
+        if one.sources & other.sources:
+            return False
+        done = [done[0] or one.projected, done[1] or other.projected]
+        q, k = frame.find_input(one.sources), frame.find_input(other.sources)
+        if all(done):
+            around = frames[-n - 2] if len(frames) > n + 1 else None
+            return None if not one.sources | other.sources else around is None or not has_common_source(around, q, k)
+    return None
+
+
+def has_common_source(frame: ModuleFrame, one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors are the same one with something added to it, such as positions."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    ours, theirs = frame.find_sources(one), frame.find_sources(other)
+    shares = ours is not None and theirs is not None and bool(ours.sources & theirs.sources)
+    return shares and not (one._base is not None and one._base is other._base)  # two views of one tensor are different

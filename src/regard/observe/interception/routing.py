@@ -1,0 +1,116 @@
+"""Searches back through the operations that made a tensor: for pairs of tokens, and for values chosen by their own weights."""
+
+import weakref
+
+from torch import Tensor
+
+from regard.observe.interception.function_roles import Role, infer_role, strip_affixes
+from regard.observe.interception.provenance import JOINS, LEARNED, ModuleFrame, Operation
+
+MAX_STEPS = 12  # operations to search back for a pair
+MAX_VISITED = 10_000  # tensors to visit
+CHOOSES = ("topk", "sort", "max", "min", "kthvalue", "median", "mode", "cummax", "cummin")  # values and their indices
+
+Sized = tuple["weakref.ref[Tensor]", int]  # a tensor, which may have been freed, and its number of entries
+
+
+def is_pair(frame: ModuleFrame, x: Tensor, over_last: bool) -> bool:
+    """Return whether the entries of a tensor belong to pairs of tokens, so that a sum over some of them is a score.
+
+    That is so where two tokens were broadcast against each other, or were multiplied or subtracted entry by entry and the sum
+    is over the last axis.
+    """
+    ref, size = weakref.ref(x), x.numel()
+    for _ in range(MAX_STEPS):
+        makers = frame.find_makers(ref)
+        if not makers:
+            return False
+        tokens = find_token_inputs(frame, makers[-1])
+        if len({id(one) for one, _ in tokens}) > 1:
+            return is_pairing(frame, makers[-1], tokens, size, x.shape[-1] if over_last and x.dim() else 0)
+        if len(tokens) != 1 or infer_role(makers[-1].name) in (Role.PRODUCT, Role.SUM):
+            return False
+        ref, size = tokens[0]
+    return False
+
+
+def find_token_inputs(frame: ModuleFrame, maker: Operation) -> list[Sized]:
+    """Return the arguments of an operation that hold tokens, with their numbers of entries."""
+    given = zip(maker.given, maker.sizes, strict=False)
+    return [(one, size) for one, size in given if frame.find_contents(one) >= LEARNED]
+
+
+def is_pairing(frame: ModuleFrame, maker: Operation, tokens: list[Sized], size: int, last: int) -> bool:
+    """Return whether an operation formed pairs of tokens: `size` entries, with `last` features each."""
+    sizes = [one for _, one in tokens]
+    if maker.name in JOINS:
+        return sum(is_expanded(frame, *one) for one in tokens) > 1
+    if size > max(sizes):
+        return True
+    if infer_role(maker.name) is Role.MULTIPLY:
+        return last > 0 and min(sizes) >= last and not min(sizes) % last
+    return last > 0 and strip_affixes(maker.name) == "sub" and min(sizes) == size
+
+
+def is_expanded(frame: ModuleFrame, x: "weakref.ref[Tensor]", size: int) -> bool:
+    """Return whether a tensor has more entries than the tensor it was made from."""
+    return any(max(maker.sizes, default=size) < size for maker in frame.find_makers(x))
+
+
+def is_routed(frames: list[ModuleFrame], weights: Tensor, values: Tensor) -> bool:
+    """Return whether values were chosen or made with the scores of their own weights, as a router's experts are."""
+    return bool(find_scores(frames, weights) & find_ancestors(frames, values))
+
+
+def is_residual(frames: list[ModuleFrame], x: Tensor, made: Tensor) -> bool:
+    """Return whether a tensor was made from x and has its shape, so that their sum is a residual connection."""
+    return x.shape == made.shape and id(weakref.ref(x)) in find_ancestors(frames, made)
+
+
+def find_scores(frames: list[ModuleFrame], weights: Tensor) -> set[int]:
+    """Return the ids of the tensors that weights were made from.
+
+    The search goes back to the output of a module or of a product, and includes all results of modules and of selections, as
+    topk's.
+    """
+    waiting, found = [(weakref.ref(weights), weights.numel())], set[int]()
+    for frame in reversed(frames):
+        outside = []
+        seen = set[int]()
+        while waiting and len(found) < MAX_VISITED:
+            one, size = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            found.add(id(one))
+            makers = frame.find_makers(one)
+            if not makers:
+                outside.append((one, size))
+            for maker in makers:
+                if maker.child or maker.name in CHOOSES:
+                    found |= {id(other) for other in maker.results}
+                if not maker.child and infer_role(maker.name) not in (Role.PRODUCT, Role.CONVOLUTION):
+                    given = zip(maker.given, maker.sizes, strict=False)  # a larger tensor also holds something else
+                    waiting += [(other, n) for other, n in given if n <= size and id(other) not in seen]
+        waiting = outside
+    return found
+
+
+def find_ancestors(frames: list[ModuleFrame], x: Tensor) -> set[int]:
+    """Return the ids of all tensors that a tensor was made from, in the running frames."""
+    waiting, found = [weakref.ref(x)], set[int]()
+    for frame in reversed(frames):
+        outside = []
+        seen = set[int]()
+        while waiting and len(found) < MAX_VISITED:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            makers = frame.find_makers(one)
+            found.add(id(one))
+            if not makers:
+                outside.append(one)
+            waiting += [other for maker in makers for other in maker.given if id(other) not in seen]
+        waiting = outside
+    return found

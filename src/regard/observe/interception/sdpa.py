@@ -1,0 +1,93 @@
+"""Interception of F.scaled_dot_product_attention, the kernel that most models call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.mechanism.masks import Causal
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter
+from regard.observe.interception.plain_tensors import unwrap_tensor
+from regard.observe.interception.provenance import has_separate_sources
+from regard.observe.interception.thread_state import STATE, dispatch_call, infer_mask_rule
+
+SDPA = F.scaled_dot_product_attention
+
+
+def intercept_sdpa(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Intercept a call of F.scaled_dot_product_attention."""
+
+    def run() -> Tensor:
+        return func(*args, **kwargs)
+
+    result: Tensor = dispatch_call("scaled_dot_product_attention", run, lambda: read_call(run, *args, **kwargs))
+    return result
+
+
+def read_call(
+    run: Callable[[], Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[AttentionCall, CallAdapter]:
+    """Read the call.
+
+    Tensors have any number of batch axes and then an axis of heads, or none; is_causal is aligned to the first key.
+    """
+    made_apart = has_separate_sources(STATE.frames, query, key)
+    query, key, value = unwrap_tensor(query), unwrap_tensor(key), unwrap_tensor(value)
+    split = infer_batch_and_heads(query)
+    q, k, v = (add_head_axis(x, query, split) for x in (query, key, value))
+    batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    heads = q.shape[-3] if enable_gqa else torch.broadcast_shapes(q.shape[-3:-2], k.shape[-3:-2], v.shape[-3:-2])[0]
+    q = q.expand(*batch, heads, -1, -1)
+    if k.shape[-3] != v.shape[-3]:
+        k, v = (x.expand(*batch, heads, -1, -1) for x in (k, v))
+    q, k, v = (x.expand(*batch, -1, -1, -1).reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    rule: tuple[Mask, Offset, Tensor | None] = (Causal() if is_causal else EVERYTHING), 0, None
+    if type(attn_mask).__name__ == "CausalBias":  # torch.nn.attention.bias
+        rule = Causal(), (k.shape[2] - q.shape[2] if "LOWER" in attn_mask.variant.name else 0), None
+    elif attn_mask is not None:
+        mask = add_head_axis(unwrap_tensor(attn_mask), query, split)
+        mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
+        rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
+    passage = AttentionCall(
+        "sdpa", q, k, v, rule[0], scale, bias=rule[2], offset=rule[1], dropout=dropout_p, has_separate_sources=made_apart
+    )
+    passage.is_cross, passage.can_use_cache = (
+        STATE.is_cross,
+        STATE.is_cross is None,
+    )  # set by nn.MultiheadAttention, which has no cache
+    four = q.shape[0], heads, q.shape[2], v.shape[3]
+    return passage, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
+
+
+def infer_batch_and_heads(query: Tensor) -> tuple[int, int]:
+    """Return the batch size and number of heads that the first axis of a query (n, t, d) splits into; (1, -1) if unknown.
+
+    They are inferred from an input (b, t, c) or (t, b, c) of the running modules.
+    """
+    if query.dim() == 3:
+        n, t = query.shape[:2]
+        around = (one.input_tensors for one in reversed(STATE.frames))
+        given = next((given for given in around if all(unwrap_tensor(x) is not query for x in given)), [])
+        for x in given:
+            for b, tokens in (x.shape[:2], x.shape[1::-1]) if x.dim() == 3 else ():
+                if tokens == t and b and n % b == 0:
+                    return b, n // b
+    return 1, -1
+
+
+def add_head_axis(x: Tensor, query: Tensor, split: tuple[int, int]) -> Tensor:
+    """Return x (..., h, t, d) with its axis of heads added, or split off the batch."""
+    if x.dim() == 2:
+        return x[None]
+    return x.unflatten(0, split if len(x) == len(query) else (1, -1)) if query.dim() == x.dim() == 3 else x

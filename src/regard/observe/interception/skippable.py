@@ -1,0 +1,101 @@
+"""Modules that cannot attend, according to their code: neither they nor their parts need interception while they run.
+
+Attention takes a kernel, or products and a softmax. A module cannot attend if its forward, and every function that it calls,
+can be read and names none of these.
+"""
+
+import builtins
+import dis
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from regard.observe.interception.function_roles import MULTIPLIES, NORMALISES
+
+ATTENDS = re.compile("attention|attn|sdpa|flash|mha|kernel|^_?ops$|apply|eval|exec|getattr|import|forward|call")
+STEPS = MULTIPLIES | NORMALISES | {"sum", "@", "@="}  # of handwritten attention
+PRODUCTS = "regard.matmul."
+KINDS = 1024  # cached classes; bounded, so that classes made at run time can be freed
+GLOBAL, ATTRIBUTE, IMPORTS = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}, {"IMPORT_NAME"}
+
+
+def find_skippable(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
+    """Return the modules of a model that cannot attend, by id. `modules` must be ordered from the outermost inwards."""
+    found: dict[int, nn.Module] = {}
+    for module in reversed(list(modules)):
+        kind: Any = type(module)
+        names, own = find_used_attributes(kind), vars(module)
+        if names is None or "forward" in own or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        functions = [own[name] for name in names if name in own and callable(own[name])]
+        if all(part is None or id(part) in found for part in module._modules.values()) and all(map(is_trusted, functions)):
+            found[id(module)] = module
+    return found
+
+
+@lru_cache(KINDS)
+def find_used_attributes(kind: Any) -> frozenset[str] | None:
+    """Return the attributes that the forward of a module class uses; None if it may attend or calls unreadable code."""
+    if kind.__call__ is not nn.Module.__call__ or kind.__getattr__ is not nn.Module.__getattr__:
+        return None
+    attributes: set[str] = set()
+    waiting, read = [kind.forward], set[Any]()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function.__closure__:
+            return None
+        read.add(function)
+        for operation, name in find_loaded_names(function.__code__):
+            if not is_allowed_name(name) or operation in IMPORTS:
+                return None
+            if operation == "BINARY_OP":
+                continue
+            if operation in GLOBAL:
+                called = function.__globals__.get(name, getattr(builtins, name, None))
+            else:
+                attributes.add(name)
+                called = inspect.getattr_static(kind, name, None)
+                called = called.fget if isinstance(called, property) else called
+                if called is None or called is vars(nn.Module).get(name):
+                    continue
+            if isinstance(called, FunctionType) and not is_trusted(called):
+                waiting += [called] if called not in read else []
+            elif not is_trusted(called):
+                return None
+    return frozenset(attributes)
+
+
+def find_loaded_names(code: CodeType) -> Iterator[tuple[str, str]]:
+    """Yield the names that code loads, each with its operation, including those of nested functions."""
+    for step in dis.get_instructions(code):
+        if step.opname in GLOBAL | ATTRIBUTE | IMPORTS:
+            yield step.opname, str(step.argval)
+        elif step.opname == "BINARY_OP":
+            yield step.opname, step.argrepr
+        elif isinstance(step.argval, CodeType):
+            yield from find_loaded_names(step.argval)
+
+
+def is_allowed_name(name: str) -> bool:
+    """Return whether a name is not one that attention is made of."""
+    return name not in STEPS and not ATTENDS.search(name)
+
+
+def is_trusted(value: Any) -> bool:
+    """Return whether a value cannot attend.
+
+    It belongs to Python, torch or `regard.matmul` and has no name of attention, or is not callable code.
+    """
+    if isinstance(value, ModuleType):
+        return value.__name__.split(".")[0] in ("torch", "math")
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        place = str(value.__module__)
+        return (place.split(".")[0] in ("torch", "math", "builtins") or place.startswith(PRODUCTS)) and is_allowed_name(
+            value.__name__
+        )
+    return isinstance(value, int | float | str | tuple | None)

@@ -1,0 +1,334 @@
+"""The state of this thread: running modules, their watchers, and the dispatch of an attention call to them.
+
+The state is per thread, so that recordings of two threads do not mix. Of a thread's watchers only those entered in the running
+context are active, so that recordings of two asyncio tasks do not mix. Nothing is recorded in a backward pass: what activation
+checkpointing recomputes was recorded in the forward.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._C import _current_graph_task_id as backward
+from torch._C import _get_tracing_state as tracing
+from torch._C import _len_torch_function_stack as height
+from torch._C import _pop_torch_function_stack as pop
+from torch._C import _push_on_torch_function_stack as push
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.mask_inference import InferredRule, infer_rule
+
+MASKS = 8  # cached until the forward ends
+NextHandler = Callable[[AttentionCall, CallAdapter], Any]
+
+
+class Watcher(Protocol):
+    """An object that is notified of what a model does: a recorder or an intervention."""
+
+    names: dict[int, str]  # of the watched modules, by id
+    can_change_calls: bool  # whether it may change a call; such a watcher handles a call before those that only record
+
+    def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Start a forward of a watched module that no other watched module called."""
+
+    def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
+        """Handle the token ids (n, t) that a watched module's `generate` returned for a number of prompts."""
+
+    def handle_call(self, passage: AttentionCall, crossing: CallAdapter, name: str, proceed: NextHandler) -> Any:
+        """Handle an attention call in the module of this name and return what the caller gets."""
+
+    def report_missed(self, missed: MissedCall) -> None:
+        """Handle an attention kernel that ran and could not be intercepted."""
+
+
+class WatcherEntry(NamedTuple):
+    """A watcher, the frames of the thread that it was entered in, and the number that marks it in its context."""
+
+    watcher: Watcher
+    frames: list[ModuleFrame]
+    number: int
+
+
+OPEN_ENTRIES: list[WatcherEntry] = []  # entries of all threads
+ENTERED_ENTRIES: ContextVar[frozenset[int]] = ContextVar("entered", default=frozenset())  # numbers of this context's entries
+
+
+class ThreadState(threading.local):
+    """The watchers and running modules of one thread.
+
+    Entering a watching context appends an entry and leaving it removes the entry; a module call pushes a frame and pops it; a
+    pause raises and lowers the depth of pauses. Calls are dispatched only while the thread is active: watched, not paused, not
+    in a backward pass and not traced.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[WatcherEntry] = []
+        self.watchers: list[Watcher] = []  # those of the running context; those that change calls stand last
+        self.context: frozenset[int] | None = None  # the context of `watchers`
+        self.frames: list[ModuleFrame] = []
+        self.pause_depth = 0  # depth of pauses: 0 while calls are dispatched
+        self.mode: Any = None  # the torch function mode, while there are entries
+        self.harmless: dict[int, nn.Module] = {}  # watched modules that cannot attend, by id
+        self.is_in_skippable = False  # while one of them runs
+        self.stays = False  # whether the mode stays on the stack between forwards
+        self.compiled: tuple[int, Any] | None = None  # id of the frame of the compiled function that runs, its exit stack
+        self.is_in_unwatched = False  # inside a module reported to watchers of other threads or tasks
+        self.is_in_fast_path = False  # inside a torch module that the mode would slow down, with the mode popped
+        self.is_cross: bool | None = None  # whether the next kernel call is cross attention, if its caller knows
+        self.masks: dict[Any, tuple[Any, ...]] = {}  # masks of this forward, their fingerprints, their rules
+        self.turned = WeakTensorKeyDictionary()  # keys of a decoder: each row's parent row in the previous step
+
+    @property
+    def is_active(self) -> bool:
+        """Whether operations are recorded now: not in a backward pass, and not while torch.jit traces."""
+        return bool(self.watchers) and not self.pause_depth and backward() == -1 and tracing() is None
+
+
+STATE = ThreadState()
+THREAD = "it ran in another thread than record: enter record in the thread that runs the model"
+TASK = "it ran in another task than record: enter record in the task that runs the model"
+TRACED = "the model is traced here, and what it computes with are no numbers: record it when it runs"
+
+
+def activate_watchers(anew: bool = False) -> None:
+    """Activate those of this thread's watchers that were entered in the running context or in one it was copied from."""
+    context = ENTERED_ENTRIES.get()
+    if anew or context is not STATE.context:
+        STATE.context = context
+        here = [entry.watcher for entry in STATE.entries if entry.number in context]
+        STATE.watchers[:] = sorted(here, key=lambda one: one.can_change_calls)
+
+
+def notify_other_threads(module: nn.Module) -> bool:
+    """Report a module that runs here to its watchers in other threads or tasks; return whether there are any.
+
+    Return False where a watcher of this thread watches the module.
+    """
+    if any(id(module) in watcher.names for watcher in STATE.watchers):
+        return False
+    around = [one for one in OPEN_ENTRIES.copy() if id(module) in one.watcher.names or getattr(module, "_is_replica", False)]
+    for entry in around:  # replicas are made by nn.DataParallel
+        here, name = entry.frames is STATE.frames, entry.watcher.names.get(id(module), "")
+        entry.watcher.report_missed(MissedCall("tasks" if here else "threads", name, TASK if here else THREAD))
+    return bool(around)
+
+
+def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
+    """Push the frame of a module that starts; notify its watchers, except those already notified of a calling module."""
+    above = STATE.frames[-1].watchers if STATE.frames else ()
+    outermost = not STATE.frames
+    if outermost:
+        STATE.masks.clear()
+        STATE.mode.reset()
+        if len(OPEN_ENTRIES) > len(STATE.watchers):
+            notify_other_threads(module)
+    if len(above) < len(STATE.watchers):
+        new = tuple(one for one in STATE.watchers if id(module) in one.names and one not in above)
+        for watcher in new:
+            watcher.start_forward(module, args, kwargs)
+        above += new
+    frame = ModuleFrame(module, above, args, kwargs)
+    STATE.frames.append(frame)
+    if outermost and not keep_mode(module):
+        push(STATE.mode)
+    return frame
+
+
+def keep_mode(module: nn.Module) -> bool:
+    """Keep the mode on the stack between forwards while a method of the model runs; return whether it stays.
+
+    The mode has to stay where a submodule is the outermost one that was called, inside a method that was called by its name.
+    """
+    if not STATE.stays and any(watcher.names.get(id(module)) for watcher in STATE.watchers):
+        STATE.stays = find_direct_call(module) is not None
+        if STATE.stays:
+            push(STATE.mode)
+    return STATE.stays
+
+
+def pop_frame(frame: ModuleFrame) -> None:
+    """Pop the frame of a module that returned or raised, with the frames of modules that it called."""
+    frames = STATE.frames
+    if frames and frames[-1] is frame:
+        frames.pop()
+    elif frame in frames:
+        del frames[frames.index(frame) :]
+    if not frames:
+        STATE.masks.clear()
+        if not STATE.stays:
+            remove_mode()
+
+
+def remove_mode() -> None:
+    """Remove this thread's mode from the torch function stack, keeping the modes that were pushed after it."""
+    above = []
+    while height():
+        mode = pop()
+        if mode is STATE.mode:
+            break
+        above.append(mode)
+    for one in reversed(above):
+        push(one)
+
+
+def pop_mode() -> bool:
+    """Pop this thread's mode off the torch function stack if it is on top; return whether it was."""
+    if not height():
+        return False
+    mode = pop()
+    if mode is STATE.mode:
+        return True
+    push(mode)
+    return False
+
+
+class InterceptionPause:
+    """A context in which nothing is recorded, and functions run without this thread's mode."""
+
+    def __enter__(self) -> None:
+        STATE.pause_depth += 1
+        self.taken = pop_mode()
+
+    def __exit__(self, *_: object) -> None:
+        if self.taken:
+            push(STATE.mode)
+        STATE.pause_depth -= 1
+
+
+def dispatch_call(kernel: str, run: Callable[[], Any], read_call: Callable[[], tuple[AttentionCall, CallAdapter]]) -> Any:
+    """Dispatch a call of a kernel to its watchers and return what the caller gets.
+
+    If the arguments cannot be read, the kernel runs as it was called and is reported as missed.
+    """
+    if not STATE.is_active or not is_inside_watched(kernel):
+        return run()
+    try:
+        with disable_modes():
+            passage, crossing = read_call()
+    except Exception as error:  # an unreadable call must not stop the model
+        result = run()
+        report_missed(kernel, explain_error(error))
+        return result
+    with InterceptionPause():
+        return call_next(STATE.watchers.copy(), passage, crossing)
+
+
+def call_next(waiting: list[Watcher], passage: AttentionCall, crossing: CallAdapter) -> Any:
+    """Pass a call to the watchers of the module that made it, the last first, and return what the caller gets.
+
+    Each watcher calls the next one; after the last of them the call runs as the adapter defines.
+    """
+    while waiting:
+        watcher = waiting.pop()
+        name = find_name(watcher, passage.module)
+        if name is not None:
+            return watcher.handle_call(passage, crossing, name, partial(call_next, waiting))
+    return crossing.run()
+
+
+def explain_error(error: Exception) -> str:
+    """Return the reason why a call could not be read."""
+    said = str(error) if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}".split("\n")[0]
+    return said if isinstance(error, UnreadableError) else f"its arguments could not be read ({said})"
+
+
+def find_name(watcher: Watcher, module: nn.Module | None = None) -> str | None:
+    """Return the watcher's name for a module, or for the innermost running one that it watches; None if there is none."""
+    name = watcher.names.get(id(module))
+    for frame in reversed(STATE.frames) if name is None else ():
+        name = watcher.names.get(id(frame.module))
+        if name is not None:
+            break
+    return name
+
+
+def is_inside_watched(kernel: str) -> bool:
+    """Return whether a watched module is running; report a kernel of a module whose method was called by its name."""
+    if STATE.frames:
+        return bool(STATE.frames[-1].watchers) or any(find_name(watcher) is not None for watcher in STATE.watchers)
+    found = find_direct_call()
+    if found is not None:
+        watcher, inside, name = found
+        said = f"the module's {name} was called, not the module: write module(...)"
+        watcher.report_missed(MissedCall(kernel, watcher.names[id(inside)], TRACED if torch.compiler.is_exporting() else said))
+    return False
+
+
+def find_direct_call(innermost: nn.Module | None = None) -> tuple[Watcher, nn.Module, str] | None:
+    """Return the innermost watched module with a running method, except `innermost`: its watcher, itself, the method."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        inside = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+        if isinstance(inside, nn.Module) and inside is not innermost:
+            for watcher in STATE.watchers:
+                if id(inside) in watcher.names:
+                    return watcher, inside, frame.f_code.co_name
+    return None
+
+
+def report_missed(kernel: str, reason: str) -> None:
+    """Report a call that could not be read to every watcher of a running module."""
+    for watcher in STATE.watchers:
+        name = find_name(watcher)
+        if name is not None:
+            watcher.report_missed(MissedCall(kernel, name, reason))
+
+
+def infer_mask_rule(mask: Tensor, q: Tensor, k: Tensor) -> InferredRule:
+    """Return the rule, offset and bias of a mask with four axes, inferred once per forward for all layers that share it."""
+    return infer_once((mask,), q, k, lambda: infer_rule(mask, q, k))
+
+
+def infer_once(
+    masks: tuple[Tensor | None, ...], q: Tensor, k: Tensor, found: Callable[[], InferredRule], *how: object
+) -> InferredRule:
+    """Return the rule, offset and bias of some masks, inferred once per forward.
+
+    A result is reused for masks with the same memory, layout and dtype, the same lengths, and the same way to read them, `how`.
+    """
+    key = *how, *(None if m is None else (m.data_ptr(), m.shape, m.stride(), m.dtype) for m in masks), q.shape, k.shape[2]
+    result: InferredRule = cache_in_forward(key, masks, found)
+    return result
+
+
+def cache_in_forward(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:
+    """Return the result cached under a key in this forward; recompute it if a tensor in `held` has been written to."""
+    known = STATE.masks.pop(key, None)
+    if known is None or not all(map(is_unchanged, *known[:2])):
+        held = list(held)  # kept alive, so that their memory and ids are not reused
+        with torch.no_grad():
+            known = held, [take_fingerprint(x) if isinstance(x, Tensor) else None for x in held], found()
+    while len(STATE.masks) >= MASKS:
+        del STATE.masks[next(iter(STATE.masks))]
+    STATE.masks[key] = known
+    return known[2]
+
+
+def take_fingerprint(x: Tensor) -> int | Tensor:
+    """Return what changes when x is written to: its version, or a copy of its values where torch may not count all writes.
+
+    torch counts none in inference mode, and none through numpy. To compare copies would make a GPU wait.
+    """
+    is_counted = x.device.type != "cpu" and not x.is_inference()
+    return x._version if is_counted else drop_expanded_axes(x).clone()
+
+
+def is_unchanged(x: Any, was: int | Tensor | None) -> bool:
+    """Return whether a tensor still equals its fingerprint; True for anything that is no tensor."""
+    if was is None:
+        return True
+    return bool(x._version == was) if isinstance(was, int) else torch.equal(drop_expanded_axes(x), was)
+
+
+def drop_expanded_axes(x: Tensor) -> Tensor:
+    """Return x with the axes along which it is expanded reduced to one entry."""
+    return x[tuple(slice(None) if stride else slice(1) for stride in x.stride())]

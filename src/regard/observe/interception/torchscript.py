@@ -1,0 +1,54 @@
+"""Functions compiled by torch.jit: no torch function inside them is intercepted, so their graph is read instead."""
+
+import re
+import weakref
+from typing import Any
+
+import torch
+
+from regard.observe.interception.function_roles import Role, infer_role
+from regard.observe.interception.patching import AttributePatch
+from regard.observe.interception.provenance import find_tensors
+from regard.observe.interception.thread_state import STATE, report_missed
+
+FUNCTION = torch.jit.ScriptFunction
+STEP = re.compile(r"aten::(\w+)")
+SCRIPTED = (
+    "this function, compiled by torch.jit, holds a softmax and a product, which is attention that record cannot read: call "
+    "torch.nn.functional.scaled_dot_product_attention or regard.attention instead"
+)
+READ: "weakref.WeakKeyDictionary[Any, set[Role | None]]" = weakref.WeakKeyDictionary()
+
+
+def build_patches() -> list[AttributePatch]:
+    """Return the attribute patch for the call of a scripted function."""
+    call = vars(FUNCTION)["__call__"]
+
+    def call_scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(self, *args, **kwargs)
+        if STATE.is_active and STATE.frames:
+            with torch._C.DisableTorchFunction():
+                follow_scripted(self, args, kwargs, result)
+        return result
+
+    return [(FUNCTION, "__call__", call_scripted)]
+
+
+def follow_scripted(function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Follow a scripted function; report it as missed if it contains whole attention."""
+    roles = find_roles(function)
+    if {Role.SOFTMAX, Role.PRODUCT} <= roles and find_tensors(args, kwargs):
+        report_missed(function.name, SCRIPTED)
+    else:
+        first = (Role.PRODUCT, Role.SOFTMAX, Role.LOG_SOFTMAX, Role.NONLINEAR)
+        role = next((one for one in first if one in roles), None)
+        STATE.mode.follow_function(function.name, role, args, kwargs, result)
+    STATE.frames[-1].log_operation(args, kwargs, result, "matmul" if Role.PRODUCT in roles else function.name)
+
+
+def find_roles(function: Any) -> "set[Role | None]":
+    """Return the roles of a scripted function's steps; an entrywise product with a sum counts as a PRODUCT."""
+    if function not in READ:
+        found = {infer_role(name) for name in STEP.findall(str(function.inlined_graph)) if name != "linear"}
+        READ[function] = found | ({Role.PRODUCT} if found >= {Role.MULTIPLY, Role.SUM} else set())
+    return READ[function]

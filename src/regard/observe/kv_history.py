@@ -1,0 +1,269 @@
+"""The stored attention of one module in one run: the queries of every step, the keys once, and the rules."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import TooLargeError
+from regard.map import AttentionMap
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule, truncate_keys, truncate_queries
+
+SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
+LIMIT = 2**30  # entries of the table of a whole run
+
+
+class CacheMatch(NamedTuple):
+    """Where the keys of a cache continue a history."""
+
+    known: int  # number of the history's keys that remain
+    first: int  # index in the history of the cache's first key
+    slot: int  # index of the cache's first new key
+    rows: Tensor | None  # the parent of each batch row; None if no row moved
+    distance: float  # largest relative distance of a key read back from the key written
+
+
+class RowMatch(NamedTuple):
+    """The parent row of each batch row, and the largest relative distance to it."""
+
+    parents: Tensor | None  # parent of each row; None if no row moved
+    distance: float
+
+
+@dataclass(eq=False)
+class StoredCall:
+    """One stored call: its queries, the range of the history's keys that it saw, and its rule."""
+
+    q: Tensor  # (b, h, t, d)
+    values: Tensor | None  # (b, g, n, e), of its new keys
+    first: int  # index in the history of its first key
+    stop: int  # end of its keys in the history, exclusive
+    step: int
+    mask: Mask  # on its own queries and keys
+    offset: Offset
+    scale: float | None
+    softcap: float | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    weight: Tensor | None = None  # of additive scores
+
+    def build_map(self, q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, offset: Offset) -> AttentionMap:
+        """Return the map of queries and keys with the scale, softcap, sinks and weight of this call."""
+        settings = {name: getattr(self, name) for name in ("scale", "softcap", "sinks", "weight")}
+        return AttentionMap(q, k, mask, bias=bias, offset=offset, **settings)
+
+
+@dataclass(eq=False)
+class KVHistory:
+    """The calls of one module in one run, in order; later ones continue the first through a cache."""
+
+    name: str
+    kind: str
+    parent_rows: "dict[int, Tensor]"  # of the run: step to each row's parent row in the previous step
+    stored_calls: list[StoredCall] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)  # (b, g, n, d), new at some step
+    steps: list[int] = field(default_factory=list)  # of each entry of `keys`
+    past: int = 0  # number of keys before the first query
+    selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers in the model of the heads that are stored."""
+        return tuple(range(self.stored_calls[0].q.shape[1])) if self.selected_heads is None else self.selected_heads
+
+    @property
+    def total(self) -> int:
+        """The number of keys."""
+        return self.stored_calls[-1].stop if self.stored_calls else sum(x.shape[2] for x in self.keys)
+
+    def match_cache(
+        self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor], told: Tensor | None = None
+    ) -> "CacheMatch | None":
+        """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
+
+        The last `new` keys of the cache are new. `told` states the parent row of each row, if known, for rows that match
+        several.
+        """
+        total, before = self.total, k.shape[2] - new
+        places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
+        found = []
+        for known, slot in places:
+            if known > 0 and slot >= 0:
+                same = match_rows(self.get_key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0], told)
+                if same is not None:
+                    found.append(CacheMatch(known, known - 1 - slot, slot + 1, *same))
+                    if not same.distance:
+                        break
+        return min(found, key=lambda match: match.distance, default=None)  # keys of two words may be similar
+
+    def get_key(self, index: int) -> Tensor:
+        """Return one key of all rows and heads, (b, g, d), in the row order of the last step. IndexError past the end."""
+        start = self.total
+        for step, keys in zip(reversed(self.steps), reversed(self.keys), strict=True):
+            start -= keys.shape[2]
+            if index >= start:
+                return self.reorder_rows(keys[:, :, index - start], step, self.stored_calls[-1].step)
+        raise IndexError(index)
+
+    def reorder_rows(self, x: Tensor, made: int, wanted: int) -> Tensor:
+        """Reorder the batch rows of x, made at one step, to those of a later step."""
+        rows = None
+        steps: Sequence[int] = range(wanted, made, -1)
+        if len(steps) > len(self.parent_rows):
+            steps = sorted((step for step in self.parent_rows if step in steps), reverse=True)
+        for step in steps:
+            turn = self.parent_rows.get(step)
+            if turn is not None:
+                rows = turn if rows is None else turn[rows]
+        return x if rows is None else x[rows.to(x.device)]
+
+    def crop(self, known: int) -> "KVHistory":
+        """Return the history of a cache that was cut to its first `known` keys."""
+        shorter = replace(self, stored_calls=[], keys=[], steps=[])
+        start = 0
+        for keys, step in zip(self.keys, self.steps, strict=True):
+            if start < known:
+                shorter.keys.append(keys[:, :, : known - start])
+                shorter.steps.append(step)
+            start += keys.shape[2]
+        left = known - self.past
+        for piece in self.stored_calls:
+            rows = min(piece.q.shape[2], left)
+            if rows > 0:
+                shorter.stored_calls.append(truncate_call(piece, rows, known))
+            left -= rows
+        return shorter
+
+    def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
+        """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
+        parts = [self.reorder_rows(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
+
+    def build_call_map(self, piece: StoredCall) -> AttentionMap:
+        """Return the map of one call."""
+        keys = self.join_keys(piece.stop, piece.step, piece.first)
+        return piece.build_map(piece.q, keys, piece.mask, piece.bias, piece.offset)
+
+    def build_map(self) -> AttentionMap:
+        """Return the map of all calls, as if they had been one."""
+        if len(self.stored_calls) == 1:
+            return self.build_call_map(self.stored_calls[0])
+        last = self.stored_calls[-1]
+        step = last.step
+        q = torch.cat([self.reorder_rows(piece.q, piece.step, step) for piece in self.stored_calls], 2)
+        stop = last.stop
+        return last.build_map(q, self.join_keys(stop, step), self.infer_rule(stop), self.join_biases(q, stop), self.past)
+
+    def join_values(self) -> Tensor | None:
+        """Return the values of all keys, (b, g, k, e); None if they were not kept."""
+        if any(piece.values is None for piece in self.stored_calls):
+            return None
+        step = self.stored_calls[-1].step
+        parts = [self.reorder_rows(piece.values, piece.step, step) for piece in self.stored_calls if piece.values is not None]
+        return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
+
+    def infer_rule(self, stop: int) -> Mask:
+        """Return the rule of all calls on all keys: the simplest one that fits every call, else its table.
+
+        Raises TooLargeError if the table would have more than LIMIT entries.
+        """
+        for rule in self.propose_rules(stop):
+            found = fit_rule(rule, self.past, self.iterate_tables(stop))
+            if found is not None:
+                return found
+        tables = [table for _, table in self.iterate_tables(stop)]
+        rows = sum(table.shape[2] for table in tables)
+        if math.prod(find_table_size(tables)) * rows * stop > LIMIT:
+            raise TooLargeError(
+                f"the rule of {rows:,} queries of many calls on {stop:,} keys has no short form to write it in."
+            )
+        return Given.from_shared_table(stack_tables(tables))
+
+    def propose_rules(self, stop: int) -> Iterator[Mask]:
+        """Yield rules that all calls may follow, apart from keys hidden from all queries."""
+        last = self.compute_table(self.stored_calls[-1], torch.tensor([self.stored_calls[-1].q.shape[2] - 1]), stop)
+        furthest = int((stop - 1 - last.to(torch.uint8).argmax(-1)).max())
+        yield from (EVERYTHING, Causal(), Causal() & Window(furthest))
+        if not self.past:  # chunks: each query sees from the start of its chunk
+            ids = [find_first_visible(table, queries) for queries, table in self.iterate_tables(stop)]
+            yield Causal() & Documents(torch.cat([x.expand(max(map(len, ids)), -1) for x in ids], 1))
+
+    def iterate_tables(self, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all queries in blocks, each with the table of the keys they see among all keys."""
+        start = 0
+        for piece in self.stored_calls:
+            count = piece.q.shape[2]
+            for part in torch.arange(count, device=piece.q.device).split(ROWS):
+                yield part + start, self.compute_table(piece, part, stop)
+            start += count
+
+    def compute_table(self, piece: StoredCall, queries: Tensor, stop: int) -> Tensor:
+        """Return which of all keys some queries of a call see, (b or 1, h or 1, n, k), in the row order of the last step."""
+        queries = queries.to(piece.q.device)
+        keys = torch.arange(piece.stop - piece.first, device=queries.device)
+        seen = piece.mask.block(queries, keys, piece.offset)
+        whole = torch.zeros(*seen.shape[:2], len(queries), stop, dtype=torch.bool, device=queries.device)
+        whole[..., piece.first : piece.stop] = seen
+        return self.reorder_rows(whole, piece.step, self.stored_calls[-1].step) if len(whole) > 1 else whole
+
+    def join_biases(self, q: Tensor, stop: int) -> Tensor | None:
+        """Return the biases of the calls, concatenated along the queries; None if there are none."""
+        if all(piece.bias is None for piece in self.stored_calls):
+            return None
+        rows = []
+        for piece in self.stored_calls:
+            whole = q.new_zeros(*((1, 1) if piece.bias is None else piece.bias.shape[:2]), piece.q.shape[2], stop)
+            if piece.bias is not None:
+                whole[..., piece.first : piece.stop] = piece.bias
+            rows.append(self.reorder_rows(whole, piece.step, self.stored_calls[-1].step) if len(whole) > 1 else whole)
+        return stack_tables(rows)
+
+
+def find_table_size(parts: list[Tensor]) -> list[int]:
+    """Return the largest numbers of batch rows and of heads among tables (b or 1, h or 1, n, k)."""
+    return [max(part.shape[axis] for part in parts) for axis in (0, 1)]
+
+
+def stack_tables(parts: list[Tensor]) -> Tensor:
+    """Expand tables (b or 1, h or 1, n, k) to the same batch and heads and concatenate them along the queries."""
+    return torch.cat([part.expand(*find_table_size(parts), -1, -1) for part in parts], 2)
+
+
+def truncate_call(piece: StoredCall, rows: int, known: int) -> StoredCall:
+    """Return a stored call reduced to its first queries and the history's first keys."""
+    keys = min(piece.stop, known) - piece.first
+    bias = piece.bias if piece.bias is None else piece.bias[:, :, :rows, :keys]
+    mask = truncate_keys(truncate_queries(piece.mask, rows), keys)
+    values = piece.values if piece.values is None else piece.values[:, :, : piece.values.shape[2] - piece.q.shape[2] + rows]
+    return replace(piece, q=piece.q[:, :, :rows], values=values, stop=piece.first + keys, mask=mask, bias=bias)
+
+
+def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:
+    """Return the row of `ours` that each row of `theirs`, (b, g, d), matches; None if one of them matches no row.
+
+    `told`, the parent rows if known, is used where it fits to the bit.
+    """
+    if told is not None and is_exact_match(ours, theirs, told):
+        return RowMatch(told, 0.0)
+    if ours.shape == theirs.shape and torch.equal(ours, theirs):
+        return RowMatch(None, 0.0)
+    if ours.shape[1:] != theirs.shape[1:]:
+        return None
+    apart = (theirs.float().unsqueeze(1) - ours.float()).flatten(2).norm(dim=-1)  # (b theirs, b ours)
+    nearest, rows = apart.min(1)
+    size = theirs.float().flatten(1).norm(dim=-1)
+    if (nearest > SIMILAR * size).any():
+        return None
+    own = len(rows) == len(ours) and torch.equal(rows, torch.arange(len(rows), device=rows.device))
+    return RowMatch(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
+
+
+def is_exact_match(ours: Tensor, theirs: Tensor, told: Tensor) -> bool:
+    """Return whether the rows `told` of `ours` equal `theirs`, to the bit."""
+    return len(told) == len(theirs) and int(told.max()) < len(ours) and torch.equal(ours[told], theirs)

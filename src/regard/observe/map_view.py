@@ -1,0 +1,181 @@
+"""A view of a map for detectors: its statistics, the positions of its queries, what they may see, and which of them count."""
+
+import itertools
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.map import AttentionMap, passes
+from regard.map.attention_map import Overview
+from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
+from regard.mechanism.arguments import check_instance, describe_value
+
+SAMPLE = 256  # rows, for a detector that samples them
+
+
+class MapView:
+    """A view of one map that caches what detectors need: `detector(m)` makes its own, `detector(look)` shares one.
+
+    A query counts if it sees something and, where keys are its own tokens (`own`), sees its own too, unless no query of its
+    batch row and head does: so a query on padding does not count. tokens are ids of the keys, (b, k).
+    """
+
+    def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
+        b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) is one.").shape
+        if not b * h:
+            raise ShapeError(f"the map is (b, h, q, k) = {m.shape}: there is no matrix in it.")
+        if tokens is not None and (not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != (b, k)):
+            raise ShapeError(f"tokens are ids (b, k) = ({b}, {k}), one for each key; got {describe_value(tokens)}.")
+        self.map, self.tokens, self.own = m, tokens, own
+        self._last: tuple[tuple[int, int], Plane] | None = None
+
+    @cached_property
+    def overview(self) -> Overview:
+        """The statistics of one traversal."""
+        return self.map.overview()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The positions of the queries among the keys, (b, q)."""
+        b, _, q, _ = self.map.shape
+        starts = torch.tensor([self.get_plane(row, 0).offset for row in range(b)], device=self.map.device)
+        return starts.unsqueeze(-1) + torch.arange(q, device=self.map.device)
+
+    @cached_property
+    def has_visible_keys(self) -> Tensor:
+        """Whether a query sees anything, (b, h, q)."""
+        return self.overview.largest != 0
+
+    @cached_property
+    def is_counted(self) -> Tensor:
+        """Whether a query counts, (b, h, q)."""
+        return self.has_visible_keys & self.is_token
+
+    @cached_property
+    def is_token(self) -> Tensor:
+        """Whether a query is at a token rather than at padding, (b, h, q)."""
+        b, h, q, _ = self.map.shape
+        if not self.own:
+            return torch.ones(b, h, q, dtype=torch.bool, device=self.map.device)
+        own = self.is_visible(self.positions)
+        return own | ~own.any(-1, keepdim=True)
+
+    @cached_property
+    def is_real_key(self) -> Tensor:
+        """Whether a key is not padding, (b, h, k): a key whose own query does not count is padding.
+
+        If keys are not the queries' own tokens: whether the first query that counts may see the key.
+        """
+        b, h, _, k = self.map.shape
+        found = torch.ones(b, h, k, dtype=torch.bool, device=self.map.device)
+        for row, head in itertools.product(range(b), range(h)):
+            if self.own:
+                here = self.positions[row][~self.is_counted[row, head]]
+                found[row, head, here[(here >= 0) & (here < k)]] = False
+            else:
+                query = self.is_counted[row, head].nonzero()[:1]  # (1, 1), or (0, 1) where none counts
+                found[row, head] = self.can_see(row, head, query, torch.arange(k, device=found.device)).any(0)
+        return found
+
+    @cached_property
+    def first_token_indices(self) -> list[int]:
+        """The first token of each batch row, by index: the first key that its first counting query may see."""
+        b, h, _, k = self.map.shape
+        found = []
+        for row in range(b):
+            query = self.is_counted[row].any(0).nonzero().flatten()[:1]
+            keys = torch.arange(k, device=self.map.device)
+            seen = [self.can_see(row, head, query, keys).nonzero().flatten()[:1] for head in range(h)] if len(query) else []
+            found.append(min((int(key) for keys in seen for key in keys), default=0))
+        return found
+
+    @cached_property
+    def first_token_weight(self) -> Tensor:
+        """The weight of each query on the first token, (b, h, q)."""
+        if not any(self.first_token_indices):
+            return self.overview.first
+        keys = torch.arange(self.map.shape[3], device=self.map.device)
+        return self.compute_mass(keys == torch.tensor(self.first_token_indices, device=keys.device).unsqueeze(-1))
+
+    def compute_mass(self, keys: Tensor) -> Tensor:
+        """Return the weight of each query on a set of keys, bool (b, k), as (b, h, q)."""
+        return torch.cat([self.map.select(batch=row).mass(some) for row, some in enumerate(keys)])
+
+    @cached_property
+    def row_sums(self) -> Tensor:
+        """The sum of each row, (b, h, q): 1, or what a sink left of it, or 0 where a query sees nothing."""
+        return self.map.mass(slice(None)) if self.has_sink else self.has_visible_keys.to(self.overview.largest.dtype)
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether a sink takes weight away."""
+        return self.get_plane(0, 0).request.sinks is not None
+
+    def diagonal(self, back: int) -> Tensor:
+        """Return the weight of each query on the key `back` before its own position, (b, h, q)."""
+        known = {0: "itself", 1: "previous"}
+        return getattr(self.overview, known[back]) if back in known else self.map.diagonal(back)
+
+    def average_queries(self, found: Tensor, among: Tensor | None = None) -> Tensor:
+        """Return the mean of (b, h, q) over the queries that count and are in `among`, (b, h); NaN where there are none."""
+        among = self.is_counted if among is None else self.is_counted & among
+        return found.where(among, 0).sum(-1, dtype=torch.float64) / among.sum(-1)
+
+    def is_visible(self, keys: Tensor) -> Tensor:
+        """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
+        b, h, q, k = self.map.shape
+        queries = torch.arange(q, device=keys.device)
+        found = [self.can_see(row, head, queries, keys[row].clamp(0, k - 1)) for row in range(b) for head in range(h)]
+        return torch.stack(found).view(b, h, q) & ((keys >= 0) & (keys < k)).unsqueeze(1)
+
+    def can_see(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return whether queries may see keys, by index, the two broadcasting.
+
+        A query may see a key if the mask shows it and the bias is not -inf.
+        """
+        plane = self.get_plane(row, head)
+        seen = plane.can_see(queries, keys).expand(torch.broadcast_shapes(queries.shape, keys.shape))
+        return seen if plane.bias is None else seen & (plane.bias[queries, keys] != -torch.inf)
+
+    @property
+    def has_shared_mask(self) -> bool:
+        """Whether the rule lets all heads see the same keys."""
+        request = self.get_plane(0, 0).request
+        return request.mask.heads == 1 and (request.bias is None or request.bias.shape[1] == 1)
+
+    # The methods below use the map's internals for one of its matrices; nothing else in this package does.
+
+    def get_plane(self, row: int, head: int) -> Plane:
+        """Return one matrix of the map; the last one is cached, so that half precision is converted once for each."""
+        if self._last is None or self._last[0] != (row, head):
+            self._last = (row, head), Plane(self.map._request, *self.map._pairs[row][head])
+        return self._last[1]
+
+    def compute_pairs(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return the weights of queries (n,), each on its own key in keys (n,)."""
+        plane = self.get_plane(row, head)
+        return passes.compute_pair_weights(plane, self.map._get_denominators(plane), queries, keys)
+
+    def iterate_blocks(self, row: int, head: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the weights of queries (n,) on keys (m,), by index, in blocks of queries, each with its slice of queries."""
+        plane = self.get_plane(row, head)
+        below: Denominators = self.map._get_denominators(plane)
+        step = max(1, BLOCK_NUMBERS // max(len(keys), 1))
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            yield slice(start, start + len(part)), below[part].weigh(plane.compute_masked_scores(part, keys))
+
+
+def select_spaced(among: Tensor, n: int) -> Tensor:
+    """Return the indices of n evenly spaced true entries of bool (q,); all of them if there are no more than n."""
+    found = among.nonzero().flatten()
+    n = min(n, len(found))
+    return found[torch.arange(n, device=found.device) * len(found) // max(n, 1)]
+
+
+def view_map(m: AttentionMap | MapView) -> MapView:
+    """Return a view as it is, or a new view of a map."""
+    return m if isinstance(m, MapView) else MapView(m)

@@ -1,0 +1,173 @@
+"""The open runs of a recording, and the choice of the one that a forward continues when several interleave on one model."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.kv_history import CacheMatch, KVHistory
+from regard.observe.recording import HistoryKey, Run
+
+UNNAMED = 32  # number of open runs without a cache object, the latest ones
+PLAIN = (Tensor, nn.Module, str, int, float, bool, list, tuple, dict, set, type(None))
+IDS = ("decoder_input_ids", "input_ids")
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """An open run, and what identifies the forwards that continue it."""
+
+    run: Run = field(default_factory=Run)
+    roots: dict[str, int] = field(default_factory=dict)  # by outermost module: the number of its last forward in the run
+    caches: "list[weakref.ref[Any]]" = field(default_factory=list)  # arguments of its forwards
+    tokens: dict[str, list[tuple[int, Tensor | None]]] = field(default_factory=dict)  # by root: step, (b, t) token ids
+    pointers: dict[tuple[str, str], int] = field(default_factory=dict)  # by module and kind: address of its last keys
+    last: int = 0  # the number of its last forward in the recording
+
+    def has_cache(self, cache: Any) -> bool:
+        """Return whether a cache was an argument of one of its forwards."""
+        return cache is not None and any(one() is cache for one in self.caches)
+
+    def can_continue(self) -> bool:
+        """Return whether a forward may continue this run: one of its caches is still alive, or it had none."""
+        return not self.caches or any(one() is not None for one in self.caches)
+
+    def add_forward(self, root: str, forward: int, cache: Any, tokens: Tensor | None, known: int | None = None) -> None:
+        """Log a forward of a root module: its cache, and its tokens, appended after the first `known` (None: after all)."""
+        self.last = forward
+        if cache is not None and not self.has_cache(cache):
+            self.caches = [one for one in self.caches if one() is not None] + [weakref.ref(cache)]
+        parts = self.tokens.setdefault(root, [])
+        if known is not None:
+            self.tokens[root] = parts = list(truncate_tokens(parts, known))
+        parts.append((self.roots[root], tokens))
+
+    def count_tokens(self, root: str) -> int:
+        """Return the number of tokens that a root module has read in this run."""
+        return sum(ids.shape[1] for _, ids in self.tokens.get(root, ()) if ids is not None)
+
+    def find_histories(self, name: str, kind: str) -> list[tuple[HistoryKey, KVHistory]]:
+        """Return the keys and histories of a module for one kind of attention."""
+        return [(key, strand) for key, strand in self.run.histories.items() if key[:2] == (name, kind)]
+
+    def fork(self) -> "OpenRun":
+        """Return a new run with the same history."""
+        turns = dict(self.run.parent_rows)
+        strands = {
+            key: replace(one, parent_rows=turns, stored_calls=[*one.stored_calls], keys=[*one.keys], steps=[*one.steps])
+            for key, one in self.run.histories.items()
+        }
+        tokens = {root: [*parts] for root, parts in self.tokens.items()}
+        return OpenRun(Run(strands, parent_rows=turns), dict(self.roots), tokens=tokens, last=self.last)
+
+    def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
+        """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
+
+        Rows and sequences of one prompt are adjacent. Equal rows are each used once, if possible. The list is empty if the
+        tokens are unknown.
+        """
+        parts = self.tokens.get(root, [])
+        unknown = max((n for n, (_, ids) in enumerate(parts) if ids is None), default=-1)  # such as embeddings
+        parts = parts[unknown + 1 :]
+        if not parts:
+            return []
+        strand, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0]
+        fed = [strand.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
+        if len({len(ids) for ids in fed}) > 1:
+            return []
+        rows, found = torch.cat(fed, 1).cpu(), list[int | None]()
+        if prompts < 1 or len(rows) % prompts or len(sequences) % prompts:
+            return []
+        n, each = min(rows.shape[1], sequences.shape[1]), len(rows) // prompts
+        for number, sequence in enumerate(sequences.cpu()):
+            first = number // (len(sequences) // prompts) * each
+            alike = (rows[first : first + each, :n] == sequence[:n]).all(1).nonzero().flatten() + first
+            found.append(next((row for row in alike.tolist() if row not in found), int(alike[0]) if len(alike) else None))
+        return found
+
+
+def truncate_tokens(parts: list[tuple[int, Tensor | None]], known: int) -> Iterator[tuple[int, Tensor | None]]:
+    """Yield the first `known` tokens of a list of parts."""
+    for step, ids in parts:
+        if known > 0:
+            yield step, None if ids is None else ids[:, :known]
+        known -= 0 if ids is None else ids.shape[1]
+
+
+Candidate = tuple[OpenRun, KVHistory, CacheMatch]
+
+
+class OpenRuns:
+    """The open runs, and the current one."""
+
+    def __init__(self) -> None:
+        self.current = OpenRun()
+        self.others: list[OpenRun] = []  # the latest last
+
+    def __iter__(self) -> Iterator[OpenRun]:
+        """Yield the current run, then the others, the latest first."""
+        yield self.current
+        yield from reversed(self.others)
+
+    def switch_to(self, to: OpenRun) -> None:
+        """Make an open run, or a new one, the current run."""
+        if to is self.current:
+            return
+        waiting = [one for one in (*self.others, self.current) if one is not to and one.run.calls and one.can_continue()]
+        unnamed = [one for one in waiting if not one.caches][-UNNAMED:]
+        self.others = [one for one in waiting if one.caches or one in unnamed]
+        self.current = to
+
+    def sort_by_pointer(self, name: str, kind: str, pointer: int) -> list[OpenRun]:
+        """Return the open runs, first those whose last keys of a module were at this address."""
+        return sorted(self, key=lambda one: one.pointers.get((name, kind)) != pointer)
+
+    def has_root(self, root: str) -> bool:
+        """Return whether a root module ran in any open run."""
+        return any(root in one.roots for one in self)
+
+
+def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -> Candidate | None:
+    """Return the run that a forward continues, among those whose keys end as its cache does: by its cache, else by its keys.
+
+    A cache that another run has must be a copy of that run's. Runs that need not be cut come first; of equal ones, the one that
+    waited longest.
+    """
+    own = [one for one in found if one[0].has_cache(cache)]
+    found = own or [one for one in found if not one[2].distance or cache is None or not one[0].caches]
+    if len(found) < 2:
+        return next(iter(found), None)
+    ranks = [
+        (place.distance, place.known < strand.total, bool(one.caches) and cache is not None) for one, strand, place in found
+    ]
+    best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
+    same = [one for one in best if len(best) == 1 or has_same_keys(*one[1:], keys())]
+    return min(same or best, key=lambda one: one[0].last)
+
+
+def has_same_keys(strand: KVHistory, place: CacheMatch, k: Tensor) -> bool:
+    """Return whether the keys of a history equal those of a cache, for all keys that both have."""
+    keys = strand.join_keys(place.known, strand.stored_calls[-1].step, place.first)
+    keys = keys if place.rows is None else keys[place.rows]
+    theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
+    return keys.shape == theirs.shape and torch.equal(keys, theirs)
+
+
+def find_cache(args: Any, kwargs: Any) -> Any:
+    """Return the cache among a module's arguments, an object with an identity; None if there is none."""
+    for name, value in (*(("", one) for one in args), *kwargs.items()):
+        speaks = "cache" in type(value).__name__.lower() or "past" in name or "cache" in name
+        if speaks and not isinstance(value, PLAIN) and type(value).__weakrefoffset__:
+            return value
+    return None
+
+
+def find_token_ids(args: Any, kwargs: Any) -> Tensor | None:
+    """Return a copy of the token ids (b, t) among a module's arguments; None if there are none."""
+    given = next((kwargs[name] for name in IDS if kwargs.get(name) is not None), args[0] if args else None)
+    if not isinstance(given, Tensor) or given.dim() != 2 or given.is_floating_point():
+        return None
+    return given.detach().clone()

@@ -1,0 +1,59 @@
+"""The selection of layers and heads that a recording keeps."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, MissingNameError
+from regard.mechanism.arguments import check_integer, describe_value
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected layers and heads; None selects all."""
+
+    numbers: frozenset[int] | None
+    paths: tuple[str, ...]
+    heads: list[int] | None
+
+    @classmethod
+    def from_arguments(
+        cls, modules: Mapping[str, nn.Module], layers: Iterable[int | str] | None, heads: Iterable[int] | None
+    ) -> "Selection":
+        """Build a selection from record's arguments. Raises ConfigError for a path that is not a module's."""
+        given = None if layers is None else [layers] if isinstance(layers, int | str) else require_list("layers", layers)
+        paths = tuple(one for one in given or () if isinstance(one, str))
+        for path in paths:
+            if path not in modules:
+                near = [name for name in modules if name.endswith(path.rsplit(".", 1)[-1])][:3]
+                raise MissingNameError(
+                    f"layers names {describe_value(path)}, which is no module of the model."
+                    f"{' Near: ' + ', '.join(near) + '.' if near else ''}"
+                )
+        numbers = None
+        if given is not None:
+            numbers = frozenset(
+                check_integer("a layer", one, " or the path of a module") for one in given if not isinstance(one, str)
+            )
+        kept = None if heads is None else [heads] if isinstance(heads, int) else require_list("heads", heads)
+        return cls(numbers, paths, None if kept is None else [check_integer("a head", one) for one in kept])
+
+    def has_layer(self, name: str, number: Callable[[], int]) -> bool:
+        """Return whether a module is selected, by its path or by its number; `number` is called only if it matters."""
+        return (
+            self.numbers is None
+            or number() in self.numbers
+            or any(name == path or name.startswith(f"{path}.") for path in self.paths)
+        )
+
+
+def require_list(name: str, given: Any) -> list[Any]:
+    """Return a value as a list. Raises ConfigError if it is not one: text, a number, a tensor of several axes."""
+    if isinstance(given, Tensor) and given.dim() == 1 and given.layout is torch.strided and not given.is_nested:
+        given = given.tolist()
+    if isinstance(given, (str, bytes, Tensor, Mapping)) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name} must be a list, got {describe_value(given)}.")
+    return list(given)

@@ -1,0 +1,56 @@
+"""Text tables: rows of cells as aligned lines."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+
+WIDTH = 80  # columns of the screen
+
+
+def align_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str] = ()) -> list[str]:
+    """Return a line of titles and one line for each row, aligned to the right except the columns named in `left`."""
+    lines = [list(titles), *map(list, rows)]
+    widths = [max(measure_width(line[n]) for line in lines) for n in range(len(titles))]
+    return [
+        "  ".join(
+            pad_cell(cell, width, title in left) for cell, width, title in zip(line, widths, titles, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def count_fitting_columns(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> int:
+    """Return the number of leading columns that fit the width."""
+    total = -2
+    for n in range(len(titles)):
+        total += 2 + max(measure_width(line[n]) for line in (titles, *rows))
+        if total > width:
+            return n
+    return len(titles)
+
+
+def format_score(number: float) -> str:
+    """Format a number with two digits after the point, fewer if it is large; - for NaN."""
+    if math.isnan(number):
+        return "-"
+    size = abs(number)
+    return f"{number:.2f}" if size < 9.995 else f"{number:.1f}" if size < 99.95 else f"{number:.0f}"
+
+
+def format_token(text: str, width: int = 16) -> str:
+    """Return a token as Python writes it, without control and combining characters, shortened to the width."""
+    shown = "".join(one if one.isprintable() and not unicodedata.combining(one) else ascii(one)[1:-1] for one in text)
+    while measure_width(shown) > width:
+        shown = shown.removesuffix("…")[:-1] + "…"
+    return shown
+
+
+def pad_cell(text: str, width: int, left: bool) -> str:
+    """Return text padded with blanks to this many columns of the screen."""
+    blanks = " " * (width - measure_width(text))
+    return text + blanks if left else blanks + text
+
+
+def measure_width(text: str) -> int:
+    """Return how many columns of the screen a text takes."""
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)

@@ -1,0 +1,111 @@
+"""Every head of a recording as a small picture on one sheet, a row per layer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.image import AxesImage
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.show.axis_words import choose_attention_kind
+from regard.show.figure import (
+    COLORMAP,
+    FAINT,
+    LINE_HEIGHT,
+    MIN_TEXT_SIZE,
+    PAPER,
+    POINTS_PER_INCH,
+    TEXT_SIZE,
+    Array,
+    Picture,
+    measure_widest,
+)
+from regard.show.scale import Linear, choose_scale
+
+BINS = 64  # bins of a small picture along an axis
+MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = (
+    6.6,
+    8.8,
+    1.2,
+    0.06,
+)  # inches: maximum width and height of all pictures; maximum side of one; gap
+ABOVE, BELOW, RIGHT = 0.5, 0.12, 0.75  # margins in inches
+
+
+def draw_all_heads(
+    recording: Recording,
+    *,
+    layers: Sequence[int] | None = None,
+    kind: str | None = None,
+    part: str | None = None,
+    row: int = 0,
+    title: str = "",
+) -> Picture:
+    """Draw the weights of all heads, or of those of some layers, in bins that show the largest weight.
+
+    Colors are logarithmic, except where tokens are few and little of the attention lies on small weights. Rows are layers and
+    columns heads; within each picture, rows are queries and columns keys, from the upper left corner. `kind` and `part` select
+    modules as in recording.map; `kind` is by default self, or cross where there is no self attention. `row` is the batch row.
+    Raises ConfigError where there is no such layer.
+    """
+    kind = kind or choose_attention_kind(recording)
+    names = recording.layers(kind=kind, part=part)
+    chosen = list(range(len(names)) if layers is None else layers)
+    if not chosen:
+        raise ConfigError(f"the recording has no layer of kind {kind!r} to draw.")
+    maps = [recording.map(layer, kind=kind, part=part).select(batch=row) for layer in chosen]
+    across = max(m.shape[1] for m in maps)
+    side = min(MAX_SIDE, MAX_WIDTH / across - GAP, MAX_HEIGHT / len(maps) - GAP)
+    left = measure_widest([f"layer {chosen[-1]}"]) + 0.15
+    width, height = left + across * (side + GAP) + RIGHT, ABOVE + len(maps) * (side + GAP) + BELOW
+    width = max(width, left + 1.2 * measure_widest([title]))
+    drawn = Picture(figsize=(width, max(height, 1.4)))
+    width, height = drawn.get_size_inches()
+
+    def add_axes_at(x: float, y: float, w: float, h: float) -> Axes:
+        return drawn.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
+
+    def write_word(x: float, y: float, text: str, look: str) -> None:
+        drawn.text(x / width, 1 - y / height, text, ha=look, va="center", fontsize=size, parse_math=False)
+
+    size = max(min(TEXT_SIZE - 1, 0.9 * (side + GAP) * POINTS_PER_INCH / LINE_HEIGHT), MIN_TEXT_SIZE)
+    step = 1 if measure_widest([f" {across}"]) * size / TEXT_SIZE < side + GAP else 5  # so that the head numbers do not touch
+    skip = 1 if (side + GAP) * POINTS_PER_INCH >= LINE_HEIGHT * size else 5
+    pooled = [m.pooled(min(m.shape[2], BINS), min(m.shape[3], BINS), "max")[0].double() for m in maps]
+    tokens = max(max(m.shape[2:]) for m in maps)
+    fits = choose_scale(torch.cat([found.flatten() for found in pooled]), tokens)
+    norm = Normalize(0, 1) if isinstance(fits, Linear) else LogNorm(fits.ends([])[0], 1)
+    for down, found in enumerate(pooled):
+        if down % skip == 0:
+            write_word(left - 0.08, ABOVE + down * (side + GAP) + side / 2, f"layer {chosen[down]}", "right")
+        for head, weights in enumerate(found.numpy()):
+            axes = add_axes_at(left + head * (side + GAP), ABOVE + down * (side + GAP), side, side)
+            image = draw_small_head(axes, weights, norm)
+    for head in range(0, across, step):
+        write_word(left + head * (side + GAP) + side / 2, ABOVE - 0.12, f"{head}", "center")
+    write_word(left - 0.08, ABOVE - 0.12, "head", "right")
+    if title:
+        drawn.text(left / width, 1 - 0.17 / height, title, ha="left", va="center", fontsize=TEXT_SIZE + 1, parse_math=False)
+    scale = add_axes_at(left + across * (side + GAP) + 0.1, ABOVE, 0.12, min(2.2, max(height - ABOVE - BELOW, 0.7)))
+    bar = drawn.colorbar(image, cax=scale)
+    bar.outline.set_visible(False)
+    scale.tick_params(labelsize=TEXT_SIZE - 1, length=2, color=FAINT, which="both")
+    scale.set_title("weight", fontsize=TEXT_SIZE - 1, loc="left")
+    return drawn
+
+
+def draw_small_head(axes: Axes, weights: Array, norm: Normalize) -> AxesImage:
+    """Draw one head without words; cells that no query may see show the background."""
+    image = axes.imshow(
+        np.ma.maximum(np.ma.masked_equal(weights, 0), norm.vmin or 0.0),
+        cmap=COLORMAP,
+        norm=norm,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set(xticks=[], yticks=[], facecolor=PAPER)
+    axes.spines[:].set(color=FAINT, linewidth=0.4)
+    return image

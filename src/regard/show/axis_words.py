@@ -1,0 +1,97 @@
+"""The words along the axes of a map, or their indices, and the position of a word given by its text or number."""
+
+import re
+from collections.abc import Sequence
+
+from regard.errors import ConfigError
+from regard.observe import Recording
+from regard.observe.recording import KINDS
+from regard.observe.words import MARKS, TextPair, Words
+
+AxisWords = tuple[list[str], list[str]]
+Size = tuple[int, int]
+MAX_LISTED = 6  # words of the text that an error message lists
+BYTE_PATTERN = re.compile(r"(?:\\x[0-9a-f]{2})+|\ufffd")  # parts of a character in the text of a token
+
+
+def choose_attention_kind(recording: Recording, asked: str | None = None) -> str:
+    """Return the kind of attention to show: `asked`; by default self, or cross where there is no self attention.
+
+    Raises ConfigError where the recording has no attention of the kind `asked`.
+    """
+    there = [kind for kind in KINDS if recording.layers(kind)]
+    if asked is None or asked in there:
+        return asked or (there or KINDS)[0]
+    raise ConfigError(f"there is no {asked} attention in this recording; there is {' and '.join(there) or 'none at all'}.")
+
+
+def get_key_words(recording: Recording, row: int, count: int) -> list[str]:
+    """Return the words of the keys of a recording, or their indices."""
+    return match_words(recording.tokens, row, count)
+
+
+def match_words(words: Words | None, row: int, count: int) -> list[str]:
+    """Return the words of a batch row if there are `count` of them, else the indices."""
+    found: Sequence[object] = () if words is None else words
+    if len(found) and not isinstance(found[0], str):
+        found = found[row]  # type: ignore[assignment]
+    return [str(word) for word in found] if len(found) == count else [str(n) for n in range(count)]
+
+
+def get_axis_words(recording: Recording, layer: int | str, kind: str, part: str | None, row: int, size: Size) -> AxisWords:
+    """Return the words of the queries and of the keys of a layer, or their indices; `size` is (queries, keys).
+
+    The queries of cross attention are words of another text; those of self attention are the last of their keys.
+    """
+    asking, answering = recording.words(layer, kind, part)
+    keys = match_words(answering, row, size[1])
+    if kind == "cross":
+        return match_words(asking if isinstance(recording.tokens, TextPair) else None, row, size[0]), keys
+    return keys[size[1] - size[0] :], keys
+
+
+def describe_bytes(words: Sequence[str]) -> str | None:
+    """Return a note where the words contain bytes of split characters, or None where every word is text."""
+    part = next((found[0] for found in map(BYTE_PATTERN.search, words) if found), None)
+    return part and f"Letters that the model has no tokens for are read byte by byte, and written like {part}."
+
+
+def find_word(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
+    """Find a word and return its last position, and all its positions; a word of several tokens is at its last token.
+
+    Text that is no word is read as a token index, counted from the end if negative. Raises ConfigError where it is neither.
+    """
+    sought = asked.strip()
+    places = [n for n, word in enumerate(words) if strip_markers(word) == sought] or find_split_word(sought, words)
+    if sought and places:
+        return places[-1], places
+    try:
+        number = range(len(words))[int(asked)]
+    except (ValueError, IndexError):
+        some = list(dict.fromkeys(strip_markers(word) for word in words if strip_markers(word)))[:MAX_LISTED]
+        raise ConfigError(
+            f"{asked!r} is no word of the text and no number from 0 to {len(words) - 1}. "
+            f"Its words begin {', '.join(map(repr, some))}."
+        ) from None
+    return number, [number]
+
+
+def find_split_word(asked: str, words: Sequence[str]) -> list[int]:
+    """Find the positions of the last tokens of a word of several tokens."""
+    text, places, found = "".join(words), [], 0
+    for n, word in enumerate(words):
+        places += [n] * len(word)  # for each character, the index of its token
+    starts = []
+    while asked and (found := text.find(asked, found)) >= 0:
+        starts.append(found)
+        found += 1
+    return [
+        places[start + len(asked) - 1]
+        for start in starts
+        if not text[start - 1 : start].isalnum() and not text[start + len(asked) : start + len(asked) + 1].isalnum()
+    ]
+
+
+def strip_markers(word: str) -> str:
+    """Strip the markers of white space and of word pieces from a token."""
+    return word.strip(MARKS).removeprefix("##")

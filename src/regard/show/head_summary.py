@@ -1,0 +1,106 @@
+"""Summary of a recording as lines of text: the kinds of its heads, their table, and their strongest links."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from rich.cells import cell_len
+from rich.text import Text
+
+from regard.map import AttentionMap
+from regard.observe import Recording
+from regard.observe.head_kinds import Head, Heads
+from regard.show.axis_words import AxisWords, get_axis_words
+from regard.show.heat_map import wrap_sentence
+from regard.show.shaded_text import BREAK, get_visible_text
+from regard.show.terminal import truncate_end, truncate_start
+
+MAX_PER_KIND = 3  # heads of a kind in a short table
+RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # ranks a kind
+UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
+KIND_MEANINGS = {
+    "previous token": "looks at the word before",
+    "itself": "looks at the word itself",
+    "duplicate": "looks at earlier places of the same word",
+    "induction": "looks at what came after the same word before",
+    "first token": "looks at the first word, whatever it is",
+    "broad": "spreads over half of what it may see, or more",
+    "local": "stays near the word",
+    "mixed": "none of the others",
+}
+WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
+WORDS_BEFORE = 4  # words shown before the source of a link
+
+
+def render_kinds(heads: Heads, width: int) -> Iterator[Text]:
+    """Generate lines with the number of heads of each kind and the meaning of the kind."""
+    counts = Counter(row.kind for row in heads).most_common()
+    number, wide = len(f"{counts[0][1]}") if counts else 0, max((len(kind) for kind, _ in counts), default=0)
+    for kind, count in counts:
+        start = f"{count:>{number}} {kind:<{wide}}  "
+        for told in textwrap.wrap(KIND_MEANINGS.get(kind, ""), max(width - len(start), 8)) or [""]:
+            yield Text.assemble(start, (told, "dim"))
+            start = " " * len(start)
+
+
+def select_clearest(heads: Heads) -> Heads:
+    """Select the three clearest heads of each kind, the most frequent kind first."""
+    order = [kind for kind, _ in Counter(row.kind for row in heads).most_common()]
+    best = [heads.select_kind(kind).sort_by(RANKING_SCORES.get(kind, kind)).rows[:MAX_PER_KIND] for kind in order]
+    return Heads(tuple(row for rows in best for row in rows), heads.notes)
+
+
+def render_table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
+    """Generate the table of all heads, or of the clearest of each kind, with as many scores as fit."""
+    shown = heads if whole else select_clearest(heads)
+    (first, *rest), _ = shown.format_lines(width)
+    yield Text(first, style="dim")
+    yield from map(Text, rest)
+    if len(shown) < len(heads):
+        yield from wrap_sentence(f"the clearest of {len(heads)}; --all shows all, --help says what the columns are", width)
+    yield from (Text(note, style="dim") for note in heads.notes)
+
+
+def render_links(recording: Recording, heads: Heads, width: int, kind: str = "self") -> Iterator[Text]:
+    """Generate the strongest link of the clearest heads: from which word, after which words, to which, and how strong."""
+    size = recording.map(0, kind=kind).shape[2:]
+    words = get_axis_words(recording, 0, kind, None, 0, size) if recording.tokens else None
+    telling = [row for row in select_clearest(heads) if row.kind not in UNINFORMATIVE_KINDS]
+    if telling:
+        yield from wrap_sentence("strongest links: a word, after those before it, → the word it looks at", width)
+    for row in sorted(telling, key=lambda row: row.kind):
+        query, key, weight = find_strongest_link(recording.map(row.layer, row.head, kind), kind)
+        yield render_link(row, words, query, key, weight, width, kind)
+
+
+def find_strongest_link(head: AttentionMap, kind: str = "self") -> tuple[int, int, float]:
+    """Return query, key and weight of the largest weight of a head.
+
+    In self attention, queries whose largest weight is on the first token or on themselves are skipped, unless all are.
+    """
+    seen = head.overview()
+    largest = seen.largest[0, 0]
+    plain = largest - torch.maximum(seen.first[0, 0], seen.itself[0, 0]) < WEIGHT_TOLERANCE
+    if kind == "cross":  # the first word of another text is not special
+        plain = torch.zeros_like(plain)
+    query = int((largest if plain.all() else largest.masked_fill(plain, -1)).argmax())
+    row = head[0, 0, query]
+    return query, int(row.argmax()), float(row.max())
+
+
+def render_link(
+    row: Head, words: AxisWords | None, query: int, key: int, weight: float, width: int, kind: str = "self"
+) -> Text:
+    """Format a link as a line: the head, its weight, and its words."""
+    start = Text.assemble((f"{row.layer}.{row.head}".ljust(6), "bold"), f"{weight:.2f}  ")
+    if words is None:
+        return Text.assemble(start, f"query {query} → key {key}")
+    room = width - len(start) - 4
+    asking, answering = words
+    before = "".join(asking[max(query - WORDS_BEFORE, 0) : query]).replace("\n", BREAK).lstrip(" ")
+    source, target = (truncate_end(get_visible_text(word), room // 4) for word in (asking[query], answering[key]))
+    source = " " * (asking[query].startswith(" ") and bool(before)) + source
+    place = f" {query - key} back" if query != key and kind == "self" else ""
+    context = truncate_start(before, max(room - cell_len(source) - cell_len(target) - len(place) - 4, 0))
+    return Text.assemble(start, (context, "dim"), (source, "bold"), " → ", (target, "bold"), (place, "dim"))

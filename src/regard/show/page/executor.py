@@ -1,0 +1,170 @@
+"""Executor: work runs in threads as long as its client is connected, with a limit on concurrent requests."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.errors import RegardError
+from regard.show.page.head_pictures import Alive, OpenedHead
+from regard.show.page.json_encoding import encode_json
+from regard.show.page.malloc_trim import MemoryTrimmer
+from regard.show.page.params import MissingError
+
+QUICK_THREADS, LONG_THREADS = 2, 2  # threads; each keeps some memory once it has computed
+MAX_REQUESTS = 64  # maximum concurrent requests; others get status 503
+ANSWER_SECONDS = 300.0
+LOG = logging.getLogger("regard.page")
+
+
+class DisconnectedError(Exception):
+    """The client has disconnected."""
+
+
+class BusyError(RegardError):
+    """More requests than the limit."""
+
+
+class RequestExecutor:
+    """Threads for work that takes time, and a count of the active requests."""
+
+    def __init__(self) -> None:
+        self.quick = make_single_core_pool(QUICK_THREADS, "regard-page")
+        self.long = ThreadPoolExecutor(LONG_THREADS, "regard-page-long")
+        self.request_count = 0
+        self.trimmer = MemoryTrimmer()
+
+    async def run_request(
+        self,
+        request: Request,
+        work: Callable[[Alive, list[Any]], Response],
+        heads: Iterable[Callable[[], OpenedHead]] = (),
+        take: Callable[[OpenedHead], Any] = lambda opened: opened,
+        long: bool = False,
+    ) -> Response:
+        """Run `work` in a thread with what `take` returns for each of these heads, once computed, and return its response.
+
+        The function alive() that `work` receives raises GoneError once the client has disconnected or the time is up.
+        """
+        stop = threading.Event()
+        self.begin_request()
+        doing: asyncio.Future[Any] = asyncio.ensure_future(self.run_work(work, heads, take, make_alive_check(stop), long))
+        leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_for_disconnect(request))
+        try:
+            await asyncio.wait({doing, leaving}, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                found: Response = doing.result()
+                return found
+            if leaving.done():
+                return Response(status_code=400)  # never read by the client
+            return make_error_response(504, f"this takes longer than {ANSWER_SECONDS:.0f} s; ask for less.")
+        except (RegardError, ValueError) as error:
+            return make_error_response(get_status(error), describe_error(error))
+        finally:
+            self.end_request(stop)
+            leaving.cancel()
+            doing.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it
+            doing.cancel()
+
+    async def run_work(
+        self,
+        work: Callable[[Alive, list[Any]], Response],
+        heads: Iterable[Callable[[], OpenedHead]],
+        take: Callable[[OpenedHead], Any],
+        alive: Alive,
+        long: bool,
+    ) -> Response:
+        """Run `work` after the heads it needs are computed; waiting for another request's computation occupies no thread."""
+        run = asyncio.get_running_loop().run_in_executor
+        found = []
+        for make in heads:
+            opened = await run(self.quick, make)
+            while opened.is_busy():
+                await asyncio.sleep(0.02)
+            if opened.done_share < 1:
+                await run(self.long, opened.wait_for_pyramid, alive)
+            found.append(take(opened))  # the session may remove the head meanwhile, to make room
+            del opened
+        return await run(self.long if long else self.quick, work, alive, found)
+
+    def begin_request(self) -> None:
+        """Count one more request. Raises BusyError at the limit."""
+        if self.request_count >= MAX_REQUESTS:
+            raise BusyError(f"{MAX_REQUESTS} requests are being answered; try again in a moment.")
+        self.request_count += 1
+
+    def end_request(self, stop: threading.Event) -> None:
+        """End a request and the work that still runs for it."""
+        stop.set()
+        self.request_count -= 1
+        if self.trimmer.is_due():
+            self.long.submit(self.trimmer)
+
+    def close(self) -> None:
+        """Shut down the threads; queued work is canceled."""
+        for pool in (self.quick, self.long):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def make_single_core_pool(count: int, name: str) -> ThreadPoolExecutor:
+    """Create threads in each of which torch computes on one core.
+
+    They run quick work, several at a time; OpenMP threads that wait for each other while others compute would take ten times as
+    long.
+    """
+    before, begun = torch.get_num_threads(), threading.Barrier(count + 1)
+
+    def limit_threads() -> None:
+        torch.set_num_threads(1)
+        begun.wait()
+
+    pool = ThreadPoolExecutor(count, name, limit_threads)
+    for _ in range(count):
+        pool.submit(int)
+    begun.wait()
+    torch.set_num_threads(before)  # for threads started later
+    return pool
+
+
+def make_alive_check(stop: threading.Event) -> Alive:
+    """Return a function that raises GoneError once `stop` is set."""
+
+    def check_alive() -> None:
+        if stop.is_set():
+            raise DisconnectedError
+
+    return check_alive
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def describe_error(error: Exception) -> str:
+    """Describe an error in one sentence; an unexpected error is logged with its traceback."""
+    if isinstance(error, RegardError):
+        return " ".join(str(error).split())
+    LOG.error("a request of the page failed", exc_info=error)
+    return "something went wrong inside regard; the terminal that runs it says what."
+
+
+def get_status(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, MissingError):
+        return 404
+    if isinstance(error, BusyError):
+        return 503
+    return 400 if isinstance(error, RegardError) else 500
+
+
+def make_error_response(status: int, sentence: str) -> Response:
+    """Make an error response of one sentence."""
+    return Response(encode_json({"error": sentence}), status, {"cache-control": "no-store"}, "application/json")

@@ -1,0 +1,179 @@
+"""Handlers of the addresses under /api that neither stream nor run a model, and the heads they need."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.show.page import exact_weights, params
+from regard.show.page.head_pictures import OpenedHead, make_thumbnails
+from regard.show.page.json_encoding import encode_json
+from regard.show.page.params import MissingError
+from regard.show.page.recording_entry import Place, RecordingEntry, truncate_word
+from regard.show.page.session import MAX_STEP_WORDS, Session
+from regard.show.page.steps_json import compute_head_steps, get_example_steps
+
+MAX_WORDS = 5000  # maximum words of one answer
+HeadData = list[Any]  # what a handler needs of each head, computed before it runs
+NeededHeads = list[tuple[RecordingEntry, Place]]
+
+
+class Handler(NamedTuple):
+    """The handler of an address: `work` runs once the heads of `needs` are computed; `take` selects what is passed of each."""
+
+    respond: Callable[[Session, Request, HeadData], Response]
+    list_needed_heads: Callable[[Session, Request], NeededHeads] = lambda session, request: []
+    select_data: Callable[[OpenedHead], Any] = attrgetter("pyramid")
+
+
+def handle_start(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the initial state of the page."""
+    return make_json_response(session.get_start_state())
+
+
+def handle_example(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the steps of one of the lectures' examples."""
+    return make_json_response(
+        get_example_steps(
+            params.parse_name(request.query_params, "name"), params.parse_integer(request.query_params, "head", 0)
+        )
+    )
+
+
+def handle_words(session: Session, request: Request, found: HeadData) -> Response:
+    """Return words along an axis."""
+    query = request.query_params
+    first, last = params.parse_integer(query, "from", 0), params.parse_integer(query, "to", 2000)
+    lists, name = (
+        get_entry(session, request).get_word_lists(params.parse_integer(query, "b", 0)),
+        params.parse_name(query, "list", "words"),
+    )
+    if name not in lists:
+        raise MissingError(f"there is no list of words {name!r}; there is {', '.join(lists) or 'none'}.")
+    if last - first > MAX_WORDS:
+        raise ConfigError(f"at most {MAX_WORDS:,} words are sent at a time, got {first} to {last}.")
+    return make_json_response({"words": [truncate_word(word) for word in lists[name][first:last]]})
+
+
+def handle_thumbnails(session: Session, request: Request, found: HeadData) -> Response:
+    """Return small pictures of the heads of a layer."""
+    pictures, sampled = make_thumbnails(get_entry(session, request), params.parse_place(request.query_params))
+    return make_binary_response(pictures, {"x-sampled": str(int(sampled))})
+
+
+def handle_tile(session: Session, request: Request, found: HeadData) -> Response:
+    """Return a tile of a head's picture."""
+    query = request.query_params
+    level, row, column = (params.parse_integer(query, name) for name in ("level", "row", "column"))
+    (pyramid,) = found
+    return make_binary_response(pyramid.codes(level, row, column, params.parse_name(query, "how", "mean")))
+
+
+def handle_cell(session: Session, request: Request, found: HeadData) -> Response:
+    """Return one weight."""
+    query = request.query_params
+    return make_json_response(
+        exact_weights.get_cell(
+            get_entry(session, request),
+            params.parse_place(query),
+            params.parse_integer(query, "q"),
+            params.parse_integer(query, "k"),
+        )
+    )
+
+
+def handle_row(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the weights of a query."""
+    return make_binary_response(exact_weights.encode_visible_weights(*get_requested_row(session, request)))
+
+
+def handle_column(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the weights on a key."""
+    return make_binary_response(
+        exact_weights.encode_visible_weights(*exact_weights.get_column(found, params.parse_integer(request.query_params, "k")))
+    )
+
+
+def handle_top(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the largest weights of a row or of a column."""
+    query = request.query_params
+    rows, columns = get_entry(session, request).get_axis_words(params.parse_place(query))
+    if "q" in query:
+        (weights, _), along = get_requested_row(session, request), columns
+    else:
+        (weights, _), along = exact_weights.get_column(found, params.parse_integer(query, "k")), rows
+    return make_json_response({"found": exact_weights.list_largest(weights, along, params.parse_integer(query, "n", 8))})
+
+
+def get_requested_row(session: Session, request: Request) -> tuple[Tensor, Tensor]:
+    """Compute the weights of a row, the mean of some heads, and which of them are visible."""
+    query = request.query_params
+    return exact_weights.get_row(
+        get_entry(session, request),
+        params.parse_place(query),
+        params.parse_integer(query, "q"),
+        params.parse_integers(query, "heads"),
+    )
+
+
+def handle_steps(session: Session, request: Request, found: HeadData) -> Response:
+    """Return the steps of a head."""
+    query = request.query_params
+    q = params.parse_integer(query, "q") if "q" in query else None
+    return make_json_response(compute_head_steps(get_entry(session, request), params.parse_place(query), q, MAX_STEP_WORDS))
+
+
+def need_one_head(session: Session, request: Request) -> NeededHeads:
+    """Return the requested head as the only one needed."""
+    entry, place = get_entry(session, request), params.parse_place(request.query_params)
+    entry.get_shape(place)
+    return [(entry, place)]
+
+
+def need_heads(session: Session, request: Request) -> NeededHeads:
+    """Return the requested heads of a layer, whose row denominators are needed."""
+    ((entry, place),) = need_one_head(session, request)
+    return [
+        (entry, other)
+        for other in exact_weights.list_places(entry, place, params.parse_integers(request.query_params, "heads"))
+    ]
+
+
+def need_axis_heads(session: Session, request: Request) -> NeededHeads:
+    """Return the heads needed for the largest weights: those requested for a column, none for a row."""
+    return [] if "q" in request.query_params else need_heads(session, request)
+
+
+SELECT_MAP = attrgetter("pyramid.map")  # small, with the denominators of its rows
+GENERAL_HANDLERS = {"start": Handler(handle_start), "example": Handler(handle_example)}
+RECORDING_HANDLERS = {
+    "words": Handler(handle_words),
+    "thumbs": Handler(handle_thumbnails),
+    "tile": Handler(handle_tile, need_one_head),
+    "cell": Handler(handle_cell),
+    "row": Handler(handle_row),
+    "column": Handler(handle_column, need_heads, SELECT_MAP),
+    "top": Handler(handle_top, need_axis_heads, SELECT_MAP),
+    "steps": Handler(handle_steps),
+}
+
+
+def get_entry(session: Session, request: Request) -> RecordingEntry:
+    """Return the recording that a request names."""
+    return session.get_entry(request.path_params["id"])
+
+
+def make_json_response(found: Any) -> Response:
+    """Make a JSON response."""
+    return Response(encode_json(found), media_type="application/json")
+
+
+def make_binary_response(codes: Tensor, headers: dict[str, str] | None = None) -> Response:
+    """Make a response of little-endian 16-bit codes, with their shape in a header."""
+    shape = ",".join(map(str, codes.shape))
+    data = codes.cpu().contiguous().numpy().astype("<u2").tobytes()
+    return Response(data, media_type="application/octet-stream", headers={"x-shape": shape, **(headers or {})})

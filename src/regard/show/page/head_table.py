@@ -1,0 +1,49 @@
+"""The kind of each head of a recording, computed head by head."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from regard.observe import head_kinds
+from regard.observe.head_kinds import Head, HeadOptions
+from regard.show.page.head_pictures import Alive
+from regard.show.page.recording_entry import Place, RecordingEntry
+from regard.show.page.select_head import select_head
+
+MAX_LAYER_WEIGHTS = 2**22  # weights of a head, over which the heads of a layer are processed one by one
+
+
+def stream_head_table(entry: RecordingEntry, place: Place, alive: Alive) -> Iterator[dict[str, Any]]:
+    """Generate a line per head with the score of every detector and the progress; then the detectors and notes.
+
+    The result is stored with the recording, so that later requests have it at once.
+    """
+    attention = entry.get_layers(place)
+    key = attention.kind, attention.part
+    total = sum(shape[1] for shape in attention.shapes)
+    rows: list[Head] = []
+    wanted = HeadOptions(entry.recording.tokens or None)
+    known = entry.head_rows.get(key)
+    for row in known[0] if known else compute_rows(entry, place, wanted, alive):
+        rows.append(row)
+        yield {"done": len(rows), "of": total, "row": convert_row(row)}
+    notes = known[1] if known else list(wanted.describe_missing_scores(attention.kind))
+    entry.head_rows[key] = rows, notes
+    yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
+
+
+def compute_rows(entry: RecordingEntry, place: Place, wanted: HeadOptions, alive: Alive) -> Iterator[Head]:
+    """Generate the rows of regard.heads, a layer at a time, or a head at a time where heads are large."""
+    attention = entry.get_layers(place)
+    for number, (b, h, q, k) in enumerate(attention.shapes):
+        kind, part = attention.kind, attention.part
+        apart = (select_head(entry.recording, kind, part, number, head) for head in range(h))
+        for recording in apart if b * q * k > MAX_LAYER_WEIGHTS else (entry.recording,):
+            alive()
+            yield from head_kinds.classify_heads(recording, wanted, kind=kind, part=part, layers=[number])
+
+
+def convert_row(row: Head) -> dict[str, Any]:
+    """Convert a row to JSON."""
+    scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
+    return {"layer": row.layer, "name": row.name, "head": row.head, "kind": row.kind, "scores": scores}

@@ -1,0 +1,54 @@
+"""Memory in bytes of recordings and maps, including the tables of masks."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from regard.map import AttentionMap
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Documents, Given
+from regard.observe import Recording
+from regard.observe.kv_history import KVHistory
+from regard.observe.map_view import MapView
+from regard.observe.mask_inference import transform_leaves
+
+
+def measure_recording(recording: Recording) -> int:
+    """Compute the bytes of all runs of a recording; what several calls share is counted once."""
+    return measure_histories([strand for run in recording.runs for strand in run.histories.values()])
+
+
+def measure_histories(strands: Sequence[KVHistory]) -> int:
+    """Compute the bytes of the calls of some modules."""
+    pieces = [piece for strand in strands for piece in strand.stored_calls]
+    found = [keys for strand in strands for keys in strand.keys]
+    for piece in pieces:
+        own = piece.q, piece.values, piece.bias, piece.sinks, piece.weight
+        found += [x for x in own if x is not None] + list_mask_tensors(piece.mask)
+    return count_storage_bytes(found)
+
+
+def measure_map(m: AttentionMap) -> int:
+    """Compute the bytes of a map of one matrix, including those that it shares."""
+    request = MapView(m).get_plane(0, 0).request
+    return m.nbytes + count_storage_bytes(list_mask_tensors(request.mask))
+
+
+def list_mask_tensors(mask: Mask) -> list[Tensor]:
+    """List the tensors of a mask."""
+    found: list[Tensor] = []
+
+    def collect_tensors(one: Mask) -> Mask:
+        if isinstance(one, Given):
+            found.append(one.given)
+        elif isinstance(one, Documents):
+            found.extend((one.queries, one.keys))
+        return one
+
+    transform_leaves(mask, collect_tensors)
+    return found
+
+
+def count_storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Compute the bytes of the storages of some tensors, each storage once."""
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())

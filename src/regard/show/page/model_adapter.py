@@ -1,0 +1,166 @@
+"""The model that the page runs on typed text, and what it generates."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError, RegardError
+from regard.generate import choices
+from regard.models import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.observe import Recording, record
+from regard.show.axis_words import describe_bytes
+from regard.show.generated_tokens import describe_tokens, select_last_layers
+from regard.show.page import translator_adapter
+from regard.show.page.recording_entry import truncate_word
+from regard.show.page.translator_adapter import TranslatorAdapter
+
+MAX_NEXT_WORDS = 10  # likeliest next words that are shown
+MAX_LIKELIEST = 5  # likeliest alternatives shown of each new token
+SENTENCES = (  # the first three that a model can read are offered
+    "Your journey starts with one step",
+    "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his",
+    "The dog chased the rabbit because it was hungry.",
+    "CBABBC",
+    "ABCABCABC",
+    "CCCBBBAAA",
+    "3 1 2",
+    "1 2 3 1 2 3",
+    "0 1 1 0",
+)
+
+
+class ModelAdapter(Protocol):
+    """A model in evaluation mode, and its tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Module that is recorded."""
+
+    @property
+    def context(self) -> int | None:
+        """Number of tokens that the model was made for, or None."""
+
+    def tokens(self, text: str, most: int | None) -> tuple[Tensor, list[str], int]:
+        """Return the first tokens of a text, (1, t), each of them as text, and how many the whole text has."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return all tokens of a text and nothing else."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    def run(self, ids: Tensor) -> object:
+        """Run the model on tokens."""
+
+
+def adapt_model(model: Any) -> ModelAdapter | TranslatorAdapter:
+    """Return a model with its tokenizer, given a GPT2, a translator of regard, or an object that has both already.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(model, GPT2):
+        return GPT2Adapter("GPT-2", model)
+    if isinstance(model, translator_adapter.Translator):
+        return translator_adapter.adapt_translator("translator", model)
+    if isinstance(model, TranslatorAdapter):
+        return model
+    if not all(hasattr(model, name) for name in ("tokens", "encode", "decode", "run")):
+        raise ConfigError(f"the page runs a GPT2, or what has tokens, encode, decode and run; got {type(model).__name__}.")
+    adapter: ModelAdapter = model
+    return adapter
+
+
+def can_generate(adapter: ModelAdapter | TranslatorAdapter | None) -> bool:
+    """Return whether the model can continue a text."""
+    return isinstance(adapter, GPT2Adapter)
+
+
+def record_text(
+    adapter: ModelAdapter | TranslatorAdapter, text: str, most: int
+) -> tuple[Recording, list[dict[str, Any]] | None, list[str]]:
+    """Record a model on the first tokens of a text; return the recording, the likeliest next words, and notes."""
+    if isinstance(adapter, TranslatorAdapter):
+        note = describe_bytes(adapter.pieces(adapter.encode_sentence(text)))
+        return translator_adapter.record_translation(adapter, text, most), None, [note] if note else []
+    ids, words, whole = adapter.tokens(text, None if adapter.context is not None and adapter.context <= most else most)
+    with torch.inference_mode(), record(adapter.model, keep="values") as recording:
+        said = adapter.run(ids)
+    recording.model, recording.tokens = adapter.name, words
+    cut = f"The first {len(words):,} of {whole:,} tokens were read: as many as fit." if len(words) < whole else None
+    return recording, predict_next_words(adapter, said), [note for note in (cut, describe_bytes(words)) if note]
+
+
+def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, Any]] | None:
+    """Return the likeliest next words, by the logits (1, t, n), or None for a model that does not predict them."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        return None
+    values, ids = logits[0, -1].float().softmax(-1).topk(min(MAX_NEXT_WORDS, logits.shape[-1]))
+    words = [truncate_word(adapter.decode([number])) for number in ids.tolist()]
+    return [{"word": word, "probability": value} for word, value in zip(words, values.tolist(), strict=True)]
+
+
+def generate_tokens(
+    adapter: ModelAdapter | TranslatorAdapter, text: str, tokens: int, temperature: float, seed: int | None
+) -> Iterator[dict[str, Any] | Recording]:
+    """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last."""
+    if not isinstance(adapter, GPT2Adapter):
+        raise ConfigError(
+            f"{adapter.name} can be looked at here, but does not write: the page writes with regard's own GPT-2s."
+        )
+    model, vocabulary = adapter.model, adapter.words
+    ids = vocabulary.encode(text)
+    check_context(adapter, max(len(ids), 1), tokens)
+    settings = {"text": vocabulary, **model.get_end_settings(), "temperature": temperature, "seed": seed}
+    if not ids and settings.get("end") is not None:
+        ids = [settings["end"]]
+    steps, words = choices(model, [ids], tokens, **settings), vocabulary.pieces(ids)
+    with record(model, keep="values") as recording:
+        for one in describe_tokens(
+            steps, words, vocabulary, MAX_LIKELIEST, recording, len(select_last_layers(model.config.layers))
+        ):
+            yield {
+                "word": one.word,
+                "place": len(words),  # the position of the new token
+                "probability": one.probability,
+                "likeliest": [{"word": word, "probability": value} for word, value in one.likeliest],
+                "looked": [
+                    {"place": near.position, "word": truncate_word(near.word), "weight": near.weight} for near in one.attended
+                ],
+            }
+    if recording.runs:
+        recording.model, recording.tokens = adapter.name, words[: recording.map(0).shape[3]]
+        yield recording
+
+
+def check_context(adapter: GPT2Adapter, begun: int, tokens: int) -> None:
+    """Raise ConfigError where the context has no room for `tokens` more; the last one is not read."""
+    room = adapter.context - begun + 1
+    if tokens > room:
+        fits = f"choose at most {room:,} more" if room > 0 else "shorten it"
+        raise ConfigError(
+            f"{adapter.name} reads {adapter.context:,} tokens at a time; the text has {begun:,} and {tokens:,} more are asked "
+            f"for, so {fits}{', or begin with a shorter text' if room > 0 else ''}."
+        )
+
+
+def list_sentences(adapter: ModelAdapter | TranslatorAdapter | None) -> list[str]:
+    """Return three texts to try that the model can read."""
+    if isinstance(adapter, TranslatorAdapter):
+        return list(translator_adapter.SENTENCES)
+    return [] if adapter is None else [text for text in SENTENCES if can_read(adapter, text)][:3]
+
+
+def can_read(adapter: ModelAdapter, text: str) -> bool:
+    """Return whether a model can read a text; models of few letters refuse others."""
+    try:
+        return bool(adapter.encode(text))
+    except RegardError:
+        return False

@@ -1,0 +1,121 @@
+"""Streaming responses: one object per line, sent as it is computed, as long as the client reads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.show.page.executor import (
+    DisconnectedError,
+    RequestExecutor,
+    describe_error,
+    get_status,
+    make_alive_check,
+    wait_for_disconnect,
+)
+from regard.show.page.head_pictures import Alive
+from regard.show.page.json_encoding import encode_json
+
+MAX_BUFFERED_LINES = 16  # maximum lines buffered for a client
+MAX_STREAM_SECONDS = 3600.0
+
+
+class StreamLine(NamedTuple):
+    """Data to send, whether it is the last, and the status of one that is an error."""
+
+    data: bytes = b""
+    last: bool = False
+    status: int = 200
+
+
+class NdjsonResponse(Response):
+    """An NDJSON response, an object per line as it is computed; an error is the last line of a stream that failed.
+
+    What fails before its first line is an error response with its status instead.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, desk: RequestExecutor, request: Request, lines: Callable[[Alive], Iterator[dict[str, Any]]]) -> None:
+        super().__init__(headers={"cache-control": "no-store"})
+        self.executor, self.request, self.lines = desk, request, lines
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.executor.begin_request()
+        stop, room = threading.Event(), threading.Semaphore(MAX_BUFFERED_LINES)
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[StreamLine]()
+        alive = make_alive_check(stop)
+
+        def put_line(line: StreamLine) -> None:
+            alive()
+            while not room.acquire(timeout=0.1):
+                alive()
+            try:
+                loop.call_soon_threadsafe(queue.put_nowait, line)
+            except RuntimeError:  # the event loop is closed
+                raise DisconnectedError from None
+
+        doing = loop.run_in_executor(self.executor.long, run_iterator, self.lines, alive, put_line)
+        leaving: asyncio.Future[Any] = asyncio.ensure_future(wait_for_disconnect(self.request))
+        try:
+            until, begun, line = time.monotonic() + MAX_STREAM_SECONDS, False, StreamLine()
+            while not line.last:
+                line = await wait_for_line(queue, leaving, until)
+                if not begun:
+                    await send({"type": "http.response.start", "status": line.status, "headers": self.make_headers(line)})
+                begun = True
+                await send({"type": "http.response.body", "body": line.data, "more_body": not line.last})
+                room.release()
+        except DisconnectedError:
+            pass
+        finally:
+            self.executor.end_request(stop)
+            leaving.cancel()
+            doing.cancel()
+
+    def make_headers(self, first: StreamLine) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a response that begins with this line."""
+        if first.status != 200:
+            self.headers["content-type"] = "application/json"
+        return self.raw_headers
+
+
+async def wait_for_line(queue: "asyncio.Queue[StreamLine]", leaving: "asyncio.Future[Any]", until: float) -> StreamLine:
+    """Return the next line, or an error line where the time is up. Raises GoneError where the client has disconnected."""
+    getting: asyncio.Future[StreamLine] = asyncio.ensure_future(queue.get())
+    await asyncio.wait({getting, leaving}, timeout=max(until - time.monotonic(), 0), return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    if leaving.done():
+        raise DisconnectedError
+    return make_failure(504, f"this takes longer than {MAX_STREAM_SECONDS:.0f} s; ask for less.")
+
+
+def make_failure(status: int, sentence: str) -> StreamLine:
+    """Make the last line of a stream that failed."""
+    return StreamLine(encode_json({"error": sentence}) + b"\n", True, status)
+
+
+def run_iterator(lines: Callable[[Alive], Iterator[dict[str, Any]]], alive: Alive, hand: Callable[[StreamLine], None]) -> None:
+    """Run an iterator in one thread from beginning to end, since the contexts in it belong to a thread."""
+    iterator: Iterator[dict[str, Any]] = iter(())
+    try:
+        try:
+            alive()
+            for line in (iterator := lines(alive)):
+                hand(StreamLine(encode_json(line) + b"\n"))
+            hand(StreamLine(last=True))
+        except (DisconnectedError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            hand(make_failure(get_status(error), describe_error(error)))
+    except (DisconnectedError, asyncio.CancelledError):  # no client to send the error to
+        return
+    finally:
+        getattr(iterator, "close", lambda: None)()

@@ -1,0 +1,286 @@
+"""A recording as the page stores it: its id, its maps, and the words along their axes."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.map import AttentionMap
+from regard.observe import Recording
+from regard.observe.head_kinds import Head
+from regard.observe.kv_history import KVHistory
+from regard.observe.recording import KINDS
+from regard.observe.words import TextPair, select_axis_words
+from regard.observe.words import split_rows as by_row
+from regard.show.page import memory_size
+from regard.show.page.select_head import select_head
+
+MAX_FIRST_WORDS = 2000  # maximum words per list in the summary
+TEXT_LETTERS = 80  # letters of the text in the summary
+WORD_LETTERS = 256  # maximum letters of a word
+FIRST_LETTERS = 2**15  # maximum letters of all words of a list in the summary
+MAX_MISSED = 20  # maximum sentences on what was not recorded
+MAX_MAPS_BYTES = 32 * 2**20  # maximum bytes of the cached maps; the last is always kept
+ROW_BYTES = 16  # maximum bytes of a row's denominator
+MAX_JOINED_LAYER_BYTES = 8 * 2**20  # maximum bytes of a layer whose calls are joined for all heads at once
+
+
+MapKey = tuple[str, str | None, int, int | None]  # kind, part, layer, and head or None for all of them
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of a head: the kind of attention and the part of the model, the batch row, the layer within these, the head.
+
+    `head` counts the recorded heads; the model may have others before it, see `Entry.number`.
+    """
+
+    kind: str = "self"
+    part: str | None = None
+    b: int = 0
+    layer: int = 0
+    head: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """All layers of a kind and a part: their names, the shape (b, h, q, k) of each, and the model's numbers of its heads."""
+
+    kind: str
+    part: str | None
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, int, int, int], ...]
+    head_numbers: tuple[tuple[int, ...], ...]
+
+
+@dataclass(eq=False)
+class RecordingEntry:
+    """A recording with its id, the likeliest next words, notes, and its text.
+
+    `text` is set where the page's own model read it, so that the model can be examined on it.
+    """
+
+    id: str
+    recording: Recording
+    next_words: list[dict[str, Any]] | None = None
+    notes: list[str] = field(default_factory=list)
+    text: str | None = None
+    head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
+    _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def attention_layers(self) -> list[AttentionLayers]:
+        """Recorded layers by kind and part."""
+        found = []
+        parts: Sequence[str | None] = self.recording.last.parts or [None]
+        for part in parts:
+            for kind in KINDS:
+                names = self.recording.layers(kind, part)
+                shapes = tuple(compute_shape(self.recording.last.find_histories(n, kind, part)) for n in range(len(names)))
+                if names:
+                    numbers = tuple(self.recording.heads(n, kind, part) for n in range(len(names)))
+                    found.append(AttentionLayers(kind, part, tuple(names), shapes, numbers))
+        return found
+
+    def get_layers(self, place: Place) -> AttentionLayers:
+        """Return the layers of a place's kind and part. Raises ConfigError where there are none."""
+        for one in self.attention_layers:
+            if one.kind == place.kind and place.part in (one.part, None):
+                return one
+        raise ConfigError(f"there is no {place.kind} attention of part {place.part!r} in this recording.")
+
+    def get_shape(self, place: Place) -> tuple[int, int, int, int]:
+        """Return the axes (b, h, q, k) of a place's layer. Raises ConfigError where the place does not exist."""
+        attention = self.get_layers(place)
+        check_index("layer", place.layer, len(attention.names))
+        b, h, q, k = attention.shapes[place.layer]
+        check_index("b", place.b, b)
+        check_index("head", place.head, h)
+        return b, h, q, k
+
+    def get_layer_map(self, place: Place) -> AttentionMap:
+        """Return the map (1, h, q, k) of all heads of a place's layer, of its batch row."""
+        self.get_shape(place)
+        return self.get_cached_map(place, None)[0].select(batch=place.b)
+
+    def get_map(self, place: Place) -> AttentionMap:
+        """Return the map (1, 1, q, k) of a place's head."""
+        return self.get_sized_map(place)[0]
+
+    def get_sized_map(self, place: Place) -> tuple[AttentionMap, int]:
+        """Return the map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
+        self.get_shape(place)
+        strands = self.find_histories(place)
+        if is_joined(strands) and memory_size.measure_histories(strands) > MAX_JOINED_LAYER_BYTES:
+            found, count = self.get_cached_map(place, place.head)
+            return found.select(batch=place.b), count
+        found, count = self.get_cached_map(place, None)
+        return found.select(batch=place.b, heads=place.head), count
+
+    def get_cached_map(self, place: Place, head: int | None) -> tuple[AttentionMap, int]:
+        """Return the map of a place's layer, or of one of its heads, and its bytes, from a cache of the last few."""
+        part = self.get_layers(place).part
+        key = place.kind, part, place.layer, head
+        with self._lock:
+            if key not in self._maps:
+                whole = self.recording if head is None else select_head(self.recording, place.kind, part, place.layer, head)
+                found = whole.map(place.layer, kind=place.kind, part=part)
+                copied = memory_size.measure_map(found) if is_joined(self.find_histories(place)) else 0
+                self._maps[key] = found, copied + ROW_BYTES * math.prod(found.shape[:3])
+            self._maps.move_to_end(key)
+            while len(self._maps) > 1 and sum(count for _, count in self._maps.values()) > MAX_MAPS_BYTES:
+                self._maps.popitem(last=False)
+            return self._maps[key]
+
+    def find_histories(self, place: Place) -> list[KVHistory]:
+        """Return the recorded calls of a place's layer."""
+        return self.recording.last.find_histories(place.layer, place.kind, self.get_layers(place).part)
+
+    def get_values(self, place: Place) -> Tensor | None:
+        """Return the values (k, e) of a place's head, or None where they were not kept."""
+        self.get_shape(place)
+        part = self.get_layers(place).part
+        one = select_head(self.recording, place.kind, part, place.layer, place.head)
+        found = one.values(place.layer, kind=place.kind, part=part)
+        return None if found is None else found[place.b, 0]
+
+    def get_kind(self, place: Place) -> str | None:
+        """Return the kind of a place's head, or None where it is not computed yet."""
+        rows, _ = self.head_rows.get((place.kind, self.get_layers(place).part), ([], []))
+        return next((row.kind for row in rows if (row.layer, row.head) == (place.layer, self.get_head_number(place))), None)
+
+    def get_head_number(self, place: Place) -> int:
+        """Return the number in the model of a place's head, which counts the recorded heads."""
+        self.get_shape(place)
+        return self.get_layers(place).head_numbers[place.layer][place.head]
+
+    def get_axis_words(self, place: Place) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the words along the rows and the columns of a place, or their indices."""
+        _, _, q, k = self.get_shape(place)
+        attention = self.get_layers(place)
+        lists, names = self.get_word_lists(place.b), (self.find_word_list(attention, 0), self.find_word_list(attention, 1))
+        rows, columns = (None if name is None else lists[name] for name in names)
+        return rows or list(map(str, range(q))), columns or list(map(str, range(k)))
+
+    def get_word_lists(self, b: int = 0) -> dict[str, Sequence[str]]:
+        """Return the lists of words of a batch row: `words`, and `queries`, the last of them, where the others are only keys.
+
+        With two texts also `source`, the other one, and `read`, what the decoder read, where that differs from what it wrote.
+        """
+        rows = self.word_rows
+        if not rows:
+            return {}
+        check_index("b", b, max(len(rows), *(shape[0] for one in self.attention_layers for shape in one.shapes)))
+        words = get_row_words(b, rows)
+        counts = {
+            shape[2] for one in self.attention_layers if one.kind == "self" for shape in one.shapes if shape[3] == len(words)
+        }
+        short = min(counts, default=len(words))
+        found = {"words": words} | ({"queries": words[-short:]} if 0 < short < len(words) else {})
+        tokens = self.recording.tokens
+        if not isinstance(tokens, TextPair):
+            return found
+        read = {} if tokens.read is tokens.rows else {"read": get_row_words(b, by_row(tokens.read))}
+        return found | {"source": get_row_words(b, by_row(tokens.columns))} | read
+
+    @cached_property
+    def word_rows(self) -> list[Sequence[str]]:
+        """Words of the recording, of two texts the target's, of each batch row or of all; empty where there are none."""
+        tokens = self.recording.tokens
+        return by_row(tokens.rows if isinstance(tokens, TextPair) else tokens) if tokens else []
+
+    def find_word_list(self, attention: AttentionLayers, axis: int) -> str | None:
+        """Return the name of the list of words along an axis, 0 for rows or 1 for columns; None where none fits all layers."""
+        lengths = {shape[2 + axis] for shape in attention.shapes}
+        lists, tokens = self.get_word_lists(), self.recording.tokens
+        if isinstance(tokens, TextPair):
+            own = select_axis_words(tokens, attention.kind, attention.names[0])[axis]
+            name = "source" if own is tokens.columns else "words" if own is tokens.rows else "read"
+            lists = {name: lists[name]}
+        return next((name for name, words in lists.items() if {len(words)} == lengths), None)
+
+
+def get_row_words(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
+    """Return the words of a batch row, or of all rows."""
+    return rows[b if len(rows) > 1 else 0]
+
+
+def is_joined(strands: list[KVHistory]) -> bool:
+    """Return whether the map of a layer joins several calls, and so copies them."""
+    return len(strands) > 1 or len(strands[0].stored_calls) > 1
+
+
+def compute_shape(strands: list[KVHistory]) -> tuple[int, int, int, int]:
+    """Return the axes (b, h, q, k) of the map of a layer, without making the map."""
+    b, h = strands[0].stored_calls[-1].q.shape[:2]
+    q = sum(piece.q.shape[2] for strand in strands for piece in strand.stored_calls)
+    k = sum(strand.total - (strand.stored_calls[0].first if len(strand.stored_calls) == 1 else 0) for strand in strands)
+    return int(b), int(h), int(q), int(k)
+
+
+def truncate_word(word: str) -> str:
+    """Cut a word at 256 letters."""
+    return word if len(word) <= WORD_LETTERS else word[:WORD_LETTERS] + "…"
+
+
+def select_first_words(words: Sequence[str]) -> list[str]:
+    """Return the words of the summary: the first 2,000, or fewer where they are long."""
+    found, room = [], FIRST_LETTERS
+    for word in words[:MAX_FIRST_WORDS]:
+        room -= min(len(word), WORD_LETTERS)
+        if room < 0:
+            break
+        found.append(truncate_word(word))
+    return found
+
+
+def check_index(name: str, number: int, count: int) -> None:
+    """Raise ConfigError for a number that is not at least 0 and below `count`."""
+    if not 0 <= number < count:
+        raise ConfigError(f"{name} must be at least 0 and below {count:,}, got {number}.")
+
+
+def summarize_layer(attention: AttentionLayers, n: int) -> dict[str, Any]:
+    """Summarize a layer, with the model's numbers of its heads where these are not 0 to h - 1."""
+    _, h, q, k = attention.shapes[n]
+    found = {"name": truncate_word(attention.names[n]), "heads": h, "queries": q, "keys": k}
+    numbers = attention.head_numbers[n]
+    return found if numbers == tuple(range(h)) else found | {"numbers": list(numbers)}
+
+
+def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
+    """Summarize a recording: what the page needs before its other requests."""
+    words = entry.get_word_lists()
+    text = "".join((words.get("source") or words.get("words", ()))[:TEXT_LETTERS])
+    return {
+        "id": entry.id,
+        "model": truncate_word(entry.recording.model),
+        "text": text[:TEXT_LETTERS],
+        "batch": max((shape[0] for one in entry.attention_layers for shape in one.shapes), default=0),
+        "attentions": [
+            {
+                "kind": one.kind,
+                "part": one.part,
+                "rows": entry.find_word_list(one, 0),
+                "columns": entry.find_word_list(one, 1),
+                "layers": [summarize_layer(one, n) for n in range(len(one.names))],
+            }
+            for one in entry.attention_layers
+        ],
+        "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
+        "next": entry.next_words,
+        "values": any(piece.values is not None for call in entry.recording.last.calls for piece in call.history.stored_calls),
+        "missed": [
+            f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
+            for one in entry.recording.missed[:MAX_MISSED]
+        ],
+        "notes": entry.notes,
+        "examines": entry.text is not None,
+    }

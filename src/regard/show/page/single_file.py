@@ -1,0 +1,210 @@
+"""The page as one HTML file that works offline, with its modules and all answers in it."""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.atomic_write import write_atomically
+from regard.errors import ConfigError
+from regard.map.pyramid import TILE
+from regard.mechanism.arguments import check_path
+from regard.observe import Recording
+from regard.observe.map_view import MapView
+from regard.show.page.head_pictures import OpenedHead, stream_head
+from regard.show.page.head_table import stream_head_table
+from regard.show.page.json_encoding import encode_json
+from regard.show.page.recording_entry import AttentionLayers, Place, RecordingEntry, summarize_entry, truncate_word
+from regard.show.page.session import MAX_STEP_WORDS, get_limits, list_examples
+from regard.show.page.steps_json import compute_head_steps, get_example_steps
+
+STATIC = Path(__file__).parent / "static"
+MAX_PICTURES_BYTES = 32 * 2**20  # of codes, before compression
+MAX_SCORES_BYTES = 4 * 2**20
+IMPORT = re.compile(r'(\bfrom\s+|\bimport\s+)"(\.{1,2}/[^"]+)"')
+SHEET = re.compile(r'<link rel="stylesheet" href="static/([^"]+)">')
+MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
+NamedAnswer = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
+
+
+def page(recording: Recording, path: str | Path) -> None:
+    """Write the page of a recording to one .html file, which needs neither server nor network.
+
+    The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
+    else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
+    exact ones and scores are included where the heads together have at most a million. Raises ConfigError where nothing was
+    recorded, or the folder of the file does not exist.
+    """
+    place = Path(check_path("path", path))
+    if not isinstance(recording, Recording):
+        raise ConfigError(
+            f"a page is written of a recording, got {type(recording).__name__}: with regard.record(model) makes one."
+        )
+    if place.is_dir() or not place.parent.is_dir():
+        raise ConfigError(f"{place} must be a file in a folder that is there; make the folder first, or name another file.")
+    if not any(run.calls for run in recording.runs):
+        raise ConfigError("nothing was recorded: a page needs a recording of a model that was called.")
+    entry = RecordingEntry("r1", recording)
+    finest = find_finest_level(entry)
+    if finest:
+        entry.notes.append(
+            f"This file holds pictures of {2**finest} x {2**finest} weights a pixel and coarser, as many as fit; "
+            "regard serve shows every weight."
+        )
+    parts = [render_script(name, data) for name, data in iterate_answers(entry, finest)]
+    with write_atomically(place) as (beside,):
+        beside.write_text(render_document(entry, parts), encoding="utf-8")
+
+
+def find_finest_level(entry: RecordingEntry) -> int:
+    """Find the finest zoom level at which the pictures of all heads, with those of all coarser levels, fit."""
+    level = 0
+    while count_picture_bytes(entry, level) > MAX_PICTURES_BYTES:
+        level += 1
+    return level
+
+
+def count_picture_bytes(entry: RecordingEntry, level: int) -> int:
+    """Compute the bytes of the codes of all heads from a level on: one picture of level 0, a mean and a max of all others."""
+    found = 0
+    for b, h, q, k in (shape for one in entry.attention_layers for shape in one.shapes):
+        for z in range(level, max(find_coarsest_level(q, k), level) + 1):
+            found += b * h * -(-q // 2**z) * -(-k // 2**z) * (2 if z == 0 else 4)
+    return found
+
+
+def find_coarsest_level(q: int, k: int) -> int:
+    """Compute the level that is a single tile."""
+    return max(max(q, k) - 1, 0).bit_length() - 8 if max(q, k) > TILE else 0
+
+
+def iterate_answers(entry: RecordingEntry, finest: int) -> Iterator[NamedAnswer]:
+    """Generate every answer, under the name by which file.js requests it."""
+    for name, words in entry.get_word_lists().items():
+        yield f"{entry.id}/words?list={name}", encode_json({"words": [truncate_word(word) for word in words]})
+    for attention in entry.attention_layers:
+        first = Place(attention.kind, attention.part)
+        lines = b"".join(encode_json(line) + b"\n" for line in stream_head_table(entry, first, do_nothing))
+        yield f"{entry.id}/heads?kind={first.kind}&part={first.part or ''}", lines
+        for place in iterate_places(attention):
+            yield from iterate_head_answers(entry, place, finest)
+    for one in list_examples():
+        found = get_example_steps(one["name"], 0)
+        yield f"example?name={one['name']}", encode_json(found)
+        for head in range(1, found.get("heads") or 1):
+            yield f"example?name={one['name']}&head={head}", encode_json(get_example_steps(one["name"], head))
+
+
+def iterate_places(attention: AttentionLayers) -> Iterator[Place]:
+    """Generate the places of all heads of a kind and a part."""
+    for layer, (b, h, _, _) in enumerate(attention.shapes):
+        for row in range(b):
+            for head in range(h):
+                yield Place(attention.kind, attention.part, row, layer, head)
+
+
+def iterate_head_answers(entry: RecordingEntry, place: Place, finest: int) -> Iterator[NamedAnswer]:
+    """Generate the answers about one head."""
+    named = f"kind={place.kind}&part={place.part or ''}&b={place.b}&layer={place.layer}&head={place.head}"
+    opened = OpenedHead(entry.get_map(place))
+    *_, last = stream_head(entry, place, opened, do_nothing)
+    yield f"{entry.id}/open?{named}", encode_json(last)
+    for level in range(min(finest, opened.pyramid.levels - 1), opened.pyramid.levels):
+        for how in ("mean", "max") if level else ("mean",):
+            yield (
+                f"{entry.id}/picture?{named}&level={level}&how={how}",
+                encode_little_endian(join_tiles(opened, level, how), "<u2"),
+            )
+    q, k = entry.get_shape(place)[2:]
+    if 4 * q * k * sum(shape[0] * shape[1] for one in entry.attention_layers for shape in one.shapes) <= MAX_SCORES_BYTES:
+        look = MapView(opened.pyramid.map)
+        scores = look.get_plane(0, 0).compute_masked_scores(torch.arange(q), torch.arange(k))
+        yield f"{entry.id}/scores?{named}", encode_little_endian(scores, "<f4")
+    if max(q, k) <= MAX_STEP_WORDS:
+        yield f"{entry.id}/steps?{named}", encode_json(compute_head_steps(entry, place, None, MAX_STEP_WORDS))
+
+
+def join_tiles(opened: OpenedHead, level: int, how: str) -> Tensor:
+    """Return the codes of a whole level."""
+    rows, columns = (-(-pixels // TILE) for pixels in opened.pyramid.shape(level))
+    lines = [[opened.pyramid.codes(level, r, c, how).to(torch.int32) for c in range(columns)] for r in range(rows)]  # type: ignore[arg-type]
+    return torch.cat([torch.cat(line, 1) for line in lines])
+
+
+def encode_little_endian(numbers: Tensor, kind: str) -> bytes:
+    """Convert numbers to little-endian bytes."""
+    return numbers.cpu().contiguous().numpy().astype(kind).tobytes()
+
+
+def render_script(name: str, data: bytes) -> str:
+    """Encode an answer as a script element that is not executed: base64 of gzip."""
+    packed = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+    return f'<script type="application/json" data-name="{html.escape(name)}">"{packed}"</script>'
+
+
+def render_document(entry: RecordingEntry, parts: list[str]) -> str:
+    """Return index.html with its style sheets, its modules and the answers in it."""
+    found = (STATIC / "index.html").read_text(encoding="utf-8")
+    names = SHEET.findall(found)
+    sheet = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names if (STATIC / name).is_file())
+    (main,) = MAIN.findall(found)
+    table = json.dumps({"imports": encode_modules()})
+    boot = f'import "regard/{main}";'
+    start = {
+        "version": "",
+        "model": None,
+        "writes": False,
+        "translates": False,
+        "translation": None,
+        "recordings": [summarize_entry(entry)],
+        "sentences": [],
+        "examples": list_examples(),
+        "limits": get_limits(),
+        "file": True,
+    }
+    scripts = [
+        f'<script type="importmap">{table}</script>',
+        '<script type="application/json" '
+        f'id="regard-start">{encode_json(start).decode().replace("<", chr(92) + "u003c")}</script>',
+        *parts,
+        f'<script type="module">{boot}</script>',
+    ]
+    policy = (
+        f"default-src 'none'; script-src data: '{compute_digest(table)}' '{compute_digest(boot)}'; style-src "
+        f"'{compute_digest(sheet)}'; "
+        "img-src blob: data:; base-uri 'none'; form-action 'none'"
+    )
+    found = MAIN.sub("", SHEET.sub("", found))
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{sheet}</style>\n'
+    return found.replace("<title>", f"{head}<title>", 1).replace("</body>", "\n".join([*scripts, "</body>"]), 1)
+
+
+def encode_modules() -> dict[str, str]:
+    """Return every module by its bare name as a data: URL, with its imports by bare names too."""
+    found = {}
+    for path in sorted(STATIC.rglob("*.js")):
+        name = path.relative_to(STATIC).as_posix()
+        folder = posixpath.dirname(name)
+        code = IMPORT.sub(
+            lambda m, folder=folder: f'{m[1]}"regard/{posixpath.normpath(posixpath.join(folder, m[2]))}"',  # type: ignore[misc]
+            path.read_text(encoding="utf-8"),
+        )
+        found[f"regard/{name}"] = "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
+    return found
+
+
+def compute_digest(text: str) -> str:
+    """Compute the hash of an inline text for a Content-Security-Policy."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def do_nothing() -> None:
+    """Do nothing: an `Alive` without a client that could disconnect."""

@@ -1,0 +1,49 @@
+"""Attention rollout as a picture: how much of each word reaches a query, layer by layer."""
+
+import torch
+
+from regard.observe import Recording
+from regard.observe.rollout import rollout as rolled
+from regard.show.axis_words import get_key_words
+from regard.show.figure import Picture, draw_sheet, format_word, make_panel
+from regard.show.head_figure import MAX_WORDS
+from regard.show.scale import Log
+
+MAX_INCHES = 5.6  # inches
+MIN_SHARE = 1e-3  # share that has the palest color
+
+
+def draw_rollout(
+    recording: Recording,
+    query: int = -1,
+    *,
+    kind: str = "self",
+    part: str | None = None,
+    row: int = 0,
+    residual: float = 0.5,
+    title: str | None = None,
+) -> Picture:
+    """Draw how much each word counts for one query after each layer, as computed by regard.rollout; each row sums to 1.
+
+    A row is a layer, the first one below the words. A column is a word, or in a long text several words, whose shares are
+    added. Colors are logarithmic.
+    """
+    count = len(recording.layers(kind=kind, part=part))
+    asked = {"kind": kind, "part": part, "residual": residual}
+    found = torch.stack([rolled(recording, [query], layers=range(n + 1), **asked)[row, 0] for n in range(count)])  # type: ignore[arg-type]
+    words = get_key_words(recording, row, found.shape[1])
+    place = query % len(words)
+    name = f"rollout to “{format_word(words[place].strip(' '))}”, token {place:,}" if title is None else title
+    over = "word"
+    if len(words) > MAX_WORDS:
+        (found, words), over = sum_bins(found), "words from this one on"
+    layers = [f"layer {n}" for n in range(count)]
+    drawn = make_panel(found, layers, words, title=name, names=("after", over), scale=Log(MIN_SHARE, 1), room=MAX_INCHES)
+    return draw_sheet([drawn])
+
+
+def sum_bins(found: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    """Sum the columns in bins, each named by its first token."""
+    bins = torch.arange(found.shape[1]) * MAX_WORDS // found.shape[1]
+    total = found.new_zeros(found.shape[0], MAX_WORDS).index_add_(1, bins, found)
+    return total, [f"{int((bins < n).sum()):,}" for n in range(MAX_WORDS)]

@@ -1,0 +1,184 @@
+"""A matrix as a small picture that needs no script: an img with an SVG data URL, colors as pixels, words as text."""
+
+import base64
+import html
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from rich.cells import cell_len
+from torch import Tensor
+
+from regard.show.color_ramp import choose_ink, shade
+from regard.show.scale import Log, Scale
+from regard.show.terminal import truncate_end
+
+SHADES = 232  # shades of the ramp, as many as are distinct; the next palette entry is the background
+RAMP = [shade(n / (SHADES - 1)) for n in range(SHADES)]
+PAPER, INK = (246, 246, 244), "#33332f"
+SIZE, LETTER, TEXT = 300, 6.3, 10.5  # pixels: a picture's longer side; a letter's width; text size
+MAX_CELL = 34.0  # maximum pixels of a cell
+MIN_WORD_CELL = 9.0  # cell pixels from which words are written
+MIN_NUMBER_CELL = 26.0  # cell pixels from which numbers are written
+MAX_LETTERS = 14  # maximum letters of a word
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix to draw: values (rows, columns), NaN where there is none; the number of tokens; and the color scale."""
+
+    values: Tensor
+    rows: Sequence[str] | None
+    columns: Sequence[str] | None
+    scale: Scale
+    ends: tuple[float, float]
+    tokens: tuple[int, int]
+    names: tuple[str, str] = ("query", "key")
+    tile: tuple[int, int] | None = None  # rows and columns of each matrix on a sheet of several
+    size: float = SIZE
+    is_sampled: bool = False
+
+    @property
+    def cell_description(self) -> str:
+        """Description of a cell that stands for several weights, empty where each cell is one weight."""
+        rows, columns = self.tile or self.values.shape
+        if self.tokens[0] <= rows and self.tokens[1] <= columns:
+            return ""
+        return "largest looked at " if self.is_sampled else "largest "
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Position of the cells in the picture, in its pixels."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+    width: float
+    height: float
+
+
+def render_img(matrix: Matrix, name: str, shown: float | None = None) -> str:
+    """Render the picture as an HTML element, with `name` as alt text and the meaning of its pixels as data for the script."""
+    frame = compute_frame(matrix)
+    address = base64.b64encode(render_svg(matrix, frame).encode()).decode()
+    rows, columns = matrix.values.shape
+    told: Mapping[str, Any] = vars(frame) | {
+        "rows": rows,
+        "columns": columns,
+        "q": matrix.tokens[0],
+        "k": matrix.tokens[1],
+        "names": matrix.names,
+        "ends": matrix.ends,
+        "log": isinstance(matrix.scale, Log),
+        "stands": matrix.cell_description,
+        "tile": matrix.tile,
+        "rowWords": "rows",
+        "columnWords": "columns",
+    }
+    return (
+        '<span style="display: inline-block; overflow: hidden; max-width: 100%; vertical-align: top">'
+        f'<img src="data:image/svg+xml;base64,{address}" alt="{html.escape(name)}" '
+        f'style="width: {shown or frame.width:.0f}px; max-width: 100%; display: block" '
+        f'data-frame="{html.escape(json.dumps(told))}"></span>'
+    )
+
+
+def compute_frame(matrix: Matrix) -> Frame:
+    """Lay out the cells, with words beside them where these fit."""
+    rows, columns = matrix.values.shape
+    cell = min(max(matrix.size / max(rows, columns), 0.1), MAX_CELL)
+    w, h = columns * cell, rows * cell
+    left, above = measure_words(matrix.rows, h), measure_words(matrix.columns, w)
+    return Frame(left, above, w, h, round(left + w + 1), round(above + h + 1))
+
+
+def measure_words(words: Sequence[str] | None, length: float) -> float:
+    """Compute the pixels that words beside cells take; 1 where a word would have too little space along the cells."""
+    fits = words is not None and len(words) > 0 and length / len(words) >= MIN_WORD_CELL
+    return 4 + LETTER * max(map(count_letters, words)) if fits and words is not None else 1.0
+
+
+def count_letters(word: str) -> int:
+    """Return the width of a word as drawn, in letters."""
+    return cell_len(truncate_end(word, MAX_LETTERS))
+
+
+def render_svg(matrix: Matrix, frame: Frame) -> str:
+    """Render the picture as SVG."""
+    address = base64.b64encode(encode_png(matrix)).decode()
+    return "".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {frame.height}" ',
+            f'width="{frame.width}" height="{frame.height}" font-family="sans-serif" font-size="{TEXT}">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            f'<image x="{frame.x}" y="{frame.y}" width="{frame.w}" height="{frame.h}" preserveAspectRatio="none" ',
+            f'style="image-rendering: pixelated" href="data:image/png;base64,{address}"/>',
+            *render_words(matrix, frame),
+            *render_numbers(matrix, frame),
+            "</svg>",
+        )
+    )
+
+
+def render_words(matrix: Matrix, frame: Frame) -> list[str]:
+    """Render the words beside the cells, each beside several cells on a sheet of heads, those of the columns rotated."""
+    found = []
+    if matrix.rows is not None and frame.x > 1:
+        each = frame.h / len(matrix.rows)
+        for n, word in enumerate(matrix.rows):
+            place = f'x="{frame.x - 3}" y="{frame.y + (n + 0.5) * each:.1f}" dy=".35em" text-anchor="end"'
+            found.append(render_word(word, f'{place} font-size="{min(TEXT, each):.1f}"'))
+    if matrix.columns is not None and frame.y > 1:
+        each = frame.w / len(matrix.columns)
+        for n, word in enumerate(matrix.columns):
+            place = f'transform="translate({frame.x + (n + 0.5) * each:.1f} {frame.y - 3}) rotate(-90)" dy=".35em"'
+            found.append(render_word(word, f'{place} font-size="{min(TEXT, each):.1f}"'))
+    return found
+
+
+def render_word(word: str, place: str) -> str:
+    """Render a word as an SVG text element, escaped."""
+    return f'<text {place} fill="{INK}">{html.escape(truncate_end(word, MAX_LETTERS))}</text>'
+
+
+def render_numbers(matrix: Matrix, frame: Frame) -> list[str]:
+    """Render the numbers in the cells where these are large enough."""
+    cell = frame.h / matrix.values.shape[0]
+    if cell < MIN_NUMBER_CELL or matrix.tile is not None:
+        return []
+    found = []
+    for row, line in enumerate(matrix.values.tolist()):
+        for column, value in enumerate(line):
+            if value == value:
+                paper = RAMP[round((SHADES - 1) * matrix.scale.share(value, matrix.ends))]
+                place = f'x="{frame.x + (column + 0.5) * cell:.1f}" y="{frame.y + (row + 0.5) * cell:.1f}"'
+                look = f'dy=".35em" text-anchor="middle" font-size="{TEXT - 1}" fill="{format_color(choose_ink(paper))}"'
+                found.append(f"<text {place} {look}>{value:.2f}</text>")
+    return found
+
+
+def encode_png(matrix: Matrix) -> bytes:
+    """Encode the cells as PNG pixels of a palette: the ramp, and the background where there is no value."""
+    ends = matrix.ends
+    if isinstance(matrix.scale, Log):
+        low, high = ends
+        shares = (matrix.values.double().clamp(low, high) / low).log() / torch.tensor(high / low).double().log()
+    else:
+        shares = ((matrix.values.double() - ends[0]) / (ends[1] - ends[0])).clamp(0, 1)
+    indices = (shares * (SHADES - 1)).round().nan_to_num(SHADES).to(torch.uint8)
+    image = Image.fromarray(indices.numpy())
+    image.putpalette([part for colour in (*RAMP, PAPER) for part in colour])
+    held = io.BytesIO()
+    image.save(held, format="png", optimize=True)
+    return held.getvalue()
+
+
+def format_color(colour: tuple[int, int, int]) -> str:
+    """Format a color for CSS."""
+    return "#" + "".join(f"{part:02x}" for part in colour)

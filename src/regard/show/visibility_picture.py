@@ -1,0 +1,188 @@
+"""Visible keys as one small picture: expected, found and difference side by side, an img of SVG that needs no script."""
+
+import base64
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from torch import Tensor
+
+from regard.examination.report import Visibility
+from regard.show.color_ramp import RGB, shade
+from regard.show.scale import MIN_LOG_WEIGHT, Log
+from regard.show.terminal import truncate_end
+
+MAX_TOKENS = 24  # maximum tokens drawn per side
+SQUARE_PIXELS, MAX_CELL, MIN_CELL = (
+    150.0,
+    22.0,
+    10.0,
+)  # pixels: approximate side of a square; maximum and minimum side of a cell
+GAP, TITLE, LETTER, TEXT, MAX_LETTERS = 20.0, 18.0, 6.3, 10.5, 14  # pixels, except the last: maximum letters of a word
+PAPER, INK, FAINT = "#f1f1ee", "#33332f", "#66615a"
+EXTRA_COLOR, MISSING_COLOR = "#b0400c", "#0a75af"  # seen but not allowed; allowed but not seen
+SHADES = 6  # shades of what is found, deeper for more
+Cells = Mapping[str, Tensor]  # color -> its cells, bool (rows, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class VisibilityCrop:
+    """The part of a `Sight` that is drawn, and the words of its rows and columns."""
+
+    expected: Tensor
+    found: Tensor
+    strength: Tensor
+    difference: Tensor
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def unmeasured_cells(self) -> Tensor:
+        """Cells of rows that were not measured."""
+        return self.strength.isnan().any(-1, keepdim=True).expand(self.found.shape)
+
+    @property
+    def cell(self) -> float:
+        """Pixels of a cell."""
+        return max(MIN_CELL, min(MAX_CELL, SQUARE_PIXELS / max(self.found.shape)))
+
+
+def render_picture(sight: Visibility) -> str:
+    """Render the picture as an HTML element, with the number of differences as its alt text."""
+    drawn, width = render_svg(crop_visibility(sight))
+    address = base64.b64encode(drawn.encode()).decode()
+    q, k = sight.expected.shape
+    name = f"who sees whom: {int(sight.difference.count_nonzero()):,} of {q * k:,} pairs differ from what is expected"
+    return f'<img src="data:image/svg+xml;base64,{address}" alt="{name}" style="width: {width:.0f}px; max-width: 100%">'
+
+
+def describe_picture(sight: Visibility) -> str:
+    """Describe how to read the picture: the signs that occur in it, and that it is a part where it is one."""
+    part = crop_visibility(sight)
+    signs = {
+        "+ sees what it may not": part.difference > 0,
+        "− does not see what it may": part.difference < 0,
+        "? was not measured": part.unmeasured_cells,
+    }
+    said = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
+    agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "What is found is what is expected"
+    said.append(f"{agreement}.")
+    q, k = sight.expected.shape
+    if part.found.shape != sight.found.shape:
+        said.append(f"Of {q:,} queries and {k:,} keys {len(part.rows)} and {len(part.columns)} are drawn.")
+    return " ".join(said)
+
+
+def crop_visibility(sight: Visibility) -> VisibilityCrop:
+    """Return all of a short `Sight`, or the part of a longer one around the first difference."""
+    differing = sight.difference.nonzero()
+    i, j = differing[0].tolist() if len(differing) else (0, 0)
+    rows, columns = (center_slice(place, size) for place, size in zip((i, j), sight.expected.shape, strict=True))
+    whole = sight.expected, sight.found, sight.strength, sight.difference
+    expected, found, strength, difference = (table[rows][:, columns] for table in whole)
+    queries = sight.words[len(sight.words) - len(sight.expected) :]
+    return VisibilityCrop(expected, found, strength, difference, queries[rows], sight.words[columns])
+
+
+def center_slice(place: int, size: int) -> slice:
+    """Return the slice of at most 24 indices around a place."""
+    start = max(0, min(place - MAX_TOKENS // 2, size - MAX_TOKENS))
+    return slice(start, start + MAX_TOKENS)
+
+
+def render_svg(part: VisibilityCrop) -> tuple[str, float]:
+    """Render the picture as SVG and return it with its width."""
+    rows, columns = part.found.shape
+    left = 8 + LETTER * max(map(count_letters, part.rows))
+    above = TITLE + 8 + LETTER * max(map(count_letters, part.columns))
+    across = max(columns * part.cell, LETTER * len("difference")) + GAP
+    width, height = left + 3 * across, above + rows * part.cell + 4
+    squares = {"expected": color_expected(part), "found": color_found(part), "difference": color_difference(part)}
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" ',
+        f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="{TEXT}">',
+        '<rect width="100%" height="100%" rx="4" fill="white"/>',
+    ]
+    for n, word in enumerate(part.rows):
+        lines.append(
+            render_word(word, f'x="{left - 4:.1f}" y="{above + (n + 0.5) * part.cell:.1f}" dy=".35em" text-anchor="end"')
+        )
+    for n, (title, cells) in enumerate(squares.items()):
+        lines += render_square(part, title, cells, (left + n * across, above))
+    return "".join([*lines, "</svg>"]), width
+
+
+def render_square(part: VisibilityCrop, title: str, cells: Cells, at: tuple[float, float]) -> Iterator[str]:
+    """Render a title, the rotated words of the columns, the cells, and the signs in them."""
+    (x, y), cell = at, part.cell
+    yield render_word(title, f'x="{x:.1f}" y="{TEXT + 3}" font-weight="bold"')
+    for n, word in enumerate(part.columns):
+        yield render_word(word, f'transform="translate({x + (n + 0.5) * cell:.1f} {y - 4:.1f}) rotate(-90)" dy=".35em"')
+    rows, columns = part.found.shape
+    yield f'<g transform="translate({x:.1f} {y:.1f}) scale({cell:.2f})">'
+    yield f'<path fill="{PAPER}" d="M0 0h{columns}v{rows}h-{columns}z"/>'
+    for colour, where in cells.items():
+        yield f'<path fill="{colour}" d="{render_path(where)}"/>' if where.any() else ""
+    lines = "".join(f"M0 {n}h{columns}" for n in range(rows + 1)) + "".join(f"M{n} 0v{rows}" for n in range(columns + 1))
+    yield f'<path stroke="white" stroke-width=".08" d="{lines}"/></g>'
+    if title != "expected":
+        yield from render_signs(part, title, at)
+
+
+def render_signs(part: VisibilityCrop, title: str, at: tuple[float, float]) -> Iterator[str]:
+    """Render + and − on the cells that differ and ? on those not measured; each sign is one element with all its places."""
+    marks = {"?": (part.unmeasured_cells, FAINT)}
+    if title == "difference":
+        marks |= {"+": (part.difference > 0, "white"), "−": (part.difference < 0, "white")}
+    size = 0.7 * part.cell
+    for sign, (where, ink) in marks.items():
+        places = where.nonzero().tolist()
+        across = " ".join(f"{at[0] + (j + 0.5) * part.cell:.0f}" for _, j in places)
+        down = " ".join(f"{at[1] + (i + 0.5) * part.cell + 0.35 * size:.0f}" for i, _ in places)
+        look = f'font-size="{size:.0f}" font-weight="bold" text-anchor="middle" fill="{ink}"'
+        yield f'<text x="{across}" y="{down}" {look}>{sign * len(places)}</text>' if places else ""
+
+
+def color_expected(part: VisibilityCrop) -> Cells:
+    """Return the cells that may be seen, in the deepest color."""
+    return {format_color(shade(1)): part.expected}
+
+
+def color_found(part: VisibilityCrop) -> Cells:
+    """Return the cells that are seen, deeper for more, on a logarithmic scale because a small leak is a leak."""
+    ends = (MIN_LOG_WEIGHT, 1.0)
+    steps = part.strength.nan_to_num().double().apply_(lambda value: round((SHADES - 1) * Log().share(value, ends)))
+    seen = part.found & ~part.unmeasured_cells
+    return {format_color(shade(0.4 + 0.6 * n / (SHADES - 1))): seen & (steps == n) for n in range(SHADES)}
+
+
+def color_difference(part: VisibilityCrop) -> Cells:
+    """Return the cells that are seen but may not be, and those that may be seen but are not."""
+    return {EXTRA_COLOR: part.difference > 0, MISSING_COLOR: part.difference < 0}
+
+
+def render_path(where: Tensor) -> str:
+    """Render cells as an SVG path, adjacent cells of a row as one."""
+    found = []
+    for row, line in enumerate(where.tolist()):
+        edges = [n for n in range(len(line) + 1) if (n > 0 and line[n - 1]) != (n < len(line) and line[n])]
+        found += [
+            f"M{start} {row}h{stop - start}v1h{start - stop}z" for start, stop in zip(edges[::2], edges[1::2], strict=True)
+        ]
+    return "".join(found)
+
+
+def render_word(word: str, place: str) -> str:
+    """Render a word as an SVG text element, escaped."""
+    return f'<text {place} fill="{INK}">{html.escape(truncate_end(word, MAX_LETTERS))}</text>'
+
+
+def count_letters(word: str) -> int:
+    """Return the width of a word as drawn, in letters."""
+    return cell_len(truncate_end(word, MAX_LETTERS))
+
+
+def format_color(colour: RGB) -> str:
+    """Format a color for SVG."""
+    return "#" + "".join(f"{part:02x}" for part in colour)

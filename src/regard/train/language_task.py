@@ -1,0 +1,105 @@
+"""Language modeling: train a GPT-2 to predict the next token of a corpus."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regard.models import GPT2
+from regard.text import BytePair, Letters
+from regard.text.corpus import Batch, Corpus, Reader
+from regard.train import fused_ops, loss, task
+from regard.train.block_wrappers import wrap_blocks
+from regard.train.config import TrainConfig
+from regard.train.flops import count_flops_per_token
+from regard.train.seeds import derive_seed
+from regard.train.single_process import Engine
+from regard.weights import gpt2 as files
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageTask:
+    """The task of language modeling: a corpus, and a GPT-2 that learns it."""
+
+    config: TrainConfig
+    corpus: Corpus
+
+    @property
+    def text(self) -> BytePair | Letters:
+        """The vocabulary of the corpus."""
+        return self.corpus.text
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations to train on one token."""
+        return count_flops_per_token(self.config.gpt2)
+
+    def identify_data(self) -> dict[str, int | str]:
+        """Return values that identify the training part of the corpus, wherever it is stored."""
+        corpus = self.split_corpus()[0]
+        return {"tokens": corpus.tokens, "documents": corpus.documents, "checksum": corpus.checksum}
+
+    def split_corpus(self) -> tuple[Corpus, Corpus | None]:
+        """Return the training part of the corpus, and the held-out part, None if there is none."""
+        return self.corpus.split(self.config.held_out) if self.config.held_out else (self.corpus, None)
+
+    def make_readers(self, engine: Engine) -> tuple[Reader, Reader | None]:
+        """Return the readers of the training text, and of the held-out text, None if there is none or it is never evaluated."""
+        config = self.config
+        share = {"batch": config.batch, "context": config.gpt2.context, "rank": engine.rank, "world": engine.world}
+        trained, kept = self.split_corpus()
+        reader = Reader(trained, seed=config.seed, **share)
+        return reader, Reader(kept, seed=0, **share) if kept is not None and config.evaluate_every else None
+
+    def make_model(self) -> GPT2:
+        """Create a GPT-2 with its initial weights, or those that the run starts from."""
+        config = self.config
+        model = fused_ops.use_fused_gelu(GPT2(config.gpt2))
+        if config.start:
+            model.load_state_dict(files.load_weights(config.start, torch.float32).tensors)
+        model.text = self.text
+        return wrap_blocks(model, activation_checkpointing=config.activation_checkpointing, compiled=config.compile)
+
+    def move_batch(self, batch: Batch, where: torch.device) -> Batch:
+        """Move a batch to a device."""
+        return batch if where.type == "cpu" else Batch(*(x.to(where) for x in (batch.tokens, batch.targets, batch.documents)))
+
+    def count_tokens(self, batch: Batch, world: int) -> int:
+        """Return the number of tokens that all processes read: their shares are equal."""
+        return batch.tokens.numel() * world
+
+    def compute_loss(self, model: nn.Module, batch: Batch, count: float) -> Tensor:
+        """Compute the cross entropy of the targets, with the config's label smoothing."""
+        config = self.config
+        return loss.compute_loss(
+            model, batch, count=count, mask_documents=config.mask_documents, smoothing=config.label_smoothing
+        )
+
+    def compute_nats(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Compute Σ -log p(target)."""
+        return loss.compute_loss(model, batch, count=1, mask_documents=self.config.mask_documents)
+
+    def generate_sample(self, model: GPT2, reader: task.Reader, step: int) -> str:
+        """Generate a text after the prompt, with the same random numbers at the same step."""
+        config = self.config
+        prompt = self.text.encode(config.prompt) or self.find_start_tokens(reader)
+        room = config.gpt2.context - len(prompt)
+        settings = {**model.get_end_settings(), "seed": derive_seed(config.seed, step)}
+        tokens = [int(one) for one in model.generate(prompt, min(config.sample_tokens, room), **settings)]
+        return config.prompt + self.text.decode(tokens)
+
+    def find_start_tokens(self, reader: task.Reader) -> list[int]:
+        """Return the tokens that a sample starts with if there is no prompt."""
+        end = self.text.special.get("<|endoftext|>")
+        return [int(reader.read(0).tokens[0, 0])] if end is None else [end]
+
+    def save_model(self, folder: Path, model: GPT2, weights: dict[str, Tensor]) -> None:
+        """Write a folder that GPT2.load reads."""
+        self.text.save(folder)
+        files.save_weights(folder, asdict(self.config.gpt2), weights)
+
+    def describe_data(self, reader: task.Reader) -> str:
+        """Describe the number of training tokens, and the rows of an epoch."""
+        corpus, context = self.split_corpus()[0], self.config.gpt2.context
+        return f"{corpus.tokens:,} tokens, {-(-(corpus.tokens - 1) // context):,} rows an epoch"

@@ -1,0 +1,68 @@
+"""Observation: the kind of each head every n steps, which shows how heads form.
+
+The same two texts are recorded each time: the given words, and a row of random tokens that is repeated once, in which only a
+head that looks at what followed the earlier occurrence can predict the next token: an induction head.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import ConfigError
+from regard.observe.head_kinds import heads
+from regard.observe.record import record
+from regard.train.listeners.json_lines import JsonLinesFile
+from regard.train.loop import is_due, use_evaluation_mode
+from regard.train.seeds import derive_seed
+from regard.train.step_report import Report
+from regard.train.training import Training
+
+MOST = 128  # most tokens of a text
+
+
+class HeadObserver:
+    """A listener that writes heads.jsonl: step, layer, head, the text it was observed on, its kind and every score."""
+
+    def __init__(self, path: Path, every: int, text: str = "") -> None:
+        if every < 1:
+            raise ConfigError(f"heads must be observed every 1 step or more, got {every}.")
+        self.every, self.text = every, text
+        self._lines = JsonLinesFile(path)
+
+    def __call__(self, training: Training, report: Report) -> None:
+        if report.step == 1 or is_due(self.every, report.step) or report.step == training.config.steps:
+            rows = list(self.observe_heads(training, report.step))
+            if training.is_first_process:
+                self._lines.append_rows(report.step, rows)
+
+    def observe_heads(self, training: Training, step: int) -> Iterator[dict[str, Any]]:
+        """Yield a row for each head on each text; the model's mode and torch's random state are left unchanged."""
+        texts = {"text": self.encode_observed_text(training), "repeated": make_repeated_tokens(training)}
+        for on, tokens in texts.items():
+            with use_evaluation_mode(training.model), record(training.model) as recording:
+                training.model(tokens)
+            for head in heads(recording, tokens=tokens.cpu(), classes={}):
+                scores = {name: round(score, 4) for name, score in head.scores.items() if score == score}
+                yield {"step": step, "layer": head.layer, "head": head.head, "on": on, "kind": head.kind, **scores}
+
+    def encode_observed_text(self, training: Training) -> torch.Tensor:
+        """Return the tokens (1, t) of the given text, or of the first held-out row, or training row if nothing is held out."""
+        if self.text:
+            found: Sequence[int] = training.task.text.encode(self.text)
+        else:
+            found = (training.held_out or training.reader).read(0).tokens[0].tolist()
+        if len(found) < 2:
+            raise ConfigError(f"a text in which heads are observed must have at least two tokens, got {len(found)}.")
+        return torch.tensor([found[: min(training.config.gpt2.context, MOST)]], device=training.engine.device)
+
+
+def make_repeated_tokens(training: Training) -> torch.Tensor:
+    """Return random tokens (1, t) whose second half repeats the first; the same in every run of these sizes."""
+    config = training.config.gpt2
+    half = max(min(config.context, MOST) // 2, 1)
+    dice = torch.Generator().manual_seed(derive_seed(0, 0))
+    size = training.task.text.vocabulary
+    tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few repeat
+    return torch.cat([tokens, tokens], 1).to(training.engine.device)

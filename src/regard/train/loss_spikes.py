@@ -1,0 +1,46 @@
+"""When a step is skipped: a loss or gradient that is not finite, or a loss far above the previous ones.
+
+A batch is skipped if its loss or its gradient is not finite or if, after WARM batches, its loss is more than `spike` standard
+deviations, and at least LEAST nats, above the mean. Mean and deviation run over the batches that were not skipped, each
+weighing 1 - 1/SPAN of the one after it. `patience` skipped batches in a row end the run.
+"""
+
+import math
+from dataclasses import dataclass
+
+SPAN = 100  # batches in the running mean
+WARM = 50  # batches before the first that can be a spike
+LEAST = 0.5  # nats; a smaller spike is harmless, however steady the loss was
+
+
+@dataclass(frozen=True)
+class RunningLoss:
+    """The running mean and variance of the losses, the number of losses, and the number of batches skipped in a row since."""
+
+    mean: float = 0.0
+    variance: float = 0.0
+    count: int = 0
+    skipped: int = 0
+
+    def add_loss(self, loss: float) -> "RunningLoss":
+        """Return the state after a batch that was not skipped."""
+        weight = max(1 / (self.count + 1), 1 / SPAN)  # a plain mean over the first batches
+        away = loss - self.mean
+        variance = (1 - weight) * (self.variance + weight * away * away)
+        return RunningLoss(self.mean + weight * away, variance, self.count + 1)
+
+    def add_skipped_batch(self) -> "RunningLoss":
+        """Return the state after a batch that was skipped."""
+        return RunningLoss(self.mean, self.variance, self.count, self.skipped + 1)
+
+
+def find_fault(loss: float, gradient_norm: float, running: RunningLoss, spike: float) -> str | None:
+    """Return why a batch must be skipped, in a few words; None if it need not be."""
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(gradient_norm):
+        return f"the gradient is {gradient_norm}"
+    limit = running.mean + max(spike * math.sqrt(running.variance), LEAST)
+    if spike and running.count >= WARM and loss > limit:
+        return f"the loss is {loss:.3g}, but the running mean is {running.mean:.3g}"
+    return None

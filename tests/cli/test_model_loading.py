@@ -1,0 +1,36 @@
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast
+
+from regard.cli.model_loading import BASE_MODEL, CAUSAL_LM, load_model
+from regard.errors import DataError
+from regard.text.byte_pair import GPT2_FOLDER
+
+
+@pytest.fixture
+def folder(tmp_path):
+    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=29)).save_pretrained(tmp_path)
+    GPT2TokenizerFast(vocab=str(GPT2_FOLDER / "encoder.json"), merges=str(GPT2_FOLDER / "vocab.bpe")).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", [BASE_MODEL, CAUSAL_LM])
+def test_a_tensor_that_is_missing_is_not_drawn_at_random(folder, kind):
+    load_model(str(folder), kind)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["transformer.h.1.ln_2.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DataError, match=r"has no (transformer\.)?h\.1\.ln_2\.weight, which transformers would draw at random"):
+        load_model(str(folder), kind)
+
+
+@pytest.mark.parametrize(
+    "change", [{"n_layer": "two"}, {"n_head": 0}, {"activation_function": []}, {"n_embd": {}}, {"n_layer": None}]
+)
+def test_a_config_that_transformers_cannot_read_is_refused_in_a_sentence(folder, change):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(DataError, match="could not be loaded"):
+        load_model(str(folder))

@@ -1,0 +1,178 @@
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="numba is not installed: pip install regard[fast]")
+
+import numba
+
+from regard.compiled import jit_cache as jit_cache
+from regard.compiled import processor, threads
+from regard.compiled.jit_cache import UniqueCacheFile, make_function_key
+
+
+def test_what_several_keep_at_once_is_never_taken_for_something_else(tmp_path):
+    def keep(name: str) -> None:
+        entries = UniqueCacheFile(str(tmp_path), "function", "a stamp")
+        for n in range(40):
+            entries.save((name, n), (name, n))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(keep, "abc"))
+    entries = UniqueCacheFile(str(tmp_path), "function", "a stamp")
+    found = {key: entries.load(key) for key in ((name, n) for name in "abc" for n in range(40))}
+    assert {key: one for key, one in found.items() if one not in (None, key)} == {}
+    assert any(found.values())  # what is lost is compiled again
+
+
+EVERY = """
+import importlib, json, pkgutil
+import torch
+from numba.core import event
+from numba.core.dispatcher import Dispatcher
+from numba.core.event import Listener
+
+import regard
+from regard import AttentionMap, Causal
+from regard.compiled.jit_cache import Cache, LazyCallback
+
+class Count(Listener):
+    def __init__(self):
+        self.lowered = []
+
+    def on_start(self, event):
+        if "native_lowering" in event.data["name"]:
+            self.lowered.append(event.data["name"])
+
+    def on_end(self, event):
+        pass
+
+count = Count()
+event.register("numba:run_pass", count)
+
+names = [one.name for one in pkgutil.walk_packages(regard.__path__, "regard.") if "compiled" in one.name.split(".")]
+values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+cached = [value for value in values if hasattr(value, "cache_clear")]
+factories = [value for value in cached if value.__wrapped__.__code__.co_varnames[:1] == ("kind",)]
+values += [factory(kind) for factory in factories for kind in ("float32", "uint16")]
+callbacks = {id(value): value for value in values if isinstance(value, LazyCallback)}.values()
+kept = {id(value): value for value in values if isinstance(value, Dispatcher) and isinstance(value._cache, Cache)}.values()
+for callback in callbacks:
+    callback.address
+
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 1, 1, 97, 8)
+seen = AttentionMap(q, k, mask=Causal())
+seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.tile(slice(10, 60), slice(0, 50), 5)
+never = [value.py_func.__qualname__ for value in kept if not value.signatures]
+print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never, "lowered": count.lowered}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.can_run_loops(), reason="torch has no OpenMP of GNU's kind")
+def test_a_second_process_compiles_none_of_the_functions_of_the_project():
+    """The first process fills the cache that all tests share, where it lacks something: to compile all takes a minute."""
+
+    def compile_all() -> dict:
+        ran = subprocess.run([sys.executable, "-c", EVERY], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    compile_all()
+    second = compile_all()
+    assert second["callbacks"] >= 10
+    assert second["kept"] >= 5
+    assert (second["never"], second["lowered"]) == ([], [])  # each was used, and none was compiled
+
+
+def test_a_function_is_told_by_what_it_closes_over_and_a_compiled_one_there_by_what_that_is():
+    def make(dtype, number):
+        @numba.njit
+        def inner(x):
+            return x + number
+
+        def outer(x):
+            return dtype(inner(x))
+
+        return outer
+
+    assert make_function_key(make(np.float32, 2)) == make_function_key(make(np.float32, 2))
+    assert len({make_function_key(make(dtype, number)) for dtype in (np.float32, np.int8) for number in (2, 3)}) == 4
+
+
+def test_a_function_that_would_be_compiled_in_every_process_is_refused():
+    thing = object()
+
+    def work(x):
+        return thing
+
+    with pytest.raises(TypeError, match="closes over object, of which no cache key can be made"):
+        make_function_key(work)
+
+
+@pytest.mark.parametrize("problem", ["no folder to write", "a full disk"])
+def test_what_cannot_be_kept_on_disk_is_compiled_in_memory(monkeypatch, problem):
+    def refuse(*_):
+        raise (
+            RuntimeError("no locator available") if problem == "no folder to write" else OSError(28, "No space left on device")
+        )
+
+    if problem == "no folder to write":
+        monkeypatch.setattr(jit_cache, "Cache", refuse)
+    else:
+        monkeypatch.setattr(UniqueCacheFile, "_open_for_write", refuse)
+
+    @jit_cache.njit_with_cache()
+    def add(x, y):
+        return x + y
+
+    assert add(2, 3) == 5
+
+
+def test_a_callback_is_compiled_once_when_several_threads_ask_for_its_address():
+    @jit_cache.cfunc_with_cache(numba.types.void(numba.types.voidptr))
+    def work(place):
+        pass
+
+    assert work._wrapper_address is None
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: work.address, range(4)))) == 1
+
+
+MULTIPLY = """
+import json, torch
+from regard.matmul import QuantizedLinear, numba_matmul
+
+torch.manual_seed(0)
+x, weight = torch.randn(1, 768), torch.randn(521, 768)
+small = QuantizedLinear.from_weight(weight)
+numbers = small.values * small.scales[:, None].double()
+step = x.double().abs().amax(1, keepdim=True) / int(small.most)  # of the whole numbers that x is rounded to
+off = (small(x).double() - x.double() @ numbers.T).abs() / (step * numbers.abs().sum(1))
+numba_matmul.BYTES.address
+print(json.dumps([numba_matmul.BYTES.cache_hits, float(off.max())]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not threads.can_run_loops(), reason="torch has no OpenMP of GNU's kind")
+@pytest.mark.skipif("sse2" not in processor.read_host_features(), reason="this is no x86-64 processor")
+def test_what_another_processor_compiled_is_not_used(tmp_path):
+    """A home folder that machines share: each finds what it has compiled itself, and nothing else."""
+
+    def count_hits(**setting: str) -> int:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU")}
+        environment |= {"NUMBA_CACHE_DIR": str(tmp_path), **setting}
+        ran = subprocess.run([sys.executable, "-c", MULTIPLY], env=environment, capture_output=True, text=True, check=True)
+        hits, off = json.loads(ran.stdout)
+        assert off < 0.51  # half a step of each number, and the rounding of float32
+        return hits
+
+    old = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
+    assert [count_hits(), count_hits(**old), count_hits(), count_hits(**old)] == [0, 0, 1, 1]

@@ -1,0 +1,69 @@
+"""docs/architecture.md and CONTRIBUTING.md agree with the code: the layers, and every function that a walk names."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from test_layers import LAYERS
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+STEP = re.compile(r"^\d+\. `([\w/]+\.(?:py|js))`, `([\w.]+)`", re.MULTILINE)
+LAYER = re.compile(r"^\| (\d+) \| ([\w, ]+) \|", re.MULTILINE)
+MOST = 30  # functions of a walk
+
+
+def read_walks() -> dict[str, list[tuple[str, str]]]:
+    parts = re.split(r"^## ", ARCHITECTURE, flags=re.MULTILINE)[1:]
+    return {part.partition("\n")[0]: STEP.findall(part) for part in parts if STEP.search(part)}
+
+
+def find_names(path: str) -> set[str]:
+    """The functions, classes and methods of a file, methods after the name of their class."""
+    source = (ROOT / "src" / "regard" / path).read_text(encoding="utf-8")
+    if path.endswith(".js"):
+        return set(re.findall(r"(?:function|const|class) (\w+)", source))
+    found = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                found.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix)
+            else:
+                visit(child, prefix)
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def read_layers(text: str) -> list[set[str]]:
+    return [set(names.split(", ")) for _, names in LAYER.findall(text)]
+
+
+def test_there_are_three_walks_of_at_most_thirty_functions():
+    walks = read_walks()
+    assert len(walks) == 3
+    assert all(1 < len(steps) <= MOST for steps in walks.values())
+
+
+@pytest.mark.parametrize(("path", "name"), [step for steps in read_walks().values() for step in steps])
+def test_every_function_of_a_walk_is_where_it_says(path, name):
+    assert name in find_names(path)
+
+
+@pytest.mark.parametrize("text", [ARCHITECTURE, CONTRIBUTING], ids=["architecture", "contributing"])
+def test_the_layers_are_those_that_the_tests_hold(text):
+    assert read_layers(text) == LAYERS
+
+
+def test_every_file_that_contributing_names_is_there():
+    named = re.findall(
+        r"`((?:src|tests|docs|cli|mechanism|layers|lectures|show|examination)/[\w/]+\.(?:py|md|json))`", CONTRIBUTING
+    )
+    assert named
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "src" / "regard" / path).exists(), path

@@ -1,0 +1,47 @@
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from regard.evaluate import list_published
+from regard.evaluate.published_figures import FILES, build_table
+
+FOLDER = Path(__file__).parents[2] / "../shared/data/eval"
+
+
+def test_the_figures_of_the_smallest_are_those_of_the_paper():
+    found = {(one.text, one.measure): one.figure for one in list_published("gpt2")}
+    assert found == {
+        ("LAMBADA", "perplexity"): 35.13,
+        ("LAMBADA", "accuracy, %"): 45.99,
+        ("WikiText-2", "perplexity"): 29.41,
+        ("PTB", "perplexity"): 65.85,
+        ("WikiText-103", "perplexity"): 37.50,
+    }
+
+
+def test_larger_models_have_better_figures():
+    for text, measure in {(one.text, one.measure) for one in list_published()}:
+        figures = [one.figure for one in list_published(on=text) if one.measure == measure]
+        assert len(figures) == 4
+        assert figures == sorted(figures, reverse=measure == "perplexity")
+
+
+def test_what_was_not_published_has_no_figure():
+    assert list_published("sorter") == list_published("gpt2", "a text of mine") == []
+
+
+def test_what_was_measured_stands_beside_and_what_was_not_is_empty():
+    titles, *rows = build_table({("gpt2-medium", "WikiText-2", "perplexity"): 22.8})
+    at = titles.index("gpt2-medium measured")
+    (row,) = (row for row in rows if row[0] == "WikiText-2")
+    assert row[at - 1 : at + 2] == ["22.76", "22.80", "19.93"]
+    assert sum(cell == "" for row in rows for cell in row) == 4 * len(rows) - 1
+
+
+@pytest.mark.skipif(not FOLDER.exists(), reason="needs ../shared/data/eval, the published texts, which this machine lacks")
+def test_the_published_texts_are_known_by_their_bytes():
+    found = {path.name: FILES.get(hashlib.sha256(path.read_bytes()).hexdigest()) for path in FOLDER.iterdir()}
+    assert found["lambada_test.jsonl"] == ("LAMBADA",)
+    assert found["wiki.test.raw"] == ("WikiText-2", "WikiText-103")
+    assert found["wiki.valid.raw"] is None

@@ -1,0 +1,136 @@
+"""Who sees whom, as it is measured, is who sees whom."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from examination.given import D_IN, Layer, case_of, hiding, later, ruled
+from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
+from regard.examination import dependency
+
+RULES = [
+    Everything(),
+    Causal(),
+    Causal() & Window(left=2),
+    Window(1, 2),
+    Causal() | Prefix(3),
+    Padding((3, 5)),
+    Causal() & Documents([0, 0, 1, 1, 2, 2, 2]),
+    Causal() & ~Window(0, 0),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_what_is_found_of_a_function_is_its_rule(rule):
+    case = case_of(lambda q, k, v: attention(q, k, v, rule), rule)
+    assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
+
+
+@settings(max_examples=10)
+@given(st.lists(st.booleans(), min_size=25, max_size=25))
+def test_any_table_is_found(seen):
+    table = torch.tensor(seen).view(5, 5)
+    case = case_of(lambda q, k, v: attention(q, k, v, Given(table)), Given(table))
+    assert torch.equal(case.measured_dependency.visible, table.expand(2, 5, 5))
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.table(7, 7).diagonal(dim1=-2, dim2=-1).all()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_is_found_of_a_layer_is_its_rule(rule, dtype):
+    sample = torch.randn(2, 7, D_IN)
+    case = case_of(Layer(hiding(ruled(rule))).to(dtype), rule, sample)
+    assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
+
+
+def test_changes_find_what_gradients_find():
+    def without_gradient(q, k, v):
+        return attention(q, k, v, Window(1, 2)).detach()
+
+    case = case_of(without_gradient, Window(1, 2))
+    assert case.measured_dependency.how == "changes"
+    assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
+
+
+@pytest.mark.parametrize("value", [-5.0, -10.0, -20.0])
+def test_a_mask_that_is_finite_and_too_small_leaks(value):
+    found = case_of(Layer(hiding(later, value))).measured_dependency.visible
+    assert found.all()
+
+
+@pytest.mark.parametrize("value", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_a_mask_that_is_finite_and_large_enough_does_not(value):
+    case = case_of(Layer(hiding(later, value)))
+    assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
+
+
+def test_masking_after_the_softmax_and_dividing_by_the_sum_is_no_leak():
+    def renormalised(scores):
+        weights = scores.softmax(-1).tril()
+        return weights / weights.sum(-1, keepdim=True)
+
+    case = case_of(Layer(renormalised))
+    assert torch.equal(case.measured_dependency.visible, case.get_expected_visibility(*case.make_usual_inputs()))
+
+
+def test_weights_that_are_nearly_all_on_one_key_hide_no_other():
+    assert case_of(Layer(lambda scores: (scores * 1000).softmax(-1)), Everything()).measured_dependency.visible.all()
+
+
+def test_a_row_that_is_nan_leaves_the_others_measured():
+    measured = case_of(Layer(hiding(lambda q, k: later(q, k, 0)))).measured_dependency.measured_rows
+    assert measured.tolist() == [[False, True, True, True, True, True]] * 2
+
+
+def test_sequences_that_see_one_another_are_found():
+    class Mixed(Layer):
+        def forward(self, x):
+            return super().forward(x) + x[:1, :, :5]
+
+    across = case_of(Mixed(hiding(later))).measured_dependency.across_sequences
+    assert across[1, 0] > 0.01
+    assert across[0, 1] == 0
+
+
+def own(layer, expects=None):
+    return case_of(layer, expects or Everything()).measured_dependency.passes_own_value
+
+
+def unseen(scores):
+    return scores.masked_fill(torch.eye(scores.shape[-1], dtype=torch.bool), -torch.inf).softmax(-1)
+
+
+class Residual(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.layer = Layer(weights, D_IN, D_IN)
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+def test_attention_that_passes_on_its_own_token_is_told_from_attention_that_does_not():
+    assert own(Layer(lambda scores: scores.softmax(-1))) is True
+    assert own(Layer(hiding(later)), Causal()) is True
+    assert own(Layer(unseen)) is False
+
+
+@pytest.mark.parametrize("weights", [lambda scores: scores.softmax(-1), unseen])
+def test_beside_a_residual_it_cannot_be_told(weights):
+    assert own(Residual(weights)) is None
+
+
+def test_strengths_are_of_the_largest_in_their_row():
+    within = case_of(Layer(hiding(later))).measured_dependency.within_sequence
+    torch.testing.assert_close(within.amax(-1), torch.ones(2, 6, dtype=torch.float64))
+
+
+def test_a_replaced_token_is_the_only_one_that_differs():
+    inputs, other = (tuple(torch.randn(2, 3, 5, 7) for _ in range(3)) for _ in range(2))
+    q, k, v = dependency.replace_token(inputs, other, 1, 4)
+    assert q is inputs[0]
+    for x, before, instead in ((k, inputs[1], other[1]), (v, inputs[2], other[2])):
+        assert torch.equal(x[1, :, 4], instead[1, :, 4])
+        assert torch.equal(x[0], before[0])
+        assert torch.equal(x[1, :, :4], before[1, :, :4])

@@ -1,0 +1,168 @@
+"""The order of findings, and how many there are of one mistake."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examination.given import Layer, case_of, hiding, later
+from regard.examination import probe_runner
+from regard.examination.case import Case
+from regard.examination.identify import match
+from regard.examination.probe_runner import rank_findings, run_probes
+from regard.examination.report import Finding
+
+
+def finding(kind, strength=1.0, cause=""):
+    return Finding(kind, "evidence", "cure", strength, cause)
+
+
+def test_the_strongest_comes_first():
+    found = rank_findings([finding("future leak"), finding("mixed heads", 2.0), finding("wrong scale", 0.5)])
+    assert [one.kind for one in found] == ["mixed heads", "future leak", "wrong scale"]
+
+
+def test_of_two_as_strong_the_one_that_was_found_first_comes_first():
+    assert [one.kind for one in rank_findings([finding("b"), finding("a")])] == ["b", "a"]
+
+
+def test_at_most_three_findings_are_kept_of_one_cause():
+    found = rank_findings([*(finding(f"{n}", n, "mask") for n in range(5)), finding("wrong scale", 0, "scale")])
+    assert [one.kind for one in found] == ["4", "3", "2", "wrong scale"]
+
+
+def test_one_kind_is_told_once_of_one_cause():
+    assert rank_findings([finding("future leak", 1, "mask"), finding("future leak", 2, "mask")]) == (
+        finding("future leak", 2, "mask"),
+    )
+    assert len(rank_findings([finding("future leak", 1, "mask"), finding("future leak", 2, "heads")])) == 2
+
+
+class Picky(Layer):
+    """A layer that raises on some inputs: of which, `refuses` says."""
+
+    def __init__(self, refuses):
+        super().__init__(hiding(later))
+        self.refuses = refuses
+
+    def forward(self, x):
+        if self.refuses(x):
+            raise LookupError("no such input\nplease")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "refuses",
+    [
+        lambda x: x.dtype == torch.float64,
+        lambda x: x.requires_grad,
+        lambda x: x.shape[1] != 6,
+        lambda x: float(x.abs().max()) > 8,
+        lambda x: float(x.abs().max()) < 1,
+        lambda x: bool((x[0] == x[0, 0]).all()),
+        lambda x: torch.equal(x, case_of(Layer(hiding(later))).make_usual_inputs(60)[0]),
+    ],
+)
+def test_what_a_subject_raises_in_a_probe_does_not_escape(refuses):
+    report = run_probes(Case(*vars_of(case_of(Picky(refuses)))))
+    assert report, str(report)
+    assert report.checked
+
+
+def vars_of(case):
+    return case.subject, case.expects, case.shapes, None, 0, match.identify_formula
+
+
+def test_what_was_asked_and_raised_is_told():
+    asked = case_of(Layer(hiding(later))).make_usual_inputs(60)[0]
+    report = run_probes(Case(*vars_of(case_of(Picky(lambda x: torch.equal(x.float(), asked))))))
+    (unknown,) = (one for one in report.unknown if "precision" in one.what)
+    assert unknown.what == "what was asked of its precision: it raised LookupError on x (2, 6, 7): no such input"
+
+
+class Narrower(Layer):
+    """A layer whose output is one number narrower at some of its calls, or one token shorter."""
+
+    def __init__(self, axis, every):
+        super().__init__(hiding(later))
+        self.axis, self.every, self.calls = axis, every, 0
+
+    def forward(self, x):
+        self.calls += 1
+        output = super().forward(x)
+        return output if self.calls % self.every else output.narrow(self.axis, 0, output.shape[self.axis] - 1)
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+@pytest.mark.parametrize(("axis", "shape"), [(2, "(2, 6, 4)"), (1, "(2, 5, 5)")])
+def test_an_output_that_changes_its_shape_is_told(axis, shape, every):
+    report = run_probes(Case(*vars_of(case_of(Narrower(axis, every)))))
+    told = [one.what for one in report.unknown]
+    assert any(one.endswith(f"it returned {shape} on x (2, 6, 7), where (2, 6, 5) is what it gave before") for one in told), (
+        told
+    )
+
+
+def test_a_mistake_of_a_probe_is_no_verdict_on_the_subject(monkeypatch):
+    def broken(case):
+        raise IndexError("ours")
+        yield
+
+    monkeypatch.setattr(probe_runner, "PROBES", (("broken", broken),))
+    with pytest.raises(IndexError, match="ours"):
+        run_probes(case_of(Layer(hiding(later))))
+
+
+def test_a_way_back_that_raises_is_told():
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, slope):
+            raise ValueError("not written yet")
+
+    class NoWayBack(Layer):
+        def forward(self, x):
+            return Backward.apply(super().forward(x))
+
+    report = run_probes(Case(*vars_of(case_of(NoWayBack(hiding(later))))))
+    assert report, str(report)
+    assert any("ValueError on the way back: not written yet" in one.needs for one in report.unknown)
+
+
+def test_a_report_says_how_the_subject_was_called_and_who_sees_whom():
+    report = run_probes(case_of(Layer(hiding(lambda q, k: later(q, k, 2)))))
+    assert "x (2, 6, 7) float32" in report.notes
+    assert report.reach.words == ("Your", "journey", "starts", "with", "one", "step")
+    assert report.reach.difference.diagonal(1).tolist() == [1] * 5
+    assert report.reach.difference.sum() == 5
+
+
+class Viewed(nn.Module):
+    """Heads joined by a view without a transpose, which lets the future through a mask that is right."""
+
+    def __init__(self, causal):
+        super().__init__()
+        torch.manual_seed(0)
+        self.causal = causal
+        self.W_query, self.W_key, self.W_value, self.out_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (W(x).unflatten(-1, (3, 4)).transpose(1, 2) for W in (self.W_query, self.W_key, self.W_value))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).reshape(x.shape))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_leak_that_follows_from_something_else_is_not_cured_by_a_mask(causal):
+    base = case_of(Viewed(causal))
+    report = run_probes(Case(base.subject, base.expects, base.shapes, identify=match.identify_formula))
+    assert report.findings[0].kind == "mixed heads"
+    (leak,) = [one for one in report.findings if one.kind == "future leak"]
+    assert leak.cure.startswith("It follows from the mixed heads") is causal
+
+
+def test_where_the_formula_is_not_known_the_cure_of_a_leak_says_what_else_lets_tokens_through():
+    leak = next(one for one in run_probes(case_of(Viewed(True))).findings if one.kind == "future leak")
+    assert leak.cure.endswith(probe_runner.OR_MIXED)

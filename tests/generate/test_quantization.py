@@ -1,0 +1,107 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from bounds import assert_within
+from generate.small import gpt2, restore, rounding_bound, rows, taken, tokens_are_decided
+from regard import ConfigError
+from regard.generate import quantise
+from regard.matmul import QuantizedLinear
+from regard.models import GPT2
+
+MODEL = gpt2(dtype=torch.float32, layers=3, heads=2, width=64, vocabulary=101, context=64)
+SMALL = quantise(MODEL)
+
+
+@torch.no_grad()
+def test_it_computes_what_the_model_of_its_numbers_computes():
+    tokens = torch.tensor(rows(17, 17, vocabulary=101))
+    assert_within(SMALL(tokens), restore(SMALL)(tokens), rounding_bound(SMALL, lambda one: one(tokens)))
+    assert 0 < (SMALL(tokens) - MODEL(tokens)).abs().max() < 0.1 * MODEL(tokens).std()
+
+
+def test_it_generates_with_a_cache_in_batches_and_by_beams():
+    exact = restore(SMALL)
+    for settings in ({"temperature": 0}, {"seed": 3}, {"beams": 3}):
+        for prompts in (rows(5, vocabulary=101), rows(3, 9, 4, vocabulary=101)):
+            asked = {**settings, "seed": list(range(len(prompts)))} if "seed" in settings else settings
+
+            def tokens(model, prompts=prompts, asked=asked):
+                return taken(model.generate(prompts, 8, **asked))
+
+            assert tokens_are_decided(SMALL, tokens)
+            assert torch.equal(tokens(SMALL), tokens(exact))
+
+
+def test_it_shares_what_is_not_rounded_and_leaves_the_model_as_it_is():
+    before = {name: x.clone() for name, x in MODEL.state_dict().items()}
+    small = quantise(MODEL.train())
+    assert not small.training
+    assert MODEL.training
+    MODEL.eval()
+    assert all(torch.equal(x, before[name]) for name, x in MODEL.state_dict().items())
+    assert small.positions.weight is MODEL.positions.weight
+    assert small.head is small.tokens.matrix
+    held = {x.data_ptr(): x.nbytes for x in (*small.parameters(), *small.buffers())}
+    own = {x.data_ptr(): x.nbytes for x in MODEL.parameters()}
+    assert sum(size for place, size in held.items() if place not in own) < 0.3 * sum(own.values())
+
+
+def test_it_is_recorded_and_changed_like_the_model():
+    tokens = torch.tensor(rows(11, vocabulary=101))
+    with torch.no_grad(), regard.record(SMALL) as recording:
+        inside = SMALL(tokens)
+    assert torch.equal(inside, SMALL(tokens))
+    assert not recording.missed
+    assert [call.name for call in recording.calls] == [f"blocks.{n}.attention" for n in range(3)]
+    with torch.no_grad(), regard.intervene(SMALL, regard.KnockOut(1, 0)):
+        assert not torch.equal(SMALL(tokens), inside)
+
+
+def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
+    sorter = GPT2.load("sorter")
+    small = quantise(sorter)
+    assert small.text is sorter.text
+    assert isinstance(small.head, QuantizedLinear)
+    assert "".join(small.complete("CBABBC", 6, temperature=0)) == "ABBBCC"
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"), [(lambda: quantise(MODEL, "int3"), "'int8'; got 'int3'"), (lambda: quantise(SMALL), "quantized already")]
+)
+def test_what_cannot_be_rounded_is_said(ask, says):
+    with pytest.raises(ConfigError, match=says):
+        ask()
+
+
+PEAK = """
+import sys, torch
+from benchmarks.timing import peak_megabytes
+from regard.generate import quantise
+from regard.models import GPT2, GPT2Config
+torch.manual_seed(0)
+sizes = GPT2Config.small()
+model = GPT2(sizes).eval()
+model = quantise(model) if sys.argv[1] == "int8" else model
+weights = sum({x.data_ptr(): x.nbytes for x in (*model.parameters(), *model.buffers())}.values())
+cache = 2 * 4 * sizes.layers * sizes.width * 48
+run = lambda length: list(model.generate(list(range(length)), 32, temperature=0))
+run(3)  # what is set up at a first call
+peak = peak_megabytes(lambda: run(16))
+print(-1 if peak is None else (peak * 2**20 + weights) / (weights + cache))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_generating_takes_the_memory_of_the_weights_and_the_cache(weights):
+    command = [sys.executable, "-c", PEAK, weights]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    peak = float(ran.stdout)
+    if peak < 0:
+        pytest.skip("this system does not tell the peak of a process's memory")
+    assert peak <= 1.2

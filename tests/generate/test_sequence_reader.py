@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from generate.small import SIZES, gpt2, rows, taken
+from regard import ConfigError, DataError, ShapeError
+from regard.generate import PrefixCache
+from regard.generate.sequence_reader import SequenceReader, list_token_rows
+
+MODEL = gpt2()
+CONTEXT, N = SIZES["context"], SIZES["vocabulary"]
+
+
+def last_logits(row):
+    """What the model says after the last tokens of a row that its context holds, all read afresh."""
+    with torch.no_grad():
+        return MODEL(torch.tensor([row[-CONTEXT:]]))[0, -1]
+
+
+def test_what_was_read_in_several_turns_is_as_if_read_at_once():
+    reader = SequenceReader(MODEL, 20, count=3)
+    turns = [rows(3, 7, 5), rows(1, 1, 1, seed=1), rows(1, 1, 1, seed=2)]
+    for turn in turns:
+        found = reader.read(turn)
+    for n in range(3):
+        whole = [token for turn in turns for token in turn[n]]
+        torch.testing.assert_close(found[n], last_logits(whole), atol=1e-11, rtol=0)
+
+
+def test_beyond_the_context_the_last_tokens_of_each_row_are_read_afresh():
+    reader = SequenceReader(MODEL, 1000, count=3)
+    whole = rows(CONTEXT - 2, 5, CONTEXT)
+    reader.read(whole)
+    for turn in (rows(1, 1, 1, seed=n) for n in range(1, 5)):
+        found = reader.read(turn)
+        whole = [row + more for row, more in zip(whole, turn, strict=True)]
+        expected = torch.stack([last_logits(row) for row in whole])
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
+
+
+def test_a_prompt_beyond_the_context_is_its_last_tokens():
+    (prompt,) = rows(CONTEXT + 7)
+    torch.testing.assert_close(SequenceReader(MODEL, 1000).read([prompt])[0], last_logits(prompt), atol=1e-11, rtol=0)
+
+
+def test_what_is_gone_back_over_was_never_read():
+    reader = SequenceReader(MODEL, 20)
+    reader.read(rows(5))
+    reader.read(rows(3, seed=1))
+    reader.crop(5)
+    found = reader.read(rows(2, seed=2))
+    torch.testing.assert_close(found[0], last_logits(rows(5)[0] + rows(2, seed=2)[0]), atol=1e-11, rtol=0)
+
+
+def test_an_opening_is_read_once_and_every_row_goes_on_from_it():
+    (prefix,), after = rows(7), [[], *rows(3, 1, seed=1)]
+    opening = PrefixCache.read(MODEL, prefix)
+    found = taken(MODEL.generate(after, 5, temperature=0, after=opening))
+    assert torch.equal(found, taken(MODEL.generate([prefix + row for row in after], 5, temperature=0)))
+    assert torch.equal(found, taken(MODEL.generate(after, 5, temperature=0, after=opening)))  # it is as it was
+
+
+def test_what_follows_an_opening_reads_only_its_last_token_again():
+    read = []
+    hook = MODEL.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    try:
+        opening = PrefixCache.read(MODEL, rows(7)[0])
+        list(MODEL.generate([[], [3, 5]], 3, after=opening))
+    finally:
+        hook.remove()
+    assert read == [(1, 7), (2, 3), (2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("size", [1, CONTEXT])
+def test_an_opening_of_one_token_or_of_the_whole_context_serves_too(size):
+    (prefix,) = rows(size)
+    asked = {"temperature": 0, "past": "slide"}
+    found = taken(MODEL.generate([[], [5]], 3, after=PrefixCache.read(MODEL, prefix), **asked))
+    assert torch.equal(found, taken(MODEL.generate([prefix, [*prefix, 5]], 3, **asked)))
+
+
+def test_an_opening_is_one_sequence_that_the_context_holds():
+    with pytest.raises(ShapeError, match="got 2"):
+        PrefixCache.read(MODEL, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=f"has {CONTEXT + 1} tokens; the model reads at most {CONTEXT}"):
+        PrefixCache.read(MODEL, [1] * (CONTEXT + 1))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        (torch.tensor([1, 2]), [[1, 2]]),
+        (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        ([torch.tensor([1]), (2, 3)], [[1], [2, 3]]),
+    ],
+)
+def test_tokens_come_in_many_forms(tokens, found):
+    assert list_token_rows(tokens, N) == found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "says"),
+    [
+        ([], ShapeError, "no tokens"),
+        ([[1], []], ShapeError, "no tokens"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), ShapeError, r"\(1, 2, 3\)"),
+        (torch.zeros(2), ShapeError, "float32"),
+        ([1, N], DataError, f"{N} is not a token of this model: they are numbered from 0 to {N - 1}"),
+        ([-1], DataError, "-1 is not a token"),
+        (["a"], DataError, "'a' is not a token"),
+        ([[1], 2], DataError, "is not a token"),
+    ],
+)
+def test_tokens_that_are_none_are_told(tokens, error, says):
+    with pytest.raises(error, match=says):
+        list_token_rows(tokens, N)

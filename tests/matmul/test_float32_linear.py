@@ -1,0 +1,152 @@
+"""The product is torch's, whatever their shape, and gives way wherever torch's own is asked for."""
+
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from bounds import assert_within, sum_bound
+from regard.layers.linear import Linear
+from regard.matmul import linear
+from regard.matmul.float32_linear import LEAST, MOST, can_use_fast_product
+from skips import NEEDS_LOOPS
+
+ROWS, N = 521, 127  # more numbers than LEAST
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(x, weight, bias):
+    return F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+
+def assert_is_product(found, x, weight, bias=None):
+    """Compare with float64: of a sum of n products and a bias in float32, in any order."""
+    size = exact(x.abs(), weight.abs(), None if bias is None else bias.abs())
+    terms = weight.shape[1] + (bias is not None)
+    assert_within(found, exact(x, weight, bias), sum_bound(torch.float32, terms) * size)
+
+
+@NEEDS_LOOPS
+@given(st.lists(st.integers(1, 2), max_size=2), st.integers(1, 700), st.integers(1, 300), st.booleans(), st.integers(0, 99))
+def test_it_is_the_product_in_float64(lead, rows, n, biased, seed):
+    rows = max(rows, -(-LEAST // n))
+    x, weight, bias = numbers(*lead, n, seed=seed), numbers(rows, n, seed=seed + 1), numbers(rows) if biased else None
+    assert can_use_fast_product(x, weight, bias)
+    found = linear(x, weight, bias)
+    assert found.shape == (*lead, rows)
+    assert_is_product(found, x, weight, bias)
+
+
+@pytest.mark.parametrize("count", [2, MOST + 1])
+def test_infinities_and_nan_come_out_where_they_go_in(count):
+    x, weight = numbers(count, N), numbers(ROWS, N)
+    x[0, 5], weight[7, 3] = torch.inf, torch.nan
+    found, expected = linear(x, weight), F.linear(x, weight)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("count", [3, 2 * MOST])
+def test_x_may_lie_anyhow_in_memory(count):
+    weight = numbers(ROWS, N)
+    for x in (numbers(N, count).T, numbers(count, 2, N)[:, 1], numbers(count, 1).expand(count, N)):
+        assert can_use_fast_product(x, weight, None)
+        assert_is_product(linear(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_the_same_comes_out_every_time_and_in_every_thread(count):
+    x, weight, bias = numbers(count, 768), numbers(2000, 768), numbers(2000)
+    expected, wrong = linear(x, weight, bias), []
+
+    def work():
+        for _ in range(50):
+            if not torch.equal(linear(x, weight, bias), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@NEEDS_LOOPS
+def test_of_few_vectors_the_sums_do_not_depend_on_the_number_of_threads():
+    x, weight, bias, before = numbers(2, 768), numbers(2000, 768), numbers(2000), torch.get_num_threads()
+    expected = linear(x, weight, bias)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(linear(x, weight, bias), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+X, W, BIAS = numbers(1, N), numbers(ROWS, N), numbers(ROWS)
+OTHERS = {
+    "no vector": (numbers(0, N), W, BIAS),
+    "a small matrix": (X, W[:7], None),
+    "half precision": (X.half(), W.half(), BIAS.half()),
+    "float64": (X.double(), W.double(), BIAS.double()),
+    "a matrix turned": (X, numbers(N, ROWS).T, BIAS),
+    "a gradient of x": (X.clone().requires_grad_(), W, BIAS),
+    "a gradient of the weights": (X, nn.Parameter(W), BIAS),
+    "a gradient of the bias": (X, W, nn.Parameter(BIAS)),
+    "the meta device": (X.to("meta"), W.to("meta"), BIAS.to("meta")),
+    "a subclass": (X.as_subclass(type("Own", (torch.Tensor,), {})), W, BIAS),
+    "another width": (numbers(1, N + 1), W, BIAS),
+    "a bias of another length": (X, W, BIAS[:-1]),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_everything_else_is_torchs(case):
+    x, weight, bias = OTHERS[case]
+    assert not can_use_fast_product(x, weight, bias)
+    if "width" in case or "length" in case:
+        with pytest.raises(RuntimeError, match=r"(shape|size)"):
+            linear(x, weight, bias)
+        return
+    expected = F.linear(x, weight, bias)
+    found = linear(x, weight, bias)
+    assert type(found) is type(expected)
+    assert found.device == expected.device
+    assert found.is_meta or torch.equal(found, expected)
+
+
+@NEEDS_LOOPS
+def test_transforms_modes_and_autocast_are_given_torchs_own():
+    assert_is_product(torch.vmap(lambda x: linear(x, W, BIAS))(numbers(3, N)), numbers(3, N), W, BIAS)
+    with FlopCounterMode(display=False) as counter:
+        linear(X, W)
+    assert counter.get_total_flops() == 2 * ROWS * N
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(X, W).dtype == torch.bfloat16
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated, and used
+        traced = torch.jit.trace(lambda x: linear(x, W), X)
+    assert torch.equal(traced(2 * X), F.linear(2 * X, W))
+    with torch.no_grad():
+        assert can_use_fast_product(X, nn.Parameter(W), None)
+
+
+def test_the_layer_is_torchs_and_learns():
+    torch.manual_seed(0)
+    ours, theirs = Linear(N, ROWS), nn.Linear(N, ROWS)
+    theirs.load_state_dict(ours.state_dict())
+    for one in (ours, theirs):
+        one(X).square().sum().backward()
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    with torch.no_grad():
+        assert_is_product(ours(X), X, theirs.weight, theirs.bias)
+        assert_is_product(theirs(X), X, theirs.weight, theirs.bias)

@@ -1,0 +1,314 @@
+"""In one call a model says what it says by itself, and gives way wherever somebody would notice that its parts did not run."""
+
+import threading
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from bounds import assert_within
+from generate.small import gpt2, rounding_bound, rows, taken, tokens_are_decided
+from regard.compiled import threads
+from regard.generate import Lookup, PrefixCache, quantise
+from regard.generate.cache import Cache
+from regard.models import GPT2
+from regard.models.compiled_gpt2 import MOST, CompiledGPT2
+from regard.models.gpt2 import Block
+
+pytestmark = pytest.mark.skipif(
+    not (threads.can_run_loops() and threads.find_barrier_address()),
+    reason="this torch has no OpenMP to call, or numba is not installed",
+)
+SIZES = {"layers": 2, "heads": 3, "width": 258, "inner": 515, "context": 40, "vocabulary": 307}
+MODEL = gpt2(dtype=torch.float32, loud=4.0, **SIZES)
+SMALL = quantise(MODEL)
+NEW = torch.tensor([[5]])
+
+
+def begun(model, *lengths, room=20) -> Cache:
+    """What a model keeps of sequences of these lengths."""
+    prompts, cache = rows(*lengths, vocabulary=307), Cache(model.config.layers, room)
+    padded = torch.tensor([[*row, *[0] * (max(lengths) - len(row))] for row in prompts])
+    with torch.no_grad():
+        model(padded, cache)
+    cache.crop(torch.tensor(lengths))
+    return cache
+
+
+MANY = (9, 5, 1, 7)  # lengths of prompts, whose logits, keys and values bound those of other prompts
+
+
+@cache
+def logit_bound(model, shorts=False) -> float:
+    """How far two computations of its logits may lie apart; shorts: where vectors are rounded to 16 bits."""
+    return rounding_bound(model, lambda one: one(NEW.expand(len(MANY), 9), begun(one, *MANY)), shorts)
+
+
+@cache
+def cache_bound(model, shorts=False) -> float:
+    """The same of the keys and values that it keeps."""
+
+    def read(one):
+        return torch.stack([x[:, :, : max(MANY)] for layer in begun(one, *MANY).keys_and_values for x in layer])
+
+    return rounding_bound(model, read, shorts)
+
+
+@pytest.mark.slow
+@given(
+    st.sampled_from([MODEL, SMALL]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from([None, 1, "each"]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_it_says_what_the_model_says_and_keeps_the_same(model, lengths, new, wanted, turns):
+    whole = model is SMALL and len(lengths) * new > 1
+    new = min(new, MOST[torch.float32 if model is MODEL else torch.int8] // len(lengths))
+    ours, theirs, one = begun(model, *lengths, room=40), begun(model, *lengths, room=40), CompiledGPT2(model)
+    for turn in range(turns):
+        tokens = torch.tensor(rows(*[new] * len(lengths), vocabulary=307, seed=turn))
+        ours.wanted = theirs.wanted = torch.arange(len(lengths)) % new if wanted == "each" else wanted
+        with torch.no_grad():
+            assert one.can_run(tokens, ours)
+            assert_within(one(tokens, ours), model(tokens, theirs), logit_bound(model, whole))
+    assert torch.equal(torch.as_tensor(ours.lengths), torch.as_tensor(theirs.lengths))
+    for mine, other in zip(ours.keys_and_values, theirs.keys_and_values, strict=True):
+        for a, b in zip(mine, other, strict=True):
+            for row, length in enumerate(lengths):
+                stop = length + turns * new
+                assert_within(a[row, :, :stop], b[row, :, :stop], cache_bound(model, whole))
+
+
+@pytest.mark.parametrize("sizes", [{"tied": False}, {"inner": 0, "epsilon": 1e-3}, {"layers": 1, "heads": 1}, {"heads": 129}])
+@pytest.mark.parametrize("small", [False, True])
+def test_it_is_the_model_of_any_sizes(sizes, small):
+    model = gpt2(dtype=torch.float32, loud=4.0, **{**SIZES, **sizes})
+    model = quantise(model) if small else model
+    cache, same = begun(model, 6), begun(model, 6)
+    with torch.no_grad():
+        assert CompiledGPT2(model).can_run(NEW, cache)
+        assert_within(CompiledGPT2(model)(NEW, cache), model(NEW, same), logit_bound(model))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_it_is_the_same_with_any_number_of_threads(count):
+    """The same bits where it is run again with as many; to rounding where torch's own products have other threads too."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        with torch.no_grad():
+            found, again = (CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)) for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, again)
+    with torch.no_grad():
+        assert_within(found, CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)), logit_bound(MODEL))
+
+
+def test_two_threads_of_a_program_read_side_by_side():
+    with torch.no_grad():
+        expected = CompiledGPT2(MODEL)(NEW, begun(MODEL, 6))
+    found: list[torch.Tensor] = []
+
+    def reads():
+        with torch.no_grad():
+            found.extend(CompiledGPT2(MODEL)(NEW, begun(MODEL, 6)) for _ in range(20))
+
+    several = [threading.Thread(target=reads) for _ in range(3)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+    assert len(found) == 60
+    assert all(torch.equal(one, expected) for one in found)
+
+
+PROMPTS = {"one": rows(5, vocabulary=307), "ragged": rows(3, 9, vocabulary=307)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [MODEL, SMALL], ids=["float32", "int8"])
+@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize(
+    "asked",
+    [{"temperature": 0}, {"seed": 3}, {"beams": 2}, {"temperature": 0, "past": "slide"}, {"draft": Lookup(), "temperature": 0}],
+    ids=str,
+)
+def test_a_generation_is_the_same_token_for_token(model, prompts, asked, monkeypatch):
+    if "draft" in asked and len(prompts) > 1:
+        prompts = prompts[:1]
+    asked = {**asked, "seed": list(range(len(prompts)))} if "seed" in asked else asked
+    count = 60 if "past" in asked else 12
+    ran = []
+    run = CompiledGPT2.run
+    monkeypatch.setattr(CompiledGPT2, "run", lambda *given: ran.append(1) or run(*given))
+    found = taken(model.generate(prompts, count, **asked))
+    assert ran
+    assert tokens_are_decided(model, lambda one: taken(one.generate(prompts, count, **asked)), shorts=model is SMALL)
+    monkeypatch.setattr(GPT2, "reading", lambda self: self)
+    assert torch.equal(found, taken(model.generate(prompts, count, **asked)))
+
+
+def test_what_follows_an_opening_is_the_same():
+    (prefix,), after = rows(7, vocabulary=307), [[], *rows(3, 1, vocabulary=307, seed=1)]
+    whole = [prefix + row for row in after]
+    found = taken(MODEL.generate(after, 5, temperature=0, after=PrefixCache.read(MODEL, prefix)))
+    assert tokens_are_decided(MODEL, lambda one: taken(one.generate(whole, 5, temperature=0)))
+    assert torch.equal(found, taken(MODEL.generate(whole, 5, temperature=0)))
+
+
+class Other(GPT2):
+    """A model with a method of its own."""
+
+
+class Turned(nn.Module):
+    """Another weight in the place of one."""
+
+    def forward(self, weight):
+        return -weight
+
+
+class OtherNorm(nn.LayerNorm):
+    """A norm that might be another."""
+
+
+def changed(change):
+    model = deepcopy(MODEL)
+    change(model)
+    return model
+
+
+CHANGES = {
+    "a hook": lambda model: model.blocks[1].up.register_forward_hook(lambda *_: None),
+    "a hook before": lambda model: model.norm.register_forward_pre_hook(lambda *_: None),
+    "a forward of its own": lambda model: setattr(model.blocks[0].down, "forward", lambda x: x[..., :258]),
+    "a parametrisation": lambda model: parametrize.register_parametrization(model.blocks[0].up, "weight", Turned()),
+    "another activation": lambda model: setattr(model.blocks[0], "activation", F.relu),
+    "another epsilon": lambda model: setattr(model.blocks[0].norm_feed, "eps", 0.1),
+    "another last epsilon": lambda model: setattr(model.norm, "eps", 0.1),
+    "another norm": lambda model: setattr(model, "norm", OtherNorm(258).eval()),
+    "another part": lambda model: setattr(model.blocks[1], "up", nn.Sequential(model.blocks[1].up).eval()),
+    "one block more": lambda model: model.blocks.append(model.blocks[0]),
+    "dropout": lambda model: model.train(),
+    "dropout somewhere": lambda model: model.blocks[0].dropout.train(),
+    "float64": lambda model: model.double(),
+    "one matrix in bfloat16": lambda model: model.blocks[0].up.bfloat16(),
+    "one matrix in bytes": lambda model: setattr(model.blocks[0], "up", SMALL.blocks[0].up),
+    "a table of bounded size": lambda model: setattr(model.positions, "max_norm", 1.0),
+    "a weight that is not contiguous": lambda model: setattr(
+        model.blocks[0].up, "weight", nn.Parameter(torch.randn(258, 515).T, requires_grad=False)
+    ),
+    "a norm without a bias": lambda model: setattr(model.norm, "bias", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_with_a_part_of_its_own_computes_by_itself(change):
+    cache = begun(MODEL, 6)
+    with torch.no_grad():
+        assert CompiledGPT2(deepcopy(MODEL)).can_run(NEW, cache)
+        assert not CompiledGPT2(changed(change)).can_run(NEW, cache)
+
+
+def test_models_and_blocks_of_another_class_compute_by_themselves():
+    other, block = deepcopy(MODEL), deepcopy(MODEL)
+    other.__class__ = Other
+    block.blocks[1].__class__ = type("OtherBlock", (Block,), {})
+    assert isinstance(MODEL.reading(), CompiledGPT2)
+    assert other.reading() is other
+    assert block.reading() is block
+
+
+class Seeing(TorchFunctionMode):
+    """Looks on."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "watching",
+    [
+        lambda: regard.record(MODEL),
+        lambda: regard.intervene(MODEL, regard.KnockOut(0, 0)),
+        Seeing,
+        lambda: FlopCounterMode(display=False),
+        lambda: torch.autocast("cpu"),
+        torch.enable_grad,
+    ],
+    ids=["record", "intervene", "functions", "dispatch", "autocast", "gradients"],
+)
+def test_it_gives_way_while_somebody_looks_on(watching):
+    cache, one = begun(MODEL, 6), CompiledGPT2(MODEL)
+    with torch.no_grad():
+        assert one.can_run(NEW, cache)
+        with watching():
+            assert not one.can_run(NEW, cache)
+            MODEL(NEW, begun(MODEL, 6))  # a change that meets nothing is warned of
+        assert one.can_run(NEW, cache)
+
+
+def test_a_hook_that_comes_while_it_reads_is_called_and_one_that_goes_is_gone():
+    model, seen = deepcopy(MODEL), []
+    one, cache = CompiledGPT2(model), begun(model, 3)
+    with torch.no_grad():
+        one(NEW, cache)
+        hook = model.blocks[0].register_forward_hook(lambda *_: seen.append("a block"))
+        one(NEW, cache)
+        hook.remove()
+        every = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append("any"))
+        one(NEW, cache)
+        every.remove()
+        assert seen.count("a block") == 1
+        assert seen.count("any") > 10
+        assert CompiledGPT2(model).can_run(NEW, cache)
+
+
+def test_it_reads_on_with_another_cache():
+    one = CompiledGPT2(MODEL)
+    with torch.no_grad():
+        for lengths, room in (((6,), 20), ((3, 5), 9), ((6,), 20)):
+            cache, same = begun(MODEL, *lengths, room=room), begun(MODEL, *lengths, room=room)
+            new = NEW.expand(len(lengths), 1)
+            assert_within(one(new, cache), MODEL(new, same), logit_bound(MODEL))
+
+
+def test_weights_that_are_written_to_between_two_tokens_count():
+    model = deepcopy(MODEL)
+    one, cache, same = CompiledGPT2(model), begun(model, 3), begun(model, 3)
+    with torch.no_grad():
+        before = model(NEW, same)
+        assert_within(one(NEW, cache), before, logit_bound(MODEL))
+        model.blocks[1].down.weight.mul_(-1)
+        assert_within(one(NEW, cache), after := model(NEW, same), logit_bound(model))
+        assert (after - before).abs().max() > logit_bound(model)
+
+
+@pytest.mark.parametrize("token", [-1, 307])
+def test_a_token_that_there_is_none_of_is_an_error_and_nothing_is_read(token):
+    with torch.no_grad(), pytest.raises(IndexError):
+        CompiledGPT2(MODEL)(torch.tensor([[token]]), begun(MODEL, 3))
+
+
+def test_no_more_is_read_than_there_is_room_for():
+    with torch.no_grad(), pytest.raises(regard.ConfigError, match="room for 4"):
+        CompiledGPT2(MODEL)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
+
+
+def test_nan_comes_out_where_it_is_met():
+    model = deepcopy(MODEL)
+    with torch.no_grad():
+        cache = begun(model, 6)
+        cache.keys_and_values[0][0][0, 1, 2] = torch.nan
+        assert CompiledGPT2(model).can_run(NEW, cache)
+        assert CompiledGPT2(model)(NEW, cache).isnan().all()

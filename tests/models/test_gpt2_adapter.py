@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from regard import DataError
+from regard.models import GPT2, GPT2Config
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.text import Letters
+
+CONTEXT, WORDS = 7, 5
+
+
+def own(text=None):
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=2, heads=3, width=12, context=CONTEXT, vocabulary=WORDS))
+    model.text = text
+    return GPT2Adapter("mine", model)
+
+
+@pytest.mark.parametrize(("most", "count"), [(None, CONTEXT), (3, 3), (100, CONTEXT)])
+def test_it_reads_as_many_tokens_as_fit_and_as_are_asked_for_and_counts_all(most, count):
+    ids, words, whole = own(Letters("ABCDE")).tokens("ABCDEABCDE", most)
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 0, 1][:count]]
+    assert words == list("ABCDEAB"[:count])
+    assert whole == 10
+
+
+def test_a_text_without_tokens_is_refused():
+    for empty in (own(), own(Letters("ABCDE"))):
+        with pytest.raises(DataError, match="the text has no tokens"):
+            empty.tokens("", None)
+
+
+def test_a_model_without_a_vocabulary_reads_and_writes_numbers():
+    ids, words, _ = own().tokens("3 1 4", None)
+    assert (ids.tolist(), words) == ([[3, 1, 4]], ["3", "1", "4"])
+    assert own().decode([3, 1]) == " 3 1"
+    assert own().pieces() == ["0", "1", "2", "3", "4"]
+
+
+def test_its_pieces_are_those_of_its_vocabulary():
+    assert own(Letters("ABC")).pieces() == ["A", "B", "C"]
+    assert own(Letters("ABC")).decode([2, 0]) == "CA"
+
+
+def test_half_a_character_is_decoded_as_the_sign_of_one():
+    pocket = GPT2Adapter("pocket", GPT2.load("pocket"))
+    assert pocket.decode(pocket.encode("é")[:1]) == "\ufffd"
+    assert pocket.decode(pocket.encode("é")) == "é"
+
+
+def test_what_it_says_are_the_logits_of_the_model():
+    adapter = own()
+    ids, _, _ = adapter.tokens("3 1 4", None)
+    assert torch.equal(adapter.run(ids), adapter.model(ids))
+    assert (adapter.context, adapter.layers) == (CONTEXT, 2)

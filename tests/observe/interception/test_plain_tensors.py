@@ -1,0 +1,214 @@
+"""Tensors that are not what they seem: without numbers, wrapped, of another type. No error of ours comes of them."""
+
+import warnings
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from observe.beheld import EQUAL, assert_map, beheld, identical, softmaxed
+from regard.observe import record
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes, unwrap_tensor
+
+B, H, T, C = 2, 3, 5, 12
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.mask = nn.Linear(C, 3 * C), torch.ones(T, T).tril().bool()
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(y.unflatten(-1, (H, -1)).transpose(-2, -3) for y in self.project(x).chunk(3, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.mask if self.mask.device == x.device else None
+        return F.scaled_dot_product_attention(*self.split(x), attn_mask=mask).transpose(-2, -3).flatten(-2)
+
+
+X = torch.randn(B, T, C)
+
+
+def missed(model: nn.Module, run, match: str) -> Tensor:
+    with warnings.catch_warnings(record=True) as said, record(model) as recording:
+        warnings.simplefilter("always")
+        out = run(model)
+    assert len([one for one in said if "not recorded" in str(one.message)]) == 1
+    assert not recording.calls
+    assert match in recording.missed[0].reason
+    return out
+
+
+def test_the_meta_device_has_no_numbers():
+    out = missed(Attention().to("meta"), lambda m: m(X.to("meta")), "meta device")
+    assert out.is_meta
+    assert out.shape == X.shape
+
+
+def test_fake_tensors_have_no_numbers():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model = Attention()
+    with mode:
+        x = torch.randn(B, T, C)
+        out = missed(model, lambda m: m(x), "FakeTensor")
+    assert out.shape == X.shape
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        missed(Attention(), lambda m: m(torch.randn(B, T, C)), "FakeTensor")
+
+
+class Raw(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_jagged_nested_tensor_is_missed():
+    rows = torch.nested.nested_tensor([torch.randn(n, H, C) for n in (2, 3)], layout=torch.jagged).transpose(1, 2)
+    assert missed(Raw(), lambda m: m(rows), "Nested").is_nested
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_stands_for_many_and_is_missed():
+    model = Attention().double()
+    many = torch.randn(3, B, T, C, dtype=torch.float64)
+    out = missed(model, lambda m: vmap(m)(many), "vmap")
+    torch.testing.assert_close(out, torch.stack([model(x) for x in many]), rtol=0, atol=EQUAL)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_the_transform_grad_is_recorded():
+    model = Attention()
+    weights = dict(model.named_parameters())
+
+    def loss(weights, x):
+        return functional_call(model, weights, x).square().sum()
+
+    recording, _ = beheld(model, lambda m: grad(loss)(weights, X))
+    q, k, _ = model.split(X)
+    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
+    many = vmap(grad(loss), in_dims=(None, 0))
+    missed(model, lambda m: many(weights, X), "vmap")
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(T, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias * 2)
+
+
+def test_a_bias_that_is_differentiated_is_kept_as_numbers():
+    model, x = Biased(), torch.randn(B, H, T, C)
+    weights = dict(model.named_parameters())
+    recording, _ = beheld(model, lambda m: grad(lambda w: functional_call(m, w, x).square().sum())(weights))
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(recording.map(0)._request.bias)
+    bias = model.bias.detach().double() * 2
+    assert_map(recording.map(0), softmaxed(x, x, bias=bias), x, x, bias=bias)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_forward_derivatives_are_recorded():
+    model = Attention()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        recording, _ = beheld(model, lambda m: jvp(m, (X,), (torch.ones_like(X),)))
+    assert len(recording.calls) == 1
+
+
+class Tagged(Tensor):
+    """A subclass that looks on at functions."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Tagged.seen.append(getattr(func, "__name__", ""))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_of_tensor_is_recorded_and_sees_what_it_saw():
+    model, x = Attention(), X.as_subclass(Tagged)
+    Tagged.seen.clear()
+    model(x)
+    before = list(Tagged.seen)
+    Tagged.seen.clear()
+    with record(model) as recording:
+        out = model(x)
+    assert type(out) is Tagged
+    assert Tagged.seen == before
+    q, k, _ = model.split(X)
+    assert_map(recording.map(0), softmaxed(q, k, model.mask), q, k)
+    assert type(recording.map(0).dense()) is Tensor
+
+
+class Logged(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_mode_of_dispatch_sees_what_it_saw(inside):
+    model = Attention()
+    with Logged() as before:
+        expected = model(X)
+    log = Logged()
+    if inside:
+        with record(model) as recording, log:
+            out = model(X)
+    else:
+        with log, record(model) as recording:
+            out = model(X)
+    assert log.seen == before.seen
+    assert identical(out, expected)
+    assert len(recording.calls) == 1
+
+
+def test_inference_mode_is_recorded_and_the_map_is_an_ordinary_tensor():
+    model = Attention()
+
+    def run(m):
+        with torch.inference_mode():
+            return m(X)
+
+    recording, _ = beheld(model, run)
+    assert not recording.map(0).dense().is_inference()
+    assert not recording.calls[0].stored.q.is_inference()
+
+
+def test_plain_tensors_are_handed_back_themselves():
+    assert unwrap_tensor(X) is X
+    weight = nn.Parameter(X)
+    assert unwrap_tensor(weight) is weight
+    with pytest.raises(UnreadableError, match="list"):
+        unwrap_tensor([1])
+
+
+def test_unseen_hides_from_modes_and_leaves_them_where_they_were():
+    with Logged() as log:
+        with disable_modes():
+            X + 1
+        assert not log.seen
+        X + 1
+    assert len(log.seen) == 1
+
+
+def test_a_mask_that_is_no_tensor_is_the_models_own_error():
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=[1])
+
+    with pytest.raises(TypeError, match="attn_mask"), record(model := Wrong()) as recording:
+        model(X)
+    assert not recording.missed

@@ -1,0 +1,204 @@
+"""Modules that cannot attend are told by their code, and what they make of weights is still followed."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from observe.beheld import beheld
+from regard.observe.interception.skippable import find_skippable
+
+C = 6
+X = torch.randn(2, 5, C)
+
+
+def attended(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+class Feed(nn.Module):
+    """What a block has beside its attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grow, self.shrink, self.drop = nn.Linear(C, 3 * C), nn.Linear(3 * C, C), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.shrink(F.gelu(self.grow(x)).mul(math.sqrt(2)).clamp(min=-1)))
+
+
+class Steps(nn.Module):
+    """A method, a function beside the class, and a property, each of which is read."""
+
+    @property
+    def power(self) -> float:
+        return 0.5
+
+    def turned(self, x: Tensor) -> Tensor:
+        return doubled(x) ** self.power
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nan_to_num(self.turned(x))
+
+
+class ByMethod(Steps):
+    def turned(self, x: Tensor) -> Tensor:
+        return attended(x)
+
+
+class ByProperty(Steps):
+    @property
+    def power(self) -> Tensor:
+        return X.softmax(-1).mean()
+
+
+class ByFunction(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled(attended(x))
+
+
+class InAList(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([*(F.scaled_dot_product_attention(y, y, y) for y in x.split(1))])
+
+
+class Foreign(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return pytest.importorskip("numpy").asarray(x)
+
+
+class Pairs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.mT
+
+
+class ByClosure(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ByImport(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        import observe
+
+        return x + len(observe.__name__)
+
+
+class Overridden(nn.Module):
+    def __call__(self, x: Tensor) -> Tensor:
+        return attended(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Held(nn.Module):
+    """Calls a function that it holds."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.act = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+HARMLESS = [
+    Feed(),
+    Steps(),
+    nn.Linear(C, C),
+    nn.LayerNorm(C),
+    nn.Sequential(Feed(), nn.GELU()),
+    nn.Embedding(3, C),
+    Held(F.gelu),
+]
+OTHERS = [
+    *(
+        ByMethod(),
+        ByProperty(),
+        ByFunction(),
+        InAList(),
+        Foreign(),
+        Pairs(),
+        ByClosure(),
+        ByImport(),
+        Overridden(),
+        Held(attended),
+    ),
+    *(Held(F.softmax), Held(F.scaled_dot_product_attention), nn.Softmax(-1), nn.MultiheadAttention(C, 2), nn.ModuleList()),
+    *(nn.TransformerEncoderLayer(C, 2), nn.Sequential(Feed(), ByFunction())),
+]
+
+
+@pytest.mark.parametrize("module", HARMLESS, ids=lambda module: type(module).__name__)
+def test_a_module_whose_code_can_be_read_to_its_end_cannot_attend(module):
+    assert set(find_skippable(module.modules())) == {id(part) for part in module.modules()}
+
+
+@pytest.mark.parametrize("module", OTHERS, ids=lambda module: type(module).__name__)
+def test_a_module_that_attends_or_cannot_be_read_is_looked_at(module):
+    assert id(module) not in find_skippable(module.modules())
+
+
+def test_hooks_and_a_forward_of_the_instance_are_looked_at():
+    for change in (
+        lambda module: module.register_forward_hook(lambda *_: None),
+        lambda module: module.shrink.register_forward_pre_hook(lambda *_: None),
+        lambda module: setattr(module, "forward", attended),
+        lambda module: setattr(module, "shrink", ByFunction()),
+    ):
+        module = Feed()
+        change(module)
+        assert id(module) not in find_skippable(module.modules())
+
+
+class Given(nn.Module):
+    """Calls what it is handed."""
+
+    def forward(self, x: Tensor, function) -> Tensor:
+        return function(x)
+
+
+class Model(nn.Module):
+    """Attention inside what harmless modules call, or around what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.feed, self.drop = Given(), Feed(), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, way: str) -> Tensor:
+        if way == "given":
+            return self.given(self.feed(x), attended)
+        weights = self.drop((x @ self.feed(x).mT).softmax(-1))
+        return self.drop(weights) @ x
+
+
+def test_a_function_that_a_harmless_module_is_handed_is_met():
+    recording, _ = beheld(Model().eval(), lambda model: model(X, "given"))
+    assert [call.name for call in recording.calls] == ["given"]
+
+
+def test_weights_that_pass_through_a_harmless_module_are_still_weights():
+    recording, _ = beheld(Model().eval(), lambda model: model(X, "weights"), missing=True)
+    assert "by hand" in recording.missed[0].reason
+
+
+def test_a_hook_that_is_hung_on_inside_the_block_is_met():
+    model = Model().eval()
+
+    def forward(model: nn.Module) -> Tensor:
+        hook = model.feed.register_forward_hook(lambda module, args, out: attended(out))
+        try:
+            return model.feed(X)
+        finally:
+            hook.remove()
+
+    recording, _ = beheld(model, forward)
+    assert [call.name for call in recording.calls] == ["feed"]

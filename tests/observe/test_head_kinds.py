@@ -1,0 +1,261 @@
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+from bounds import sum_bound
+from dense import Recorded, close
+from regard import AttentionMap, Causal, ConfigError, Padding
+from regard.observe import detectors, patterns
+from regard.observe.head_kinds import heads, infer_kind
+from regard.observe.map_view import MapView
+from regard.observe.value_norms import weight_by_norm
+
+B, H, G, T, D = 2, 4, 2, 37, 11
+WORDS = [f"w{n % 11}" if n % 7 else "," for n in range(T)]
+
+
+def maps(layers=2, mask=None, seed=1):
+    torch.manual_seed(seed)
+    mask = Causal() if mask is None else mask
+    return [AttentionMap(torch.randn(B, H, T, D).double(), torch.randn(B, G, T, D).double(), mask) for _ in range(layers)]
+
+
+def tensor_of(numbers):
+    """Scores as a tensor, which rounds none of them."""
+    return torch.tensor(list(numbers), dtype=torch.float64)
+
+
+def planted(t, width=16):
+    """A causal map of random tokens, repeated, whose heads attend to what their names say, and its tokens.
+
+    A token's code and a position's are random signs; keys and queries hold the codes of what they are to be found by.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, t // 4, (t // 2,), generator=generator).repeat(2)
+    codes = torch.randn(t, width, generator=generator)
+    codes /= codes.norm(dim=-1, keepdim=True)  # a code is nearer to itself than to any other
+    place, token = codes, codes.flip(0)[tokens]
+    before = [x.roll(1, 0) for x in (place, token)]  # of the position before
+    for x in before:
+        x[0] = 0
+    resting = torch.zeros(t, width)
+    names = ["previous token", "itself", "duplicate", "induction", "broad", "first token"]
+    anchor = torch.zeros(t, width)
+    anchor[0, 0] = 1
+    q = torch.stack([before[0], place, token, token, resting, torch.eye(width)[0].expand(t, -1)])
+    k = torch.stack([place, place, token, before[1], resting, anchor])
+    return names, AttentionMap(q.unsqueeze(0), k.unsqueeze(0), Causal(), scale=300.0), tokens
+
+
+def test_a_table_has_a_row_for_each_head_with_the_mean_of_each_detector():
+    found = heads(Recorded(maps(), tokens=WORDS))
+    assert [(row.layer, row.name, row.head) for row in found] == [(n, f"layer.{n}", h) for n in range(2) for h in range(H)]
+    numbers = {word: n for n, word in enumerate(dict.fromkeys(WORDS))}
+    ids = torch.tensor([numbers[word] for word in WORDS]).expand(B, T)
+    for n, m in enumerate(maps()):
+        look = MapView(m, ids)
+        expected = {
+            "previous token": detectors.weight_on_previous(look),
+            "itself": detectors.weight_on_self(look),
+            "duplicate": patterns.score(look, patterns.Duplicate()),
+            "induction": patterns.score(look, patterns.Induction()),
+            "first token": detectors.weight_on_first(look),
+            "sink": detectors.sink_rate(look),
+            "local": detectors.local_weight(look),
+            "distance": detectors.distance(look),
+            "keys": detectors.effective_keys(look),
+            "heavy": detectors.heavy_hitter_share(look),
+            "punctuation": detectors.weight_on_classes(
+                look, torch.tensor([word == "," for word in WORDS]).expand(B, 1, T)
+            ).squeeze(-1),
+            "entropy": detectors.entropy(look),
+            "breadth": detectors.breadth(look),
+        }
+        assert found.detectors == tuple(expected)
+        for h in range(H):
+            close(tensor_of(found[n * H + h].scores.values()), torch.stack(list(expected.values())).mean(1)[:, h])
+
+
+def test_more_is_asked_by_its_own_argument():
+    m = maps(1)[0]
+    torch.manual_seed(2)
+    values, projection = torch.randn(B, G, T, 7).double(), torch.randn(H, 7, 13).double()
+    recording = Recorded([m], tokens=WORDS, values=[values])
+    mine = torch.arange(T) % 3 == 0
+    asked = {"offsets": (2, 5), "window": 3, "needle": slice(4, 6), "questions": [T - 1, T - 2]}
+    found = heads(recording, **asked, classes={"mine": mine}, projections=[projection])
+    expected = {
+        "back 5": detectors.weight_on_previous(m, 5),
+        "local": detectors.local_weight(m, 3),
+        "retrieval": detectors.retrieval(m, slice(4, 6), [T - 1, T - 2]),
+        "mine": m.mass(mine).mean(-1),
+        "first by norm": weight_by_norm(m, values, projection).weight_on_first(),
+    }
+    for name, score in expected.items():
+        close(tensor_of(row.scores[name] for row in found), score.mean(0))
+    assert {"back 2", "back 5"} <= set(found.detectors)
+    assert "punctuation" not in found.detectors
+
+
+def test_layers_are_chosen_by_number_or_name():
+    everything = heads(Recorded(maps(3)))
+    some = heads(Recorded(maps(3)), layers=["layer.2", 0])
+    assert [row.layer for row in some] == [2] * H + [0] * H
+    assert [row.scores for row in some] == [row.scores for row in everything if row.layer == 2] + [
+        row.scores for row in everything if row.layer == 0
+    ]
+
+
+def test_without_words_the_table_says_what_is_not_in_it():
+    found = heads(Recorded(maps(1)))
+    assert not {"duplicate", "induction", "punctuation"} & set(found.detectors)
+    assert (
+        str(found).splitlines()[-1]
+        == "without words for the keys there is no duplicate, induction, punctuation: set recording.tokens."
+    )
+    with_ids = heads(Recorded(maps(1)), tokens=torch.arange(T) % 5)
+    assert {"duplicate", "induction"} <= set(with_ids.detectors)
+    assert "there is no punctuation:" in str(with_ids)
+
+
+def test_a_padded_batch_row_counts_by_its_own_tokens():
+    m = maps(1, Causal() & Padding([T - 9, T]))[0]
+    torch.manual_seed(1)
+    q, k = torch.randn(B, H, T, D).double(), torch.randn(B, G, T, D).double()
+    alone = [AttentionMap(q[:1, :, : T - 9], k[:1, :, : T - 9], Causal()), AttentionMap(q[1:], k[1:], Causal())]
+    each = [heads(Recorded([one])) for one in alone]
+    for n, row in enumerate(heads(Recorded([m]))):
+        assert row.scores == pytest.approx(
+            {name: (each[0][n].scores[name] + each[1][n].scores[name]) / 2 for name in row.scores}
+        )
+
+
+def test_a_batch_row_that_sees_nothing_leaves_the_score_to_the_others():
+    found = heads(Recorded(maps(1, Causal() & Padding([0, T]))))
+    alone = heads(Recorded([maps(1)[0].select(batch=1)]))
+    for row, other in zip(found, alone, strict=True):
+        assert row.scores == pytest.approx(other.scores)
+        assert row.kind == other.kind
+
+
+def test_cross_attention_has_the_scores_that_mean_something_there():
+    m = AttentionMap(torch.randn(B, H, 5, D).double(), torch.randn(B, G, T, D).double(), Padding([T - 3, T]))
+    found = heads(Recorded([m], tokens=WORDS), kind="cross")
+    assert found.detectors == ("first token", "sink", "keys", "heavy", "punctuation", "entropy", "breadth")
+    assert {row.kind for row in found} <= {"first token", "broad", "mixed"}
+    entropy = m.entropy().mean(2).mean(0)
+    close(tensor_of(row.scores["entropy"] for row in found), entropy)
+
+
+def test_planted_heads_are_named_for_what_they_do():
+    names, m, tokens = planted(256)
+    found = heads(Recorded([m]), tokens=tokens)
+    assert [row.kind for row in found] == names
+    for name, row in zip(names, found, strict=True):
+        if name in row.scores:
+            assert row.scores[name] > (0.6 if name == "duplicate" else 0.9)  # a token is like itself, too
+
+
+@pytest.mark.slow
+def test_planted_heads_are_found_in_a_text_of_16384_tokens():
+    t = 16_384
+    names, m, tokens = planted(t)
+    found = heads(Recorded([m]), tokens=tokens, needle=slice(100, 140), questions=[t - 1])
+    assert [row.kind for row in found] == names
+    by_name = dict(zip(names, found, strict=True))
+    assert by_name["previous token"].scores["previous token"] > 0.9
+    assert by_name["previous token"].scores["distance"] == pytest.approx(1, abs=0.2)  # codes of 16,384 tokens come near
+    assert by_name["itself"].scores["keys"] == pytest.approx(1, abs=0.2)
+    assert by_name["duplicate"].scores["duplicate"] > 0.4
+    assert by_name["induction"].scores["induction"] > 0.9
+    assert by_name["first token"].scores["sink"] == 1
+    broad = by_name["broad"].scores  # equal weights: what each score is can be counted
+    near = sum_bound(torch.float32, t)  # of t exponentials, all 1, whose sum is exact; and of t unlike distances
+    assert broad["entropy"] == pytest.approx(math.lgamma(t + 1) / t, rel=near)
+    assert broad["first token"] == pytest.approx(sum(1 / n for n in range(1, t + 1)) / t, rel=near)
+    assert broad["distance"] == pytest.approx((t - 1) / 4, rel=near)
+    assert broad["breadth"] == pytest.approx(1, rel=near)
+    assert broad["retrieval"] == pytest.approx(40 / t, rel=near)
+    count = torch.zeros(t // 4)
+    earlier = torch.empty(t)
+    for i, token in enumerate(tokens.tolist()):
+        earlier[i] = count[token]
+        count[token] += 1
+    duplicate = (earlier / (torch.arange(t) + 1))[earlier > 0].double().mean()
+    assert broad["duplicate"] == pytest.approx(float(duplicate), rel=near)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kind"),
+    [
+        ({"previous token": 0.5, "induction": 0.6, "first token": 0.7}, "induction"),
+        ({"previous token": 0.39, "itself": math.nan, "first token": 0.4}, "first token"),
+        ({"breadth": 0.5, "local": 1.0, "halfway": 0.6}, "broad"),
+        ({"local": 0.61, "halfway": 0.6}, "local"),
+        ({"local": 0.59, "halfway": 0.6}, "mixed"),
+        ({"local": 1.0, "halfway": 1.0}, "mixed"),
+        ({"first token": math.nan, "breadth": math.nan}, "mixed"),
+    ],
+)
+def test_the_kind_follows_its_rule(scores, kind):
+    assert infer_kind({"first token": 0.0, "breadth": 0.0} | scores) == kind
+
+
+def test_a_table_sorts_picks_and_counts():
+    names, m, tokens = planted(64)
+    found = heads(Recorded([m]), tokens=tokens)
+    assert found.sort_by("distance")[0].scores["distance"] == max(row.scores["distance"] for row in found)
+    assert [row.head for row in found.select_kind("induction")] == [names.index("induction")]
+    assert len(found.select_kind("local")) == 0
+    assert str(found.select_kind("local"))
+    with pytest.raises(ConfigError, match="there is previous token, itself"):
+        found.sort_by("inductoin")
+
+
+def test_heads_without_a_score_are_sorted_last():
+    found = heads(Recorded(maps(1, Causal() & Padding([0, 0])) + maps(1)), layers=[0, 1])
+    ranked = found.sort_by("entropy")
+    assert [row.layer for row in ranked] == [1] * H + [0] * H
+    assert ranked[-1].kind == "mixed"
+    assert " - " in str(found)
+
+
+def test_the_printed_table_fits_80_columns():
+    text = str(heads(Recorded(maps(), tokens=WORDS), classes={"a class with a long name": torch.ones(T).bool()}))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["head", "kind", "prev", "self", "dup", "ind", "first", "sink", "local", "dist", "keys", "heavy"]
+    assert lines[1].startswith("0.0   broad  ")
+    assert "a class with a long name" in lines[-1]
+
+
+def test_a_data_frame_has_a_line_for_each_head(monkeypatch):
+    pandas = types.ModuleType("pandas")
+    pandas.DataFrame = list
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    found = heads(Recorded(maps(1)))
+    lines = found.to_pandas()
+    assert lines[3] == {"layer": 0, "name": "layer.0", "head": 3, "kind": found[3].kind} | dict(found[3].scores)
+
+
+def test_a_machine_without_pandas_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        heads(Recorded(maps(1))).to_pandas()
+
+
+def test_each_layer_has_its_own_projection():
+    values = [torch.randn(B, G, T, 5).double() for _ in range(2)]
+    first, second = torch.randn(2, H, 5, 3).double()
+    found = heads(Recorded(maps(2), values=values), projections=[first, second], layers=[1, 0])
+    for n, (layer, projection) in enumerate(((1, first), (0, second))):
+        expected = weight_by_norm(maps(2)[layer], values[layer], projection).weight_on_first().mean(0)
+        close(tensor_of(row.scores["first by norm"] for row in found)[n * H : (n + 1) * H], expected)
+
+
+def test_projections_are_one_a_layer():
+    with pytest.raises(ConfigError, match="2; got 1"):
+        heads(Recorded(maps(2)), projections=[torch.ones(H, 3, 3)])

@@ -1,0 +1,275 @@
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import DynamicCache, LogitsProcessor, QuantizedCache, StaticCache
+
+from observe.beheld import EQUAL
+from observe.families import FAMILIES
+from observe.family import WORDS, B, T
+from regard import Causal, Documents, Window
+from regard.observe import record
+
+pytestmark = pytest.mark.usefixtures("widened")
+STEPS = 14
+EVERYDAY = ("gpt2", "mistral", "gemma2")
+DECODERS = ("llama", "gemma3", "gpt_oss", "falcon", "llama4", "deepseek_v3")
+PAIRS = ("bart", "t5", "whisper")
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+def made(name, side="none"):
+    """A model that generates, and what it is to go on from."""
+    family = next(family for family in FAMILIES if family.name == name)
+    settings = {**family.settings, **({"num_layers": 3} if name == "t5" else {})}  # T5's cache counts the encoder's layers
+    ending = {"gpt2": "LMHeadModel"}.get(name, "ForConditionalGeneration" if name in PAIRS else "ForCausalLM")
+    stem = family.model.removesuffix("Model").removesuffix("Text")
+    model = replace(family, model=stem + ending, settings=settings).build(torch.float64)
+    given = family.feed(model, side)
+    given.pop("decoder_input_ids", None)
+    return model, given
+
+
+class Watching(LogitsProcessor):
+    """Notes the tokens of the rows that are alive."""
+
+    def __call__(self, ids, scores):
+        self.ids = ids.clone()
+        return scores
+
+
+def generate(model, given, **options):
+    """Tokens that every row has fed to the model, and what came out."""
+    torch.manual_seed(1)
+    watching = Watching()
+    ends = {"pad_token_id": 0, "eos_token_id": 2, "suppress_tokens": [0, 1, 2], "max_new_tokens": STEPS}
+    output = model.generate(
+        **given, **{**ends, "do_sample": False, **options}, logits_processor=[watching], return_dict_in_generate=True
+    )
+    return watching.ids, output
+
+
+@torch.no_grad()
+def whole(model, given, ids):
+    """A recording of one forward over all of the text; and which of its tokens are real."""
+    rows = len(ids) // B
+    given = {name: x.repeat_interleave(rows, 0) for name, x in given.items()}
+    if model.config.is_encoder_decoder:
+        with record(model) as recording:
+            model(**given, decoder_input_ids=ids)
+        return recording, torch.ones_like(ids).bool()
+    mask = torch.ones_like(ids)
+    if "attention_mask" in given:
+        mask[:, :T] = given["attention_mask"]
+        given = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)}
+        if "position_ids" not in model.prepare_inputs_for_generation(ids, **given):
+            del given["position_ids"]
+    with record(model) as recording:
+        model(**{**given, "input_ids": ids}, use_cache=False)
+    return recording, mask.bool()
+
+
+def check(model, given, **options):
+    """Generates outside and inside: the same to the bit, and all of it as one map a layer, equal to that of one forward."""
+    _, outside = generate(model, given, **options)
+    with record(model) as recording:
+        ids, inside = generate(model, given, **options)
+    assert torch.equal(outside.sequences, inside.sequences)
+    assert not recording.missed
+    assert len(recording.runs) == 1
+    expected, real = whole(model, given, ids)
+    for kind in ("self", "cross"):
+        layers = len(expected.layers(kind))
+        assert len(recording.layers(kind)) == layers
+        for layer in range(layers):
+            ours, theirs = recording.map(layer, kind=kind), expected.map(layer, kind=kind)
+            assert ours.shape == theirs.shape
+            apart = (ours.dense() - theirs.dense()).abs().amax(-1)
+            assert apart[real[:, None].expand_as(apart)].max() < EQUAL
+    return recording
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.slow) for name in DECODERS)])
+def test_the_steps_of_a_generation_are_one_map_equal_to_that_of_one_forward(name, options, side):
+    check(*made(name, side), **options)
+
+
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_so_are_those_of_a_decoder_that_looks_at_an_encoder(name, options):
+    recording = check(*made(name), **options)
+    assert recording.map(0, kind="cross").shape[2] == STEPS
+    assert recording.map(0, part="encoder").shape[2] == recording.map(0, kind="cross").shape[3]
+
+
+@pytest.mark.parametrize("options", [{}, STATIC, {"do_sample": True}], ids=["dynamic", "static", "sampled"])
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "bart", "t5"])
+def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
+    recording = check(*made(name), num_beams=3, **options)
+    assert recording.map(0).shape[0] == 3 * B
+    assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
+
+
+def test_ragged_prompts_in_beams_keep_their_own_rows():
+    check(*made("llama", "left"), num_beams=3)
+
+
+def test_samples_of_one_prompt_are_rows_of_their_own():
+    recording = check(*made("gemma3"), do_sample=True, num_return_sequences=2)
+    assert recording.map(0).shape[0] == 2 * B
+
+
+def test_a_prompt_that_is_read_in_chunks_is_one_run():
+    check(*made("mistral"), prefill_chunk_size=4)
+
+
+def test_without_a_cache_every_forward_is_a_run_and_the_last_is_the_whole_text():
+    model, given = made("llama")
+    with record(model) as recording:
+        ids, _ = generate(model, given, use_cache=False)
+    assert len(recording.runs) == STEPS
+    expected, _ = whole(model, given, ids)
+    assert (recording.map(1).dense() - expected.map(1).dense()).abs().max() < EQUAL
+
+
+def test_two_generations_in_one_block_are_two_runs():
+    model, given = made("mistral")
+    with record(model) as recording:
+        first, _ = generate(model, given)
+        other = {"input_ids": given["input_ids"].flip(0)}
+        second, _ = generate(model, other)
+    assert len(recording.runs) == 2
+    for run, (one, ids) in zip(recording.runs, [(given, first), (other, second)], strict=True):
+        expected, _ = whole(model, one, ids)
+        assert (run.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
+
+
+def test_two_generations_in_one_static_cache_are_two_runs():
+    model, given = made("gemma3")
+    with record(model) as recording:
+        generate(model, given, **STATIC)
+        ids, _ = generate(model, {"input_ids": given["input_ids"].flip(0)}, **STATIC)
+    assert len(recording.runs) == 2
+    expected, _ = whole(model, given, ids)
+    assert (recording.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
+def test_a_conversation_in_a_kept_cache_is_one_run(name):
+    model, given = made(name)
+    cache = DynamicCache(config=model.config)
+    with record(model) as recording:
+        _, told = generate(model, given, past_key_values=cache)
+        asked = torch.randint(3, WORDS, (B, 7), generator=torch.Generator().manual_seed(1))
+        ids, _ = generate(model, {"input_ids": torch.cat([told.sequences, asked], 1)}, past_key_values=cache)
+    assert len(recording.runs) == 1
+    expected, _ = whole(model, given, ids)
+    for layer in range(len(recording.layers())):
+        assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "smollm3"])
+def test_words_that_were_guessed_wrongly_leave_the_map_with_the_cache(name):
+    model, given = made(name)
+    given = {"input_ids": given["input_ids"][:1].repeat(1, 2)}
+    with record(model) as recording:
+        _, output = generate(model, given, prompt_lookup_num_tokens=3)
+    assert any(piece.q.shape[2] > 1 for strand in recording.last.histories.values() for piece in strand.stored_calls[1:])
+    tokens = recording.map(0).shape[2]
+    with torch.no_grad(), record(model) as expected:
+        model(output.sequences[:, :tokens], use_cache=False)
+    for layer in range(len(recording.layers())):
+        assert recording.map(layer).shape == expected.map(layer).shape
+        assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
+
+
+def test_a_model_that_guesses_for_another_is_not_recorded():
+    model, given = made("gpt2")
+    helper, _ = made("gpt2")
+    with record(model) as recording:
+        generate(model, {"input_ids": given["input_ids"][:1]}, assistant_model=helper)
+    assert len(recording.runs) == 1
+    assert recording.map(0).shape[2] in range(T + STEPS - 4, T + STEPS)
+
+
+@torch.no_grad()
+def test_rows_that_leave_the_batch_leave_the_map():
+    model, given = made("llama")
+    ids = torch.cat([given["input_ids"], given["input_ids"].flip(1)], 1)
+    cache = DynamicCache(config=model.config)
+    with record(model) as recording:
+        model(ids[:, :T], past_key_values=cache)
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        for token in range(T, 2 * T):
+            model(ids[[2, 0], token : token + 1], past_key_values=cache)
+    with record(model) as expected:
+        model(ids[[2, 0]], use_cache=False)
+    for layer in range(3):
+        assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
+
+
+@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
+@torch.no_grad()
+def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cache):
+    model, given = made("gemma3")
+    ids = given["input_ids"]
+    kept = cache(config=model.config, **({"max_cache_len": 29} if cache is StaticCache else {}))
+    model(ids[:, :3], past_key_values=kept)
+    with record(model) as recording:
+        for token in range(3, T):
+            model(ids[:, token : token + 1], past_key_values=kept)
+    with record(model) as expected:
+        model(ids, use_cache=False)
+    for layer in range(3):
+        found = recording.map(layer)
+        assert found.shape == (B, 4, T - 3, T)
+        assert (found.dense() - expected.map(layer).dense()[:, :, 3:]).abs().max() < EQUAL
+
+
+@torch.no_grad()
+def test_what_is_kept_is_safe_from_a_cache_that_is_written_over():
+    model, given = made("gemma3")
+    ids = given["input_ids"]
+    cache = StaticCache(config=model.config, max_cache_len=29)
+    with record(model) as recording:
+        model(ids, past_key_values=cache)
+        before = recording.map(0).dense()
+        for layer in cache.layers:
+            layer.keys.zero_()
+    assert torch.equal(recording.map(0).dense(), before)
+
+
+def test_each_key_is_kept_once():
+    model, given = made("mistral")
+    with record(model) as recording:
+        generate(model, given)
+    for strand in recording.last.histories.values():
+        assert strand.total == T + STEPS - 1
+        assert sum(keys.untyped_storage().nbytes() for keys in strand.keys) == B * 2 * (T + STEPS - 1) * 12 * 8
+
+
+def test_a_cache_that_rounds_its_keys_is_told_of():
+    model, given = made("llama")
+    cache = QuantizedCache(backend="fp8", config=model.config)
+    with warnings.catch_warnings(record=True), record(model) as recording:
+        warnings.simplefilter("always")
+        ids, _ = generate(model, given, past_key_values=cache)
+    assert "rounded" in recording.missed[0].reason
+    assert recording.map(0).shape[2] == ids.shape[1]
+    assert len(recording.runs) == 1
+
+
+@torch.no_grad()
+def test_chunks_and_windows_are_plain_rules_after_a_generation():
+    rules = {}
+    for name in ("gpt2", "mistral", "llama4"):
+        model, given = made(name)
+        with record(model) as recording:
+            generate(model, given)
+        rules[name] = recording.map(0)._request.mask
+    assert rules["gpt2"] == Causal()
+    assert rules["mistral"] == Causal() & Window(4)
+    assert isinstance(rules["llama4"].other, Documents)

@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+
+import regard
+from regard import Causal, ConfigError
+from regard.show.page import exact_weights
+from regard.show.page.recording_entry import Place, RecordingEntry
+from show.page.asking import rows_and_keys
+
+B, H, G, T, D = 2, 4, 2, 13, 5
+PLACE = Place(b=1, head=2)
+
+
+@pytest.fixture(scope="module")
+def entry():
+    generator = torch.Generator().manual_seed(0)
+    q, k, bias = (
+        torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((B, H, T, D), (B, G, T, D), (1, H, T, T))
+    )
+    bias[:, 2, 9, 3] = -torch.inf
+    sinks = torch.randn(H, dtype=torch.float64, generator=generator)
+    return RecordingEntry("r1", rows_and_keys(q, k, bias=bias, sinks=sinks, softcap=2.0))
+
+
+def expected(entry):
+    return entry.recording.map(0)[1]  # (h, q, k)
+
+
+def test_a_cell_is_one_of_its_row(entry):
+    row = expected(entry)[2, 9]
+    for k in range(T):
+        found = exact_weights.get_cell(entry, PLACE, 9, k)
+        assert found["weight"] == pytest.approx(float(row[k]), rel=1e-12)
+        assert found["of"] == 9  # ten, but for the one that the bias hides
+        assert found["visible"] is (k <= 9 and k != 3)
+        assert found["rank"] == (1 + int((row > row[k]).sum()) if found["visible"] else None)
+        assert (found["score"] is None) is not found["visible"]
+
+
+def test_scores_are_those_that_the_softmax_takes(entry):
+    scores = [exact_weights.get_cell(entry, PLACE, 9, k)["score"] for k in (2, 5)]
+    row = expected(entry)[2, 9]
+    assert math.exp(scores[0] - scores[1]) == pytest.approx(float(row[2] / row[5]), rel=1e-12)
+
+
+def test_a_row_is_the_mean_of_heads_and_sees_what_any_of_them_sees(entry):
+    weights, seen = exact_weights.get_row(entry, PLACE, 9, [2, 0, 2])
+    torch.testing.assert_close(weights, expected(entry)[[2, 0], 9].mean(0), rtol=0, atol=1e-12)
+    assert seen.tolist() == [k <= 9 for k in range(T)]
+    assert not exact_weights.get_row(entry, PLACE, 9)[1][3]
+
+
+def test_a_column_is_the_mean_of_heads(entry):
+    maps = [entry.get_map(place) for place in exact_weights.list_places(entry, PLACE, [3, 1])]
+    weights, seen = exact_weights.get_column(maps, 3)
+    torch.testing.assert_close(weights, expected(entry)[[3, 1], :, 3].mean(0), rtol=0, atol=1e-12)
+    assert seen.tolist() == [q >= 3 for q in range(T)]
+
+
+def test_the_largest_have_their_places_and_none_is_zero():
+    words = ["a", "b", "c", "d"]
+    found = exact_weights.list_largest(torch.tensor([0.25, math.nan, 0.75, 0]), words, 4)
+    assert found == [{"place": 2, "word": "c", "weight": 0.75}, {"place": 0, "word": "a", "weight": 0.25}]
+    for n in (0, exact_weights.MAX_LARGEST + 1):
+        with pytest.raises(ConfigError, match="n must be"):
+            exact_weights.list_largest(torch.ones(4), words, n)
+
+
+def test_places_that_are_not_there_are_refused(entry):
+    for call in (exact_weights.get_cell, exact_weights.get_row):
+        with pytest.raises(ConfigError, match="q must be"):
+            call(entry, PLACE, T, 0) if call is exact_weights.get_cell else call(entry, PLACE, T)
+    with pytest.raises(ConfigError, match="k must be"):
+        exact_weights.get_cell(entry, PLACE, 0, T)
+    with pytest.raises(ConfigError, match="head must be"):
+        exact_weights.get_row(entry, PLACE, 0, [H])
+
+
+def test_the_weights_are_those_of_attend(entry):
+    piece = entry.recording.calls[0].stored
+    k = piece_keys = entry.recording.last.find_histories(0, "self", None)[0].keys[0]
+    steps = regard.attend(piece.q, piece_keys, k, Causal(), bias=piece.bias, sinks=piece.sinks, softcap=2.0)
+    torch.testing.assert_close(exact_weights.get_row(entry, PLACE, 9)[0], steps.weights[1, 2, 9], rtol=0, atol=1e-12)

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+import torch
+
+from bounds import assert_within, softmax_bound
+from regard import GPT2, Causal, GPT2Config
+from regard.map.codes import encode_weights
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.model_adapter import record_text
+from regard.text import BytePair
+from show.page.asking import asking, recorded, sorter
+
+HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
+
+
+def test_typing_runs_the_model(client):
+    status, body = client.post("/api/type", {"text": "CCAB"})
+    found = json.loads(body)
+    assert status == 200
+    model = sorter(torch.float64).model
+    logits = model(torch.tensor([model.text.encode("CCAB")]))[0, -1]
+    expected, places = logits.softmax(-1).sort(descending=True)
+    assert [one["word"] for one in found["next"]] == ["ABC"[n] for n in places.tolist()]
+    told = torch.tensor([one["probability"] for one in found["next"]])
+    assert_within(told, expected, softmax_bound(torch.float32, logits[places]))  # whatever the model computes in
+    place = {**HEAD, "level": 0, "row": 0, "column": 0}
+    seen = client.codes(f"/api/r/{found['id']}/tile", **place)
+    assert torch.equal(
+        seen, encode_weights(recorded("CCAB").map(1, 2)[0, 0], Causal().table(4, 4).reshape(4, 4)).to(torch.int32)
+    )
+
+
+def test_generating_streams_tokens_and_ends_with_their_recording(client):
+    status, _, body = client.ask(
+        "/api/generate", "POST", b'{"text":"CCAB","tokens":3,"temperature":0}', content_type="application/json"
+    )
+    *tokens, last = [json.loads(line) for line in body.splitlines()]
+    assert status == 200
+    assert "".join(one["word"] for one in tokens) == "".join(sorter(torch.float64).model.complete("CCAB", 3, temperature=0))
+    assert [one["place"] for one in tokens] == [4, 5, 6]
+    assert all(one["likeliest"][0]["probability"] == pytest.approx(one["probability"], rel=1e-12) for one in tokens)
+    assert all(sum(near["weight"] for near in one["looked"]) <= 1 + 1e-12 for one in tokens)
+    assert last["recording"]["words"]["words"]["first"] == list("CCAB") + [one["word"] for one in tokens[:-1]]
+    assert client.codes(f"/api/r/{last['recording']['id']}/row", **HEAD, q=5).shape == (6,)
+
+
+def test_a_text_that_does_not_fit_or_is_cut_into_bytes_has_a_note_on_it():
+    own = GPT2Adapter("GPT-2", GPT2(GPT2Config(layers=1, heads=1, width=8, context=7, vocabulary=50257)).eval())
+    own.model.text = BytePair.gpt2()
+    for text, notes in (
+        ("one two three", []),
+        ("one " * 9, ["The first 7 of 10 tokens were read: as many as fit."]),
+        ("\U0001faa8", ["Letters that the model has no tokens for are read byte by byte"]),
+    ):
+        found = record_text(own, text, 2048)[2]
+        assert [note.startswith(start) for note, start in zip(found, notes, strict=True)] == [True] * len(notes)
+
+
+def test_a_page_without_a_model_says_so(recording):
+    with asking(recording) as client:
+        assert client.json("/api/start")["model"] is None
+        status, body = client.post("/api/type", {"text": "CCAB"})
+        assert (status, "no model" in json.loads(body)["error"]) == (400, True)

@@ -1,0 +1,145 @@
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from regard.show.page import ndjson
+from regard.show.page.executor import DisconnectedError
+from show.page.asking import asking, joined, recorded, until, writer
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Opening a head says that a half is done, and then waits."""
+    go_on = threading.Event()
+
+    def opening(*_):
+        yield {"done": 0.5}
+        go_on.wait(60)
+        yield {"done": 1}
+
+    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    yield go_on
+    go_on.set()
+
+
+def test_lines_come_one_by_one(recording, slowly):
+    with asking(recording) as client, client.leaving("/api/r/r1/open") as one:
+        found = b""
+        while b'{"done":0.5}\n' not in found:
+            found += one.recv(2**16)
+        assert b'{"done":1}' not in found
+        assert b"content-type: application/x-ndjson" in found
+        assert b"cache-control: no-store" in found
+        slowly.set()
+        while b'{"done":1}\n' not in found:
+            found += one.recv(2**16)
+
+
+def test_a_stream_that_takes_too_long_ends_with_a_sentence(recording, slowly, monkeypatch):
+    monkeypatch.setattr(ndjson, "MAX_STREAM_SECONDS", 0.05)
+    with joined(), asking(recording) as client:
+        status, _, body = client.ask("/api/r/r1/open")
+        assert "takes longer" in json.loads(body.splitlines()[-1])["error"]
+        assert status in (200, 504)  # as the first line came before or not
+        slowly.set()
+        client.idle()
+
+
+def test_no_more_is_computed_for_a_client_that_has_gone(recording, monkeypatch):
+    begun, go_on, computed = threading.Event(), threading.Event(), []
+
+    def opening(*_):
+        for n in range(5):
+            computed.append(n)
+            begun.set()
+            go_on.wait(60)
+            yield {"done": n}
+
+    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    with joined(), asking(recording) as client:
+        with client.leaving("/api/r/r1/open"):
+            assert begun.wait(60)
+        client.idle()
+        go_on.set()
+    assert computed == [0]
+
+
+def test_what_fails_before_the_first_line_has_its_status(client):
+    status, headers, body = client.ask(
+        "/api/generate", "POST", b'{"text":"XYZ","tokens":3,"temperature":1}', content_type="application/json"
+    )
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert "not a letter" in json.loads(body)["error"]
+
+
+def test_what_fails_later_is_the_last_line(recording, monkeypatch, caplog):
+    def opening(*_):
+        yield {"done": 0.5}
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    with asking(recording) as client:
+        status, _, body = client.ask("/api/r/r1/open")
+    first, last = map(json.loads, body.splitlines())
+    assert (status, first) == (200, {"done": 0.5})
+    assert list(last) == ["error"]
+    assert "inside regard" in last["error"]
+    assert "ZeroDivision" not in last["error"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_stream_there_is_no_room_for_is_told_to_try_again(recording, monkeypatch):
+    monkeypatch.setattr("regard.show.page.executor.MAX_REQUESTS", 0)
+    with asking(recording) as client:
+        status, sentence = client.refused("/api/r/r1/open")
+    assert (status, "try again" in sentence) == (503, True)
+
+
+def test_a_server_that_ends_while_it_writes_says_nothing(caplog):
+    with joined(), asking(recorded(), adapter=writer()) as client:
+        one = client.leaving("/api/generate", {"text": "C", "tokens": 300, "temperature": 1})
+        with one:
+            assert one.recv(1)
+            client.server.stop()
+    assert not caplog.records
+
+
+def test_a_server_that_ends_ends_what_it_answers_and_does_not_wait_for_it(recording, monkeypatch):
+    ended = threading.Event()
+
+    def opening(*given):
+        yield {"done": 0.5}
+        try:
+            until(given[-1], 20)  # alive(), which is never true, until it raises
+        except DisconnectedError:
+            ended.set()
+            raise
+
+    monkeypatch.setattr("regard.show.page.server.stream_head", opening)
+    with joined(), asking(recording) as client:
+        client.server._server.config.timeout_graceful_shutdown = None  # uvicorn itself would wait for ever
+        with client.leaving("/api/r/r1/open") as one:
+            assert one.recv(1)
+            client.server.stop()
+    assert ended.is_set()
+
+
+def test_a_line_that_comes_when_the_server_is_no_more_is_nobodys(recording, monkeypatch, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Late(threading.Semaphore):
+        """Room for a line, told when the server has gone."""
+
+        def acquire(self, blocking=True, timeout=None):
+            begun.set()
+            go_on.wait(60)
+            return super().acquire(blocking, timeout)
+
+    monkeypatch.setattr(ndjson, "threading", SimpleNamespace(Event=threading.Event, Semaphore=Late))
+    with joined(), asking(recording) as client, client.leaving("/api/r/r1/open"):
+        assert begun.wait(60)
+        client.server.stop()
+        go_on.set()
+    assert not caplog.records

@@ -1,0 +1,161 @@
+import base64
+import gzip
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from bounds import assert_within, softmax_bound
+from regard import Causal, ConfigError
+from regard.map.codes import encode_weights
+from regard.show.page import single_file
+from show.page.asking import TEXT, in_steps, recorded, rows_and_keys
+
+ENTRY = re.compile(r'<script type="application/json" data-name="([^"]*)">"([A-Za-z0-9+/=]*)"</script>')
+START = re.compile(r'<script type="application/json" id="regard-start">(.*?)</script>', re.DOTALL)
+HEAD = "kind=self&part=&b=0&layer=1&head=2"
+
+
+def entries(text):
+    return {html.unescape(name): gzip.decompress(base64.b64decode(packed)) for name, packed in ENTRY.findall(text)}
+
+
+def picture(found, name, shape):
+    return torch.from_numpy(np.frombuffer(found[name], "<u2").astype(np.int32)).view(shape)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return recorded(keep="values")
+
+
+@pytest.fixture(scope="module")
+def written(recording, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    regard.page(recording, path)
+    assert [one.name for one in path.parent.iterdir()] == ["page.html"]
+    return path.read_text(encoding="utf-8")
+
+
+def test_it_holds_every_weight_of_every_head(written, recording):
+    found, seen = entries(written), Causal().table(11, 11).reshape(11, 11)
+    for layer in range(3):
+        for head in range(3):
+            name = f"r1/picture?kind=self&part=&b=0&layer={layer}&head={head}&level=0&how=mean"
+            expected = encode_weights(recording.map(layer, head)[0, 0], seen).to(torch.int32)
+            assert torch.equal(picture(found, name, (11, 11)), expected)
+
+
+def test_it_holds_scores_whose_softmax_is_the_weights(written, recording):
+    scores = torch.from_numpy(np.frombuffer(entries(written)[f"r1/scores?{HEAD}"], "<f4").copy()).view(11, 11)
+    assert_within(scores.softmax(-1), recording.map(1, 2)[0, 0], softmax_bound(torch.float32, scores))
+
+
+def test_it_holds_the_words_the_kinds_the_steps_and_the_examples(written, recording):
+    found = entries(written)
+    assert json.loads(found["r1/words?list=words"])["words"] == list(TEXT)
+    *rows, last = [json.loads(line) for line in found["r1/heads?kind=self&part="].splitlines()]
+    assert [line["row"]["kind"] for line in rows] == [row.kind for row in regard.heads(recording)]
+    assert last["detectors"]
+    assert json.loads(found[f"r1/open?{HEAD}"])["levels"] == 1
+    assert len(json.loads(found[f"r1/steps?{HEAD}"])["q"]) == 11
+    assert {"example?name=simple", "example?name=heads", "example?name=heads&head=1"} <= set(found)
+
+
+def test_it_starts_with_what_the_live_page_starts_with_and_has_no_model(written):
+    start = json.loads(START.search(written)[1])
+    assert (start["file"], start["model"], start["writes"]) == (True, None, False)
+    assert start["recordings"][0]["words"]["words"]["first"] == list(TEXT)
+    assert start["recordings"][0]["notes"] == []
+
+
+def test_it_loads_nothing_from_anywhere(written):
+    assert not re.findall(r'(?:src|href)="(?!data:,")', written)
+    for url in json.loads(re.search(r'<script type="importmap">(.*?)</script>', written)[1])["imports"].values():
+        code = base64.b64decode(url.partition("base64,")[2]).decode()
+        assert not re.search(r'\bfrom\s+"\.', code)
+        assert not re.search(r'\bimport\s+"\.', code)
+
+
+def test_its_policy_names_its_own_scripts_by_their_digests(written):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', written)[1]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for inside in (
+        r'<script type="importmap">(.*?)</script>',
+        r'<script type="module">(.*?)</script>',
+        r"<style>(.*?)</style>",
+    ):
+        assert single_file.compute_digest(re.search(inside, written, re.DOTALL)[1]) in policy
+
+
+def test_every_module_is_there_under_the_name_it_is_imported_by(written):
+    table = json.loads(re.search(r'<script type="importmap">(.*?)</script>', written)[1])["imports"]
+    code = [base64.b64decode(url.partition("base64,")[2]).decode() for url in table.values()]
+    named = {name for one in code for name in re.findall(r'"(regard/[\w./-]+\.js)"', one)}
+    assert len(named) > 5
+    assert named <= set(table)
+
+
+def test_words_cannot_end_the_element_that_they_are_in(tmp_path):
+    recording = recorded()
+    recording.tokens = ["</script><script>alert(1)</script>", "<!--", "\ud800", "\0", "\u2028", *"ABCABC"]
+    regard.page(recording, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "alert" not in text.replace("\\u003cscript>alert(1)\\u003c/script>", "")
+    assert json.loads(START.search(text)[1])["recordings"][0]["words"]["words"]["first"][:5] == recording.tokens[:5]
+
+
+def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 600, 5, dtype=torch.float64, generator=generator) for _ in range(2))
+    recording = rows_and_keys(q, k)
+    monkeypatch.setattr(single_file, "MAX_PICTURES_BYTES", 2 * 4 * (300**2 + 150**2))
+    regard.page(recording, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found = entries(text)
+    levels = {name.partition("head=1&")[2] for name in found if "/picture?" in name} - {""}
+    assert levels == {f"level={level}&how={how}" for level in (1, 2) for how in ("mean", "max")}
+    expected = encode_weights(recording.map(0, 1).tile(slice(None), slice(None), 300, "max")[0, 0]).to(torch.int32)
+    assert torch.equal(picture(found, "r1/picture?kind=self&part=&b=0&layer=0&head=1&level=1&how=max", (300, 300)), expected)
+    assert "2 x 2 weights a pixel" in json.loads(START.search(text)[1])["recordings"][0]["notes"][0]
+
+
+@pytest.mark.parametrize("place", ["nowhere/page.html", "."])
+def test_a_place_where_no_file_can_be_is_said_before_anything_is_computed(tmp_path, recording, place, monkeypatch):
+    monkeypatch.setattr(single_file, "iterate_answers", lambda *_: pytest.fail("it was computed"))
+    with pytest.raises(ConfigError, match="must be a file in a folder that is there"):
+        regard.page(recording, tmp_path / place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_recording_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="got str"):
+        regard.page("sorted.reg", tmp_path / "page.html")
+
+
+def test_calls_that_are_joined_have_every_weight_in_it(tmp_path):
+    recording = in_steps(dtype=torch.float32)
+    regard.page(recording, tmp_path / "page.html")
+    found = entries((tmp_path / "page.html").read_text(encoding="utf-8"))
+    expected = encode_weights(recording.map(1, 3)[1, 0], Causal().table(13, 13).reshape(13, 13)).to(torch.int32)
+    seen = picture(found, "r1/picture?kind=self&part=&b=1&layer=1&head=3&level=0&how=mean", (13, 13))
+    assert (seen - expected).abs().max() <= 1  # a code is 3.4e-4 of a weight, and a last bit may decide which one is nearer
+
+
+def test_a_recording_of_nothing_leaves_no_file(tmp_path):
+    with pytest.raises(ConfigError, match="nothing was recorded"):
+        regard.page(regard.Recording(), tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_it_cannot_be_written_what_was_there_stays(tmp_path, recording, monkeypatch):
+    (tmp_path / "page.html").write_text("before")
+    monkeypatch.setattr(single_file, "render_document", lambda *_: "\ud800")  # which UTF-8 has no bytes for
+    with pytest.raises(UnicodeEncodeError):
+        regard.page(recording, tmp_path / "page.html")
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("page.html", "before")]

@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+import regard
+from regard import ConfigError
+from regard.show.axis_words import choose_attention_kind, describe_bytes, find_word, get_axis_words, get_key_words
+from show.recorded import WORDS, cross, small
+
+
+def test_a_word_is_found_at_the_last_of_its_places():
+    assert find_word("the", WORDS) == (10, [3, 7, 10])
+    assert find_word("saw", WORDS) == (9, [2, 9])
+
+
+def test_a_word_of_several_tokens_stands_where_its_last_one_does():
+    words = [" a", " jour", "ney", " to", " a", " jour", "nal", " jour", "ney"]
+    assert find_word("journey", words) == (8, [2, 8])
+    with pytest.raises(ConfigError, match="no word"):
+        find_word("our", words)
+
+
+def test_a_number_is_a_place_unless_it_is_a_word():
+    assert find_word("5", WORDS) == (5, [5])
+    assert find_word("-1", WORDS) == (16, [16])
+    assert find_word("1", ["3", "1", "4", "1", "5"]) == (3, [1, 3])
+
+
+@pytest.mark.parametrize("asked", ["wizard", "17", "-18", "", "he"])
+def test_what_is_neither_is_refused_with_some_words_of_the_text(asked):
+    with pytest.raises(ConfigError, match=r"no number from 0 to 16\. Its words begin 'The', 'cat', 'saw'"):
+        find_word(asked, WORDS)
+
+
+def test_words_are_those_of_the_batch_row_or_numbers():
+    recording = small()
+    assert get_key_words(recording, 0, 17) == WORDS
+    assert get_key_words(recording, 0, 3) == ["0", "1", "2"]
+    recording.tokens = [["a", "b"], ["c", "d"]]
+    assert get_key_words(recording, 1, 2) == ["c", "d"]
+    recording.tokens = list(WORDS)
+
+
+def test_it_is_said_where_letters_were_cut_into_bytes_and_nowhere_else():
+    assert describe_bytes(["a", " caf", "\\xc3", "\\xa9"]) == (
+        "Letters that the model has no tokens for are read byte by byte, and written like \\xc3."
+    )
+    assert "like �." in describe_bytes(["\ufffd"])
+    for words in (WORDS, ["\\t", "\\x", "x41", "日本"], []):
+        assert describe_bytes(words) is None
+
+
+def test_the_queries_of_cross_attention_have_their_own_words():
+    model = regard.AdditiveAttention(5, 6, 7)
+    with regard.record(model) as recording:
+        model(torch.randn(1, 3, 5), torch.randn(1, 4, 6))
+    asked = recording, 0, "cross", None, 0, (3, 4)
+    assert get_axis_words(*asked) == (list("012"), list("0123"))
+    recording.tokens = {"rows": list("abc"), "columns": list("defg")}
+    assert get_axis_words(*asked) == (list("abc"), list("defg"))
+    recording.tokens = list("defg")
+    assert get_axis_words(*asked) == (list("012"), list("defg"))
+
+
+def test_cross_attention_is_shown_where_there_is_nothing_else():
+    assert choose_attention_kind(cross()) == "cross"
+    assert choose_attention_kind(cross("transformer")) == "self"
+    assert choose_attention_kind(cross("transformer"), "cross") == "cross"
+    with pytest.raises(ConfigError, match="there is no self attention in this recording; there is cross"):
+        choose_attention_kind(cross(), "self")

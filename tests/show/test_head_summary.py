@@ -1,0 +1,136 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.text import Text
+
+from observe.models import gpt2, words
+from regard import AttentionMap, ConfigError
+from regard.observe import record
+from regard.observe.head_kinds import PATTERNS, Head, Heads, heads
+from regard.show.head_figure import BINS, figure
+from regard.show.head_summary import (
+    KIND_MEANINGS,
+    find_strongest_link,
+    render_kinds,
+    render_links,
+    render_table,
+    select_clearest,
+)
+from show.recorded import READ, WRITTEN, cross
+
+
+@pytest.fixture(scope="module")
+def recording():
+    model = gpt2().double()
+    with record(model) as found:
+        model(words(2, 700))
+    found.tokens = [f" w{n}" for n in range(700)]
+    return found
+
+
+def test_the_kinds_are_counted_and_each_is_explained(recording):
+    found = heads(recording)
+    said = [line.plain for line in render_kinds(found, 200)]
+    assert sum(int(line.split()[0]) for line in said) == len(found) == 12
+    for row in found:
+        assert any(f" {row.kind} " in line and line.endswith(f"  {KIND_MEANINGS[row.kind]}") for line in said)
+
+
+@pytest.mark.parametrize("width", [30, 40, 80])
+def test_on_a_narrow_screen_the_sentences_take_more_lines(width):
+    rows = tuple(Head(0, "a", n, kind, {"entropy": 0.0}) for n, kind in enumerate(KIND_MEANINGS))
+    lines = [line.plain for line in render_kinds(Heads(rows), width)]
+    assert max(map(len, lines)) <= width
+    told = " ".join(" ".join(lines).split())
+    assert all(f"1 {kind} {sentence}" in told for kind, sentence in KIND_MEANINGS.items())
+
+
+def test_every_pattern_that_names_a_head_has_its_sentence():
+    assert {*PATTERNS, "first token", "broad", "local", "mixed"} == set(KIND_MEANINGS)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_lines_keep_to_the_screen(recording, width):
+    found = heads(recording)
+    lines = [*render_kinds(found, width), *render_table(found, width, whole=True), *render_table(found, width, whole=False)]
+    lines += render_links(recording, found, width)
+    assert all(line.cell_len <= width for line in lines)
+    assert len(lines) >= len(found) + 2
+
+
+def test_a_short_table_has_the_clearest_of_each_kind(recording):
+    found = heads(recording)
+    short = select_clearest(found)
+    assert {row.kind for row in short} == {row.kind for row in found}
+    assert len(short) <= 3 * len({row.kind for row in found})
+
+
+def test_the_strongest_link_is_the_largest_weight_that_is_neither_on_itself_nor_on_the_first_token(recording):
+    head = recording.map(2, 1)
+    query, key, weight = find_strongest_link(head)
+    dense = head.dense()[0, 0]
+    best = dense.max(1)
+    plain = (best.indices == 0) | (best.indices == torch.arange(700))
+    expected = best.values.masked_fill(plain, -1).max()
+    assert weight == pytest.approx(float(expected), rel=1e-10)
+    assert float(dense[query, key]) == pytest.approx(weight, rel=1e-10)
+
+
+def test_a_few_tokens_are_drawn_with_their_words(recording):
+    drawn = figure(recording, 1, 3, queries=slice(20, 30), keys=slice(15, 30))
+    main = drawn.axes[0]
+    assert [text.get_text() for text in main.get_yticklabels()] == [f" w{n}" for n in range(20, 30)]
+    values = main.collections[0].get_array().reshape(10, 15)
+    np.testing.assert_allclose(values.filled(0), recording.map(1, 3)[0, 0, 20:30, 15:30], rtol=0, atol=1e-12)
+
+
+def test_what_no_query_may_see_is_hatched_among_words_and_paper_in_a_picture(recording):
+    drawn = figure(recording, 1, 3, queries=slice(20, 30), keys=slice(15, 30))
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["hidden (−∞)"]
+    dense = recording.map(1, 3).dense()[0, 0, :60, :60].numpy()
+    main = figure(recording, 1, 3, queries=slice(60), keys=slice(60)).axes[0]
+    assert (main.images[0].get_array().mask == (dense == 0)).all()
+    assert main.get_xlabel() == "keys"
+
+
+def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
+    drawn = figure(recording, 1, 3)
+    image = drawn.axes[0].images[0]
+    assert image.get_array().shape == (BINS, BINS)
+    assert drawn.axes[0].get_xlabel() == "keys, in bins of 1.4 tokens"
+    assert float(image.get_array().max()) == pytest.approx(float(recording.map(1, 3).dense()[0].max()), rel=1e-10)
+
+
+def test_what_is_not_there_is_refused(recording):
+    with pytest.raises(ConfigError, match="something in it"):
+        figure(recording, 0, 0, keys=slice(9, 9))
+    with pytest.raises(ConfigError, match="head must be below 4"):
+        figure(recording, 0, 4)
+
+
+def test_the_strongest_link_of_cross_attention_goes_from_one_text_to_the_other():
+    found = heads(cross(), kind="cross")
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    query, key = divmod(int(dense.argmax()), len(READ))
+    (_, line) = [
+        line.plain for line in render_links(cross(), Heads(tuple(replace(row, kind="mixed") for row in found)), 80, "cross")
+    ]
+    assert line.endswith(f"{WRITTEN[query].strip()} → {READ[key].strip()}")
+    assert line.split()[1] == f"{float(dense.max()):.2f}"
+
+
+def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_so():
+    shown = {text.get_text().strip() for text in figure(cross(), 0, 0).findobj(Text)}
+    assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
+    own = {text.get_text() for text in figure(cross("transformer"), 0, 0).findobj(Text)}
+    assert "layer 0, head 0" in own
+    with pytest.raises(ConfigError, match="layer must be below 0, the self attentions recorded"):
+        figure(cross(), 0, 0, kind="self")
+
+
+def test_in_cross_attention_the_first_word_is_as_good_as_any():
+    m = AttentionMap(torch.tensor([[10.0, 0, 0], [0, 0, 2]])[None, None], torch.eye(3)[None, None], scale=1)
+    assert find_strongest_link(m)[:2] == (1, 2)
+    assert find_strongest_link(m, "cross")[:2] == (0, 0)

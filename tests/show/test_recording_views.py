@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from regard import ConfigError
+from regard.show import recording_views
+from regard.show.terminal_colors import Window
+from show.recorded import READ, WRITTEN, cross, long, small
+
+SCREEN = Window(80, 24, None)
+BAR, CELL = 0.501e-3, 0.501e-2  # half a unit of the last digit: bars have three places, cells of a table two
+
+
+def test_a_head_is_named_by_its_layer_and_number():
+    assert recording_views.parse_layer_head("3.5") == (3, 5)
+    assert recording_views.parse_layer_head("12") == (12, None)
+    for wrong in ("x", "3.", ".5", "3.5.1", "-1", "3,5"):
+        with pytest.raises(ConfigError, match=r"like 3\.5"):
+            recording_views.parse_layer_head(wrong)
+
+
+def rows(lines):
+    """The weights of bars, by the number of the key."""
+    found = {}
+    for line in lines:
+        parts = line.plain.split()
+        if len(parts) > 2 and parts[0].startswith("0.") and "," in line.plain[5:]:
+            key = next(part for part in parts[2:] if part.rstrip(",").isdecimal() and part.endswith(","))
+            found[int(key[:-1])] = float(parts[0])
+    return found
+
+
+@pytest.mark.parametrize("place", [(1, 2), (1, None), None])
+def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
+    recording = small()
+    dense = torch.stack([recording.map(layer).dense()[0] for layer in range(2)])
+    row = {(1, 2): dense[1, 2, 9], (1, None): dense[1, :, 9].mean(0), None: dense[:, :, 9].mean((0, 1))}[place]
+    lines = list(recording_views.render_row(recording, place, "saw", SCREEN, whole=True))
+    found = rows(lines)
+    assert len(found) >= 3
+    for key, weight in found.items():
+        assert weight == pytest.approx(float(row[key]), abs=BAR)
+
+
+def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
+    said = [line.plain for line in recording_views.render_row(small(), (0, 0), "the", SCREEN, whole=False)]
+    assert said[0].startswith("what 'the', token 10, looked at: layer 0, head 0: ")
+    assert said[1].startswith("It stands at 3 places, and this is the last")
+
+
+def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
+    said = [line.plain for line in recording_views.render_text(small(), SCREEN, whole=False)]
+    assert said[1].startswith("The cat saw the dog, and")
+    assert said[-1].startswith("· below ")
+
+
+def test_a_layer_alone_is_the_mean_of_its_heads():
+    said = [line.plain for line in recording_views.render_head(long(), (0, None), SCREEN)]
+    assert said[0] == "layer 0, the mean of its heads"
+    assert "the mean of its weights in 2 heads." in " ".join(said[-2:])
+
+
+def test_a_head_that_was_not_recorded_is_refused():
+    with pytest.raises(ConfigError, match="head must be below 3"):
+        list(recording_views.render_head(small(), (0, 3), SCREEN))
+    with pytest.raises(ConfigError, match="layer must be below 2"):
+        list(recording_views.render_row(small(), (2, None), "cat", SCREEN, whole=False))
+
+
+@pytest.mark.parametrize("place", [(1, 2), (1, None), None])
+def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
+    recording = cross("transformer")
+    dense = torch.stack([recording.map(layer, kind="cross").dense()[0] for layer in range(2)])
+    row = {(1, 2): dense[1, 2, 1], (1, None): dense[1, :, 1].mean(0), None: dense[:, :, 1].mean((0, 1))}[place]
+    said = [line.plain for line in recording_views.render_row(recording, place, "chat", SCREEN, whole=True, kind="cross")]
+    assert said[0].startswith("what 'chat', token 1, looked at: ")
+    assert not any("back" in line or "[" in line for line in said)  # no word of a source is the one that asks
+    bars = [line.split() for line in said if line[:2] in ("0.", "1.") and "#" in line]
+    found = {int(parts[-2]): float(parts[0]) for parts in bars}
+    assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=BAR)
+    with pytest.raises(ConfigError, match=r"'cat' is no word of the text .* begin 'un', 'chat', 'dort'"):
+        list(recording_views.render_row(recording, place, "cat", SCREEN, whole=True, kind="cross"))
+
+
+def test_rows_of_cross_attention_are_words_of_the_one_text_and_columns_are_named_by_the_other():
+    said = [line.plain for line in recording_views.render_head(cross(), (0, 0), SCREEN, "cross")]
+    dense = cross().map(0, kind="cross").dense()[0, 0]
+    for line, word, row in zip(said[2:], WRITTEN, dense, strict=False):
+        assert line.split()[1] == word.strip()
+        assert [float(cell) for cell in line.split()[2:]] == pytest.approx(row.tolist(), abs=CELL)
+    assert "The columns: 0\xa0a, 1\xa0cat, 2\xa0is, 3\xa0asleep, 4\xa0⟨end⟩." in " ".join(said)
+    assert not any("The columns" in line.plain for line in recording_views.render_head(small(), (0, 0), SCREEN))
+
+
+def test_what_the_words_of_a_source_receive_is_shaded_on_them():
+    said = [line.plain for line in recording_views.render_text(cross(), SCREEN, whole=False, kind="cross")]
+    assert said[1] == "".join(READ).strip()

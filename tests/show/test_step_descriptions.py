@@ -1,0 +1,150 @@
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard import Causal, ConfigError, Steps, Window, attend
+from regard.lectures.examples import EXAMPLES, build_example
+from regard.show.arithmetic import write_arithmetic
+from regard.show.number_format import format_aligned, format_number, format_rounded
+from regard.show.step_descriptions import describe_example, get_formulas, list_active_steps, write_sentences
+
+WORDS = ("a", "b", "c", "d")
+
+
+def steps_of(mask=None, **options):
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(len(WORDS), 3) for _ in "qkv")
+    return attend(q, k, v, mask or Window(), **options)
+
+
+def test_the_first_lecture_is_told_as_the_lectures_tell_it():
+    said = {scene.name: scene.sentence for scene in describe_example(build_example("simple"))}
+    assert said["weights"] == "journey attends most to journey (0.24), least to one (0.11)."
+    assert said["scores"] == "journey matches journey best (1.50), one least (0.71)."
+
+
+def test_a_step_that_does_nothing_is_not_told():
+    assert list_active_steps(steps_of(scale=1.0)) == ["scores", "weights", "context"]
+    assert list_active_steps(steps_of(Causal())) == ["scores", "scaled", "masked", "weights", "context"]
+    assert list_active_steps(steps_of(softcap=0.5, dropout=0.5)) == [
+        "scores",
+        "scaled",
+        "capped",
+        "weights",
+        "dropped",
+        "context",
+    ]
+
+
+def test_each_formula_follows_from_the_step_before_it():
+    formulas = get_formulas(steps_of(Causal(), dropout=0.5), 3**-0.5, torch.ones(1, 3))
+    assert formulas["scaled"] == "scores / √3"
+    assert formulas["weights"] == "softmax(masked)"
+    assert formulas["context"] == "dropped v"
+    assert get_formulas(steps_of(scale=0.3), 0.3)["scaled"] == "scores · 0.3"
+
+
+def test_the_least_attended_word_is_one_that_may_be_seen():
+    steps = steps_of(Causal())
+    row = steps.weights[1]
+    best, least = ("a", "b") if row[0] > row[1] else ("b", "a")
+    assert write_sentences(steps, WORDS, 1)["weights"].startswith(f"b attends most to {best} (")
+    assert f"least to {least} (" in write_sentences(steps, WORDS, 1)["weights"]
+    assert write_sentences(steps, WORDS, 0)["weights"] == "a attends to a alone (1.00)."
+    assert write_sentences(steps, WORDS, 1)["masked"] == "b may see 2 of 4 words; 6 of 16 pairs are hidden."
+
+
+def test_blind_even_and_broken_rows_are_told_as_what_they_are():
+    assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "d may see nothing, so all its weights are 0."
+    assert write_sentences(steps_of(~Window()), WORDS)["context"] == "d gathers nothing: its new vector is 0."
+    even = attend(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
+    assert write_sentences(even, WORDS)["weights"] == "d attends to the 4 words it sees alike (0.25 each)."
+    broken = attend(torch.full((4, 3), torch.nan), torch.ones(4, 3), torch.ones(4, 3))
+    assert "NaN" in write_sentences(broken, WORDS)["weights"]
+
+
+def test_a_word_that_stands_twice_is_told_with_its_place():
+    assert (
+        write_sentences(steps_of(Causal()), ("a", "b", "a", "d"), 0)["weights"]
+        == "a (word 1) attends to a (word 1) alone (1.00)."
+    )
+
+
+def test_every_head_has_its_part_of_the_sentence():
+    said = write_sentences(build_example("heads").steps, build_example("heads").words)
+    assert said["weights"].startswith("Head 1: step attends most to")
+    assert "; head 2: step attends most to" in said["weights"]
+    many = Steps(*(step.expand(6, *step.shape) for _, step in steps_of().items()))
+    assert write_sentences(many, WORDS)["weights"].endswith("; and so on.")
+
+
+def test_dropout_tells_how_many_weights_fell():
+    said = {scene.name: scene.sentence for scene in describe_example(build_example("dropout"))}["dropped"]
+    assert said == "10 of 21 weights fell to 0, those left are 2.00 times as large; step keeps 5 of 6."
+
+
+def test_the_leak_shows_the_wrong_weights_and_the_right_ones():
+    panels = {scene.name: scene.panels for scene in describe_example(build_example("leak"))}["weights"]
+    assert [panel.title for panel in panels] == ["WRONG: tril alone", "right: -inf"]
+    assert panels[0].values.triu(1).any()
+    assert not panels[1].values.triu(1).any()
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if build_example(name).steps is not None])
+def test_what_is_written_out_can_be_calculated_again(name):
+    one = build_example(name)
+    for scene in write_arithmetic(one, 1):
+        for line in scene.lines:
+            if "becomes" not in line.calculation and "(stays)" not in line.calculation:
+                values = [value(side) for side in line.calculation.split(" = ")]
+                assert max(values) - min(values) < 1e-3  # six products of two numbers near 1, each to four places
+
+
+def value(written):
+    """What a line of arithmetic comes to."""
+    text = written.replace("·", "*").replace("e^(", "exp(").replace("-inf", "-inf_")
+    return eval(
+        re.sub("√([0-9]+)", r"sqrt(\1)", text), {"exp": math.exp, "sqrt": math.sqrt, "tanh": math.tanh, "inf_": math.inf}
+    )
+
+
+def test_long_sums_are_cut_and_counted():
+    x = torch.ones(2, 30)
+    one = dataclasses.replace(build_example("simple"), words=("a", "b"), q=x, k=x, v=x, steps=attend(x, x, x))
+    written = write_arithmetic(one, 0)[0].lines[0].calculation
+    assert written.count("1·1") == 8
+    assert "(22 more)" in written
+    assert written.endswith("= 30")
+
+
+def test_arithmetic_needs_a_sentence():
+    with pytest.raises(ConfigError, match="attends to no sentence"):
+        write_arithmetic(build_example("softmax"), 0)
+
+
+@given(st.floats(-1e9, 1e9))
+def test_a_numeral_is_the_number_to_four_places_and_never_minus_zero(number):
+    text = format_number(number)
+    places = number == 0 or 1e-4 <= abs(number) < 1e6  # four of them, and else four digits
+    assert float(text) == pytest.approx(number, abs=0.501e-4 if places else 0.501e-3 * abs(number))
+    assert text != "-0"
+
+
+def test_numbers_of_a_sentence_and_of_a_table_keep_what_matters():
+    assert [format_rounded(x) for x in (0.24, 1.495, 0.0034, 0.0, float("-inf"), -12.3)] == [
+        "0.24",
+        "1.50",
+        "0.0034",
+        "0",
+        "-inf",
+        "-12.30",
+    ]
+    assert format_aligned([0.25, 0.5, 0.0]) == ["0.25", "0.50", "0"]
+    assert format_aligned([1 / 3, float("-inf"), -1e-9]) == ["0.3333", "-inf", "0.0000"]
+    assert format_aligned([1e-7, 2e-7]) == ["1.000e-07", "2.000e-07"]
+    assert format_aligned([float("nan"), 2.0]) == ["nan", "2"]

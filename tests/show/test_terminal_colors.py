@@ -1,0 +1,39 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from regard.show.scale import Linear, Log
+from regard.show.terminal_colors import PIPE_LINES, Heat, measure_window
+
+
+@pytest.mark.parametrize("room", [12, 20, 33, 73])
+@pytest.mark.parametrize("ends", [(1e-4, 1.0), (0.00123, 0.0456), (0.0, 0.98)])
+def test_the_legend_keeps_to_its_room_and_has_both_ends(room, ends):
+    scale = Linear() if ends[0] == 0 else Log()
+    said = Heat(scale, ends).render_legend("truecolor", max(room, 18))
+    assert said.cell_len <= max(room, 18)
+    numbers = [float(part) for part in said.plain.split()]
+    assert numbers[0] == pytest.approx(ends[0], rel=0.05)  # two digits: half of the last one of 10
+    assert numbers[-1] == pytest.approx(ends[1], rel=0.05)
+    assert numbers == sorted(numbers)
+
+
+def test_a_digit_is_a_tenth_of_the_scale():
+    heat = Heat(Linear(), (0.0, 1.0))
+    assert "".join(heat.get_digit(value / 10) for value in range(11)) == "·1234567899"
+    assert Heat(Log(), (0.01, 1.0)).get_digit(0.1) == "5"
+
+
+def test_a_pipe_has_lines_enough_and_no_colour_and_a_terminal_its_own():
+    piped = measure_window(Console(file=io.StringIO(), width=70))
+    assert (piped.width, piped.colors) == (70, None)
+    assert piped.lines > PIPE_LINES - 10
+    screen = measure_window(Console(file=io.StringIO(), width=70, height=30, force_terminal=True, color_system="256"))
+    assert screen.colors == "256"
+    assert 20 <= screen.lines < 30
+
+
+def test_where_blocks_cannot_be_written_there_is_no_colour_either():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert measure_window(Console(file=file, force_terminal=True, color_system="256")).colors is None

@@ -1,0 +1,84 @@
+import io
+
+import numpy as np
+import pytest
+
+from regard import DataError
+from regard.show import training_curves
+from regard.show.figure import FAINT, INKS
+
+ROWS = [{"step": n, "loss_nats": 4 / n**0.5, "rate": 0.1 * n, "gradient_norm": 1.0 + n % 3} for n in range(1, 201)]
+for one in ROWS[49::50]:
+    one["held_out_nats"] = one["loss_nats"] + 0.3
+
+
+def head_rows(last, steps=(1, 100, 200)):
+    """Rows of heads whose score of each detector ends with those given, (layer, head): score."""
+    return [
+        {"step": step, "layer": layer, "head": head, "on": on, "kind": "mixed", detector: score * step / steps[-1]}
+        for step in steps
+        for (layer, head), score in last.items()
+        for detector, on in training_curves.DETECTORS
+    ]
+
+
+def drawn(picture) -> None:
+    picture.savefig(io.BytesIO(), format="png")
+
+
+def test_every_step_is_drawn_and_the_means_of_both_losses():
+    loss, rate, norm = training_curves.draw_training_curves(ROWS, "a run").axes
+    steps, mean, held_out = loss.lines
+    assert steps.get_ydata().tolist() == [row["loss_nats"] for row in ROWS]
+    assert mean.get_ydata()[-1] == pytest.approx(np.mean([row["loss_nats"] for row in ROWS[-4:]]))
+    assert held_out.get_xydata().tolist() == [[row["step"], row["held_out_nats"]] for row in ROWS[49::50]]
+    assert rate.lines[0].get_ydata().tolist() == [row["rate"] for row in ROWS]
+    assert norm.lines[0].get_ydata().tolist() == [row["gradient_norm"] for row in ROWS]
+    assert [text.get_text() for text in loss.texts] == ["trained on", "held out"]
+
+
+def test_skipped_batches_are_crossed():
+    rows = [{**row, "skipped": "the loss is nan", "loss_nats": float("nan")} if row["step"] in (7, 9) else row for row in ROWS]
+    picture = training_curves.draw_training_curves(rows)
+    assert picture.axes[0].lines[-1].get_xdata().tolist() == [7, 9]
+    assert np.isfinite(picture.axes[0].lines[1].get_ydata()).all()
+    drawn(picture)
+
+
+@pytest.mark.parametrize("count", [1, 2, 49, 200])
+def test_a_run_of_any_length_is_drawn(count):
+    drawn(training_curves.draw_training_curves(ROWS[:count]))
+
+
+def test_a_line_for_each_head_and_a_name_for_those_that_end_highest():
+    last = {(0, 0): 0.2, (0, 1): 0.9, (1, 0): 0.1, (1, 1): 0.5, (2, 0): 0.7}
+    picture = training_curves.draw_head_formation(head_rows(last))
+    assert [axes.get_ylabel() for axes in picture.axes] == ["previous token", "induction", "first token"]
+    for axes in picture.axes:
+        assert len(axes.lines) == 5
+        assert sorted(line.get_ydata()[-1] for line in axes.lines) == pytest.approx(sorted(last.values()))
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0.1", "2.0", "1.1"]
+        coloured = [line for line in axes.lines if line.get_color() != FAINT]
+        assert [line.get_color() for line in coloured] == list(INKS[:3])
+        assert len({line.get_linestyle() for line in coloured}) == 3  # told apart without colour
+    drawn(picture)
+
+
+def test_each_detector_is_read_off_its_own_text():
+    rows = head_rows({(0, 0): 0.5})
+    wrong = [{**row, "on": "text" if row["on"] == "repeated" else "repeated"} for row in rows]
+    for axes in training_curves.draw_head_formation([*rows, *wrong]).axes:
+        assert [len(line.get_xdata()) for line in axes.lines] == [3]
+    drawn(training_curves.draw_head_formation(wrong))
+
+
+def test_nothing_cannot_be_drawn():
+    for draw in (training_curves.draw_training_curves, training_curves.draw_head_formation):
+        with pytest.raises(DataError):
+            draw([])
+
+
+def test_a_picture_is_written_whole(tmp_path):
+    training_curves.save_picture(training_curves.draw_training_curves(ROWS), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 1

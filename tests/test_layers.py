@@ -1,0 +1,155 @@
+"""The layers of packages: a module imports from its own package or a lower layer, and no imports form a cycle."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "regard"
+LAYERS = [
+    {"terminal_escapes"},
+    {"errors", "malloc", "html_repr", "atomic_write", "compiled"},
+    {"mechanism", "matmul", "machine"},
+    {"map", "layers", "text", "weights", "generate"},
+    {"models", "lectures"},
+    {"observe"},
+    {"examination"},  # a whole model is examined through what is observed of it
+    {"train", "evaluate"},
+    {"show"},
+    {"cli"},
+]
+ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
+HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
+    "starlette": {"show.page.server", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
+    "uvicorn": {"show.page.server", "show.page.timeouts"},
+    "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "all_heads", "arcs", "profiles", "training_curves")},
+    "safetensors": {"weights", "observe.recording_file"},
+    "huggingface_hub": {"weights"},
+    "google_crc32c": {"weights"},
+    "tiktoken": {"text"},
+    "tokenizers": {"text"},
+    "sacrebleu": {"evaluate.translation_scores"},
+    "torch.distributed": {"train.distributed", "train.checkpoints"},
+    "transformers": {"cli.model_loading"},  # elsewhere it is used only where the program has imported it
+    "rich": {"show", "cli"},
+    "numba": {
+        "compiled",
+        "map.compiled",
+        "mechanism.compiled",
+        "models.numba_gpt2",
+        "matmul.numba_matmul",
+        "train.fused_loops",
+    },
+    "llvmlite": {"compiled"},
+}
+
+
+def get_layer(package: str) -> int:
+    return next(number for number, packages in enumerate(LAYERS) if package in packages)
+
+
+@cache
+def list_modules() -> dict[str, Path]:
+    return {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def list_imports(source: str) -> set[str]:
+    """Every module named by an import, at the top or inside a function; relative ones are not used."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide the package"
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+def is_inside(name: str, place: str) -> bool:
+    return f"{name}.".startswith(f"{place}.")
+
+
+def find_violations(module: str, named: set[str]) -> list[str]:
+    """Return a sentence for each of these imports of a module that the rules forbid."""
+    package = module.split(".")[0]
+    found = []
+    if package in ENTRY_POINTS:
+        return found
+    for name in named:
+        top, _, rest = name.partition(".")
+        if name == "regard" and package != "cli":
+            found.append(f"{module} imports regard/__init__.py")
+        if top == "regard" and rest:
+            other = rest.split(".")[0]
+            if other in set().union(*LAYERS) and other != package and get_layer(other) >= get_layer(package):
+                found.append(f"{module} (layer {get_layer(package)}) imports {other} (layer {get_layer(other)})")
+        for heavy, allowed in HEAVY_IMPORTERS.items():
+            if (name == heavy or name.startswith(heavy + ".")) and not any(
+                f"{module}.".startswith(f"{place}.") for place in allowed
+            ):
+                found.append(f"{module} imports {heavy}")
+    return found
+
+
+def test_every_package_is_in_a_layer():
+    packages = {name.split(".")[0] for name in list_modules()} - ENTRY_POINTS
+    assert packages <= set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("module", list_modules())
+def test_a_module_imports_its_own_package_or_a_lower_layer(module):
+    assert find_violations(module, list_imports(list_modules()[module].read_text(encoding="utf-8"))) == []
+
+
+def test_no_imports_form_a_cycle():
+    graph = {name: list_own_imports(name) for name in list_modules()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def list_own_imports(name: str) -> set[str]:
+    """The modules that a module imports; a package stands for its __init__, which is left out for modules inside it."""
+    found = set()
+    for imported in list_imports(list_modules()[name].read_text(encoding="utf-8")):
+        target = imported.removeprefix("regard.") if imported.startswith("regard.") else None
+        if target in list_modules() and target != name:
+            found.add(target)
+        elif target and f"{target}.__init__" in list_modules() and not name.startswith(f"{target}."):
+            found.add(f"{target}.__init__")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "says"),
+    [
+        ("mechanism.steps", "def f():\n    from regard.layers import causal", "layer 2"),
+        ("layers.causal", "import regard.weights.arrays", "layer 3"),
+        ("layers.causal", "from regard import weights", "layer 3"),
+        ("layers.causal", "from regard import attend", "imports regard/__init__.py"),
+        ("models.gpt2", "import safetensors.torch", "imports safetensors"),
+        ("show.terminal", "from matplotlib import figure", "imports matplotlib"),
+        ("observe.record", "import transformers", "imports transformers"),
+    ],
+)
+def test_a_violation_of_the_rules_is_found(module, source, says):
+    assert any(says in violation for violation in find_violations(module, list_imports(source)))
+
+
+def test_what_the_rules_allow_is_no_violation():
+    allowed = [
+        ("layers.causal", "from regard.mechanism import attend\nfrom regard.layers import checks"),
+        ("weights.arrays", "import safetensors"),
+        ("cli.walk", "import regard\nfrom regard.show import terminal"),
+    ]
+    for module, source in allowed:
+        assert find_violations(module, list_imports(source)) == []

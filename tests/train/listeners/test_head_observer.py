@@ -1,0 +1,87 @@
+import json
+
+import pytest
+import torch
+
+from regard import ConfigError, heads, record
+from regard.train import begin, follow, run
+from regard.train.listeners.head_observer import HeadObserver, make_repeated_tokens
+from regard.train.listeners.json_lines import read_rows
+from train import small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus")
+    small.corpus(path)
+    return path
+
+
+def settings(folder, out, **more):
+    return small.config(folder, **{"out": str(out), "dropout": 0.3, **more})
+
+
+def test_a_run_that_is_observed_learns_the_same_bits(folder, tmp_path):
+    found = []
+    for name, listeners in (("plain", []), ("observed", [HeadObserver(tmp_path / "heads.jsonl", 1)])):
+        reports = []
+        training = run(settings(folder, tmp_path / name), [*listeners, lambda _, report, to=reports: to.append(report)])
+        found.append((training.model.state_dict(), [report.loss_nats for report in reports]))
+    (plain, losses), (observed, others) = found
+    assert losses == others
+    assert all(torch.equal(x, observed[name]) for name, x in plain.items())
+
+
+def test_the_mode_and_the_random_numbers_are_left_as_they_are(folder, tmp_path):
+    training = begin(settings(folder, tmp_path))
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(HeadObserver(tmp_path / "heads.jsonl", 1).observe_heads(training, 1))
+    assert training.model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(x.grad is None for x in training.model.parameters())
+
+
+def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
+    training = begin(settings(folder, tmp_path))
+    rows = list(HeadObserver(tmp_path / "heads.jsonl", 1, "the cat sat").observe_heads(training, 5))
+    training.model.eval()
+    for on, tokens in (
+        ("text", torch.tensor([training.task.text.encode("the cat sat")])),
+        ("repeated", make_repeated_tokens(training)),
+    ):
+        with record(training.model) as recording, torch.no_grad():
+            training.model(tokens)
+        expected = heads(recording, tokens=tokens)
+        mine = [row for row in rows if row["on"] == on]
+        assert [(row["step"], row["layer"], row["head"], row["kind"]) for row in mine] == [
+            (5, head.layer, head.head, head.kind) for head in expected
+        ]
+        for row, head in zip(mine, expected, strict=True):
+            for name in ("previous token", "first token", "induction", "entropy"):
+                assert row[name] == pytest.approx(head.scores[name], abs=0.5e-4 + 1e-9)  # half of the last of four digits
+
+
+def test_random_tokens_are_said_twice_and_are_the_same_each_time(folder, tmp_path):
+    training = begin(settings(folder, tmp_path, context=10))
+    tokens = make_repeated_tokens(training)
+    assert tokens.shape == (1, 10)
+    assert torch.equal(tokens[:, :5], tokens[:, 5:])
+    assert len(tokens.unique()) == 5
+    assert torch.equal(tokens, make_repeated_tokens(training))
+
+
+def test_it_looks_at_the_first_the_last_and_every_so_many_steps(folder, tmp_path):
+    training = begin(settings(folder, tmp_path, steps=8))
+    follow(training, [HeadObserver(tmp_path / "heads.jsonl", 3)])
+    rows = read_rows(tmp_path / "heads.jsonl")
+    assert sorted({row["step"] for row in rows}) == [1, 3, 6, 8]
+    assert len(rows) == 4 * 2 * 2 * 2
+    assert all(json.dumps(row, allow_nan=False) for row in rows)
+
+
+def test_what_cannot_be_observed_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="every 1 step or more"):
+        HeadObserver(tmp_path / "heads.jsonl", 0)
+    with pytest.raises(ConfigError, match="must have at least two tokens"):
+        list(HeadObserver(tmp_path / "heads.jsonl", 1, "a").observe_heads(begin(settings(folder, tmp_path)), 1))

@@ -1,0 +1,96 @@
+import io
+from dataclasses import replace
+
+import pytest
+
+from regard.models import GPT2Config
+from regard.train import begin, follow
+from regard.train.flops import count_flops_per_token
+from regard.train.listeners.progress_printer import ProgressPrinter, format_duration, select_columns
+from train import small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus")
+    small.corpus(path)
+    return path
+
+
+def told(folder, out, monkeypatch, width=80, **settings) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(width))
+    training, page = begin(small.config(folder, out=str(out), **settings)), io.StringIO()
+    follow(training, [ProgressPrinter(1e9, page)])
+    return page.getvalue().splitlines()
+
+
+def test_the_first_the_looked_at_and_the_last_step_have_a_line(folder, tmp_path, monkeypatch):
+    titles, *lines = told(folder, tmp_path, monkeypatch)
+    assert titles.split() == ["step", "loss", "held", "out", "tokens/s", "of", "peak", "left"]
+    assert [line.split()[0] for line in lines] == ["1", "3", "6", "7"]
+    assert lines[-1].endswith("0:00")
+    assert {len(line) for line in lines} == {len(titles)}
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 46, 60, 80])
+def test_no_line_is_wider_than_the_screen(folder, tmp_path, monkeypatch, width):
+    lines = told(folder, tmp_path, monkeypatch, width, sample_every=1, sample_tokens=10)
+    assert max(map(len, lines)) <= width
+    assert "step" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("width", "names"),
+    [
+        (80, ["step", "loss", "held out", "tokens/s", "of peak", "left"]),
+        (46, ["step", "loss", "held out", "tokens/s", "left"]),
+        (40, ["step", "loss", "held out", "left"]),
+        (1, ["step"]),
+    ],
+)
+def test_what_matters_less_is_left_out_first(width, names):
+    assert list(select_columns(width, True, True)) == names
+
+
+def test_a_column_without_numbers_is_none():
+    assert list(select_columns(80, False, False)) == ["step", "loss", "tokens/s", "left"]
+
+
+def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    training, page = begin(small.config(folder, out=str(tmp_path))), io.StringIO()
+    follow(
+        training, [ProgressPrinter(1e4 * count_flops_per_token(training.config.model), page)]
+    )  # the model that the corpus's vocabulary gives
+    for line in page.getvalue().splitlines()[1:]:
+        cells = line.replace(",", "").split()
+        place = next(n for n, cell in enumerate(cells) if cell.endswith("%"))  # the time left is not known at first
+        pace, share = int(cells[place - 1]), int(cells[place].rstrip("%"))
+        assert share == pytest.approx(pace / 100, abs=1)  # both are printed as whole numbers
+
+
+def test_training_on_a_token_takes_six_operations_a_parameter_and_those_of_attention():
+    config = GPT2Config.small()
+    products = sum(config.parts[name] for name in ("token embedding", "attention", "feed-forward"))
+    attention = 12 * 12 * 768 * 1024 / 2  # two products of two, forward and twice backward, half of the square hidden
+    assert count_flops_per_token(config) == pytest.approx(
+        6 * products + attention, rel=2e-3
+    )  # biases and half a diagonal are beside
+
+
+def test_skipped_batches_and_samples_are_told_and_steer_no_terminal(folder, tmp_path, monkeypatch):
+    training, page = begin(small.config(folder, out=str(tmp_path), steps=1)), io.StringIO()
+
+    def changed(training, report):
+        report = replace(report, skipped="the loss is nan", sample="a\x1b[2Jb\nc")
+        ProgressPrinter(0.0, page)(training, report)
+
+    follow(training, [changed])
+    assert page.getvalue().splitlines()[-3:] == ["  step 1, batch 0, is skipped: the loss is nan", "  a\\x1b[2Jb", "  c"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [(0.4, "0:00"), (61, "1:01"), (3599.7, "1h 00m"), (7260, "2h 01m"), (90000, "1d 1h")]
+)
+def test_time_is_told_in_two_parts(seconds, says):
+    assert format_duration(seconds) == says

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from bounds import assert_within, sum_bound
+from regard.models import GPT2, GPT2Config
+from regard.train import TrainConfig, optimizer
+
+
+def test_matrices_decay_and_nothing_else():
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(layers=2, heads=2, width=6, context=5, vocabulary=7)).double()
+    before = {name: weight.detach().clone().fill_(3) for name, weight in model.named_parameters()}
+    model.load_state_dict(before)
+    made = optimizer.make_optimizer(model, TrainConfig(weight_decay=0.5))
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.update_parameters(made, 0.1, norm=0.0, clip=1.0)
+    for name, weight in model.named_parameters():
+        expected = 3 * (1 - 0.1 * 0.5) if weight.dim() >= 2 else 3
+        torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected), rtol=1e-12, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 3.0, 1e6])
+def test_long_gradients_are_shortened_as_by_torch_and_short_ones_are_left(clip):
+    """In float64, but for the scale that torch takes, a float32: a moment is off by that much of the gradients in it, and a
+    step of Adam, m / √v, at most by twice as much, since with these betas no mean of |g| is above 1.01 √v."""
+    torch.manual_seed(0)
+    start = torch.arange(6.0, dtype=torch.float64).view(2, 3), torch.ones(4, dtype=torch.float64)
+    ours, theirs = ([nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    mine, adam = (torch.optim.AdamW(given, betas=(0.8, 0.9), fused=True) for given in (ours, theirs))
+    largest, rates = 0.0, []
+    for rate in (0.1, 0.05, 0.2):
+        rates.append(rate)
+        gradients = [torch.randn_like(one) for one in ours]
+        for given in (ours, theirs):
+            for one, gradient in zip(given, gradients, strict=True):
+                one.grad = gradient.clone()
+        optimizer.update_parameters(mine, rate, float(nn.utils.get_total_norm(gradients)), clip)
+        nn.utils.clip_grad_norm_(theirs, clip or float("inf"))
+        for group in adam.param_groups:
+            group["lr"] = rate
+        adam.step()
+        largest = max(largest, *(float(one.grad.abs().max()) for one in theirs))
+        for one, other in zip(ours, theirs, strict=True):
+            assert_within(one, other, sum_bound(torch.float32, 2, 1.01 * sum(rates)))
+            assert_within(mine.state[one]["exp_avg"], adam.state[other]["exp_avg"], sum_bound(torch.float32, 1, largest))
+            squares = adam.state[other]["exp_avg_sq"]  # a step itself hardly hears of one scale for all
+            assert_within(mine.state[one]["exp_avg_sq"], squares, sum_bound(torch.float32, 2) * squares)
+
+
+def test_every_parameter_is_in_one_group():
+    model = GPT2(GPT2Config(layers=1, heads=2, width=6, context=5, vocabulary=7))
+    grouped = [id(one) for group in optimizer.make_parameter_groups(model, 0.1) for one in group["params"]]
+    assert sorted(grouped) == sorted(id(one) for one in model.parameters())

@@ -1,0 +1,156 @@
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard import ConfigError, DataError
+from regard.models import GPT2Config
+from regard.text import BytePair, Letters
+from regard.text.corpus import Corpus
+from regard.train import TrainConfig, begin, run
+from regard.train.text_data import fit_vocabulary, load_or_prepare_corpus
+from regard.train.translation_task import load_or_prepare_pairs
+from text.corpus.small import contents
+from text.pairs.small import aligned, many
+from train import small
+
+
+@pytest.fixture
+def story(tmp_path):
+    path = tmp_path / "story.txt"
+    path.write_text(small.TEXT)
+    return path
+
+
+@pytest.mark.parametrize(("vocabulary", "kind", "size"), [("letters", Letters, None), ("262", BytePair, 262)])
+def test_a_text_is_prepared_into_the_folder_of_the_run(tmp_path, story, vocabulary, kind, size):
+    config = TrainConfig(text=str(story), vocabulary=vocabulary, out=str(tmp_path / "run"))
+    corpus = load_or_prepare_corpus(config)
+    assert isinstance(corpus.text, kind)
+    assert corpus.vocabulary == (size or len(set(small.TEXT)))
+    assert corpus.text.decode(corpus[: corpus.tokens].tolist()).startswith(small.TEXT[:50])
+    assert Corpus.load(tmp_path / "run" / "corpus").checksum == corpus.checksum
+
+
+def test_gpt2s_own_vocabulary_is_there_by_its_name(tmp_path, story):
+    assert (
+        load_or_prepare_corpus(TrainConfig(text=str(story), vocabulary="gpt2", out=str(tmp_path / "run"))).vocabulary == 50257
+    )
+
+
+def test_a_text_is_prepared_once(tmp_path, story):
+    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
+    first = load_or_prepare_corpus(config)
+    story.unlink()
+    assert load_or_prepare_corpus(config).checksum == first.checksum
+
+
+def decoded(corpus) -> str:
+    return corpus.text.decode(corpus[:].tolist())
+
+
+def changed(story, tmp_path, change):
+    """The config after a change to what a corpus was prepared from."""
+    config = {"text": str(story), "out": str(tmp_path / "run")}
+    if change == "another file":
+        other = tmp_path / "other.txt"
+        other.write_text(small.TEXT[::-1])
+        return TrainConfig(**{**config, "text": str(other)})
+    if change == "other contents":  # of the same length, and as old
+        when = story.stat()
+        story.write_text(small.TEXT.replace("cat", "cow"))
+        os.utime(story, ns=(when.st_atime_ns, when.st_mtime_ns))
+        return TrainConfig(**config)
+    return TrainConfig(**config, vocabulary="262")
+
+
+CHANGES = ["another file", "other contents", "another vocabulary"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_corpus_that_was_prepared_from_something_else_is_made_anew(tmp_path, story, change):
+    """As after a run that was killed before its first checkpoint."""
+    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    config = changed(story, tmp_path, change)
+    expected = load_or_prepare_corpus(replace(config, out=str(tmp_path / "fresh")))
+    found = load_or_prepare_corpus(config)
+    assert found.checksum == expected.checksum
+    assert decoded(found).removesuffix("<|endoftext|>") == Path(config.text).read_text()
+    assert load_or_prepare_corpus(config).checksum == expected.checksum
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_with_a_checkpoint_refuses_another_text_and_keeps_its_own(tmp_path, story, change):
+    settings = {"corpus": "", "steps": 2, "evaluate_every": 0}
+    run(small.config(tmp_path, text=str(story), **settings))
+    before = contents(tmp_path / "run" / "corpus")
+    one = changed(story, tmp_path, change)
+    says = {"another file": "text is '.*other.txt', but the run in", "other contents": "the contents are not those that the"}
+    with pytest.raises(ConfigError, match=says.get(change, "vocabulary is '262', but the run in .* has 'letters'")):
+        begin(small.config(tmp_path, text=one.text, vocabulary=one.vocabulary, **settings))
+    assert contents(tmp_path / "run" / "corpus") == before
+
+
+def test_the_same_text_elsewhere_is_not_prepared_again(tmp_path, story):
+    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    made = (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns
+    story.rename(tmp_path / "moved.txt")
+    load_or_prepare_corpus(TrainConfig(text=str(tmp_path / "moved.txt"), out=str(tmp_path / "run")))
+    assert (tmp_path / "run" / "corpus" / "corpus.json").stat().st_mtime_ns == made
+
+
+def test_a_text_that_is_gone_is_not_taken_for_another_one(tmp_path, story):
+    load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    with pytest.raises(DataError, match=r"none\.txt is neither a file"):
+        load_or_prepare_corpus(TrainConfig(text=str(tmp_path / "none.txt"), out=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, '{"names": 5, "digest": 1, "settings": []}'])
+def test_a_corpus_that_does_not_say_what_it_is_of_is_made_anew(tmp_path, story, content):
+    config = TrainConfig(text=str(story), out=str(tmp_path / "run"))
+    checksum = load_or_prepare_corpus(config).checksum
+    story.write_text(small.TEXT[::-1])
+    (tmp_path / "run" / "corpus" / "source.json").write_text(content)
+    assert load_or_prepare_corpus(config).checksum != checksum
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, story):
+    folder = tmp_path / "run" / "corpus"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"holds notes\.txt, which is not part of a corpus"):
+        load_or_prepare_corpus(TrainConfig(text=str(story), out=str(tmp_path / "run")))
+    assert contents(folder) == {"notes.txt": b"mine"}
+
+
+def test_sentence_pairs_belong_to_their_files_too(tmp_path):
+    config = {"out": str(tmp_path / "run"), "vocabulary": "290", "model": {"kind": "recurrent", "width": 6, "hidden": 7}}
+    aligned(tmp_path, "some", many(30))
+    aligned(tmp_path, "more", many(40)[10:])
+    texts = [TrainConfig.from_table({**config, "pairs": [str(tmp_path / name)]}) for name in ("some", "more")]
+    assert load_or_prepare_pairs(texts[0]).checksum != load_or_prepare_pairs(texts[1]).checksum
+    assert (
+        load_or_prepare_pairs(texts[1]).checksum
+        == load_or_prepare_pairs(replace(texts[1], out=str(tmp_path / "fresh"))).checksum
+    )
+
+
+def test_a_text_given_as_a_corpus_is_told_what_to_do(story):
+    with pytest.raises(ConfigError, match=r"If it is a text, give it as text"):
+        load_or_prepare_corpus(TrainConfig(corpus=str(story)))
+
+
+@pytest.mark.parametrize("both", [{}, {"corpus": "a", "text": "b"}])
+def test_a_run_has_a_corpus_or_a_text(both):
+    with pytest.raises(ConfigError, match="a run needs either corpus"):
+        load_or_prepare_corpus(TrainConfig(**both))
+
+
+def test_a_vocabulary_may_be_larger_than_the_corpuss_and_never_smaller(tmp_path):
+    corpus = Corpus.load(small.corpus(tmp_path))
+    for size, expected in ((50257, corpus.vocabulary), (64, 64)):
+        config = TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=size))
+        assert fit_vocabulary(config, corpus).model.vocabulary == expected
+    with pytest.raises(ConfigError, match=r"model\.vocabulary is 5, but the corpus has"):
+        fit_vocabulary(TrainConfig(model=GPT2Config(layers=1, heads=1, width=4, vocabulary=5)), corpus)

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+import torch
+
+from regard.errors import WeightsError
+from regard.weights import gpt2
+from weights import written
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"activation_function": "quick_gelu"}, "activation_function='quick_gelu'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights=False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=True"),
+        ({"add_cross_attention": True}, "add_cross_attention=True"),
+        ({"model_type": "llama"}, "model_type='llama'"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"auto_map": {"AutoModel": "x.py"}}, "auto_map"),
+        ({"attn_pdrop": 0.2}, "one dropout for three places"),
+        ({"embd_pdrop": 2.0}, "a probability is from 0"),
+        ({"layer_norm_epsilon": 0}, "layer_norm_epsilon=0"),
+        ({"n_head": 4}, "not a multiple of the 4 heads"),
+        ({"n_head": -3}, "n_head=-3; it must be a whole number"),
+        ({"n_layer": "2"}, "n_layer='2'"),
+        ({"n_layer": 3}, "has no h.2.ln_1.weight"),
+        ({"n_layer": 10**12}, "has no h.2.ln_1.weight"),
+        ({"n_layer": 1}, r"h\.1\.\S+ is not part of a GPT-2 of 1 layers"),
+        ({"n_positions": 18}, "wpe.weight must have the shape"),
+        ({"n_inner": 59}, "c_fc.weight must have the shape"),
+        ({"hidden_size": 18}, "must be equal"),
+        ({"tie_word_embeddings": False}, "has no lm_head.weight"),
+        ({"tie_word_embeddings": "no"}, "must be true or false"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(tmp_path, said, sentence):
+    with pytest.raises(WeightsError, match=sentence):
+        gpt2.load_weights(written.folder(written.small(), tmp_path, **said))
+
+
+def test_a_setting_that_a_checkpoint_of_another_model_says_is_refused(tmp_path):
+    with pytest.raises(WeightsError, match="use_rmsnorm=True"):
+        gpt2.load_weights(written.nanogpt(written.small(), tmp_path, use_rmsnorm=True))
+
+
+@pytest.mark.parametrize(("width", "heads"), [(768, 12), (1600, 25)])
+def test_the_heads_of_a_released_width_are_known(tmp_path, width, heads):
+    model = written.small(n_embd=width, n_head=heads, n_layer=1, n_inner=31)
+    torch.save({"model": written.linear(model)}, tmp_path / "m.pt")
+    assert gpt2.load_weights(tmp_path / "m.pt").config["heads"] == heads
+
+
+@pytest.mark.parametrize(("width", "heads"), [(15, 3), (128, 4), (128, 2)])
+def test_the_heads_of_another_width_must_be_said(tmp_path, width, heads):
+    torch.save({"model": written.linear(written.small(n_embd=width, n_head=heads))}, tmp_path / "m.pt")
+    with pytest.raises(WeightsError, match="does not state the number of heads"):
+        gpt2.load_weights(tmp_path / "m.pt")
+
+
+def test_a_width_that_is_not_said_is_that_of_the_arrays(tmp_path):
+    folder = written.folder(written.small(), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["n_embd"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert gpt2.load_weights(folder).config["width"] == written.WIDTH
+    (folder / "config.json").write_text(json.dumps(config | {"n_embd": 18}))
+    with pytest.raises(WeightsError, match=r"wte\.weight must have the shape \(53, 18\)"):
+        gpt2.load_weights(folder)
+
+
+def test_settings_in_a_pickle_are_numbers_and_words_by_their_names(tmp_path):
+    path = written.nanogpt(written.small(), tmp_path)
+    saved = torch.load(path, weights_only=True)
+    for wrong in ({1: 2}, {"n_head": torch.tensor(3)}, {"n_head": [3]}):
+        torch.save(saved | {"model_args": saved["model_args"] | wrong}, path)
+        with pytest.raises(WeightsError, match="model_args must map names to numbers and strings"):
+            gpt2.load_weights(path)
+
+
+@pytest.mark.parametrize("shape", [(0, 15), (53, 0)])
+def test_an_embedding_of_no_numbers_is_refused(tmp_path, shape):
+    state = written.tensors(written.small()) | {"transformer.wte.weight": torch.empty(shape)}
+    with pytest.raises(WeightsError, match="must be a matrix; it has the shape"):
+        gpt2.load_weights(written.folder(written.small(), tmp_path, state))
+
+
+def test_a_head_of_whole_numbers_is_refused(tmp_path):
+    state = {name: x.long() if "wte" in name else x for name, x in written.tensors(written.small()).items()}
+    state["lm_head.weight"] = state["transformer.wte.weight"].clone()
+    with pytest.raises(WeightsError, match=r"holds I64|but the settings tie the head to the token embedding"):
+        gpt2.load_weights(written.folder(written.small(), tmp_path, state))
