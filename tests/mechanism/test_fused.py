@@ -236,7 +236,8 @@ def test_dropout_draws_what_attend_draws():
         ({"mask": Causal(), "softcap": 30.0}, "written out in blocks", "softcap"),
         ({"sinks": torch.zeros(H)}, "sdpa", "sinks, which .* as one more key"),
         ({"sinks": torch.zeros(H), "mask": Causal()}, "sdpa in blocks", "only the keys it may see"),
-        ({"sinks": torch.zeros(H), "scale": 0.0}, "written out in blocks", "scale so near 0"),
+        ({"sinks": torch.zeros(H), "scale": 1e-310}, "written out in blocks", "scale so near 0"),
+        ({"scale": 0.0}, "written out in blocks", "products that overflow"),
         ({"dropout": 0.1}, "written out", "dropout is one draw"),
     ],
 )

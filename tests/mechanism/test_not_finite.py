@@ -66,6 +66,18 @@ def test_what_is_no_number_comes_out_where_attend_has_it(asked):
         assert torch.equal(found == infinity, expected == infinity)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, -0.0, 1e-30])
+@pytest.mark.parametrize("keys", [1, 15, 40, 300])
+@pytest.mark.parametrize("mask", [Everything(), Causal(), Window(5, 2)], ids=str)
+def test_a_product_that_overflows_is_nan_however_small_the_scale(mask, keys, scale, dtype):
+    q, k, v = (torch.randn(1, 1, keys, 8, dtype=dtype) for _ in range(3))
+    q[..., 0, 0] = k[..., 0, 0] = 1e30
+    found, expected = attention(q, k, v, mask, scale=scale), attend(q, k, v, mask, scale=scale).context
+    assert expected[0, 0, 0].isnan().all()
+    assert torch.equal(found.isnan(), expected.isnan())
+
+
 @settings(max_examples=200, deadline=None)
 @given(inputs(st.sampled_from([None, -0.5, 0.0, -1.0, 0.1]), is_broken=False))
 def test_any_scale_and_any_dtype_of_the_bias_gives_the_formula_in_float64(asked):
@@ -92,7 +104,7 @@ def test_any_scale_and_any_dtype_of_the_bias_gives_the_formula_in_float64(asked)
 @pytest.mark.parametrize("form", [attend, attention])
 def test_a_position_whose_sums_would_not_be_int64_is_refused(form, offset):
     x = torch.randn(1, 1, 3, 2)
-    with pytest.raises(ConfigError, match=r"within -2\*\*61 and 2\*\*61"):
+    with pytest.raises(ConfigError, match=r"between -2\*\*61 and 2\*\*61"):
         form(x, x, x, Causal(), offset=offset)
 
 

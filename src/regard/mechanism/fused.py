@@ -41,6 +41,9 @@ CAPPED = Choice(
 UNSCALED = Choice(
     "written out in blocks", "with a scale so near 0 no key can hold the sinks; a run of queries at a time is written out"
 )
+ZERO = Choice(
+    "written out in blocks", "with a scale of 0 a kernel misses products that overflow, for which the formula gives NaN"
+)
 
 KERNELS: dict[str, Callable[[Request], Tensor]] = {
     "sdpa": kernels.run_sdpa,
@@ -102,14 +105,14 @@ def attention(
 def can_lose_nan(request: Request) -> bool:
     """Return whether a score may be infinite or NaN and torch's kernel for half precision or few keys would lose it.
 
-    No score is larger than scale d max|q| max|k|, plus the bias.
+    No product is larger than d max|q| max|k|, and no score than scale times that, plus the bias.
     """
     is_half, has_few_keys = request.q.dtype in HALF_DTYPES, request.k.shape[2] < kernels.FEW_KEYS
     if torch.compiler.is_compiling() or not (is_half or (has_few_keys and request.bias is not None)):
         return False
     try:
         largest = (
-            abs(request.scale) * request.q.shape[3] * find_largest_magnitude(request.q) * find_largest_magnitude(request.k)
+            max(abs(request.scale), 1.0) * request.q.shape[3] * find_largest_magnitude(request.q) * find_largest_magnitude(request.k)
         )
         return not (largest + (0.0 if request.bias is None else max(request.bias.detach().amax().item(), 0.0)) < LARGEST_SCORE)
     except RuntimeError:  # under vmap, on the meta device
@@ -166,6 +169,8 @@ def select_torch_kernel(request: Request) -> Choice:
         return EMPTY
     if request.dropout:
         return DROPOUT
+    if not request.scale:
+        return ZERO
     sinks, bias = request.sinks is not None, request.bias is not None
     written = request.softcap is not None or (sinks and not can_hold_sinks(request.scale, request.q.dtype))
     if request.mask == EVERYTHING and not written:

@@ -105,12 +105,12 @@ def apply_cpu_sdpa(request: Request, table: Tensor | None, *, is_causal: bool) -
 
 
 def call_sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, table: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
-    """Call F.scaled_dot_product_attention, with shared key heads where k has fewer heads than q, and for any scale.
+    """Call F.scaled_dot_product_attention, with shared key heads where k has fewer heads than q, and for any scale but 0.
 
-    torch's causal mask is -inf before the scale: a negative scale would make it +inf, a scale of 0 NaN.
+    torch's causal mask is -inf before the scale: a negative scale would make it +inf.
     """
-    if scale <= 0:
-        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    if scale < 0:
+        q, scale = -q, -scale
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, table, is_causal=is_causal, scale=scale, enable_gqa=grouped)
 
