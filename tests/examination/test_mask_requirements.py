@@ -30,7 +30,7 @@ def test_the_first_length_that_is_tried_has_padding_in_every_sequence():
 
 @pytest.mark.parametrize("rule", [Documents([0, 0, 1, 1, 1, 1, 1]), Given(TABLE), Causal() & Documents([[0] * 7, [1] * 7])])
 def test_a_rule_of_one_batch_has_its_length(rule):
-    assert mask_requirements.is_batch_specific(rule)
+    assert rule.is_batch_specific
     assert mask_requirements.choose_token_counts(rule) == [7]
 
 
@@ -44,11 +44,11 @@ def test_there_are_as_many_sequences_as_the_rule_tells_apart_and_two_where_it_al
 
 def test_padding_is_told_from_the_rest():
     rule = Causal() & Padding((3, 5)) & Window(left=2)
-    assert mask_requirements.find_padding(rule) == Padding((3, 5))
-    assert mask_requirements.remove_padding(rule) == Causal() & Window(left=2)
-    assert mask_requirements.remove_padding(Padding((3, 5)) & Causal()) == Causal()
-    assert mask_requirements.find_padding(Causal()) is None
-    assert mask_requirements.remove_padding(Padding((3, 5))) is None
+    assert rule.padding == Padding((3, 5))
+    assert rule.remove_padding() == Causal() & Window(left=2)
+    assert (Padding((3, 5)) & Causal()).remove_padding() == Causal()
+    assert Causal().padding is None
+    assert Padding((3, 5)).remove_padding() is None
 
 
 @pytest.mark.parametrize("offset", [0, 2])

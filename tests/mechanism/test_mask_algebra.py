@@ -1,11 +1,14 @@
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, ShapeError, Window
 from regard.mechanism.mask_algebra import QueryBlock
 from regard.mechanism.spans import Spans
 from strategies import Asked, requests
+
+B, H, K = 2, 3, 7
 
 
 def written_out(asked: Asked) -> torch.Tensor:
@@ -96,3 +99,28 @@ def test_rules_for_batches_of_different_size_do_not_join():
     rule = Padding([1, 2]) & Padding([1, 2, 3])
     with pytest.raises(ShapeError, match="2 and for 3 batch rows"):
         rule.table(3, 3)
+
+
+@given(st.data())
+def test_the_first_keys_and_the_first_queries_of_a_rule_are_those_of_its_table(data):
+    n = data.draw(st.integers(1, K))
+    m = data.draw(st.integers(1, n))
+    parts = [
+        Causal(),
+        Window(2),
+        Prefix(3),
+        Documents([0, 0, 1, 1, 1, 2, 2]),
+        Documents([0, 1, 1, 2, 2, 3, 3], [0] * 3 + [2] * 4),
+    ]
+    tables = [Given(torch.rand(B, 1, 1, K) < 0.5), Given(torch.rand(1, H, K, K) < 0.5), Given(torch.rand(B, 1, K, 1) < 0.5)]
+    rule = data.draw(st.sampled_from(parts)) & ~data.draw(st.sampled_from(tables)) | data.draw(st.sampled_from(tables))
+    whole = rule.table(K, K).expand(B, H, K, K)
+    smaller = rule.truncate(m, n)
+    assert torch.equal(smaller.table(m, n).expand(B, H, m, n), whole[:, :, :m, :n])
+
+
+def test_some_heads_of_a_rule_are_those_of_its_table():
+    rule = Causal() & Given(torch.rand(B, H, K, K) < 0.5) & Given(torch.rand(B, 1, 1, K) < 0.5)
+    whole = rule.table(K, K).expand(B, H, K, K)
+    assert torch.equal(rule.select_heads([2, 0]).table(K, K), whole[:, [2, 0]])
+    assert torch.equal(rule.select_heads(slice(1, 2)).table(K, K), whole[:, 1:2])

@@ -17,9 +17,9 @@ from regard import Causal, ConfigError, DataError, Documents, Given, Padding, Pr
 from regard.generate.translation_search import translate
 from regard.observe import Recording, load, record, recording_file
 from regard.observe.checksums import compute_header_checksum
-from regard.observe.deserialize import RuleReader
+from regard.observe.deserialize import MaskReader
 from regard.observe.interception.attention_call import MissedCall
-from regard.observe.serialize import NamedTensors, serialize_rule
+from regard.observe.serialize import NamedTensors, serialize_mask
 from regard.observe.store import Store
 from traced import count_calls
 
@@ -127,8 +127,8 @@ RULES = st.recursive(
 @settings(deadline=None)
 def test_every_rule_has_a_form_in_words_that_means_the_same(rule):
     packed = NamedTensors()
-    written = json.loads(json.dumps(serialize_rule(rule, 5, 7, 1, packed)))
-    assert torch.equal(RuleReader(packed.tensors).deserialize(written).table(5, 7, 1), rule.table(5, 7, 1))
+    written = json.loads(json.dumps(serialize_mask(rule, 5, 7, 1, packed)))
+    assert torch.equal(MaskReader(packed.tensors).deserialize_mask(written).table(5, 7, 1), rule.table(5, 7, 1))
 
 
 class Diagonal(regard.mechanism.mask_algebra.Mask):
@@ -146,8 +146,8 @@ class Diagonal(regard.mechanism.mask_algebra.Mask):
 
 def test_a_rule_of_someones_own_is_written_out_as_its_table():
     packed = NamedTensors()
-    written = serialize_rule(Diagonal(), 5, 7, 1, packed)
-    assert torch.equal(RuleReader(packed.tensors).deserialize(written).table(5, 7), Diagonal().table(5, 7, 1))
+    written = serialize_mask(Diagonal(), 5, 7, 1, packed)
+    assert torch.equal(MaskReader(packed.tensors).deserialize_mask(written).table(5, 7), Diagonal().table(5, 7, 1))
 
 
 def header_of(path):

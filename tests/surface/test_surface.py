@@ -48,7 +48,19 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
     *(
         f"{mask}.{name}"
         for mask in of_mechanism.MASKS
-        for name in ("block", "check", "find_possible_keys", "find_certain_keys", "can_see", "find_key_ranges")
+        for name in (
+            "block",
+            "check",
+            "find_possible_keys",
+            "find_certain_keys",
+            "can_see",
+            "find_key_ranges",
+            "from_arguments",
+            "transform_parts",
+            "truncate",
+            "select_heads",
+            "remove_padding",
+        )
     ),
     "Documents.select_ids",
     "Given.select_rows",

@@ -163,7 +163,7 @@ def match_sample(
             t,
             b,
             most=t,
-            bound=mask_requirements.is_batch_specific(expects),
+            bound=expects.is_batch_specific,
             spread=spread if 0 < spread < 1e4 else 1.0,
         )
         if form == "qkv":
@@ -183,7 +183,7 @@ def guess_from_parameters(
     ways: Sequence[SubjectAdapter], expects: Mask, offset: int
 ) -> Iterator[tuple[SubjectAdapter, InputShapes]]:
     """Yield every way with every width that the parameters suggest, and every length that they or the expectation suggest."""
-    module, fixed = ways[0].module, mask_requirements.is_batch_specific(expects)
+    module, fixed = ways[0].module, expects.is_batch_specific
     lengths = mask_requirements.choose_token_counts(expects)
     for width in guess_widths(module):
         ours = lengths + [t for t in guess_lengths(module, width) if t not in lengths]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.examination import cached_decoding, evidence, localize, mask_requirements
+from regard.examination import cached_decoding, evidence, localize
 from regard.examination.adapters import SubjectError, format_module_path
 from regard.examination.inplace_writes import watch_writes
 from regard.examination.mask_requirements import make_later_table
@@ -65,9 +65,7 @@ def examine_model(
         model = make_token_model(subject, sample)
         if model is None:
             return None
-        model = replace(
-            model, writes=writes, ids=model.ids if mask_requirements.is_batch_specific(expects) else model.ids[:BATCH]
-        )
+        model = replace(model, writes=writes, ids=model.ids if expects.is_batch_specific else model.ids[:BATCH])
         progress.begin_step("layers")
         said: list[Finding | Checked | Unknown | Visibility] = []
         for one in itertools.chain(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard.map.plane import BLOCK_NUMBERS, GAP, Plane
 from regard.mechanism import spans
-from regard.mechanism.mask_algebra import EVERYTHING, CombinedMask, Mask, Not, QueryBlock
-from regard.mechanism.masks import Causal, Window
+from regard.mechanism.mask_algebra import Mask, QueryBlock
 from regard.mechanism.spans import Span, Spans
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def make_plans(plane: Plane, part: Part | None = None) -> Iterable["Plan"]:
     """Return the plans of the rows of a plane, or of a part: as many rows in each as a block's numbers allow."""
     (q, k), request = plane.shape, plane.request
     part = part or ((0, q), (0, k))
-    if request.bias is None and is_relative(request.mask):
+    if request.bias is None and request.mask.is_relative:
         return (make_relative_plan(request.mask, plane.offset, part, k),)
     return make_general_plans(plane, part)
 
@@ -81,7 +80,7 @@ class PlanBuilder:
         self.numbers = 0  # entries in the tables
 
     def add(self, rows: QueryBlock) -> Spans:
-        """Add a run of rows; return the ranges of keys that only some of the rows see, for which `show` must be called."""
+        """Add a block of rows and return the ranges of keys that only some of them see: call `add_visibility` for each."""
         from regard.compiled.register_tiles import COLUMNS
 
         may = spans.intersection(spans.merge_spans(self.mask.find_possible_keys(rows, self.k), GAP), (self.keys,))
@@ -116,13 +115,6 @@ class PlanBuilder:
 def make_indices(start: int, stop: int, first: int, last: int) -> tuple[Tensor, Tensor]:
     """Return the indices of rows (n, 1) and of keys (m,)."""
     return torch.arange(start, stop).unsqueeze(-1), torch.arange(first, last)
-
-
-def is_relative(mask: Mask) -> bool:
-    """Return whether a mask depends only on the distance of key and query."""
-    if isinstance(mask, CombinedMask):
-        return is_relative(mask.one) and is_relative(mask.other)
-    return is_relative(mask.mask) if isinstance(mask, Not) else mask == EVERYTHING or isinstance(mask, Causal | Window)
 
 
 def make_blocks(plan: "Plan", edges: "Integers") -> "Integers":

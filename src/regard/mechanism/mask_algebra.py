@@ -1,11 +1,14 @@
 """Masks: which key a query may see, composed with &, | and ~. True means may see.
 
-A mask has three methods. `sees` is the mask itself, for any queries and keys. `may` and `must` bound the visible keys of a
-block of queries, so that keys hidden from the whole block are never read, and keys visible to all of it need no table.
+A mask has three methods. `can_see` is the mask itself, for any queries and keys. `find_possible_keys` and `find_certain_keys`
+bound the visible keys of a block of queries, so that keys hidden from the whole block are never read, and keys visible to all
+of it need no table. All else has a default, which a mask overrides where it can say more.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +75,83 @@ class Mask(ABC):
         return None
 
     @property
+    def parts(self) -> tuple["Mask", ...]:
+        """The masks that this one is composed of; none if it is elementary."""
+        return ()
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments that make an equal mask: numbers, tuples of numbers, tensors, masks or None."""
+        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]  # every mask is a dataclass
+
+    @classmethod
+    def from_arguments(cls, *arguments: Any) -> "Mask":
+        """Make a mask from the arguments that a file states; raises what the constructor raises if they do not fit."""
+        return cls(*arguments)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the mask and its parts hold."""
+        own = tuple(value for value in vars(self).values() if isinstance(value, Tensor))
+        return own + tuple(tensor for part in self.parts for tensor in part.tensors)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether visibility depends only on the distance of key and query."""
+        return bool(self.parts) and all(part.is_relative for part in self.parts)
+
+    @property
+    def is_batch_specific(self) -> bool:
+        """Whether the mask fits one batch only: its padding, its documents, its table."""
+        return any(part.is_batch_specific for part in self.parts)
+
+    @property
+    def key_count(self) -> int | None:
+        """The only number of keys that the mask fits; None if it fits any."""
+        return next((part.key_count for part in self.parts if part.key_count is not None), None)
+
+    @property
+    def padding(self) -> "Mask | None":
+        """The padding that the mask requires along with everything else; None if it requires none."""
+        return None
+
+    @property
+    def padded_lengths(self) -> tuple[int, ...]:
+        """The numbers of real keys wherever padding is part of the mask."""
+        return tuple(length for part in self.parts for length in part.padded_lengths)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The distances and positions, in tokens, at which visibility changes."""
+        return tuple(bound for part in self.parts for bound in part.bounds)
+
+    @property
+    def similar(self) -> tuple["Mask", ...]:
+        """Masks that are easily written by mistake instead of this elementary one."""
+        return ()
+
+    @property
+    def condition(self) -> str:
+        """The mask as a condition on the positions i of a query and j of a key, as in code."""
+        return str(self)
+
+    def transform_parts(self, change: Callable[["Mask"], "Mask"]) -> "Mask":
+        """Return the mask with `change` applied to each of its parts; an elementary mask is returned as it is."""
+        return self
+
+    def truncate(self, queries: int | None = None, keys: int | None = None) -> "Mask":
+        """Return the mask of the first queries and keys, None for all; every query has its position among these keys."""
+        return self.transform_parts(lambda part: part.truncate(queries, keys))
+
+    def select_heads(self, heads: Sequence[int] | slice) -> "Mask":
+        """Return the mask of some heads."""
+        return self.transform_parts(lambda part: part.select_heads(heads))
+
+    def remove_padding(self) -> "Mask | None":
+        """Return the mask without its `padding`; None if nothing else remains."""
+        return self
+
+    @property
     def batch(self) -> int:
         """The number of batch rows with masks of their own; 1 if all share one."""
         return 1
@@ -136,6 +216,10 @@ class Everything(Mask):
     def is_query_dependent(self) -> bool:
         return False
 
+    @property
+    def is_relative(self) -> bool:
+        return True
+
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.full((q,), k), k)
 
@@ -155,6 +239,17 @@ class CombinedMask(Mask):
 
     one: Mask
     other: Mask
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return self.one, self.other
+
+    @classmethod
+    def from_arguments(cls, *arguments: Any) -> Mask:
+        return cls(*(check_mask(part) for part in arguments))
+
+    def transform_parts(self, change: Callable[[Mask], Mask]) -> Mask:
+        return type(self)(change(self.one), change(self.other))
 
     @property
     def is_query_dependent(self) -> bool:
@@ -190,6 +285,18 @@ class And(CombinedMask):
     def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
         return spans.intersection(self.one.find_certain_keys(rows, keys), self.other.find_certain_keys(rows, keys))
 
+    @property
+    def padding(self) -> Mask | None:
+        return self.one.padding or self.other.padding
+
+    def remove_padding(self) -> Mask | None:
+        one, other = self.one.remove_padding(), self.other.remove_padding()
+        return other if one is None else one if other is None else one & other
+
+    @property
+    def condition(self) -> str:
+        return f"{self.one.condition} & {self.other.condition}"
+
     def __repr__(self) -> str:
         return " & ".join(f"({part})" if isinstance(part, Or) else f"{part}" for part in (self.one, self.other))
 
@@ -213,6 +320,10 @@ class Or(CombinedMask):
     def find_certain_keys(self, rows: QueryBlock, keys: int) -> Spans:
         return spans.union(self.one.find_certain_keys(rows, keys), self.other.find_certain_keys(rows, keys))
 
+    @property
+    def condition(self) -> str:
+        return f"{self.one.condition} | {self.other.condition}"
+
     def __repr__(self) -> str:
         return f"{self.one} | {self.other}"
 
@@ -222,6 +333,17 @@ class Not(Mask):
     """A query sees the keys that the mask hides."""
 
     mask: Mask
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return (self.mask,)
+
+    @classmethod
+    def from_arguments(cls, *arguments: Any) -> Mask:
+        return cls(*(check_mask(part) for part in arguments))
+
+    def transform_parts(self, change: Callable[[Mask], Mask]) -> Mask:
+        return Not(change(self.mask))
 
     @property
     def is_query_dependent(self) -> bool:

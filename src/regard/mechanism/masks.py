@@ -1,7 +1,8 @@
-"""The masks: causal, window, prefix, padding, documents, or a given table. `rule.py` composes them."""
+"""The masks: causal, window, prefix, padding, documents, or a given table. `mask_algebra.py` composes them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from regard.mechanism import spans
 from regard.mechanism.arguments import check_count, describe_value
 from regard.mechanism.mask_algebra import (
     EVERYTHING,
+    And,
     Everything,
     KeyRanges,
     Mask,
+    Not,
     Offset,
+    Or,
     QueryBlock,
     broadcast_index,
     broadcast_size,
@@ -29,6 +33,18 @@ __all__ = ["EVERYTHING", "Causal", "Documents", "Everything", "Given", "Mask", "
 @dataclass(frozen=True)
 class Causal(Mask):
     """A query sees the keys up to its own position."""
+
+    @property
+    def is_relative(self) -> bool:
+        return True
+
+    @property
+    def similar(self) -> tuple[Mask, ...]:
+        return (Window(right=1),)
+
+    @property
+    def condition(self) -> str:
+        return "(j <= i)"
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.arange(q) + offset + 1, k)
@@ -54,6 +70,25 @@ class Window(Mask):
         for name, bound in (("left", self.left), ("right", self.right)):
             if bound is not None:
                 object.__setattr__(self, name, check_key_count(f"Window({name})", bound, " or None for no bound"))
+
+    @property
+    def is_relative(self) -> bool:
+        return True
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return tuple(bound for bound in (self.left, self.right) if bound is not None)
+
+    @property
+    def similar(self) -> tuple[Mask, ...]:
+        sides = (("left", self.left), ("right", self.right))
+        return tuple(replace(self, **{side: other}) for side, bound in sides for other in list_missed_bounds(bound))
+
+    @property
+    def condition(self) -> str:
+        left = [] if self.left is None else [f"(i - j <= {self.left})"]
+        right = [] if self.right is None else [f"(j - i <= {self.right})"]
+        return " & ".join([*left, *right]) or "everything"
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         p = torch.arange(q) + offset
@@ -86,6 +121,10 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", check_key_count("Prefix(n)", self.n))
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        return (self.n,)
 
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         return clamp_key_ranges(torch.zeros(q), torch.full((q,), self.n), k)
@@ -125,6 +164,21 @@ class Padding(Mask):
     def batch(self) -> int:
         return len(self.lengths)
 
+    @property
+    def is_batch_specific(self) -> bool:
+        return True
+
+    @property
+    def padding(self) -> Mask:
+        return self
+
+    @property
+    def padded_lengths(self) -> tuple[int, ...]:
+        return self.lengths
+
+    def remove_padding(self) -> None:
+        return None
+
     def find_key_ranges(self, q: int, k: int, offset: int) -> KeyRanges | None:
         stop = torch.tensor(self.lengths).view(-1, 1).expand(-1, q)
         return clamp_key_ranges(torch.zeros_like(stop), stop, k)
@@ -157,8 +211,25 @@ class Documents(Mask):
         object.__setattr__(self, "has_shared_ids", keys is None)
 
     @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.queries, None if self.has_shared_ids else self.keys
+
+    @property
     def batch(self) -> int:
         return broadcast_size("batch rows", len(self.queries), len(self.keys))
+
+    @property
+    def is_batch_specific(self) -> bool:
+        return True
+
+    @property
+    def key_count(self) -> int:
+        return self.keys.shape[-1]
+
+    def truncate(self, queries: int | None = None, keys: int | None = None) -> Mask:
+        if self.has_shared_ids:
+            return self if keys is None else Documents(self.keys[..., :keys])
+        return Documents(self.queries[..., :queries], self.keys[..., :keys])
 
     def check(self, q: int, k: int, offset: Offset = 0) -> None:
         if self.keys.shape[-1] != k:
@@ -252,9 +323,31 @@ class Given(Mask):
         object.__setattr__(rule, "given", table)
         return rule
 
+    @classmethod
+    def from_arguments(cls, *arguments: Any) -> "Given":
+        (table,) = arguments
+        if not isinstance(table, Tensor) or table.dtype != torch.bool or table.dim() != 4:
+            raise ShapeError(f"Given takes a bool table of four axes from a file; got {describe_value(table)}.")
+        return cls.from_shared_table(table)
+
     @property
     def is_query_dependent(self) -> bool:
         return self.given.shape[2] > 1
+
+    @property
+    def is_batch_specific(self) -> bool:
+        return True
+
+    @property
+    def key_count(self) -> int | None:
+        return self.given.shape[3] if self.given.shape[3] > 1 else None
+
+    def truncate(self, queries: int | None = None, keys: int | None = None) -> Mask:
+        q, k = self.given.shape[2:]
+        return Given.from_shared_table(self.given[:, :, : queries if q > 1 else None, : keys if k > 1 else None])
+
+    def select_heads(self, heads: Sequence[int] | slice) -> Mask:
+        return Given.from_shared_table(self.given[:, heads]) if self.heads > 1 else self
 
     @property
     def batch(self) -> int:
@@ -316,6 +409,16 @@ def convert_ids(given: Sequence[object] | Tensor) -> Tensor:
     return found if found.dim() == 2 else found.unsqueeze(0)
 
 
+def list_missed_bounds(bound: int | None) -> list[int | None]:
+    """Return the bounds that are one off, and None for one that is left out."""
+    return [] if bound is None else [bound + 1, *([bound - 1] if bound else []), None]
+
+
 def check_key_count(name: str, keys: object, alternative: str = "") -> int:
     """Return a number of keys, or raise ConfigError."""
     return check_count(f"{name} counts keys and", keys, 0, alternative=alternative)
+
+
+CLASSES: dict[str, type[Mask]] = {  # by the names that files state
+    one.__name__: one for one in (And, Causal, Documents, Everything, Given, Not, Or, Padding, Prefix, Window)
+}

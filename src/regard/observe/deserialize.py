@@ -12,8 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.mechanism.arguments import check_instance, check_path
-from regard.mechanism.mask_algebra import EVERYTHING, And, Everything, Mask, Not, Or
-from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Window
+from regard.mechanism.masks import CLASSES, Mask
 from regard.observe import recording_file
 from regard.observe.consistency import ParentRowsChecker, check_call, check_keys
 from regard.observe.header_values import (
@@ -31,7 +30,7 @@ from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.recording import KINDS, Call, Recording, Run
 from regard.observe.serialize import PIECE_NUMBERS, PIECE_TENSORS
 
-DEEPEST = 64  # nesting of composed rules
+DEEPEST = 64  # nesting of combined masks
 WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
 
 
@@ -81,10 +80,10 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
     run.rows = [
         None if row is None else require_count(row) for row in require_list(found.get("rows", []))
     ]  # older files have none
-    turns, rules = ParentRowsChecker(run.parent_rows), RuleReader(tensors)
+    turns, masks = ParentRowsChecker(run.parent_rows), MaskReader(tensors)
     strands = []
     for one in require_list(found["strands"]):
-        strand = deserialize_history(one, run.parent_rows, tensors, rules)
+        strand = deserialize_history(one, run.parent_rows, tensors, masks)
         turns.check_history(strand)
         strands.append(strand)
         if one["key"] is not None:
@@ -99,7 +98,7 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
 
 
 def deserialize_history(
-    found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], rules: "RuleReader"
+    found: dict[str, Any], turns: dict[int, Tensor], tensors: dict[str, Tensor], masks: "MaskReader"
 ) -> KVHistory:
     """Build a history from its part of the header, and check that every call of it is a map."""
     heads = found.get("heads")  # older files have none of these
@@ -116,7 +115,7 @@ def deserialize_history(
     for name, step in require_list(found["keys"]):
         strand.keys.append(require_four_axes(tensors[name]))
         strand.steps.append(require_count(step))
-    strand.stored_calls.extend(deserialize_call(one, tensors, rules) for one in require_list(found["pieces"]))
+    strand.stored_calls.extend(deserialize_call(one, tensors, masks) for one in require_list(found["pieces"]))
     if not strand.stored_calls or not strand.keys:
         raise ValueError(f"{strand.name} has no call")
     check_keys(strand)
@@ -127,7 +126,7 @@ def deserialize_history(
     return strand
 
 
-def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], rules: "RuleReader") -> StoredCall:
+def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "MaskReader") -> StoredCall:
     """Build a stored call from its part of the header."""
     named = {name: None if found.get(name) is None else tensors[found[name]] for name in PIECE_TENSORS}
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
@@ -141,7 +140,7 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], rules: "
     offset = found["offset"]
     offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
     first, stop, step = (require_count(found[name]) for name in PIECE_NUMBERS)
-    mask = rules.deserialize(found["mask"])
+    mask = masks.deserialize_mask(found["mask"])
     q, values, bias, sinks, weight = (named[name] for name in PIECE_TENSORS)
     assert q is not None
     if weight is not None and weight.shape != q.shape[3:]:
@@ -149,37 +148,26 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], rules: "
     return StoredCall(q, values, first, stop, step, mask, offset, scale, softcap, bias, sinks, weight)
 
 
-class RuleReader:
-    """The rules of a file, each built once, however many calls share it."""
+class MaskReader:
+    """The masks of a file, each built once, however many calls share it."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
-        self.made: dict[str, Mask] = {}
+        self.masks: dict[str, Mask] = {}
 
-    def deserialize(self, found: list[Any], depth: int = DEEPEST) -> Mask:
-        """Return the rule of a list."""
+    def deserialize_mask(self, found: list[Any], depth: int = DEEPEST) -> Mask:
+        """Return the mask of a list: the name of its class, then its arguments."""
         if not depth:
-            raise ValueError("rules joined too deeply")
+            raise ValueError("masks combined too deeply")
         written = json.dumps(found)
-        if written not in self.made:
-            self.made[written] = self.build(*require_list(found), depth=depth - 1)
-        return self.made[written]
+        if written not in self.masks:
+            name, *arguments = require_list(found)
+            parts = (self.deserialize_argument(one, depth - 1) for one in arguments)
+            self.masks[written] = CLASSES[name].from_arguments(*parts)
+        return self.masks[written]
 
-    def build(self, name: str, *parts: Any, depth: int) -> Mask:
-        """Build a rule from its name and its parts."""
-        if name in ("And", "Or"):
-            one, other = (self.deserialize(part, depth) for part in require_list([*parts], 2))
-            return And(one, other) if name == "And" else Or(one, other)
-        if name == "Not":
-            return Not(self.deserialize(require_list([*parts], 1)[0], depth))
-        if name == "Given":
-            table = require_four_axes(self.tensors[parts[0]])
-            if table.dtype != torch.bool:
-                raise ValueError(f"a table of who sees whom is bool, not {table.dtype}")
-            return Given.from_shared_table(table)
-        if name == "Documents":
-            queries, keys = (None if part is None else self.tensors[part] for part in require_list([*parts], 2))
-            return Documents(queries, keys)  # type: ignore[arg-type]
-        plain = {"Everything": Everything, "Causal": Causal, "Window": Window, "Prefix": Prefix, "Padding": Padding}
-        rule: Mask = plain[name](*parts)
-        return EVERYTHING if isinstance(rule, Everything) else rule
+    def deserialize_argument(self, found: Any, depth: int) -> Any:
+        """Return an argument of a mask: a list that starts with a name is a mask, a name by itself a tensor."""
+        if isinstance(found, str):
+            return self.tensors[found]
+        return self.deserialize_mask(found, depth) if isinstance(found, list) and found and isinstance(found[0], str) else found

@@ -12,7 +12,7 @@ from regard.errors import TooLargeError
 from regard.map import AttentionMap
 from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
 from regard.mechanism.masks import Causal, Documents, Given, Window
-from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule, truncate_keys, truncate_queries
+from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 LIMIT = 2**30  # entries of the table of a whole run
@@ -239,7 +239,7 @@ def truncate_call(piece: StoredCall, rows: int, known: int) -> StoredCall:
     """Return a stored call reduced to its first queries and the history's first keys."""
     keys = min(piece.stop, known) - piece.first
     bias = piece.bias if piece.bias is None else piece.bias[:, :, :rows, :keys]
-    mask = truncate_keys(truncate_queries(piece.mask, rows), keys)
+    mask = piece.mask.truncate(rows, keys)
     values = piece.values if piece.values is None else piece.values[:, :, : piece.values.shape[2] - piece.q.shape[2] + rows]
     return replace(piece, q=piece.q[:, :, :rows], values=values, stop=piece.first + keys, mask=mask, bias=bias)
 

@@ -1,11 +1,11 @@
 """Inference of the rule that a mask tensor follows: a value that needs no T x T table."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from regard.mechanism.mask_algebra import EVERYTHING, CombinedMask, Mask, Not, Offset, Or
+from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset, Or
 from regard.mechanism.masks import Causal, Documents, Given, Window
 
 ROWS = 1024  # queries per block
@@ -109,48 +109,6 @@ def fit_rule(rule: Mask, offset: int, parts: Iterable[tuple[Tensor, Tensor]]) ->
     if shown is None or hidden is None or (shown & hidden).any():
         return None  # a key is hidden from some of the queries to which the rule shows it
     return rule & Given.from_shared_table(~hidden) if hidden.any() else rule
-
-
-def transform_leaves(mask: Mask, change: Callable[[Mask], Mask]) -> Mask:
-    """Return a rule with `change` applied to every rule that it is composed of."""
-    if isinstance(mask, CombinedMask):
-        return type(mask)(transform_leaves(mask.one, change), transform_leaves(mask.other, change))
-    return Not(transform_leaves(mask.mask, change)) if isinstance(mask, Not) else change(mask)
-
-
-def truncate_keys(mask: Mask, n: int) -> Mask:
-    """Return the rule restricted to the first n keys, among which every query has its position."""
-
-    def truncate_leaf(one: Mask) -> Mask:
-        if isinstance(one, Given) and one.given.shape[3] > n:
-            return Given.from_shared_table(one.given[..., :n])
-        if isinstance(one, Documents):
-            return Documents(
-                one.queries[..., :n] if one.has_shared_ids else one.queries, None if one.has_shared_ids else one.keys[..., :n]
-            )
-        return one
-
-    return transform_leaves(mask, truncate_leaf)
-
-
-def truncate_queries(mask: Mask, n: int) -> Mask:
-    """Return the rule restricted to the first n queries."""
-
-    def truncate_leaf(one: Mask) -> Mask:
-        if isinstance(one, Given) and one.given.shape[2] > n:
-            return Given.from_shared_table(one.given[:, :, :n])
-        return Documents(one.queries[..., :n], one.keys) if isinstance(one, Documents) and not one.has_shared_ids else one
-
-    return transform_leaves(mask, truncate_leaf)
-
-
-def select_heads(mask: Mask, heads: list[int]) -> Mask:
-    """Return the rule restricted to some heads."""
-
-    def select_leaf(one: Mask) -> Mask:
-        return Given.from_shared_table(one.given[:, heads]) if isinstance(one, Given) and one.given.shape[1] > 1 else one
-
-    return transform_leaves(mask, select_leaf)
 
 
 def find_visible_end(mask: Mask, queries: int, keys: int, offset: Offset) -> int:

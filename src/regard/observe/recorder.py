@@ -23,7 +23,7 @@ from regard.observe.interception.thread_state import STATE, NextHandler, explain
 from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall, match_rows
 from regard.observe.layer_numbers import LayerNumbers
 from regard.observe.lazy_attentions import Attentions
-from regard.observe.mask_inference import find_visible_end, select_heads, truncate_keys
+from regard.observe.mask_inference import find_visible_end
 from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, select_run
 from regard.observe.recording import Call, HistoryKey, Recording, Run
 from regard.observe.selection import Selection
@@ -289,11 +289,11 @@ class Recorder:
 
     def build_stored_call(self, passage: AttentionCall, first: int, stop: int, slot: int) -> StoredCall:
         """Return what is stored of a call besides its keys."""
-        mask = passage.mask if stop - first == passage.k.shape[2] else truncate_keys(passage.mask, stop - first)
+        mask = passage.mask if stop - first == passage.k.shape[2] else passage.mask.truncate(keys=stop - first)
         bias = None if passage.bias is None else passage.bias[..., : stop - first]
         sinks = passage.sinks
         if self.selection.heads is not None:
-            mask = select_heads(mask, self.selection.heads)
+            mask = mask.select_heads(self.selection.heads)
             bias = bias if bias is None or bias.shape[1] == 1 else bias[:, self.selection.heads]
             sinks = None if sinks is None else sinks[self.selection.heads]
         return StoredCall(

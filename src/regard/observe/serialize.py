@@ -5,12 +5,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.mechanism.mask_algebra import And, Everything, Mask, Not, Or
-from regard.mechanism.masks import Causal, Documents, Given, Padding, Prefix, Window
+from regard.mechanism.masks import CLASSES, Given, Mask
 from regard.observe.kv_history import StoredCall
 from regard.observe.words import TextPair
 
-LARGEST = 2**30  # entries of the table of a user-defined rule
+LARGEST = 2**30  # entries of the table of a user-defined mask
 PIECE_NUMBERS = ("first", "stop", "step")
 PIECE_TENSORS = ("q", "values", "bias", "sinks", "weight")
 
@@ -78,39 +77,36 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
 
 
 def serialize_call(piece: StoredCall, packed: NamedTensors) -> dict[str, Any]:
-    """Return a stored call as plain values: its tensors by name, its rule as a list."""
+    """Return a stored call as plain values: its tensors by name, its mask as a list."""
     q, stop = piece.q.shape[2], piece.stop - piece.first
     return {
         **{name: packed.add(getattr(piece, name)) for name in PIECE_TENSORS},
         **{name: getattr(piece, name) for name in (*PIECE_NUMBERS, "scale", "softcap")},
         "offset": piece.offset.tolist() if isinstance(piece.offset, Tensor) else piece.offset,
-        "mask": serialize_rule(piece.mask, q, stop, piece.offset, packed),
+        "mask": serialize_mask(piece.mask, q, stop, piece.offset, packed),
     }
 
 
-def serialize_rule(mask: Mask, q: int, k: int, offset: Any, packed: NamedTensors) -> list[Any]:
-    """Return a rule as a list: its name, then its parts; a user-defined rule becomes a table.
+def serialize_mask(mask: Mask, q: int, k: int, offset: Any, packed: NamedTensors) -> list[Any]:
+    """Return a mask as a list: the name of its class, then its arguments; a user-defined mask becomes a table.
 
     Raises ConfigError if that table would have more than LARGEST entries.
     """
-    if isinstance(mask, Everything | Causal):
-        return [type(mask).__name__]
-    if isinstance(mask, Window):
-        return ["Window", mask.left, mask.right]
-    if isinstance(mask, Prefix):
-        return ["Prefix", mask.n]
-    if isinstance(mask, Padding):
-        return ["Padding", list(mask.lengths)]
-    if isinstance(mask, Documents):
-        return ["Documents", packed.add(mask.queries), None if mask.has_shared_ids else packed.add(mask.keys)]
-    if isinstance(mask, Given):
-        return ["Given", packed.add(mask.given)]
-    if isinstance(mask, And | Or):
-        return [type(mask).__name__, *(serialize_rule(one, q, k, offset, packed) for one in (mask.one, mask.other))]
-    if isinstance(mask, Not):
-        return ["Not", serialize_rule(mask.mask, q, k, offset, packed)]
+    name = type(mask).__name__
+    if CLASSES.get(name) is type(mask):
+        return [name, *(serialize_argument(one, q, k, offset, packed) for one in mask.arguments)]
     if q * k * mask.batch * mask.heads > LARGEST:
         raise ConfigError(
-            f"{type(mask).__name__} is a rule that a file has no word for, and its table of {q:,} x {k:,} is too large."
+            f"{name} is a mask of your own, which a file holds as a table, and a table of {q:,} x {k:,} is too large. "
+            "Save a shorter run, or compose the mask of regard's own."
         )
     return ["Given", packed.add(Given(mask.table(q, k, offset)).given)]
+
+
+def serialize_argument(argument: Any, q: int, k: int, offset: Any, packed: NamedTensors) -> Any:
+    """Return an argument of a mask as a plain value: a mask as a list, a tensor by its name, a tuple as a list."""
+    if isinstance(argument, Mask):
+        return serialize_mask(argument, q, k, offset, packed)
+    if isinstance(argument, Tensor):
+        return packed.add(argument)
+    return list(argument) if isinstance(argument, tuple) else argument

@@ -6,7 +6,7 @@ from torch import nn
 
 from examination.given import D_IN, Layer, case_of, hiding, kinds, later, ruled
 from regard import Causal, Documents, Everything, Given, Padding, Prefix, Window, attention
-from regard.examination.probes.pattern import check_case, format_inequality
+from regard.examination.probes.pattern import check_case
 
 C = Causal()
 
@@ -144,9 +144,9 @@ def test_padded_queries_are_not_judged():
 
 
 def test_a_rule_is_written_as_code():
-    assert format_inequality(C & Window(left=3)) == "(j <= i) & (i - j <= 3)"
-    assert format_inequality(Window(2, 1)) == "(i - j <= 2) & (j - i <= 1)"
-    assert format_inequality(C | Prefix(2)).startswith("(j <= i) | ")
+    assert (C & Window(left=3)).condition == "(j <= i) & (i - j <= 3)"
+    assert Window(2, 1).condition == "(i - j <= 2) & (j - i <= 1)"
+    assert (C | Prefix(2)).condition.startswith("(j <= i) | ")
 
 
 def test_a_layer_follows_its_rule():

@@ -43,7 +43,7 @@ def find_hidden_future(case: Case) -> Tensor:
     inputs = case.make_usual_inputs()
     expected = case.get_expected_visibility(*inputs)
     b, q, k = expected.shape
-    rest = mask_requirements.remove_padding(case.expects)
+    rest = case.expects.remove_padding()
     if rest is None:
         return expected & False
     later = mask_requirements.make_later_table(q, k, case.offset).to(expected.device).expand(b, q, k)

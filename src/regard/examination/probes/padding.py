@@ -21,7 +21,7 @@ WRONG_SIDE = (
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for a padding leak, and whether the real tokens are hidden instead."""
-    padding = mask_requirements.find_padding(case.expects)
+    padding = case.expects.padding
     if padding is None:
         return
     inputs = case.make_usual_inputs()
@@ -39,7 +39,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     row = int(leaks.any(-1).any(-1).int().argmax())
     i = int(leaks[row].any(-1).int().argmax())
     j = int(case.measured_dependency.within_sequence[row, i].masked_fill(~leaks[row, i], 0).argmax())
-    real = padding.lengths[row if len(padding.lengths) > 1 else 0]
+    real = padding.padded_lengths[row if len(padding.padded_lengths) > 1 else 0]
     told = f"{evidence.describe_dependency(case, i, j, row)}, and token {j} of sequence {row}, which has {real}, is padding"
     instead = find_missing_tokens(case, row, i)
     if instead:
@@ -55,13 +55,13 @@ def find_missing_tokens(case: Case, row: int, i: int) -> list[int]:
 
 def find_padded_keys(case: Case, b: int, q: int, k: int) -> Tensor:
     """Return the keys that are padding, bool (b, q, k)."""
-    padding = mask_requirements.find_padding(case.expects)
+    padding = case.expects.padding
     return torch.zeros(b, q, k, dtype=torch.bool) if padding is None else ~mask_requirements.expand_mask(padding, b, q, k)
 
 
 def find_real_queries(case: Case, b: int, q: int, k: int) -> Tensor:
     """Return the queries that are not padding themselves, bool (b, q, 1); the others are not checked."""
-    padding = mask_requirements.find_padding(case.expects)
+    padding = case.expects.padding
     if padding is None:
         return torch.ones(b, q, 1, dtype=torch.bool)
     return mask_requirements.expand_mask(padding, b, 1, k)[:, 0, k - q :].unsqueeze(-1)

@@ -1,7 +1,6 @@
 """Check the rest of who sees whom, besides future and padding: an inverted mask, one off, the own token left out."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -9,8 +8,7 @@ from regard.examination import dependency, evidence, mask_requirements
 from regard.examination.case import Case
 from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
-from regard.mechanism import Causal, Mask, Window
-from regard.mechanism.mask_algebra import CombinedMask, Not, Or
+from regard.mechanism import Causal, Mask
 
 INVERT = (
     "The mask is turned round: what it hides is what may be seen. True means may be seen in F.scaled_dot_product_attention and "
@@ -130,11 +128,11 @@ def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
     else:
         told = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
         told += f"; so for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
-    named = next((rule for rule in list_similar_rules(case.expects) if is_rule_found(case, rule, table)), None)
+    named = next((rule for rule in list_similar_masks(case.expects) if is_rule_found(case, rule, table)), None)
     if named is None:
         return Finding("wrong mask", told, LESS, strength, cause)
     told += f". What is seen is {named} rather than {case.expects}"
-    return Finding("wrong mask", told, f"{BOUND} {format_inequality(case.expects)}.", strength, cause)
+    return Finding("wrong mask", told, f"{BOUND} {case.expects.condition}.", strength, cause)
 
 
 def is_rule_found(case: Case, rule: Mask, table: VisibilityComparison) -> bool:
@@ -145,39 +143,14 @@ def is_rule_found(case: Case, rule: Mask, table: VisibilityComparison) -> bool:
     return bool(((seen == table.found) | ~judged).all())
 
 
-def list_similar_rules(rule: Mask) -> Iterator[Mask]:
-    """Yield rules that are easily mistaken for this one: with a bound one off or left out, or only a part of it."""
-    if isinstance(rule, CombinedMask):
-        yield from (rule.one, rule.other)
-        yield from (replace(rule, one=one) for one in list_similar_rules(rule.one))
-        yield from (replace(rule, other=other) for other in list_similar_rules(rule.other))
-    elif isinstance(rule, Not):
-        yield rule.mask
-    elif isinstance(rule, Window):
-        for side in ("left", "right"):
-            bound = getattr(rule, side)
-            yield from (replace(rule, **{side: other}) for other in list_missed_bounds(bound))
-    elif isinstance(rule, Causal):
-        yield Window(right=1)
-    else:
-        yield Causal()
-
-
-def list_missed_bounds(bound: int | None) -> list[int | None]:
-    """Return the bounds that are one off, and None for one that is left out."""
-    return [] if bound is None else [bound + 1, *([bound - 1] if bound else []), None]
-
-
-def format_inequality(rule: Mask) -> str:
-    """Format a rule on the positions i of a query and j of a key, as in code."""
-    if isinstance(rule, CombinedMask):
-        return f"{format_inequality(rule.one)} {'|' if isinstance(rule, Or) else '&'} {format_inequality(rule.other)}"
-    if isinstance(rule, Causal):
-        return "(j <= i)"
-    if isinstance(rule, Window):
-        bounds = [] if rule.left is None else [f"(i - j <= {rule.left})"]
-        return " & ".join([*bounds, *([] if rule.right is None else [f"(j - i <= {rule.right})"])]) or "everything"
-    return str(rule)
+def list_similar_masks(mask: Mask) -> Iterator[Mask]:
+    """Yield masks that are easily mistaken for this one: with a bound one off or left out, or only a part of it."""
+    yield from mask.parts
+    for part in mask.parts:
+        for other in list_similar_masks(part):
+            yield mask.transform_parts(lambda one, part=part, other=other: other if one is part else one)  # type: ignore[misc]
+    if not mask.parts:
+        yield from mask.similar or (Causal(),)
 
 
 def format_plural(numbers: list[int]) -> str:

@@ -5,12 +5,9 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from regard.map import AttentionMap
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Documents, Given
 from regard.observe import Recording
 from regard.observe.kv_history import KVHistory
 from regard.observe.map_view import MapView
-from regard.observe.mask_inference import transform_leaves
 
 
 def measure_recording(recording: Recording) -> int:
@@ -24,29 +21,14 @@ def measure_histories(strands: Sequence[KVHistory]) -> int:
     found = [keys for strand in strands for keys in strand.keys]
     for piece in pieces:
         own = piece.q, piece.values, piece.bias, piece.sinks, piece.weight
-        found += [x for x in own if x is not None] + list_mask_tensors(piece.mask)
+        found += [x for x in own if x is not None] + list(piece.mask.tensors)
     return count_storage_bytes(found)
 
 
 def measure_map(m: AttentionMap) -> int:
     """Compute the bytes of a map of one matrix, including those that it shares."""
     request = MapView(m).get_plane(0, 0).request
-    return m.nbytes + count_storage_bytes(list_mask_tensors(request.mask))
-
-
-def list_mask_tensors(mask: Mask) -> list[Tensor]:
-    """List the tensors of a mask."""
-    found: list[Tensor] = []
-
-    def collect_tensors(one: Mask) -> Mask:
-        if isinstance(one, Given):
-            found.append(one.given)
-        elif isinstance(one, Documents):
-            found.extend((one.queries, one.keys))
-        return one
-
-    transform_leaves(mask, collect_tensors)
-    return found
+    return m.nbytes + count_storage_bytes(request.mask.tensors)
 
 
 def count_storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -2,11 +2,8 @@
 
 from dataclasses import replace
 
-from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.masks import Given
 from regard.observe import Recording
 from regard.observe.kv_history import KVHistory, StoredCall
-from regard.observe.mask_inference import transform_leaves
 
 
 def select_head(recording: Recording, kind: str, part: str | None, layer: int, head: int) -> Recording:
@@ -21,7 +18,7 @@ def select_head(recording: Recording, kind: str, part: str | None, layer: int, h
 
 
 def select_history_head(strand: KVHistory, head: int) -> KVHistory:
-    """Select one head of the calls of a `Strand`."""
+    """Select one head of the calls of a `KVHistory`."""
     share = strand.stored_calls[0].q.shape[1] // strand.keys[0].shape[1]
     own, group = slice(head, head + 1), slice(head // share, head // share + 1)
     pieces = [select_call_head(piece, own, head) for piece in strand.stored_calls]
@@ -41,12 +38,7 @@ def select_call_head(piece: StoredCall, own: slice, head: int) -> StoredCall:
         piece,
         q=piece.q[:, own],
         values=values,
-        mask=transform_leaves(piece.mask, lambda mask: select_mask_head(mask, own)),
+        mask=piece.mask.select_heads(own),
         bias=bias if bias is None or bias.shape[1] == 1 else bias[:, own],
         sinks=None if piece.sinks is None else piece.sinks[own],
     )
-
-
-def select_mask_head(mask: Mask, own: slice) -> Mask:
-    """Select one head of a mask, where it has a table for each."""
-    return Given.from_shared_table(mask.given[:, own]) if isinstance(mask, Given) and mask.given.shape[1] > 1 else mask
