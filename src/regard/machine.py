@@ -35,6 +35,7 @@ EXTRAS = {  # extras of pyproject.toml: the module of each, and what it is for
     "plot": ("matplotlib", "figures"),
     "look": ("transformers", "Hugging Face models, regard look --model NAME"),
     "hub": ("huggingface_hub", "weights that are not on this disk"),
+    "tensorflow": ("google_crc32c", "OpenAI's own checkpoints of GPT-2"),
     "train": ("tokenizers", "a vocabulary of your own"),
     "translate": ("sacrebleu", "BLEU and chrF, regard translate --evaluate"),
     "notebook": ("ipykernel", "the lectures as notebooks"),

@@ -1,5 +1,6 @@
 import base64
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from regard.errors import WeightsError
-from regard.weights import gpt2, tensorflow
+from regard.weights import gpt2, sorted_table, tensorflow
 from weights import bundle, written
 
 # what tf.compat.v1.train.Saver of TensorFlow 2.21 wrote of a GPT-2 of one layer, its numbers 0, 1/8, 2/8, ... in the order of
@@ -128,3 +129,14 @@ def test_numbers_of_another_type_are_refused_by_name(tmp_path):
     bundle.write(tmp_path, written.openai(written.small()) | {"global_step": np.ones((), np.int64)})
     with pytest.raises(WeightsError, match="global_step is not part"):
         gpt2.load_weights(tmp_path)
+
+
+def test_without_the_library_of_its_checksums_the_error_states_what_to_install(tmp_path, monkeypatch):
+    bundle.write(tmp_path, {"a": np.ones((2, 3), np.float32)})
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    sorted_table.import_crc32c.cache_clear()
+    with pytest.raises(WeightsError, match=r'pip install "regard\[tensorflow\]"'):
+        tensorflow.read_checkpoint(tmp_path)
+    monkeypatch.undo()
+    sorted_table.import_crc32c.cache_clear()
+    assert set(tensorflow.read_checkpoint(tmp_path)) == {"a"}

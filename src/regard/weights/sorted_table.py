@@ -5,9 +5,11 @@ Source: doc/table_format.md of https://github.com/google/leveldb; TensorFlow's c
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-import google_crc32c
+from regard.errors import WeightsError
 
 FOOTER, MAGIC = 48, 0xDB4775248B80FB57
 MASK = 0xA282EAD8  # added to a rotated checksum, so that data with embedded checksums can be checksummed
@@ -37,7 +39,7 @@ def read_block(data: bytes, handle: bytes, at: int) -> bytes:
     if end + 5 > len(data):
         raise ValueError("a block lies beyond its end")
     kind, checksum = struct.unpack_from("<BI", data, end)
-    if google_crc32c.value(data[start : end + 1]) != unmask_checksum(checksum):
+    if import_crc32c().value(data[start : end + 1]) != unmask_checksum(checksum):
         raise ValueError(f"the checksum of its block at byte {start} does not match")
     if kind:
         raise ValueError("its blocks are compressed, which TensorFlow's are not")
@@ -70,6 +72,18 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return number, at
     raise ValueError("a number of more than ten bytes")
+
+
+@cache
+def import_crc32c() -> ModuleType:
+    """Return the module that computes CRC-32C, the checksum of TensorFlow's files; WeightsError if it is not installed."""
+    try:
+        import google_crc32c
+    except ImportError:
+        raise WeightsError(
+            'the checksums of a TensorFlow checkpoint are CRC-32C, which needs google-crc32c: pip install "regard[tensorflow]".'
+        ) from None
+    return google_crc32c
 
 
 def unmask_checksum(checksum: int) -> int:

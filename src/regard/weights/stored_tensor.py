@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
-import google_crc32c
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError, WeightsError
+from regard.weights.sorted_table import import_crc32c
 
 BUFFER = 1 << 23  # bytes read at a time
 REAL_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -48,7 +48,7 @@ class StoredTensor:
                     view = memoryview(buffer)[: rows * size]
                     read_into(file, view)
                     if self.checksum is not None:
-                        checksum = google_crc32c.extend(checksum, bytes(view))
+                        checksum = import_crc32c().extend(checksum, bytes(view))
                     numbers = torch.frombuffer(view, dtype=torch.uint8)
                     if self.swapped:
                         numbers = numbers.view(-1, self.dtype.itemsize).flip(-1).view(-1)
