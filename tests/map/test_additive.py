@@ -156,7 +156,7 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
     monkeypatch.setattr(additive.additive, "can_use_loops", lambda *_: compiled)
     calls = []
     call = additive.additive.launch_loops
-    monkeypatch.setattr(additive.additive, "launch_loops", lambda *args: calls.append(args) or call(*args))
+    monkeypatch.setattr(additive.additive, "launch_loops", lambda *args, **arrays: calls.append(args) or call(*args, **arrays))
     found = AttentionMap(q, k, mask, weight=weight).overview()
     assert bool(calls) == compiled
     assert_within(found.mean, allowed.exact, allowed.weights)

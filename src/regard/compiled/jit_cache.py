@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
@@ -132,12 +132,13 @@ def njit_with_cache(signature=None):
     return compile_function
 
 
-def cfunc_with_cache(signature):
-    """Return a decorator that compiles a C callback, which has an address and can run on torch's threads."""
+def callback_with_cache(arguments):
+    """Return a decorator that compiles a callback for torch's threads: a function of the address of such `Arguments`."""
 
     def wrap_function(function):
-        work = LazyCallback(function, normalize_signature(signature), locals={}, options={})
+        work = LazyCallback(function, normalize_signature(types.void(types.voidptr)), locals={}, options={})
         work._cache = make_cache(function)
+        work.arguments = arguments
         return work
 
     return wrap_function

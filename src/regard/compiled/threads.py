@@ -1,19 +1,17 @@
 """Run compiled functions on torch's OpenMP threads, to avoid oversubscription by a second pool."""
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.compiled import processor
 
-LEAST_ROWS, BLOCKS_PER_THREAD = (
-    64,
-    4,
-)  # fewest rows of a matrix that a thread takes at a time, and how many times each takes some
+LEAST_ROWS = 64  # fewest rows of a matrix that a thread takes at a time
+BLOCKS_PER_THREAD = 4  # how many times each thread takes some
 MOST_UNQUANTIZED = 1  # vectors for which reading int8 rows takes longer than multiplying: these vectors are not quantized
 PARALLEL, BARRIER = "GOMP_parallel", "GOMP_barrier"  # symbols of OpenMP, in any implementation torch is built with
 
@@ -51,7 +49,14 @@ def can_run_loops() -> bool:
     return find_parallel_call() is not None and processor.has_numba()
 
 
-def run_callback(work: Any, arguments: Sequence[int], threads: int) -> None:
-    """Run a compiled callback on `threads` of torch's threads, each given the address of the same numbers."""
-    numbers = (ctypes.c_int64 * len(arguments))(*arguments)
-    find_parallel_call()(work.address, ctypes.addressof(numbers), threads, 0)
+def run_callback(work: Any, count: int, /, **arguments: Tensor | float | ctypes.Array[ctypes.c_int64] | None) -> None:
+    """Run a compiled callback on `count` of torch's threads, each given the address of the same arguments.
+
+    The arguments are the fields of the callback's structure by name: a tensor is passed as its address, None as 0.
+    """
+    values = {
+        name: value.data_ptr() if isinstance(value, Tensor) else 0 if value is None else value
+        for name, value in arguments.items()
+    }
+    structure = work.arguments(**values)
+    find_parallel_call()(work.address, ctypes.addressof(structure), count, 0)

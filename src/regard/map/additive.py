@@ -40,7 +40,7 @@ def compute_compiled_scores(q: Tensor, k: Tensor, weight: Tensor, out: Tensor) -
     threads = torch.get_num_threads() if len(q) * len(k) * len(weight) > SINGLE_THREAD_LIMIT else 1
 
     def work(parts: tuple[Tensor, Tensor]) -> None:
-        additive.launch_loops("compute_scores", parts[0].contiguous()[None, None], keys, weight, parts[1])
+        additive.launch_loops("compute_scores", parts[0].contiguous()[None, None], keys, weight=weight, scores=parts[1])
 
     parts = list(zip(q.tensor_split(threads), out.tensor_split(threads), strict=True))
     if threads == 1:

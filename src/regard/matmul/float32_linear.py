@@ -64,8 +64,12 @@ def load_compiled_products() -> Any:
 
 def launch_product(kind: str, matrix: Tensor, scales: Tensor | None, x: Tensor, bias: Tensor | None, output: Tensor) -> None:
     """Set output to x matrixᵀ, times the scale of each row, plus bias; all contiguous except x."""
-    x = x.contiguous()
-    places = (0 if one is None else one.data_ptr() for one in (matrix, scales, x, bias, output))
-    count, (rows, columns) = torch.get_num_threads(), matrix.shape
-    run = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * count))
-    threads.run_callback(getattr(load_compiled_products(), kind), [0, *places, rows, columns, x.numel() // columns, run], count)
+    x, work = x.contiguous(), getattr(load_compiled_products(), kind)
+    several, (rows, columns) = torch.get_num_threads(), matrix.shape
+    sizes = {"rows": rows, "columns": columns, "count": x.numel() // columns, "block": choose_block_rows(rows, several)}
+    threads.run_callback(work, several, **sizes, matrix=matrix, scales=scales, x=x, bias=bias, output=output)
+
+
+def choose_block_rows(rows: int, several: int) -> int:
+    """Return how many rows of a matrix each of several threads takes at a time."""
+    return max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * several))

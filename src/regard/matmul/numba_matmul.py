@@ -1,18 +1,32 @@
 # mypy: ignore-errors
 """The rows of a matrix times a few vectors, compiled by numba for threads that take blocks of rows until none is left.
 
-Each function is what one thread runs, given the address of ten numbers: the count of blocks taken so far, then the addresses of
-the matrix, the scales of its rows, the vectors, the bias and the output (0 for none), the numbers of rows, columns and
-vectors, and the rows of a block. A vector is a row: every sum runs along contiguous memory.
+Each function is what one thread runs. A vector is a row: every sum runs along contiguous memory.
 """
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
+from regard.compiled.arguments import Arguments, integer_fields
 from regard.compiled.gemv import multiply_rows
 from regard.compiled.int16_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
-from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.jit_cache import callback_with_cache
+
+
+class ProductArguments(Arguments):
+    """The counts of blocks of rows and of vectors taken so far; sizes; the rows of a block; addresses, 0 for none.
+
+    The rest is for vectors that are quantized first: OpenMP's barrier, the largest integer of a vector, and two buffers.
+    """
+
+    _fields_ = integer_fields(
+        "taken taken_vectors rows columns count block matrix scales x bias output barrier largest integers factors"
+    )
+
+
+FIELDS = np.dtype(ProductArguments)
+TAKEN_VECTORS = ProductArguments.taken_vectors.offset
 
 
 @njit
@@ -29,16 +43,15 @@ def multiply_shared_blocks(place, run, matrix, scales, vectors, bias, output):
 def make_callback(dtype):
     """Build the callback for a matrix of this dtype, which reads its arguments from an address."""
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(ProductArguments)
     def run_thread(place):
-        arguments = view_array(place, 10, np.int64)
-        rows, columns, count = arguments[6], arguments[7], arguments[8]
-        matrix = view_array(arguments[1], (rows, columns), dtype)
-        scales = view_array(arguments[2], rows, np.float32)
-        vectors = view_array(arguments[3], (count, columns), np.float32)
-        bias = view_array(arguments[4], rows, np.float32)
-        output = view_array(arguments[5], (count, rows), np.float32)
-        multiply_shared_blocks(place, arguments[9], matrix, scales, vectors, bias, output)
+        arguments = view_array(place, 1, FIELDS)[0]
+        rows, columns, count = arguments.rows, arguments.columns, arguments.count
+        matrix = view_array(arguments.matrix, (rows, columns), dtype)
+        scales, bias = view_array(arguments.scales, rows, np.float32), view_array(arguments.bias, rows, np.float32)
+        vectors = view_array(arguments.x, (count, columns), np.float32)
+        output = view_array(arguments.output, (count, rows), np.float32)
+        multiply_shared_blocks(place, arguments.block, matrix, scales, vectors, bias, output)
 
     return run_thread
 
@@ -46,32 +59,30 @@ def make_callback(dtype):
 FLOATS, BYTES = make_callback(np.float32), make_callback(np.int8)
 
 
-@cfunc_with_cache(types.void(types.voidptr))
+@callback_with_cache(ProductArguments)
 def multiply_quantized(place):
     """Multiply an int8 matrix by several vectors, which are first quantized to int16.
 
     The threads share the vectors, wait for one another, and then share the rows.
     """
-    said = view_array(place, 15, np.int64)
-    rows, columns, count, run, most = said[2], said[3], said[4], said[5], said[6]
+    arguments = view_array(place, 1, FIELDS)[0]
+    rows, columns, count, run = arguments.rows, arguments.columns, arguments.count, arguments.block
     padded = (count + VECTORS - 1) // VECTORS * VECTORS
-    matrix, scales, bias = (
-        view_array(said[8], (rows, columns), np.int8),
-        view_array(said[9], rows, np.float32),
-        view_array(said[11], rows, np.float32),
-    )
-    vectors = view_array(said[10], (count, columns), np.float32)
-    output = view_array(said[12], (count, rows), np.float32)
-    whole, factors = view_array(said[13], (padded, columns), np.int16), view_array(said[14], padded, np.float32)
+    matrix, scales = view_array(arguments.matrix, (rows, columns), np.int8), view_array(arguments.scales, rows, np.float32)
+    vectors, bias = view_array(arguments.x, (count, columns), np.float32), view_array(arguments.bias, rows, np.float32)
+    output = view_array(arguments.output, (count, rows), np.float32)
+    integers = view_array(arguments.integers, (padded, columns), np.int16)
+    factors = view_array(arguments.factors, padded, np.float32)
+    taken_vectors = cast_to_pointer(view_array(place, 1, np.int64).ctypes.data + TAKEN_VECTORS)
     while True:
-        one = atomic_increment(place)
+        one = atomic_increment(taken_vectors)
         if one >= count:
             break
-        factors[one] = quantize_vector(vectors[one], most, whole[one])
-    wait_at_barrier(said[7])
+        factors[one] = quantize_vector(vectors[one], arguments.largest, integers[one])
+    wait_at_barrier(arguments.barrier)
     while True:
-        first = atomic_increment(cast_to_pointer(said[1:].ctypes.data)) * run
+        first = atomic_increment(place) * run
         if first >= rows:
             return
         last = min(first + run, rows)
-        multiply_int8_rows(whole, factors, first, last, matrix, scales, bias, output)
+        multiply_int8_rows(integers, factors, first, last, matrix, scales, bias, output)

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.compiled import threads
-from regard.matmul.float32_linear import LEAST, can_bypass_torch, launch_product, linear, load_compiled_products
+from regard.matmul.float32_linear import (
+    LEAST,
+    can_bypass_torch,
+    choose_block_rows,
+    launch_product,
+    linear,
+    load_compiled_products,
+)
 
 LARGEST = 32767  # largest integer of a quantized vector
 ROWS = 1024  # rows dequantized at a time if the compiled product is not available
@@ -63,16 +70,14 @@ class QuantizedLinear(nn.Module):
 
     def multiply_int16(self, x: Tensor, output: Tensor) -> None:
         """Compute x Wᵀ + b into output, with the vectors quantized to int16."""
-        (rows, columns), many = self.values.shape, torch.get_num_threads()
+        (rows, columns), several, products = self.values.shape, torch.get_num_threads(), load_compiled_products()
         count = x.numel() // columns
-        room = count + load_compiled_products().VECTORS  # padding of the last group of vectors
-        whole, factors = torch.empty(room, columns, dtype=torch.int16), torch.empty(room)
-        places = [
-            0 if one is None else one.data_ptr() for one in (self.values, self.scales, x, self.bias, output, whole, factors)
-        ]
-        run = max(threads.LEAST_ROWS, rows // (threads.BLOCKS_PER_THREAD * many))
-        arguments = [0, 0, rows, columns, count, run, int(self.most), threads.find_barrier_address(), *places]
-        threads.run_callback(load_compiled_products().multiply_quantized, arguments, many)
+        padded = count + products.VECTORS  # with the padding of the last group of vectors
+        buffers = {"integers": torch.empty(padded, columns, dtype=torch.int16), "factors": torch.empty(padded)}
+        sizes = {"rows": rows, "columns": columns, "count": count, "block": choose_block_rows(rows, several)}
+        limits = {"largest": int(self.most), "barrier": threads.find_barrier_address()}
+        arrays = {"matrix": self.values, "scales": self.scales, "x": x, "bias": self.bias, "output": output}
+        threads.run_callback(products.multiply_quantized, several, **sizes, **limits, **arrays, **buffers)
 
     def dequantize_rows(self, index: Tensor) -> Tensor:
         """Return W[index] in float32."""

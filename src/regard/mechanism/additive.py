@@ -124,7 +124,7 @@ class CompiledAdditiveScores(torch.autograd.Function):
         """Compute the scores (b, h, q, k)."""
         ctx.save_for_backward(q, k, weight)
         found = q.new_empty(*q.shape[:3], k.shape[2])
-        launch_loops("compute_scores", q, k, weight, found)
+        launch_loops("compute_scores", q, k, weight=weight, scores=found)
         return found
 
     @staticmethod
@@ -132,16 +132,15 @@ class CompiledAdditiveScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradients of q, k and weight."""
         q, k, weight = ctx.saved_tensors
-        grads = torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(q.shape[0] * q.shape[1], len(weight))
-        launch_loops("compute_gradients", q, k, weight, grad.contiguous(), *grads)
-        return grads[0], grads[1], grads[2].sum(0)
+        dq, dk, dweight = torch.zeros_like(q), torch.zeros_like(k), q.new_zeros(q.shape[0] * q.shape[1], len(weight))
+        launch_loops("compute_gradients", q, k, weight=weight, scores=grad.contiguous(), dq=dq, dk=dk, dweight=dweight)
+        return dq, dk, dweight.sum(0)
 
 
-def launch_loops(name: str, q: Tensor, k: Tensor, *others: Tensor) -> None:
+def launch_loops(name: str, q: Tensor, k: Tensor, **arrays: Tensor) -> None:
     """Run one of the two compiled functions on torch's threads; a thread takes one matrix of queries and keys at a time."""
     from regard.mechanism.compiled import additive as compiled  # imports numba, which is installed if this is called
 
     units = q.shape[:2].numel()
-    arguments = [0, units, q.shape[2], k.shape[2], q.shape[3], *(x.data_ptr() for x in (q, k, *others))]
-    arguments += [0] * (compiled.ARGUMENT_COUNT - len(arguments))
-    threads.run_callback(getattr(compiled, name), arguments, min(torch.get_num_threads(), units))
+    sizes = {"units": units, "queries": q.shape[2], "keys": k.shape[2], "width": q.shape[3]}
+    threads.run_callback(getattr(compiled, name), min(torch.get_num_threads(), units), **sizes, q=q, k=k, **arrays)

@@ -4,7 +4,6 @@ torch's own kernel computes all other cases, and is the reference for these loop
 """
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ class CompiledAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         (b, h, t, _), e = q.shape, v.shape[3]
         out, lse = q.new_empty(b, t, h, e), q.new_empty(b, h, t, dtype=torch.float32)
-        launch_loops("make_forward_callback", q, k, v, stretches, scale, (q, k, v), out, lse)
+        launch_loops("make_forward_callback", q, k, v, stretches, scale, out=out, lse=lse)
         ctx.save_for_backward(q, k, v, out, lse, *stretches)
         ctx.scale = scale
         return out.transpose(1, 2)
@@ -68,25 +67,22 @@ class CompiledAttention(torch.autograd.Function):
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         like = [x.transpose(1, 2) for x in (q, k, v)]
         grads = [x.new_empty(x.shape) for x in like]
-        launch_loops("make_backward_callback", q, k, v, stretches, ctx.scale, (q, k, v, grad), out, lse, grad, *grads)
+        names = dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        launch_loops("make_backward_callback", q, k, v, stretches, ctx.scale, out=out, lse=lse, grad=grad, **names)
         return *(x.transpose(1, 2) for x in grads), None, None
 
 
 def launch_loops(
-    name: str, q: Tensor, k: Tensor, v: Tensor, stretches: KeyRanges, scale: float, strided: Sequence[Tensor], *others: Tensor
+    name: str, q: Tensor, k: Tensor, v: Tensor, stretches: KeyRanges, scale: float, grad: Tensor | None = None, **arrays: Tensor
 ) -> None:
-    """Run one of the two compiled functions on torch's threads.
-
-    Its arguments: a counter; b, h, g, q, k, d, e; the number of batch rows with key ranges of their own; the strides of batch,
-    heads and tokens of q, k, v and the gradient; the addresses of the scale, the key ranges, q, k, v and the others.
-    """
+    """Run one of the two compiled functions on torch's threads."""
     from regard.mechanism.compiled import dot_product  # imports numba, which is installed if this is called
 
     (b, h, t, d), (_, g, keys, e) = q.shape, v.shape
-    strides = [x.stride(axis) for x in strided for axis in (0, 1, 2)]
-    strides += [0] * (12 - len(strides))
-    held = ctypes.c_float(scale)
-    places = [x.data_ptr() for x in (*stretches, q, k, v, *others)]
-    arguments = [0, b, h, g, t, keys, d, e, len(stretches[0]), *strides, ctypes.addressof(held), *places]
-    arguments += [0] * (dot_product.ARGUMENT_COUNT - len(arguments))
-    threads.run_callback(getattr(dot_product, name)(NUMBA_DTYPES[q.dtype]), arguments, min(torch.get_num_threads(), b * g))
+    strided = (q, k, v) if grad is None else (q, k, v, grad)
+    strides = (ctypes.c_int64 * 12)(*(x.stride(axis) for x in strided for axis in (0, 1, 2)))
+    work = getattr(dot_product, name)(NUMBA_DTYPES[q.dtype])
+    sizes = {"b": b, "h": h, "g": g, "q_tokens": t, "k_tokens": keys, "d": d, "e": e, "ranges": len(stretches[0])}
+    ends = {"first_keys": stretches[0], "stop_keys": stretches[1]}
+    count = min(torch.get_num_threads(), b * g)
+    threads.run_callback(work, count, **sizes, strides=strides, **ends, q=q, k=k, v=v, grad=grad, scale=scale, **arrays)

@@ -118,12 +118,12 @@ def weigh_values(weights: Tensor, v: Tensor, masked: Tensor) -> Tensor:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether x and its sum are finite; True where `add_up` cannot compute the sum."""
+    """Return whether x and its sum are finite; True where `sum_elements` cannot compute the sum."""
     return math.isfinite(sum_elements(x))
 
 
 def has_nan(x: Tensor) -> bool:
-    """Return whether x holds a NaN, or infinities of both signs; False where `add_up` cannot compute the sum."""
+    """Return whether x holds a NaN, or infinities of both signs; False where `sum_elements` cannot compute the sum."""
     return math.isnan(sum_elements(x))
 
 

@@ -83,14 +83,34 @@ class CompiledGPT2:
         own = torch.empty(several, size)
         shared = torch.empty(b * t * (6 * config.width + config.inner))
         logits = torch.empty(b, len(wanted) // b, config.vocabulary)
-        counters = (ctypes.c_int64 * (2 + numba_gpt2.COUNTERS_PER_LAYER * config.layers))()
+        counters = (ctypes.c_int64 * (2 + numba_gpt2.STAGES * config.layers))()
         numbers = [(ctypes.c_int64 * len(some))(*some) for some in (tokens.flatten().tolist(), positions, wanted)]
-        epsilon = ctypes.c_float(config.epsilon)
-        said = [several, config.layers, b * t, t, len(wanted), config.heads, config.width, config.inner, cache.capacity]
-        said += [config.vocabulary, size, threads.find_barrier_address()]
-        said += [ctypes.addressof(one) for one in (counters, epsilon, *numbers, self.addresses)]
-        said += [one.data_ptr() for one in (own, shared, logits)]
-        threads.run_callback(numba_gpt2.FLOATS if self.dtype == torch.float32 else numba_gpt2.BYTES, said, several)
+        threads.run_callback(
+            numba_gpt2.FLOATS if self.dtype == torch.float32 else numba_gpt2.BYTES,
+            several,
+            threads=several,
+            layers=config.layers,
+            count=b * t,
+            new=t,
+            output_count=len(wanted),
+            heads=config.heads,
+            width=config.width,
+            inner=config.inner,
+            capacity=cache.capacity,
+            vocabulary=config.vocabulary,
+            size=size,
+            barrier=threads.find_barrier_address(),
+            **{
+                name: ctypes.addressof(array)
+                for name, array in zip(
+                    ("counters", "tokens", "positions", "outputs", "parts"), (counters, *numbers, self.addresses), strict=True
+                )
+            },
+            own=own,
+            shared=shared,
+            logits=logits,
+            epsilon=config.epsilon,
+        )
         return logits
 
 

@@ -1,19 +1,22 @@
 # mypy: ignore-errors
 """A GPT-2 on a few vectors, compiled by numba: what one of torch's threads computes, from the tokens to the logits.
 
-The threads share the rows of each matrix, and the heads, and wait at a barrier before a part that needs all of the one before.
-Vectors and norms are so short that each thread computes them itself.
+The threads share the rows of each matrix, and the heads, and wait at a barrier before a stage that needs all of the one before.
+Vectors and norms are so short that each thread computes them itself. The stages are those of `GPT2` and `Block` in gpt2.py.
 """
 
+import ctypes
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
+from regard.compiled.arguments import Arguments, integer_fields
 from regard.compiled.gemv import multiply_rows
 from regard.compiled.int16_gemm import VECTORS, multiply_int8_rows, quantize_vector
 from regard.compiled.intrinsics import atomic_increment, cast_to_pointer, view_array, wait_at_barrier
-from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.threads import BLOCKS_PER_THREAD, LEAST_ROWS, MOST_UNQUANTIZED
 from regard.compiled.vectors import (
     HALF,
@@ -28,16 +31,77 @@ from regard.compiled.vectors import (
     hyperbolic_tangent,
 )
 
-# The arguments of a thread by position: numbers, then addresses.
-THREADS, LAYERS, COUNT, NEW, OUTPUT_COUNT, HEADS, WIDTH, INNER, CAPACITY, VOCABULARY, SIZE = range(11)
-BARRIER, COUNTERS, EPSILON, TOKENS, POSITIONS, OUTPUT_VECTORS, PARTS, OWN, SHARED, LOGITS, ARGUMENT_COUNT = range(11, 22)
 # The addresses of the model's tensors by position, 0 for none. All keys and values follow the layers.
 NUMBERS, SCALES, BIAS, LARGEST, MATRIX = range(5)  # of a matrix; LARGEST is the largest integer its vectors may hold
 EMBEDDING, HEAD, NORM, PLACES, FIRST = 0, MATRIX, 2 * MATRIX, 2 * MATRIX + 2, 2 * MATRIX + 3
 NORM_ATTENTION, NORM_FEED, QUERY = 0, 2, 4  # in each layer
 OUT, UP, DOWN, LAYER = (QUERY + n * MATRIX for n in (3, 4, 5, 6))
-COUNTERS_PER_LAYER = 7  # parts of a layer that threads share, each with a counter of the rows or heads taken
+# The stages of a layer that threads share, each with a counter of the rows or heads taken; those of q, k and v are 0 to 2.
+HEADS_STAGE, OUT_STAGE, UP_STAGE, DOWN_STAGE, STAGES = 3, 4, 5, 6, 7
 A, B = np.float32(0.044715), np.float32(math.sqrt(2 / math.pi))  # constants of GELU's tanh approximation
+
+
+class GPT2Arguments(Arguments):
+    """The arguments of a thread.
+
+    The numbers of threads and layers; of vectors, of new tokens in each sequence, and of vectors whose logits are wanted; the
+    sizes of the model, of its cache and of the buffers of a thread; OpenMP's barrier. Then addresses: of the counters, tokens,
+    positions and wanted vectors, of the addresses of the model's tensors, of the buffers and the logits. The norms' epsilon.
+    """
+
+    _fields_ = [  # noqa: RUF012  # as ctypes has it
+        *integer_fields("threads layers count new output_count heads width inner capacity vocabulary size barrier"),
+        *integer_fields("counters tokens positions outputs parts own shared logits"),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+FIELDS = np.dtype(GPT2Arguments)
+
+
+class Buffers(NamedTuple):
+    """The vectors of all tokens, which the threads share, and buffers of this thread."""
+
+    x: Any  # (count, width), the residual stream
+    projected: Any  # (3, count, width), queries, keys and values
+    context: Any  # (count, width)
+    added: Any  # (count, width), what a projection adds to x
+    hidden: Any  # (count, inner)
+    normed: Any  # (count, width), of this thread
+    scores: Any  # (capacity,), of this thread
+    factors: Any  # (padded,), of this thread: the scales of quantized vectors
+    integers: Any  # (padded * the largest width,), of this thread: quantized vectors
+    positions: Any  # (count,)
+
+
+@njit
+def arrange_buffers(a):
+    """Return the buffers of a thread that starts."""
+    count, width, inner = a.count, a.width, a.inner
+    thread = atomic_increment(cast_to_pointer(a.counters))
+    own = view_array(a.own + 4 * a.size * thread, a.size, np.float32)
+    normed, scores = own[: count * width].reshape(count, width), own[count * width : count * width + a.capacity]
+    padded = (count + VECTORS - 1) // VECTORS * VECTORS
+    factors, rest = own[count * width + a.capacity :][:padded], own[count * width + a.capacity + padded :]
+    integers = view_array(rest.ctypes.data, padded * max(width, inner), np.int16)
+    shared = view_array(a.shared, (6, count, width), np.float32)
+    hidden = view_array(a.shared + 4 * 6 * count * width, (count, inner), np.float32)
+    positions = view_array(a.positions, count, np.int64)
+    return Buffers(shared[0], shared[1:4], shared[4], shared[5], hidden, normed, scores, factors, integers, positions)
+
+
+@njit
+def locate_counter(a, layer, stage):
+    """Return the address of the counter of a stage of a layer; the logits are stage 0 after the last layer."""
+    return a.counters + 8 * (1 + STAGES * layer + stage)
+
+
+@njit
+def view_cache(a, layer):
+    """Return the keys and values of a layer, (b, h, capacity, d)."""
+    kept = view_array(a.parts + 8 * (FIRST + LAYER * a.layers + 2 * layer), 2, np.int64)
+    shape = a.count // a.new, a.heads, a.capacity, a.width // a.heads
+    return view_array(kept[0], shape, np.float32), view_array(kept[1], shape, np.float32)
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy")
@@ -92,129 +156,133 @@ def attend_query(q, keys, values, scores, out):
         add_scaled_row(values[j], scores[j] / total, out)
 
 
+@njit
+def attend_heads(a, layer, buffers):
+    """Compute the context of the heads that this thread takes, a head of one vector at a time."""
+    (keys, values), d, q = view_cache(a, layer), a.width // a.heads, buffers.projected[0]
+    while True:
+        task = atomic_increment(cast_to_pointer(locate_counter(a, layer, HEADS_STAGE)))
+        if task >= a.count * a.heads:
+            return
+        one, head = task // a.heads, task % a.heads
+        n, row, c = buffers.positions[one] + 1, one // a.new, head * d
+        scores, out = buffers.scores[:n], buffers.context[one, c : c + d]
+        attend_query(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores, out)
+
+
 def compile_worker(dtype):
     """Compile what one thread computes, for matrices of this dtype."""
-
     small = dtype == np.int8
 
     @njit
-    def multiply_next_rows(place, x, short, of, rows, threads, out):
+    def quantize_vectors(x, of, buffers):
+        """Quantize vectors for a matrix of bytes: their integers, one vector after the other, and their scales."""
+        if small and len(x) > MOST_UNQUANTIZED:
+            most = view_array(of[LARGEST], 1, np.int64)[0]
+            for one in range(len(x)):
+                integers = buffers.integers[one * x.shape[1] : (one + 1) * x.shape[1]]
+                buffers.factors[one] = quantize_vector(x[one], most, integers)
+
+    @njit
+    def multiply_next_rows(a, counter, x, of, rows, buffers, out):
         """Multiply the vectors by the next untaken rows of a matrix; return the first row and one past the last."""
-        run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * threads))
-        first = atomic_increment(cast_to_pointer(place)) * run
+        run = max(LEAST_ROWS, rows // (BLOCKS_PER_THREAD * a.threads))
+        first = atomic_increment(cast_to_pointer(counter)) * run
         last = min(first + run, rows)
         if first < rows:
             matrix = view_array(of[NUMBERS], (rows, x.shape[1]), dtype)
             scales, bias = view_array(of[SCALES], rows, np.float32), view_array(of[BIAS], rows, np.float32)
             if small and len(x) > MOST_UNQUANTIZED:
-                factors, numbers = short
-                vectors = numbers[: len(factors) * x.shape[1]].reshape(len(factors), x.shape[1])
+                factors, width = buffers.factors, x.shape[1]
+                vectors = buffers.integers[: len(factors) * width].reshape(len(factors), width)
                 multiply_int8_rows(vectors, factors, first, last, matrix, scales, bias, out)
             else:
                 multiply_rows(x, first, last, matrix, scales, bias, out)
         return first, last
 
     @njit
-    def quantize_vectors(x, of, short):
-        """Quantize vectors for a matrix of bytes: their integers, one vector after the other, and their scales."""
-        if small and len(x) > MOST_UNQUANTIZED:
-            (factors, numbers), most = short, view_array(of[LARGEST], 1, np.int64)[0]
-            for one in range(len(x)):
-                factors[one] = quantize_vector(x[one], most, numbers[one * x.shape[1] : (one + 1) * x.shape[1]])
+    def embed_tokens(a, parts, buffers):
+        """Set x to the embeddings of the tokens plus those of their positions."""
+        words = view_array(parts[EMBEDDING + NUMBERS], (a.vocabulary, a.width), dtype)
+        scales = view_array(parts[EMBEDDING + SCALES], a.vocabulary, np.float32)
+        places = view_array(parts[PLACES], (a.capacity, a.width), np.float32)
+        tokens = view_array(a.tokens, a.count, np.int64)
+        for one in range(a.count):
+            scale = scales[tokens[one]] if len(scales) else ONE
+            embed_token(words[tokens[one]], scale, places[buffers.positions[one]], buffers.x[one])
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @njit
+    def normalize_vectors(a, norm, buffers):
+        """Set `normed` to the layer norm of x."""
+        for one in range(a.count):
+            apply_layer_norm(buffers.x[one], norm, a.epsilon, buffers.normed[one])
+
+    @njit
+    def project_and_cache(a, layer, of, buffers):
+        """Compute queries, keys and values, and write keys and values to the cache."""
+        keys, values = view_cache(a, layer)
+        for which in range(3):
+            matrix, out = of[QUERY + MATRIX * which :], buffers.projected[which]
+            quantize_vectors(buffers.normed, matrix, buffers)
+            first = 0
+            while first < a.width:
+                counter = locate_counter(a, layer, which)
+                first, last = multiply_next_rows(a, counter, buffers.normed, matrix, a.width, buffers, out)
+                if which and first < a.width:
+                    write_cache(out, first, last, buffers.positions, a.new, keys if which == 1 else values)
+
+    @njit
+    def add_projection(a, counter, vectors, of, buffers):
+        """Add a projection of vectors to x."""
+        quantize_vectors(vectors, of, buffers)
+        first = 0
+        while first < a.width:
+            first, last = multiply_next_rows(a, counter, vectors, of, a.width, buffers, buffers.added)
+            for one in range(a.count):
+                add_bias(buffers.x[one, first:last], buffers.added[one, first:last])
+
+    @njit
+    def expand_vectors(a, counter, of, buffers):
+        """Set `hidden` to GELU of the up projection of `normed`."""
+        quantize_vectors(buffers.normed, of, buffers)
+        first = 0
+        while first < a.inner:
+            first, last = multiply_next_rows(a, counter, buffers.normed, of, a.inner, buffers, buffers.hidden)
+            for one in range(a.count):
+                apply_gelu(buffers.hidden[one, first:last])
+
+    @njit
+    def compute_logits(a, parts, buffers):
+        """Compute the logits of the wanted vectors."""
+        outputs, normed = view_array(a.outputs, a.output_count, np.int64), buffers.normed[: a.output_count]
+        for place in range(a.output_count):
+            apply_layer_norm(buffers.x[outputs[place]], parts[NORM:], a.epsilon, normed[place])
+        quantize_vectors(normed, parts[HEAD:], buffers)
+        first, logits = 0, view_array(a.logits, (a.output_count, a.vocabulary), np.float32)
+        while first < a.vocabulary:
+            counter = locate_counter(a, a.layers, 0)
+            first, _ = multiply_next_rows(a, counter, normed, parts[HEAD:], a.vocabulary, buffers, logits)
+
+    @callback_with_cache(GPT2Arguments)
     def run_worker(place):
-        said = view_array(place, ARGUMENT_COUNT, np.int64)
-        threads, count, new, heads, width = said[THREADS], said[COUNT], said[NEW], said[HEADS], said[WIDTH]
-        inner, room, vocabulary, asked, d = (
-            said[INNER],
-            said[CAPACITY],
-            said[VOCABULARY],
-            said[OUTPUT_COUNT],
-            said[WIDTH] // said[HEADS],
-        )
-        epsilon, positions = view_array(said[EPSILON], 1, np.float32)[0], view_array(said[POSITIONS], count, np.int64)
-        counter, parts = said[COUNTERS], view_array(said[PARTS], FIRST, np.int64)
-
-        own = view_array(said[OWN] + 4 * said[SIZE] * atomic_increment(cast_to_pointer(counter)), said[SIZE], np.float32)
-        normed, scores = own[: count * width].reshape(count, width), own[count * width : count * width + room]
-        padded = (count + VECTORS - 1) // VECTORS * VECTORS
-        factors, rest = own[count * width + room :][:padded], own[count * width + room + padded :]
-        short = factors, view_array(rest.ctypes.data, padded * max(width, inner), np.int16)
-        mixed = view_array(said[SHARED], (6, count, width), np.float32)
-        x, q, context, more = mixed[0], mixed[1], mixed[4], mixed[5]
-        hidden = view_array(said[SHARED] + 4 * 6 * count * width, (count, inner), np.float32)
-
-        words = view_array(parts[EMBEDDING + NUMBERS], (vocabulary, width), dtype)
-        scales = view_array(parts[EMBEDDING + SCALES], vocabulary, np.float32)
-        places = view_array(parts[PLACES], (room, width), np.float32)
-        for one in range(count):
-            token = view_array(said[TOKENS], count, np.int64)[one]
-            embed_token(words[token], scales[token] if len(scales) else ONE, places[positions[one]], x[one])
-
-        for layer in range(said[LAYERS]):
-            of = view_array(said[PARTS] + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
-            kept = view_array(said[PARTS] + 8 * (FIRST + LAYER * said[LAYERS] + 2 * layer), 2, np.int64)
-            keys = view_array(kept[0], (count // new, heads, room, d), np.float32)
-            values = view_array(kept[1], (count // new, heads, room, d), np.float32)
-            for one in range(count):
-                apply_layer_norm(x[one], of[NORM_ATTENTION:], epsilon, normed[one])
-            for which in range(3):
-                quantize_vectors(normed, of[QUERY + MATRIX * which :], short)
-                counter += 8
-                while True:
-                    first, last = multiply_next_rows(
-                        counter, normed, short, of[QUERY + MATRIX * which :], width, threads, mixed[1 + which]
-                    )
-                    if first >= width:
-                        break
-                    if which:
-                        write_cache(mixed[1 + which], first, last, positions, new, keys if which == 1 else values)
-            wait_at_barrier(said[BARRIER])
-            counter += 8
-            while True:
-                task = atomic_increment(cast_to_pointer(counter))
-                if task >= count * heads:
-                    break
-                one, head = task // heads, task % heads
-                n, row, c = positions[one] + 1, one // new, head * d
-                attend_query(q[one, c : c + d], keys[row, head, :n], values[row, head, :n], scores[:n], context[one, c : c + d])
-            wait_at_barrier(said[BARRIER])
-            counter += 8
-            quantize_vectors(context, of[OUT:], short)
-            first = 0
-            while first < width:
-                first, last = multiply_next_rows(counter, context, short, of[OUT:], width, threads, more)
-                for one in range(count):
-                    add_bias(x[one, first:last], more[one, first:last])
-            wait_at_barrier(said[BARRIER])
-            for one in range(count):
-                apply_layer_norm(x[one], of[NORM_FEED:], epsilon, normed[one])
-            quantize_vectors(normed, of[UP:], short)
-            counter += 8
-            while True:
-                first, last = multiply_next_rows(counter, normed, short, of[UP:], inner, threads, hidden)
-                if first >= inner:
-                    break
-                for one in range(count):
-                    apply_gelu(hidden[one, first:last])
-            wait_at_barrier(said[BARRIER])
-            counter += 8
-            quantize_vectors(hidden, of[DOWN:], short)
-            first = 0
-            while first < width:
-                first, last = multiply_next_rows(counter, hidden, short, of[DOWN:], width, threads, more)
-                for one in range(count):
-                    add_bias(x[one, first:last], more[one, first:last])
-            wait_at_barrier(said[BARRIER])
-
-        for place in range(asked):
-            apply_layer_norm(x[view_array(said[OUTPUT_VECTORS], asked, np.int64)[place]], parts[NORM:], epsilon, normed[place])
-        quantize_vectors(normed[:asked], parts[HEAD:], short)
-        counter += 8
-        first, logits = 0, view_array(said[LOGITS], (asked, vocabulary), np.float32)
-        while first < vocabulary:
-            first, _ = multiply_next_rows(counter, normed[:asked], short, parts[HEAD:], vocabulary, threads, logits)
+        a = view_array(place, 1, FIELDS)[0]
+        parts, buffers = view_array(a.parts, FIRST, np.int64), arrange_buffers(a)
+        embed_tokens(a, parts, buffers)
+        for layer in range(a.layers):
+            of = view_array(a.parts + 8 * (FIRST + LAYER * layer), LAYER, np.int64)
+            normalize_vectors(a, of[NORM_ATTENTION:], buffers)
+            project_and_cache(a, layer, of, buffers)
+            wait_at_barrier(a.barrier)
+            attend_heads(a, layer, buffers)
+            wait_at_barrier(a.barrier)
+            add_projection(a, locate_counter(a, layer, OUT_STAGE), buffers.context, of[OUT:], buffers)
+            wait_at_barrier(a.barrier)
+            normalize_vectors(a, of[NORM_FEED:], buffers)
+            expand_vectors(a, locate_counter(a, layer, UP_STAGE), of[UP:], buffers)
+            wait_at_barrier(a.barrier)
+            add_projection(a, locate_counter(a, layer, DOWN_STAGE), buffers.hidden, of[DOWN:], buffers)
+            wait_at_barrier(a.barrier)
+        compute_logits(a, parts, buffers)
 
     return run_worker
 

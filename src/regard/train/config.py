@@ -224,7 +224,7 @@ def parse_model_table(table: Mapping[str, Any]) -> GPT2Config | TranslatorSizes:
 
 
 def make_model_table(model: GPT2Config | TranslatorSizes) -> dict[str, Any]:
-    """Return sizes as a table that `sized` accepts."""
+    """Return sizes as a table that `parse_model_table` accepts."""
     return model.to_table() if isinstance(model, TranslatorSizes) else asdict(model)
 
 

@@ -1,25 +1,33 @@
 # mypy: ignore-errors
 """Fused training loops compiled by numba: cross entropy and GELU, forward and backward, in one pass each.
 
-Each function is the work of one of torch's threads. It is given the address of an array of numbers: how many runs have been
-taken, the numbers of rows and columns, and the addresses of the arrays. Sums are float32, whatever the dtype in memory.
+Each function is the work of one of torch's threads. Sums are float32, whatever the dtype in memory.
 """
 
 import math
 from functools import cache
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit
 
+from regard.compiled.arguments import Arguments, integer_fields
 from regard.compiled.bfloat16 import convert_to_float32, store_number
-from regard.compiled.intrinsics import atomic_increment, cast_to_pointer
-from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential
 
-ARGUMENT_COUNT = 8  # arguments of a loop
 CHUNK_ROWS = 16  # rows, or units of 1024 numbers, that a thread takes at a time
 SLOPE, CUBE = np.float32(2 * math.sqrt(2 / math.pi)), np.float32(0.044715)  # of GELU
 THREE = np.float32(3)
+
+
+class LoopArguments(Arguments):
+    """The arguments of a loop: the count of chunks taken so far, sizes, and addresses of arrays."""
+
+    _fields_ = integer_fields("taken rows columns x lse targets factors grad out")
+
+
+FIELDS = np.dtype(LoopArguments)
 
 
 # each goes over whole arrays: numba vectorizes loops that start at 0, and not those that start elsewhere
@@ -85,14 +93,14 @@ def store_gelu_gradient(x, grad, out):
 
 @cache
 def make_logsumexp_callback(kind):
-    """Make the loop that computes the log-sum-exp of each row; arguments: rows, columns, addresses of logits and output."""
+    """Make the loop that computes the log-sum-exp `lse` of each row of x, (rows, columns)."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(LoopArguments)
     def compute_rows(place):
-        said = carray(place, ARGUMENT_COUNT, np.int64)
-        rows, n = said[1], said[2]
-        x, lse = carray(cast_to_pointer(said[3]), (rows * n,), dtype), carray(cast_to_pointer(said[4]), (rows,), np.float32)
+        arguments = view_array(place, 1, FIELDS)[0]
+        rows, n = arguments.rows, arguments.columns
+        x, lse = view_array(arguments.x, rows * n, dtype), view_array(arguments.lse, rows, np.float32)
         while True:
             first = atomic_increment(place) * CHUNK_ROWS
             if first >= rows:
@@ -108,22 +116,16 @@ def make_logsumexp_callback(kind):
 
 @cache
 def make_entropy_gradient_callback(kind):
-    """Make the loop of factor (softmax - 1 at the target) in each row, 0 where factor is 0.
-
-    Arguments: those of `entropy`, and the addresses of targets, factors and output.
-    """
+    """Make the loop of factor (softmax - 1 at the target) in each row of x, 0 where factor is 0; it writes `out`."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(LoopArguments)
     def compute_rows(place):
-        said = carray(place, ARGUMENT_COUNT, np.int64)
-        rows, n = said[1], said[2]
-        x, lse = carray(cast_to_pointer(said[3]), (rows * n,), dtype), carray(cast_to_pointer(said[4]), (rows,), np.float32)
-        targets, factors = (
-            carray(cast_to_pointer(said[5]), (rows,), np.int64),
-            carray(cast_to_pointer(said[6]), (rows,), np.float32),
-        )
-        out = carray(cast_to_pointer(said[7]), (rows * n,), dtype)
+        arguments = view_array(place, 1, FIELDS)[0]
+        rows, n = arguments.rows, arguments.columns
+        x, lse = view_array(arguments.x, rows * n, dtype), view_array(arguments.lse, rows, np.float32)
+        targets, factors = view_array(arguments.targets, rows, np.int64), view_array(arguments.factors, rows, np.float32)
+        out = view_array(arguments.out, rows * n, dtype)
         while True:
             first = atomic_increment(place) * CHUNK_ROWS
             if first >= rows:
@@ -142,14 +144,14 @@ def make_entropy_gradient_callback(kind):
 
 @cache
 def make_gelu_callback(kind):
-    """Make the loop of GELU; arguments: an unused number, the number of elements, the addresses of input and output."""
+    """Make the loop that writes the GELU of the `columns` numbers of x to `out`."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(LoopArguments)
     def compute_elements(place):
-        said = carray(place, ARGUMENT_COUNT, np.int64)
-        count = said[2]
-        x, out = carray(cast_to_pointer(said[3]), (count,), dtype), carray(cast_to_pointer(said[4]), (count,), dtype)
+        arguments = view_array(place, 1, FIELDS)[0]
+        count = arguments.columns
+        x, out = view_array(arguments.x, count, dtype), view_array(arguments.out, count, dtype)
         while True:
             first = atomic_increment(place) * CHUNK_ROWS * 1024
             if first >= count:
@@ -162,15 +164,15 @@ def make_gelu_callback(kind):
 
 @cache
 def make_gelu_gradient_callback(kind):
-    """Make the loop of GELU's gradient; arguments: those of `activation`, the gradient's address before the output's."""
+    """Make the loop that writes `grad` times the derivative of GELU at the `columns` numbers of x to `out`."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(LoopArguments)
     def compute_elements(place):
-        said = carray(place, ARGUMENT_COUNT, np.int64)
-        count = said[2]
-        x, grad = carray(cast_to_pointer(said[3]), (count,), dtype), carray(cast_to_pointer(said[4]), (count,), dtype)
-        out = carray(cast_to_pointer(said[5]), (count,), dtype)
+        arguments = view_array(place, 1, FIELDS)[0]
+        count = arguments.columns
+        x, grad = view_array(arguments.x, count, dtype), view_array(arguments.grad, count, dtype)
+        out = view_array(arguments.out, count, dtype)
         while True:
             first = atomic_increment(place) * CHUNK_ROWS * 1024
             if first >= count:

@@ -78,7 +78,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         """Return the sum as a scalar."""
         rows, n = logits.shape
         lse = logits.new_empty(rows, dtype=torch.float32)
-        launch_loop("make_logsumexp_callback", logits.dtype, rows, n, logits, lse)
+        launch_loop("make_logsumexp_callback", logits.dtype, rows=rows, columns=n, x=logits, lse=lse)
         real = targets != NO_TARGET
         ctx.save_for_backward(logits, lse, targets, real)
         ctx.smoothing = smoothing
@@ -93,9 +93,9 @@ class FusedCrossEntropy(torch.autograd.Function):
         """Return the gradient, softmax - 1 at the target, (m, n); with smoothing, the target's share is spread evenly."""
         logits, lse, targets, real = ctx.saved_tensors
         out, factors = torch.empty_like(logits), real * grad.float()
-        launch_loop(
-            "make_entropy_gradient_callback", logits.dtype, *logits.shape, logits, lse, targets.contiguous(), factors, out
-        )
+        rows, n = logits.shape
+        arrays = {"x": logits, "lse": lse, "targets": targets.contiguous(), "factors": factors, "out": out}
+        launch_loop("make_entropy_gradient_callback", logits.dtype, rows=rows, columns=n, **arrays)
         if ctx.smoothing:
             away = (factors * ctx.smoothing).to(out.dtype)[:, None]
             out.sub_(away / out.shape[1]).scatter_add_(1, targets.clamp(min=0)[:, None], away)
@@ -110,7 +110,7 @@ class FusedGelu(torch.autograd.Function):
         """Return the activations, of the shape of x."""
         ctx.save_for_backward(x)
         out = torch.empty_like(x)
-        launch_loop("make_gelu_callback", x.dtype, 0, x.numel(), x, out)
+        launch_loop("make_gelu_callback", x.dtype, columns=x.numel(), x=x, out=out)
         return out
 
     @staticmethod
@@ -119,12 +119,10 @@ class FusedGelu(torch.autograd.Function):
         """Return the gradient times the derivative of GELU."""
         (x,) = ctx.saved_tensors
         out = torch.empty_like(x)
-        launch_loop("make_gelu_gradient_callback", x.dtype, 0, x.numel(), x, grad.to(x.dtype).contiguous(), out)
+        launch_loop("make_gelu_gradient_callback", x.dtype, columns=x.numel(), x=x, grad=grad.to(x.dtype).contiguous(), out=out)
         return out
 
 
-def launch_loop(name: str, dtype: torch.dtype, rows: int, columns: int, *arrays: Tensor) -> None:
-    """Run a compiled loop on torch's threads."""
-    said = [0, rows, columns, *(x.data_ptr() for x in arrays)]
-    said += [0] * (import_loops().ARGUMENT_COUNT - len(said))
-    threads.run_callback(getattr(import_loops(), name)(NUMBA_DTYPES[dtype]), said, torch.get_num_threads())
+def launch_loop(name: str, dtype: torch.dtype, **arguments: Tensor | int) -> None:
+    """Run a compiled loop on torch's threads, with the named fields of its arguments."""
+    threads.run_callback(getattr(import_loops(), name)(NUMBA_DTYPES[dtype]), torch.get_num_threads(), **arguments)

@@ -1,1 +1,1 @@
-"""The passes of `fast.py` compiled by numba; only `fast.py` imports this package, and only if numba is installed."""
+"""The passes of `numba_passes.py`, compiled by numba. Only that module imports this package, if numba is installed."""

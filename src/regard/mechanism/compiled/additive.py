@@ -6,13 +6,21 @@ to store and load it.
 """
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit
 
-from regard.compiled.intrinsics import atomic_increment, cast_to_pointer
-from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.arguments import Arguments, integer_fields
+from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.vectors import ONE, REASSOCIATED, ZERO, hyperbolic_tangent
 
-ARGUMENT_COUNT = 13  # numbers in the arguments of a thread
+
+class AdditiveArguments(Arguments):
+    """The count of matrices taken so far; the numbers of matrices, queries, keys and entries of each; addresses of arrays."""
+
+    _fields_ = integer_fields("taken units queries keys width q k weight scores dq dk dweight")
+
+
+FIELDS = np.dtype(AdditiveArguments)
 
 
 @njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
@@ -36,25 +44,21 @@ def accumulate_pair_gradients(q, k, weight, slope, dq, dk, dweight):
 
 
 @njit(nogil=True)
-def read_arguments(arguments):
-    """Read the sizes, the number of matrices, queries, keys and numbers of each, and the arrays that both passes use."""
-    units, queries, keys, n = arguments[1], arguments[2], arguments[3], arguments[4]
-    q, k = (
-        carray(cast_to_pointer(arguments[5]), (units, queries, n), np.float32),
-        carray(cast_to_pointer(arguments[6]), (units, keys, n), np.float32),
-    )
+def read_arrays(arguments):
+    """Return the arrays that both passes use: q, k, the weight, and the scores or their slopes."""
+    units, queries, keys, n = arguments.units, arguments.queries, arguments.keys, arguments.width
     return (
-        q,
-        k,
-        carray(cast_to_pointer(arguments[7]), (n,), np.float32),
-        carray(cast_to_pointer(arguments[8]), (units, queries, keys), np.float32),
+        view_array(arguments.q, (units, queries, n), np.float32),
+        view_array(arguments.k, (units, keys, n), np.float32),
+        view_array(arguments.weight, n, np.float32),
+        view_array(arguments.scores, (units, queries, keys), np.float32),
     )
 
 
-@cfunc_with_cache(types.void(types.voidptr))
+@callback_with_cache(AdditiveArguments)
 def compute_scores(place):
     """Compute the scores."""
-    q, k, weight, scores = read_arguments(carray(place, ARGUMENT_COUNT, np.int64))
+    q, k, weight, scores = read_arrays(view_array(place, 1, FIELDS)[0])
     while True:
         unit = atomic_increment(place)
         if unit >= len(q):
@@ -64,16 +68,13 @@ def compute_scores(place):
                 scores[unit, i, j] = score_pair(q[unit, i], k[unit, j], weight)
 
 
-@cfunc_with_cache(types.void(types.voidptr))
+@callback_with_cache(AdditiveArguments)
 def compute_gradients(place):
     """Add the gradients of q and k, and that of the weight, a row for each matrix, to arrays that start as zeros."""
-    arguments = carray(place, ARGUMENT_COUNT, np.int64)
-    q, k, weight, slopes = read_arguments(arguments)
-    dq, dk = (
-        carray(cast_to_pointer(arguments[9]), q.shape, np.float32),
-        carray(cast_to_pointer(arguments[10]), k.shape, np.float32),
-    )
-    dweight = carray(cast_to_pointer(arguments[11]), (q.shape[0], q.shape[2]), np.float32)
+    arguments = view_array(place, 1, FIELDS)[0]
+    q, k, weight, slopes = read_arrays(arguments)
+    dq, dk = view_array(arguments.dq, q.shape, np.float32), view_array(arguments.dk, k.shape, np.float32)
+    dweight = view_array(arguments.dweight, (q.shape[0], q.shape[2]), np.float32)
     while True:
         unit = atomic_increment(place)
         if unit >= len(q):

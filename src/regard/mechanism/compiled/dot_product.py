@@ -4,20 +4,22 @@
 A thread takes one key head after another, with the queries that share it: a block of queries is scored, put through the
 softmax and multiplied by the values while it is in the cache. The backward pass computes the scores again, and the weights
 from the saved log-sum-exp. Sums are float32 for every dtype; in bfloat16, weights and the gradients of scores are rounded to
-bfloat16 before they are summed over. `cpu.py` lists the arguments of these functions.
+bfloat16 before they are summed over.
 """
 
+import ctypes
 import math
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit
 from numpy.typing import NDArray
 
+from regard.compiled.arguments import Arguments, integer_fields
 from regard.compiled.bfloat16 import store_scaled_row
-from regard.compiled.intrinsics import atomic_increment, cast_to_pointer
-from regard.compiled.jit_cache import cfunc_with_cache
+from regard.compiled.intrinsics import atomic_increment, view_array
+from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.register_tiles import COLUMNS, ROWS, accumulate_tile, find_maximum, multiply_tile
 from regard.compiled.vectors import LEAST, ONE, ZERO
 from regard.mechanism.compiled.panels import (
@@ -38,9 +40,26 @@ from regard.mechanism.compiled.panels import (
 )
 
 BLOCK = 64  # queries of a block, a multiple of ROWS
-ARGUMENT_COUNT = 33  # numbers in the arguments of a thread
 FAR = 2**40  # beyond the end of any array
 Floats = NDArray[np.float32]
+
+
+class AttentionArguments(Arguments):
+    """The arguments of both passes.
+
+    The count of units of work taken so far; the sizes; the number of batch rows with key ranges of their own; the strides of
+    batch, heads and tokens of q, k, v and the gradient; the addresses of the ranges and the arrays; the scale.
+    """
+
+    _fields_ = [  # noqa: RUF012  # as ctypes has it
+        *integer_fields("taken b h g q_tokens k_tokens d e ranges"),
+        ("strides", ctypes.c_int64 * 12),
+        *integer_fields("first_keys stop_keys q k v out lse grad dq dk dv"),
+        ("scale", ctypes.c_float),
+    ]
+
+
+FIELDS = np.dtype(AttentionArguments)
 
 
 class Sizes(NamedTuple):
@@ -296,30 +315,23 @@ def store_sums(sums, out, place, step, count, width):
 
 @njit(nogil=True)
 def read_arguments(arguments, dtype):
-    """Read the arguments of both passes from the numbers that `cpu.py` lists; the strides bound what is read of an array."""
-    sizes = Sizes(arguments[1], arguments[2], arguments[3], arguments[4], arguments[5], arguments[6], arguments[7])
-    scale, count = carray(cast_to_pointer(arguments[21]), (1,), np.float32)[0], arguments[8] * sizes.q
-    lows, highs = (
-        carray(cast_to_pointer(arguments[22]), (count,), np.int32),
-        carray(cast_to_pointer(arguments[23]), (count,), np.int32),
-    )
-    q, k, v = (
-        carray(cast_to_pointer(arguments[24]), (FAR,), dtype),
-        carray(cast_to_pointer(arguments[25]), (FAR,), dtype),
-        carray(cast_to_pointer(arguments[26]), (FAR,), dtype),
-    )
-    out, lse = carray(cast_to_pointer(arguments[27]), (FAR,), dtype), carray(cast_to_pointer(arguments[28]), (FAR,), np.float32)
-    return sizes, arguments[9:21], scale, q, k, v, lows, highs, out, lse
+    """Return what both passes read of their arguments; the strides bound what is read of an array."""
+    sizes = Sizes(arguments.b, arguments.h, arguments.g, arguments.q_tokens, arguments.k_tokens, arguments.d, arguments.e)
+    count = arguments.ranges * sizes.q
+    lows, highs = view_array(arguments.first_keys, count, np.int32), view_array(arguments.stop_keys, count, np.int32)
+    q, k = view_array(arguments.q, FAR, dtype), view_array(arguments.k, FAR, dtype)
+    v, out = view_array(arguments.v, FAR, dtype), view_array(arguments.out, FAR, dtype)
+    return sizes, arguments.strides, arguments.scale, q, k, v, lows, highs, out, view_array(arguments.lse, FAR, np.float32)
 
 
 @cache
 def make_forward_callback(kind):
-    """Build the callback that computes the context of numbers of a kind; it takes the address of what `cpu.py` lists."""
+    """Build the callback that computes the context of numbers of a kind."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(AttentionArguments)
     def run_forward(place):
-        sizes, steps, scale, q, k, v, lows, highs, out, lse = read_arguments(carray(place, ARGUMENT_COUNT, np.int64), dtype)
+        sizes, steps, scale, q, k, v, lows, highs, out, lse = read_arguments(view_array(place, 1, FIELDS)[0], dtype)
         compute_context(place, sizes, steps, scale, q, k, v, lows, highs, out, lse)
 
     return run_forward
@@ -327,15 +339,15 @@ def make_forward_callback(kind):
 
 @cache
 def make_backward_callback(kind):
-    """Build the callback that computes the gradients of numbers of a kind; it takes the address of what `cpu.py` lists."""
+    """Build the callback that computes the gradients of numbers of a kind."""
     dtype = np.dtype(kind).type
 
-    @cfunc_with_cache(types.void(types.voidptr))
+    @callback_with_cache(AttentionArguments)
     def run_backward(place):
-        arguments = carray(place, ARGUMENT_COUNT, np.int64)
+        arguments = view_array(place, 1, FIELDS)[0]
         sizes, steps, scale, q, k, v, lows, highs, out, lse = read_arguments(arguments, dtype)
-        grad, dq = carray(cast_to_pointer(arguments[29]), (FAR,), dtype), carray(cast_to_pointer(arguments[30]), (FAR,), dtype)
-        dk, dv = carray(cast_to_pointer(arguments[31]), (FAR,), dtype), carray(cast_to_pointer(arguments[32]), (FAR,), dtype)
+        grad, dq = view_array(arguments.grad, FAR, dtype), view_array(arguments.dq, FAR, dtype)
+        dk, dv = view_array(arguments.dk, FAR, dtype), view_array(arguments.dv, FAR, dtype)
         compute_gradients(place, sizes, steps, scale, q, k, v, lows, highs, out, lse, grad, dq, dk, dv)
 
     return run_backward
