@@ -63,7 +63,7 @@ def assert_pictures_within(found, expected, allowed, double):
     for how, each in (("mean", allowed.shares), ("max", allowed.weights), ("sum", allowed.shares)):
         bounds = Picture(double, expected.rows, expected.columns)
         bounds.add(torch.arange(T), torch.arange(K), each)
-        assert_within(found.pooled(how), expected.pooled(how), bounds.pool(how), how)
+        assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
@@ -252,7 +252,7 @@ def test_queries_and_keys_may_lie_in_memory_in_any_way(queries):
     assert torch.equal(wide.overview().entropy, expected.overview().entropy)
 
 
-@pytest.mark.parametrize("function", ["top", "mixed", "returned", "picture"])
+@pytest.mark.parametrize("function", ["find_top", "apply_weights", "apply_transposed_weights", "draw_picture"])
 def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
     """In the keys, in the bias; infinite scores too, whose softmax has none."""
     for where in ("q", "k", "bias", "infinite"):
@@ -265,7 +265,12 @@ def test_a_nan_anywhere_is_left_to_the_plain_passes(function):
         bins = bin_edges(0, 50, 5), bin_edges(0, 50, 5)
         assert numba_passes.gather_statistics(single, 1, *bins) is None
         below = passes.gather_statistics(single, {}).denominators
-        rest = {"top": (3,), "mixed": (torch.ones(50, 2),), "returned": (torch.ones(50, 2),), "picture": (below, *bins)}
+        rest = {
+            "find_top": (3,),
+            "apply_weights": (torch.ones(50, 2),),
+            "apply_transposed_weights": (torch.ones(50, 2),),
+            "draw_picture": (below, *bins),
+        }
         assert getattr(numba_passes, function)(single, 1, *rest[function]) is None
 
 

@@ -19,7 +19,7 @@ from bounds import assert_within
 from generate.small import gpt2, rounding_bound, rows, taken, tokens_are_decided
 from regard.compiled import threads
 from regard.generate import Lookup, PrefixCache, quantise
-from regard.generate.cache import Cache
+from regard.generate.kv_cache import Cache
 from regard.models import GPT2
 from regard.models.compiled_gpt2 import MOST, CompiledGPT2
 from regard.models.gpt2 import Block

@@ -17,7 +17,7 @@ from PIL import Image
 
 from regard import Causal, Everything, ShapeError, Steps, attend
 from regard.show import figure
-from regard.show.scale import Linear, Log
+from regard.show.color_scale import Linear, Log
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 B, H, T, D = 2, 3, 5, 7

@@ -12,7 +12,7 @@ import torch
 import regard
 from regard import AttentionMap, Causal, attend
 from regard.show import notebook
-from regard.show.scale import Log
+from regard.show.color_scale import Log
 from regard.show.svg_matrix import SHADES
 from show.elements import EVIL, Page, pixels
 from show.recorded import long, small

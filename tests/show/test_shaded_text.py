@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.show.color_ramp import shade
-from regard.show.scale import Linear
+from regard.show.color_scale import Linear
 from regard.show.shaded_text import compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal_colors import Heat, Window
 from show.recorded import WORDS, long, small

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from regard.show.scale import Linear, Log
+from regard.show.color_scale import Linear, Log
 from regard.show.svg_matrix import RAMP, SHADES, Matrix, render_img
 from show.elements import EVIL, Page, pixels
 

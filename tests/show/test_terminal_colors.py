@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from regard.show.scale import Linear, Log
+from regard.show.color_scale import Linear, Log
 from regard.show.terminal_colors import PIPE_LINES, Heat, measure_window
 
 

@@ -15,7 +15,7 @@ from regard.examination.case import copy_module_as_double
 from regard.examination.report import Checked, Finding, Unknown
 from regard.examination.snapshot import take_snapshot
 from regard.examination.token_model import COPIED
-from regard.generate.cache import Cache
+from regard.generate.kv_cache import Cache
 
 CACHE_ARGUMENTS = ("past", "layer_past", "past_key_value", "past_key_values", "past_kv", "kv_cache", "cache", "past_kv_cache")
 OFFSET_ARGUMENTS = ("start_pos", "offset", "past_length")  # positions of new tokens, given as the number of earlier ones

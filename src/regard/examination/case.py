@@ -40,8 +40,8 @@ class Case:
     def make_inputs(self, t: int | None = None, b: int = 2, seed: int = 0, size: float = 1.0) -> tuple[Tensor, ...]:
         """Return (x,), x (b, t, c), or (q, k, v), each (b, h, t, d): normal numbers times size, the same for the same seed.
 
-        A subject that carries its own padding or documents always gets the sample's b and t, whatever is passed: its `free` is
-        False.
+        A subject that carries its own padding or documents always gets the sample's b and t, whatever is passed: its
+        `can_resize` is False.
         """
         return self.shapes.make(t, b, seed, size, self.subject.dtype, self.subject.device)
 

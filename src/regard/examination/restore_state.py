@@ -77,7 +77,7 @@ def check_modules(parts: list[nn.Module]) -> None:
 
 
 def save_state(parts: list[nn.Module], most: int | None) -> SavedState:
-    """Save what modules hold now; `most` as in `untouched`."""
+    """Save what modules hold now; `most` as in `preserve_state`."""
     found: dict[int, tuple[Any, Any]] = {}
     for part in parts:
         collect_containers(vars(part), found, MAX_DEPTH)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError, DataError, ShapeError
-from regard.generate.cache import Cache
+from regard.generate.kv_cache import Cache
 from regard.mechanism.arguments import check_sequence, describe_value
 
 TokenLists = list[list[int]]  # a list of tokens for each sequence; their lengths differ
@@ -68,7 +68,7 @@ class SequenceReader:
     """A model and the tokens of each sequence it has read, at most `room` of them with keys and values in a cache.
 
     Beyond the model's context the window slides: for every new token, the last tokens of each sequence, as many as the context
-    holds, are read again as if they were the whole text. Call `refuse_beyond` first to raise an error instead.
+    holds, are read again as if they were the whole text. Call `check_context` first to raise an error instead.
     """
 
     def __init__(self, model: Model, room: int, after: PrefixCache | None = None, count: int = 1) -> None:

@@ -59,7 +59,7 @@ class Pyramid:
 
     @property
     def nbytes(self) -> int:
-        """The bytes stored besides the map once `strips` is exhausted."""
+        """The bytes stored besides the map once `iterate_strips` is exhausted."""
         q, k = self.map.shape[2:]
         finest, whole = self._find_level(CODED), self._find_level(KEPT)
         (plane,) = self.map._iterate_planes()
@@ -70,12 +70,12 @@ class Pyramid:
 
     @property
     def rows(self) -> dict[str, Tensor]:
-        """The entropy, nats, and the largest weight of every row, (q,), once `strips` is exhausted."""
+        """The entropy, nats, and the largest weight of every row, (q,), once `iterate_strips` is exhausted."""
         return {name: self._data.statistics[name] for name in STATISTICS}
 
     @property
     def received(self) -> Tensor:
-        """The sum of every column, (k,), once `strips` is exhausted."""
+        """The sum of every column, (k,), once `iterate_strips` is exhausted."""
         return self._data.statistics["received"]
 
     def shape(self, level: int) -> tuple[int, int]:

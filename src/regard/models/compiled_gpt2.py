@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.compiled import threads
 from regard.compiled.dispatch_guard import can_bypass_dispatch, is_plain_tensor
-from regard.generate.cache import Cache
+from regard.generate.kv_cache import Cache
 from regard.generate.quantization import QuantizedEmbedding
 from regard.layers.linear import Linear
 from regard.layers.multi_head import MultiHeadAttention

@@ -11,6 +11,7 @@ from matplotlib.image import AxesImage
 from regard.errors import ConfigError
 from regard.observe import Recording
 from regard.show.axis_words import choose_attention_kind
+from regard.show.color_scale import Linear, choose_scale
 from regard.show.figure import (
     COLORMAP,
     FAINT,
@@ -23,7 +24,6 @@ from regard.show.figure import (
     Picture,
     measure_widest,
 )
-from regard.show.scale import Linear, choose_scale
 
 BINS = 64  # bins of a small picture along an axis
 MAX_WIDTH, MAX_HEIGHT, MAX_SIDE, GAP = (

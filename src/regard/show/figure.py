@@ -28,7 +28,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.mechanism import Steps
 from regard.show.color_ramp import choose_ink, shade
-from regard.show.scale import Linear, Log, Scale
+from regard.show.color_scale import Linear, Log, Scale
 from regard.show.step_descriptions import make_titles
 from regard.show.terminal import escape_text
 

@@ -12,8 +12,8 @@ from regard.map.pooling import resolve_span
 from regard.mechanism.arguments import check_index, check_instance, check_integer
 from regard.observe import Recording
 from regard.show.axis_words import choose_attention_kind, get_axis_words
+from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, choose_scale
 from regard.show.figure import COLORMAP, FAINT, INKS, PAPER, TEXT_SIZE, Array, Picture, draw_matrix
-from regard.show.scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, choose_scale
 from regard.terminal_escapes import escape_controls
 
 MAX_WORDS, BINS = MAX_LINEAR_TOKENS, 512  # maximum tokens that are drawn with words; bins of a picture along an axis

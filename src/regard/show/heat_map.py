@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from regard.map import AttentionMap
-from regard.show.scale import MAX_LINEAR_TOKENS, choose_scale
+from regard.show.color_scale import MAX_LINEAR_TOKENS, choose_scale
 from regard.show.terminal import get_heat_style, truncate_end
 from regard.show.terminal_colors import Heat, Window, get_color
 

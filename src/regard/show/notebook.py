@@ -21,9 +21,9 @@ from regard.observe import Recording
 from regard.observe.head_kinds import Heads
 from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
+from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
 from regard.show.map_sampling import pool_cells
 from regard.show.report_html import render_report
-from regard.show.scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
 from regard.show.step_descriptions import make_titles
 from regard.show.svg_matrix import RAMP, Matrix, format_color, render_img
 from regard.show.terminal import escape_text

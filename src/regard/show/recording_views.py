@@ -11,8 +11,8 @@ from regard.observe.head_kinds import heads
 from regard.show.axis_words import AxisWords, find_word, get_axis_words, strip_markers
 from regard.show.bars import MAX_BARS as BARS
 from regard.show.bars import render_bars
+from regard.show.color_scale import Log
 from regard.show.heat_map import render_heat_map, wrap_sentence
-from regard.show.scale import Log
 from regard.show.shaded_text import MAX_TOKENS, compute_attention_shares, limit_lines, render_shaded_text
 from regard.show.terminal_colors import Heat, Window
 

@@ -5,9 +5,9 @@ import torch
 from regard.observe import Recording
 from regard.observe.rollout import rollout as rolled
 from regard.show.axis_words import get_key_words
+from regard.show.color_scale import Log
 from regard.show.figure import Picture, draw_sheet, format_word, make_panel
 from regard.show.head_figure import MAX_WORDS
-from regard.show.scale import Log
 
 MAX_INCHES = 5.6  # inches
 MIN_SHARE = 1e-3  # share that has the palest color

@@ -37,7 +37,7 @@ class QueryKeyWords(NamedTuple):
 
 
 def describe_example(example: Example) -> tuple[ExampleStep, ...]:
-    """Return the `Scene` values of an example: before its steps, one for every step that changes something, and after."""
+    """Return the `ExampleStep` values of an example: before its steps, one for every step that changes something, and after."""
     if example.steps is None:
         return example.before + example.after
     said = write_sentences(example.steps, example.words, example.focus, example.sources) | dict(example.sentences)

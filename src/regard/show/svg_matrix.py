@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from torch import Tensor
 
 from regard.show.color_ramp import choose_ink, shade
-from regard.show.scale import Log, Scale
+from regard.show.color_scale import Log, Scale
 from regard.show.terminal import truncate_end
 
 SHADES = 232  # shades of the ramp, as many as are distinct; the next palette entry is the background

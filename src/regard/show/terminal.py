@@ -88,7 +88,7 @@ def print_unpadded(console: Console, renderable: RenderableType) -> None:
 
 
 def print_step(console: Console, scene: ExampleStep, number: int, view: TableView) -> None:
-    """Print a `Scene`: its number, name and formula, its tables or lines, and its sentence."""
+    """Print an `ExampleStep`: its number, name and formula, its tables or lines, and its sentence."""
     heading = Text(f"{number}  {escape_text(scene.heading)}")
     heading.stylize("bold", 0, len(heading) - len(escape_text(scene.formula)))
     print_wrapped(console, heading, hang=3)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.show.color_ramp import find_terminal_shade, shade
-from regard.show.scale import Scale
+from regard.show.color_scale import Scale
 from regard.show.terminal import get_heat_style, get_palette
 
 SWATCH_COUNTS = (5, 4, 3, 2)  # swatches of a legend, the most that fit

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.examination.report import Visibility
 from regard.show.color_ramp import RGB, shade
-from regard.show.scale import MIN_LOG_WEIGHT, Log
+from regard.show.color_scale import MIN_LOG_WEIGHT, Log
 from regard.show.terminal import truncate_end
 
 MAX_TOKENS = 24  # maximum tokens drawn per side
@@ -28,7 +28,7 @@ Cells = Mapping[str, Tensor]  # color -> its cells, bool (rows, columns)
 
 @dataclass(frozen=True, eq=False)
 class VisibilityCrop:
-    """The part of a `Sight` that is drawn, and the words of its rows and columns."""
+    """The part of a `Visibility` that is drawn, and the words of its rows and columns."""
 
     expected: Tensor
     found: Tensor
@@ -75,7 +75,7 @@ def describe_picture(sight: Visibility) -> str:
 
 
 def crop_visibility(sight: Visibility) -> VisibilityCrop:
-    """Return all of a short `Sight`, or the part of a longer one around the first difference."""
+    """Return all of a short `Visibility`, or the part of a longer one around the first difference."""
     differing = sight.difference.nonzero()
     i, j = differing[0].tolist() if len(differing) else (0, 0)
     rows, columns = (center_slice(place, size) for place, size in zip((i, j), sight.expected.shape, strict=True))

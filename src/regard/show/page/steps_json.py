@@ -156,7 +156,7 @@ def collect_example_arguments(found: Example, steps: Steps, head: int | None) ->
 
 
 def convert_scene(one: ExampleStep) -> dict[str, Any]:
-    """Convert a `Scene` to JSON."""
+    """Convert an `ExampleStep` to JSON."""
     return {
         "name": one.name,
         "formula": one.formula,

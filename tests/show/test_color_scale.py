@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bounds import sum_bound
 from regard import ConfigError
-from regard.show.scale import MAX_LINEAR_TOKENS, Linear, Log, choose_scale
+from regard.show.color_scale import MAX_LINEAR_TOKENS, Linear, Log, choose_scale
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=11))
