@@ -107,7 +107,7 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
         (("words", "--model", "{folder}", "--head", "first"), "like 3.5"),
         (("words", "--model", "{folder}", "--head", "0.4"), "head must be below 4"),
-        (("some words", "--model", "{folder}", "--query", "wizard"), "'wizard' is no word of the text"),
+        (("some words", "--model", "{folder}", "--query", "wizard"), "'wizard' is neither a word of the text"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monkeypatch, arguments, says):
@@ -131,7 +131,7 @@ def test_one_token_is_no_plural(capsys, folder):
 
 def test_letters_that_were_cut_into_bytes_are_explained(capsys, folder):
     for model, written in ((folder, "�"), ("pocket", "\\x")):
-        assert f"read byte by byte, and written like {written}" in " ".join(look(capsys, "𓀀", "--model", model)[1].split())
+        assert f"read byte by byte and shown like {written}" in " ".join(look(capsys, "𓀀", "--model", model)[1].split())
     assert "byte by byte" not in look(capsys, "the cat", "--model", folder)[1]
 
 
@@ -157,7 +157,7 @@ def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(c
 def test_the_words_are_shaded_by_digits_where_there_is_no_colour(capsys, folder):
     _, out, _ = look(capsys, TEXT, "--model", folder)
     lines = out.splitlines()
-    start = lines.index("how much of all attention, in all heads, each word receives:")
+    start = lines.index("the share of all attention, in all heads, that each word receives:")
     assert lines[start + 1].startswith("the cat saw the dog, and the dog saw the cat. the cat")
     assert set(lines[start + 2]) <= set(" ·123456789")
     assert "\x1b" not in out
@@ -170,7 +170,7 @@ def test_a_head_is_drawn_and_a_row_written_as_bars(capsys, folder):
     assert len(re.findall(r"^ ?\d+ ", out, re.MULTILINE)) == 40
     code, out, err = look(capsys, TEXT, "--model", folder, "--head", "1.2", "--query", "dog")
     assert (code, err) == (0, "")
-    assert "It stands at 6 places, and this is the last" in out
+    assert "It occurs 6 times, and this is the last" in out
     assert len(re.findall(r"^0\.\d{3}  .*#", out, re.MULTILINE)) >= 3
 
 
@@ -178,7 +178,7 @@ def test_of_a_saved_recording_a_head_is_drawn_too(capsys, folder, tmp_path):
     saved = tmp_path / "cat.regard"
     look(capsys, TEXT, "--model", folder, "--out", saved)
     assert main(["heads", str(saved), "--head", "0.1", "--query", "3"]) == 0
-    assert "what 'the', token 3, looked at: layer 0, head 1" in capsys.readouterr().out
+    assert "what 'the', token 3, attended to: layer 0, head 1" in capsys.readouterr().out
 
 
 def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tmp_path):
@@ -221,14 +221,14 @@ def test_a_recording_of_cross_attention_alone_is_told_as_what_it_is(capsys, cros
     code, out, err = head(capsys, crossed / "additive.reg")
     assert (code, err) == (0, "")
     assert out.startswith("additive: 1 layer, 1 head. 3 tokens look at 5. This is cross attention, of one text to another. ")
-    assert "a column a key, which are a cat is asleep ⟨end⟩" in out
+    assert "columns are keys: a cat is asleep ⟨end⟩" in out
     assert head(capsys, crossed / "additive.reg", "--attention", "cross")[1] == out
     assert "The columns: 0 a, 1 cat, 2 is, 3 asleep, 4 ⟨end⟩." in head(capsys, crossed / "additive.reg", "--head", "0.0")[1]
-    assert "what 'chat', token 1, looked at: the mean of all heads of the one layer" in head(
+    assert "what 'chat', token 1, attended to: the mean of all heads of the one layer" in head(
         capsys, crossed / "additive.reg", "--query", "chat"
     )[1]  # fmt: skip
     code, _, err = head(capsys, crossed / "additive.reg", "--attention", "self")
-    assert (code, err) == (2, "regard heads: there is no self attention in this recording; there is cross.\n")
+    assert (code, err) == (2, "regard heads: this recording has no self attention; it has cross.\n")
 
 
 def test_of_two_kinds_of_attention_the_own_is_shown_and_the_other_named(capsys, crossed):

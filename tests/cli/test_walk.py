@@ -314,9 +314,9 @@ def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, sp
 
 
 def test_a_model_without_additive_attention_is_told_what_it_is(refused, speaking):
-    assert "has no attention to look at: regard translate prints" in refused("--model", speaking["plain"])
+    assert "has no attention to show: regard translate prints" in refused("--model", speaking["plain"])
     assert "is a transformer with dot-product attention" in refused("--model", speaking["transformer"])
     assert "is not a translator's name" in refused("--model", "pocket")
     assert "use --example additive with it, got dog." in refused("--example", "dog", "--model", speaking["additive"])
     assert "leave out --seed, or --model." in refused("--model", speaking["additive"], "--seed", "3")
-    assert "there is no word to translate" in refused("--model", speaking["additive"], "--words", " ")
+    assert "the text has no word to translate" in refused("--model", speaking["additive"], "--words", " ")

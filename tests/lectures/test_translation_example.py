@@ -35,7 +35,7 @@ def test_words_of_two_sentences_are_told_apart():
     best = SOURCES[int(one.steps.weights[1].argmax())]
     assert told["weights"].sentence.startswith(f"cheval attends most to {best} (")
     assert told["scores"].sentence.startswith(f"cheval matches {best} best (")
-    assert told["context"].sentence.startswith("cheval gathers ")
+    assert told["context"].sentence.startswith("cheval receives ")
     assert (told["weights"].panels[0].rows, told["weights"].panels[0].columns) == (WORDS, SOURCES)
     assert told["context"].panels[0].rows == WORDS
     for scene in describe_example(one):
@@ -56,5 +56,5 @@ def test_a_sentence_of_one_word_is_matched_with_it_and_not_with_itself():
     layer = AdditiveAttention(2, 3, 5).requires_grad_(False)
     one = build_translation_example(("oui",), ("yes",), torch.ones(1, 2), torch.ones(1, 3), layer, model="one")
     assert next(scene for scene in describe_example(one) if scene.name == "scores").sentence.startswith(
-        "oui is matched with yes alone ("
+        "oui is compared only with yes ("
     )

@@ -95,7 +95,10 @@ def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
 
 def test_a_head_that_is_not_there_is_refused():
     model, given = made("llama")
-    with pytest.raises(ConfigError, match="heads asks for 4, but there are 4 heads"), record(model, heads=[1, 4]):
+    with (
+        pytest.raises(ConfigError, match="head 4 of heads= is out of range: the call has heads 0 to 3"),
+        record(model, heads=[1, 4]),
+    ):
         model(**given)
 
 

@@ -69,7 +69,7 @@ def test_it_is_written_as_vectors():
 
 
 def test_more_words_than_fit_are_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match=r"at most 60 words, got 700: name some, as in queries=slice\(0, 30\)"):
+    with pytest.raises(ConfigError, match=r"at most 60 words, got 700: select some, e.g. queries=slice\(0, 30\)"):
         draw_arcs(long(), 0, 0)
 
 

@@ -15,7 +15,7 @@ def test_a_word_is_found_at_the_last_of_its_places():
 def test_a_word_of_several_tokens_stands_where_its_last_one_does():
     words = [" a", " jour", "ney", " to", " a", " jour", "nal", " jour", "ney"]
     assert find_word("journey", words) == (8, [2, 8])
-    with pytest.raises(ConfigError, match="no word"):
+    with pytest.raises(ConfigError, match="neither a word"):
         find_word("our", words)
 
 
@@ -27,7 +27,7 @@ def test_a_number_is_a_place_unless_it_is_a_word():
 
 @pytest.mark.parametrize("asked", ["wizard", "17", "-18", "", "he"])
 def test_what_is_neither_is_refused_with_some_words_of_the_text(asked):
-    with pytest.raises(ConfigError, match=r"no number from 0 to 16\. Its words begin 'The', 'cat', 'saw'"):
+    with pytest.raises(ConfigError, match=r"nor a number from 0 to 16\. The first words are 'The', 'cat', 'saw'"):
         find_word(asked, WORDS)
 
 
@@ -42,7 +42,7 @@ def test_words_are_those_of_the_batch_row_or_numbers():
 
 def test_it_is_said_where_letters_were_cut_into_bytes_and_nowhere_else():
     assert describe_bytes(["a", " caf", "\\xc3", "\\xa9"]) == (
-        "Letters that the model has no tokens for are read byte by byte, and written like \\xc3."
+        "Letters that the model has no tokens for are read byte by byte and shown like \\xc3."
     )
     assert "like �." in describe_bytes(["\ufffd"])
     for words in (WORDS, ["\\t", "\\x", "x41", "日本"], []):
@@ -65,5 +65,5 @@ def test_cross_attention_is_shown_where_there_is_nothing_else():
     assert choose_attention_kind(cross()) == "cross"
     assert choose_attention_kind(cross("transformer")) == "self"
     assert choose_attention_kind(cross("transformer"), "cross") == "cross"
-    with pytest.raises(ConfigError, match="there is no self attention in this recording; there is cross"):
+    with pytest.raises(ConfigError, match="this recording has no self attention; it has cross"):
         choose_attention_kind(cross(), "self")

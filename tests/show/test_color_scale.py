@@ -46,7 +46,7 @@ def test_of_any_weights_there_is_a_scale(weights, tokens):
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (2, 1)])
 @pytest.mark.parametrize("scale", [Linear, Log])
 def test_a_scale_that_does_not_go_up_is_refused(scale, low, high):
-    with pytest.raises(ConfigError, match="from low up to high"):
+    with pytest.raises(ConfigError, match="low must be below high"):
         scale(low, high)
 
 

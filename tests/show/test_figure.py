@@ -294,11 +294,11 @@ def test_a_curve_keeps_its_gaps():
     [
         (lambda: figure.draw_matrix(torch.rand(2, 3), ["a", "b"]), r"\(2, 3\).*2 rows and 2 columns"),
         (lambda: figure.draw_matrix(torch.rand(3), ["a"]), "matrix"),
-        (lambda: figure.draw_matrix(torch.rand(0, 0), []), "something in it"),
-        (lambda: figure.draw_steps(some_steps(shape=(H, T, D)), words(T)), "a matrix must remain"),
-        (lambda: figure.draw_heads(some_steps(), words(T)), "heads"),
+        (lambda: figure.draw_matrix(torch.rand(0, 0), []), "at least one entry"),
+        (lambda: figure.draw_steps(some_steps(shape=(H, T, D)), words(T)), "at must select one matrix"),
+        (lambda: figure.draw_heads(some_steps(), words(T)), r"the axes \(h, q, k\)"),
         (lambda: figure.draw_arrows(torch.rand(2, 3), ["a", "b"]), r"\(n, 2\)"),
-        (lambda: figure.draw_lines([1, 2], {"a": [1.0]}), "each of the 2 x"),
+        (lambda: figure.draw_lines([1, 2], {"a": [1.0]}), "each of the 2 values of x"),
     ],
 )
 def test_words_and_numbers_that_do_not_agree_are_refused_in_a_sentence(draw, says):

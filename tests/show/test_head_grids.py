@@ -46,7 +46,8 @@ def test_a_long_text_has_none(recording):
 
 def test_the_square_of_cross_attention_has_a_row_a_word_written_and_a_column_a_word_read():
     lines = [line.plain for line in render_grids(cross(), heads(cross(), kind="cross"), 80, None, "cross")]
-    assert lines[0] == f"tenths: a row a query, a column a key, which are {' '.join(word.strip() for word in READ)}"
+    columns = " ".join(word.strip() for word in READ)
+    assert lines[0] == f"weights in tenths: rows are queries, columns are keys: {columns}"
     dense = cross().map(0, kind="cross").dense()[0, 0]
     for line, word, row in zip(lines[2:], WRITTEN, dense, strict=True):
         assert line.split()[0] == word.strip()

@@ -104,7 +104,7 @@ def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
 
 
 def test_what_is_not_there_is_refused(recording):
-    with pytest.raises(ConfigError, match="something in it"):
+    with pytest.raises(ConfigError, match="not empty"):
         figure(recording, 0, 0, keys=slice(9, 9))
     with pytest.raises(ConfigError, match="head must be below 4"):
         figure(recording, 0, 4)

@@ -91,7 +91,7 @@ def test_a_long_map_is_sampled_and_says_so():
     q, k = torch.randn(2, 1, 2, 20_011, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     m = AttentionMap(q, k, Causal())
     page = Page(m._repr_html_())
-    assert "96 of the 20,011 queries were looked at." in page.text
+    assert "96 of the 20,011 queries were sampled." in page.text
     found = pixels(page.all("img")[1])
     last = m[0, 1, -1]
     assert found[-1].max() == round(Log().share(float(last.max()), (1e-4, 1.0)) * (SHADES - 1))

@@ -43,8 +43,8 @@ def test_the_bars_of_a_word_are_its_row_of_the_head_or_the_mean(place):
 
 def test_of_a_word_that_stands_at_several_places_the_last_is_taken_and_it_is_said():
     said = [line.plain for line in recording_views.render_row(small(), (0, 0), "the", SCREEN, whole=False)]
-    assert said[0].startswith("what 'the', token 10, looked at: layer 0, head 0: ")
-    assert said[1].startswith("It stands at 3 places, and this is the last")
+    assert said[0].startswith("what 'the', token 10, attended to: layer 0, head 0: ")
+    assert said[1].startswith("It occurs 3 times, and this is the last")
 
 
 def test_the_words_are_shaded_by_what_they_receive_and_the_scale_says_how_much():
@@ -72,12 +72,12 @@ def test_a_word_of_a_translation_looks_at_words_of_its_source(place):
     dense = torch.stack([recording.map(layer, kind="cross").dense()[0] for layer in range(2)])
     row = {(1, 2): dense[1, 2, 1], (1, None): dense[1, :, 1].mean(0), None: dense[:, :, 1].mean((0, 1))}[place]
     said = [line.plain for line in recording_views.render_row(recording, place, "chat", SCREEN, whole=True, kind="cross")]
-    assert said[0].startswith("what 'chat', token 1, looked at: ")
+    assert said[0].startswith("what 'chat', token 1, attended to: ")
     assert not any("back" in line or "[" in line for line in said)  # no word of a source is the one that asks
     bars = [line.split() for line in said if line[:2] in ("0.", "1.") and "#" in line]
     found = {int(parts[-2]): float(parts[0]) for parts in bars}
     assert found == pytest.approx({n: float(weight) for n, weight in enumerate(row) if weight >= 5e-4}, abs=BAR)
-    with pytest.raises(ConfigError, match=r"'cat' is no word of the text .* begin 'un', 'chat', 'dort'"):
+    with pytest.raises(ConfigError, match=r"'cat' is neither a word of the text .* words are 'un', 'chat', 'dort'"):
         list(recording_views.render_row(recording, place, "cat", SCREEN, whole=True, kind="cross"))
 
 

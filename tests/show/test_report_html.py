@@ -51,7 +51,7 @@ def test_what_was_checked_and_what_cannot_be_told_wait_folded():
     assert "evidence word" in opened
     assert not {"first word", "second", "pass word"} & set(re.split(r"[<>:;]\s*", opened))
     assert "<li>first word; second: alike</li><li>third: word</li>" in shown  # what ends alike stands together
-    assert "What cannot be told, and what to pass (1)" in shown
+    assert "What cannot be determined, and what to pass (1)" in shown
 
 
 @pytest.mark.parametrize("word", [*EVIL, "\x1b]52;c;ZQ==\x07", "\x9b2J"])

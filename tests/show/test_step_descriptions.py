@@ -61,9 +61,9 @@ def test_the_least_attended_word_is_one_that_may_be_seen():
 
 def test_blind_even_and_broken_rows_are_told_as_what_they_are():
     assert write_sentences(steps_of(~Window()), WORDS)["weights"] == "d may see nothing, so all its weights are 0."
-    assert write_sentences(steps_of(~Window()), WORDS)["context"] == "d gathers nothing: its new vector is 0."
+    assert write_sentences(steps_of(~Window()), WORDS)["context"] == "d attends to nothing: its new vector is 0."
     even = attend(torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3))
-    assert write_sentences(even, WORDS)["weights"] == "d attends to the 4 words it sees alike (0.25 each)."
+    assert write_sentences(even, WORDS)["weights"] == "d attends equally to the 4 words it sees (0.25 each)."
     broken = attend(torch.full((4, 3), torch.nan), torch.ones(4, 3), torch.ones(4, 3))
     assert "NaN" in write_sentences(broken, WORDS)["weights"]
 
@@ -85,7 +85,7 @@ def test_every_head_has_its_part_of_the_sentence():
 
 def test_dropout_tells_how_many_weights_fell():
     said = {scene.name: scene.sentence for scene in describe_example(build_example("dropout"))}["dropped"]
-    assert said == "10 of 21 weights fell to 0, those left are 2.00 times as large; step keeps 5 of 6."
+    assert said == "10 of 21 weights were set to 0, the others are 2.00 times as large; step keeps 5 of 6."
 
 
 def test_the_leak_shows_the_wrong_weights_and_the_right_ones():
@@ -100,7 +100,7 @@ def test_what_is_written_out_can_be_calculated_again(name):
     one = build_example(name)
     for scene in write_arithmetic(one, 1):
         for line in scene.lines:
-            if "becomes" not in line.calculation and "(stays)" not in line.calculation:
+            if "becomes" not in line.calculation and "(unchanged)" not in line.calculation:
                 values = [value(side) for side in line.calculation.split(" = ")]
                 assert max(values) - min(values) < 1e-3  # six products of two numbers near 1, each to four places
 
@@ -123,7 +123,7 @@ def test_long_sums_are_cut_and_counted():
 
 
 def test_arithmetic_needs_a_sentence():
-    with pytest.raises(ConfigError, match="attends to no sentence"):
+    with pytest.raises(ConfigError, match="has no sentence"):
         write_arithmetic(build_example("softmax"), 0)
 
 

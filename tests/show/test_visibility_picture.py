@@ -59,7 +59,7 @@ def test_what_differs_has_its_colour_and_its_sign():
 
 def test_where_nothing_differs_the_picture_has_no_sign_and_says_so():
     sight = seen([[1, 0], [1, 1]])
-    assert drawn.describe_picture(sight).endswith("What is found is what is expected.")
+    assert drawn.describe_picture(sight).endswith("Every pair is as expected.")
     assert sum(signs(sight, sign) for sign in "+−?") == 0
 
 
@@ -97,5 +97,5 @@ def test_of_a_long_text_the_part_about_the_first_difference_is_drawn(at):
     assert part.difference.shape == (drawn.MAX_TOKENS, drawn.MAX_TOKENS)
     (place,) = part.difference.nonzero().tolist()
     assert (part.rows[place[0]], part.columns[place[1]]) == tuple(map(str, at))
-    assert f"Of 100 queries and 100 keys {drawn.MAX_TOKENS} and {drawn.MAX_TOKENS} are drawn." in drawn.describe_picture(sight)
+    assert f"{drawn.MAX_TOKENS} of 100 queries and {drawn.MAX_TOKENS} of 100 keys are drawn." in drawn.describe_picture(sight)
     assert len(drawn.render_picture(sight)) < 30_000

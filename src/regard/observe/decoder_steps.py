@@ -8,15 +8,15 @@ from torch import Tensor
 from regard.observe.kv_history import KVHistory, RowMatch, is_exact_match
 
 
-def match_step(strand: KVHistory, q: Tensor, k: Tensor, told: Tensor | None) -> RowMatch | None:
+def match_step(history: KVHistory, q: Tensor, k: Tensor, told: Tensor | None) -> RowMatch | None:
     """Return the parent row, in a history's last step, of each row of a call; None if the call does not continue it.
 
     Keys must be equal to the bit. The first query again means that the decoder starts again. Where rows have the same keys, as
     those of a beam search do, `told` states the parent rows.
     """
-    if torch.equal(q, strand.stored_calls[0].q):
+    if torch.equal(q, history.stored_calls[0].q):
         return None
-    return match_keys(strand.join_keys(strand.total, strand.stored_calls[-1].step), k, told)
+    return match_keys(history.join_keys(history.total, history.stored_calls[-1].step), k, told)
 
 
 def match_keys(ours: Tensor, theirs: Tensor, told: Tensor | None) -> RowMatch | None:

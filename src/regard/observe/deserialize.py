@@ -28,7 +28,7 @@ from regard.observe.header_values import (
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.recording import KINDS, Call, Recording, Run
-from regard.observe.serialize import PIECE_NUMBERS, PIECE_TENSORS
+from regard.observe.serialize import CALL_NUMBERS, CALL_TENSORS
 
 DEEPEST = 64  # nesting of combined masks
 WRONG = (RegardError, ValueError, TypeError, LookupError, AttributeError, RecursionError, RuntimeError, OverflowError)
@@ -81,19 +81,19 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
         None if row is None else require_count(row) for row in require_list(found.get("rows", []))
     ]  # older files have none
     turns, masks = ParentRowsChecker(run.parent_rows), MaskReader(tensors)
-    strands = []
+    histories = []
     for one in require_list(found["strands"]):
-        strand = deserialize_history(one, run.parent_rows, tensors, masks)
-        turns.check_history(strand)
-        strands.append(strand)
+        history = deserialize_history(one, run.parent_rows, tensors, masks)
+        turns.check_history(history)
+        histories.append(history)
         if one["key"] is not None:
             name, kind, visit, turn = require_list(one["key"], 4)
-            if (name, kind) != (strand.name, strand.kind):
-                raise ValueError(f"{strand.name} has the key of {name!r:.40}")
-            run.histories[name, kind, require_count(visit), require_count(turn)] = strand
-    for strand, piece in found["calls"]:
-        owner = strands[require_count(strand)]
-        run.calls.append(Call(owner, owner.stored_calls[require_count(piece)]))
+            if (name, kind) != (history.name, history.kind):
+                raise ValueError(f"{history.name} has the key of {name!r:.40}")
+            run.histories[name, kind, require_count(visit), require_count(turn)] = history
+    for history, stored in found["calls"]:
+        owner = histories[require_count(history)]
+        run.calls.append(Call(owner, owner.stored_calls[require_count(stored)]))
     return run
 
 
@@ -103,32 +103,32 @@ def deserialize_history(
     """Build a history from its part of the header, and check that every call of it is a map."""
     heads = found.get("heads")  # older files have none of these
     chosen = None if heads is None else tuple(require_count(head) for head in require_list(heads))
-    strand = KVHistory(
+    history = KVHistory(
         require_text(found["name"]),
         require_text(found["kind"]),
         turns,
         past=require_count(found["past"]),
         selected_heads=chosen,
     )
-    if strand.kind not in KINDS:
-        raise ValueError(f"a kind is self or cross, not {strand.kind!r}")
+    if history.kind not in KINDS:
+        raise ValueError(f"a kind is self or cross, not {history.kind!r}")
     for name, step in require_list(found["keys"]):
-        strand.keys.append(require_four_axes(tensors[name]))
-        strand.steps.append(require_count(step))
-    strand.stored_calls.extend(deserialize_call(one, tensors, masks) for one in require_list(found["pieces"]))
-    if not strand.stored_calls or not strand.keys:
-        raise ValueError(f"{strand.name} has no call")
-    check_keys(strand)
-    for former, piece in zip([None, *strand.stored_calls], strand.stored_calls, strict=False):
-        check_call(strand, piece)
-        if former is not None and strand.kind == "self" and piece.stop <= former.stop:
-            raise ValueError(f"{strand.name}: a call that continues one of {former.stop} keys has {piece.stop}")
-    return strand
+        history.keys.append(require_four_axes(tensors[name]))
+        history.steps.append(require_count(step))
+    history.stored_calls.extend(deserialize_call(one, tensors, masks) for one in require_list(found["pieces"]))
+    if not history.stored_calls or not history.keys:
+        raise ValueError(f"{history.name} has no call")
+    check_keys(history)
+    for former, stored in zip([None, *history.stored_calls], history.stored_calls, strict=False):
+        check_call(history, stored)
+        if former is not None and history.kind == "self" and stored.stop <= former.stop:
+            raise ValueError(f"{history.name}: a call that continues one of {former.stop} keys has {stored.stop}")
+    return history
 
 
 def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "MaskReader") -> StoredCall:
     """Build a stored call from its part of the header."""
-    named = {name: None if found.get(name) is None else tensors[found[name]] for name in PIECE_TENSORS}
+    named = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
         raise ValueError("queries are floating numbers with four axes")
     unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]
@@ -139,9 +139,9 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
         raise ValueError(f"a softcap is above 0, not {softcap}")
     offset = found["offset"]
     offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
-    first, stop, step = (require_count(found[name]) for name in PIECE_NUMBERS)
+    first, stop, step = (require_count(found[name]) for name in CALL_NUMBERS)
     mask = masks.deserialize_mask(found["mask"])
-    q, values, bias, sinks, weight = (named[name] for name in PIECE_TENSORS)
+    q, values, bias, sinks, weight = (named[name] for name in CALL_TENSORS)
     assert q is not None
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")

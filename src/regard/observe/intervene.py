@@ -44,11 +44,11 @@ class Change:
         for head in () if self.head is None or isinstance(self.head, int) else check_sequence("head", self.head):
             check_integer("head", head, " or None for all")
 
-    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
         """Return the call that the kernel gets instead; the call itself if it does not change."""
-        return passage
+        return call
 
-    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         """Return the context (b, h, q, e) that the model gets instead."""
         return context
 
@@ -72,7 +72,7 @@ class KnockOut(Change):
     layer: Layer = None
     head: Heads = None
 
-    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         kept = torch.ones(context.shape[1], dtype=context.dtype, device=context.device)
         kept[self.resolve_heads(context.shape[1])] = 0
         return torch.where(kept.view(-1, 1, 1) == 0, context.new_zeros(()), context)
@@ -85,18 +85,18 @@ class CutEdges(Change):
     queries: Places = None  # all
     keys: Places = None
 
-    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
-        q, k = passage.q.shape[2], passage.k.shape[2]
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        q, k = call.q.shape[2], call.k.shape[2]
         past = 0
-        if self.kind == "self" and passage.can_use_cache and k > q:
-            past = max(find_visible_end(passage.mask, q, k, passage.offset) - q, 0)
+        if self.kind == "self" and call.can_use_cache and k > q:
+            past = max(find_visible_end(call.mask, q, k, call.offset) - q, 0)
         rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
         columns = mark_positions(self.keys, k, "keys").view(1, 1, 1, -1)
-        heads = torch.zeros(1, passage.q.shape[1], 1, 1, dtype=torch.bool)
-        heads[:, self.resolve_heads(passage.q.shape[1])] = True
-        cut = [Given(x.to(passage.q.device)) for x in (rows, columns, heads)]
+        heads = torch.zeros(1, call.q.shape[1], 1, 1, dtype=torch.bool)
+        heads[:, self.resolve_heads(call.q.shape[1])] = True
+        cut = [Given(x.to(call.q.device)) for x in (rows, columns, heads)]
         hidden = cut[0] & cut[1] if self.head is None else cut[0] & cut[1] & cut[2]
-        return replace(passage, mask=passage.mask & ~hidden)
+        return replace(call, mask=call.mask & ~hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,20 +112,20 @@ class Temperature(Change):
         if not 0 < check_number("t", self.t) < math.inf:
             raise ConfigError(f"t must be above 0 and finite, got {self.t}.")
 
-    def change_call(self, passage: AttentionCall, name: str, number: int) -> AttentionCall:
-        if passage.weight is not None:
-            return self.change_additive_call(passage)
-        by = torch.ones(passage.q.shape[1], dtype=passage.q.dtype, device=passage.q.device)
+    def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
+        if call.weight is not None:
+            return self.change_additive_call(call)
+        by = torch.ones(call.q.shape[1], dtype=call.q.dtype, device=call.q.device)
         by[self.resolve_heads(len(by))] = self.t
-        return replace(passage, q=passage.q / by.view(-1, 1, 1))
+        return replace(call, q=call.q / by.view(-1, 1, 1))
 
-    def change_additive_call(self, passage: AttentionCall) -> AttentionCall:
+    def change_additive_call(self, call: AttentionCall) -> AttentionCall:
         """Return a call with additive scores, its weight divided by t. Raises ConfigError for some heads only."""
-        assert passage.weight is not None
-        count = passage.q.shape[1]
+        assert call.weight is not None
+        count = call.q.shape[1]
         if len(set(self.resolve_heads(count))) < count:
             raise ConfigError("the heads of additive attention share one weight: a Temperature is of all of them, head=None.")
-        return replace(passage, weight=passage.weight / self.t)
+        return replace(call, weight=call.weight / self.t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +138,10 @@ class Patch(Change):
         super().__post_init__()
         check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
 
-    def change_context(self, context: Tensor, passage: AttentionCall, name: str, number: int) -> Tensor:
+    def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
         known = name if name in self.recording.layers(self.kind) else number
         found = self.recording.map(known, kind=self.kind)
-        v = passage.v
+        v = call.v
         if v is None or found.shape != (*context.shape[:3], v.shape[2]):
             came = (*context.shape[:3], None if v is None else v.shape[2])
             raise ConfigError(
@@ -201,37 +201,37 @@ class Intervention:
     def report_missed(self, missed: MissedCall) -> None:
         """Do nothing for a call that could not be intercepted: it stays unchanged."""
 
-    def handle_call(self, passage: AttentionCall, crossing: CallAdapter, name: str, proceed: NextHandler) -> Any:
+    def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
 
         Raises ConfigError if its context cannot be replaced, as that of a call that returns weights.
         """
-        kind = self.layer_numbers.infer_kind(passage, name)
+        kind = self.layer_numbers.infer_kind(call, name)
         number = self.layer_numbers.assign_number(name, kind)
         meant = [change for change in self.requested_changes if change.is_target(name, number, kind)]
         if not meant:
-            return proceed(passage, crossing)
-        if crossing.context is None or crossing.result is None or passage.v is None:
+            return proceed(call, adapter)
+        if adapter.context is None or adapter.result is None or call.v is None:
             raise ConfigError(f"{name} gives weights (need_weights=True) and meets no kernel, so that it cannot be changed.")
         self.applied_changes += [change for change in meant if change not in self.applied_changes]
-        changed = passage
+        changed = call
         for change in meant:
             changed = change.change_call(changed, name, number)
-        result = proceed(changed, crossing if changed is passage else replace(crossing, read_weights=None))
-        context = crossing.context(result) if changed is passage else compute_context(changed)
+        result = proceed(changed, adapter if changed is call else replace(adapter, read_weights=None))
+        context = adapter.context(result) if changed is call else compute_context(changed)
         for change in meant:
             context = change.change_context(context, changed, name, number)
-        return crossing.result(context, result)
+        return adapter.result(context, result)
 
 
-def compute_context(passage: AttentionCall) -> Tensor:
+def compute_context(call: AttentionCall) -> Tensor:
     """Compute the context of a changed call."""
-    assert passage.v is not None
-    if passage.weight is not None:
-        q, k, v, weight = passage.q, passage.k, passage.v, passage.weight
-        return additive_attention(q, k, v, weight, passage.mask, offset=passage.offset)
-    settings = {name: getattr(passage, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
-    return attention(passage.q, passage.k, passage.v, passage.mask, **settings)
+    assert call.v is not None
+    if call.weight is not None:
+        q, k, v, weight = call.q, call.k, call.v, call.weight
+        return additive_attention(q, k, v, weight, call.mask, offset=call.offset)
+    settings = {name: getattr(call, name) for name in ("scale", "softcap", "bias", "sinks", "offset", "dropout")}
+    return attention(call.q, call.k, call.v, call.mask, **settings)
 
 
 def mark_positions(places: Places, size: int, name: str) -> Tensor:

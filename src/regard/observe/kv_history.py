@@ -132,10 +132,10 @@ class KVHistory:
                 shorter.steps.append(step)
             start += keys.shape[2]
         left = known - self.past
-        for piece in self.stored_calls:
-            rows = min(piece.q.shape[2], left)
+        for stored in self.stored_calls:
+            rows = min(stored.q.shape[2], left)
             if rows > 0:
-                shorter.stored_calls.append(truncate_call(piece, rows, known))
+                shorter.stored_calls.append(truncate_call(stored, rows, known))
             left -= rows
         return shorter
 
@@ -145,10 +145,10 @@ class KVHistory:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
 
-    def build_call_map(self, piece: StoredCall) -> AttentionMap:
+    def build_call_map(self, stored: StoredCall) -> AttentionMap:
         """Return the map of one call."""
-        keys = self.join_keys(piece.stop, piece.step, piece.first)
-        return piece.build_map(piece.q, keys, piece.mask, piece.bias, piece.offset)
+        keys = self.join_keys(stored.stop, stored.step, stored.first)
+        return stored.build_map(stored.q, keys, stored.mask, stored.bias, stored.offset)
 
     def build_map(self) -> AttentionMap:
         """Return the map of all calls, as if they had been one."""
@@ -156,16 +156,18 @@ class KVHistory:
             return self.build_call_map(self.stored_calls[0])
         last = self.stored_calls[-1]
         step = last.step
-        q = torch.cat([self.reorder_rows(piece.q, piece.step, step) for piece in self.stored_calls], 2)
+        q = torch.cat([self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls], 2)
         stop = last.stop
         return last.build_map(q, self.join_keys(stop, step), self.infer_rule(stop), self.join_biases(q, stop), self.past)
 
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""
-        if any(piece.values is None for piece in self.stored_calls):
+        if any(stored.values is None for stored in self.stored_calls):
             return None
         step = self.stored_calls[-1].step
-        parts = [self.reorder_rows(piece.values, piece.step, step) for piece in self.stored_calls if piece.values is not None]
+        parts = [
+            self.reorder_rows(stored.values, stored.step, step) for stored in self.stored_calls if stored.values is not None
+        ]
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
 
     def infer_rule(self, stop: int) -> Mask:
@@ -197,31 +199,31 @@ class KVHistory:
     def iterate_tables(self, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all queries in blocks, each with the table of the keys they see among all keys."""
         start = 0
-        for piece in self.stored_calls:
-            count = piece.q.shape[2]
-            for part in torch.arange(count, device=piece.q.device).split(ROWS):
-                yield part + start, self.compute_table(piece, part, stop)
+        for stored in self.stored_calls:
+            count = stored.q.shape[2]
+            for part in torch.arange(count, device=stored.q.device).split(ROWS):
+                yield part + start, self.compute_table(stored, part, stop)
             start += count
 
-    def compute_table(self, piece: StoredCall, queries: Tensor, stop: int) -> Tensor:
+    def compute_table(self, stored: StoredCall, queries: Tensor, stop: int) -> Tensor:
         """Return which of all keys some queries of a call see, (b or 1, h or 1, n, k), in the row order of the last step."""
-        queries = queries.to(piece.q.device)
-        keys = torch.arange(piece.stop - piece.first, device=queries.device)
-        seen = piece.mask.block(queries, keys, piece.offset)
+        queries = queries.to(stored.q.device)
+        keys = torch.arange(stored.stop - stored.first, device=queries.device)
+        seen = stored.mask.block(queries, keys, stored.offset)
         whole = torch.zeros(*seen.shape[:2], len(queries), stop, dtype=torch.bool, device=queries.device)
-        whole[..., piece.first : piece.stop] = seen
-        return self.reorder_rows(whole, piece.step, self.stored_calls[-1].step) if len(whole) > 1 else whole
+        whole[..., stored.first : stored.stop] = seen
+        return self.reorder_rows(whole, stored.step, self.stored_calls[-1].step) if len(whole) > 1 else whole
 
     def join_biases(self, q: Tensor, stop: int) -> Tensor | None:
         """Return the biases of the calls, concatenated along the queries; None if there are none."""
-        if all(piece.bias is None for piece in self.stored_calls):
+        if all(stored.bias is None for stored in self.stored_calls):
             return None
         rows = []
-        for piece in self.stored_calls:
-            whole = q.new_zeros(*((1, 1) if piece.bias is None else piece.bias.shape[:2]), piece.q.shape[2], stop)
-            if piece.bias is not None:
-                whole[..., piece.first : piece.stop] = piece.bias
-            rows.append(self.reorder_rows(whole, piece.step, self.stored_calls[-1].step) if len(whole) > 1 else whole)
+        for stored in self.stored_calls:
+            whole = q.new_zeros(*((1, 1) if stored.bias is None else stored.bias.shape[:2]), stored.q.shape[2], stop)
+            if stored.bias is not None:
+                whole[..., stored.first : stored.stop] = stored.bias
+            rows.append(self.reorder_rows(whole, stored.step, self.stored_calls[-1].step) if len(whole) > 1 else whole)
         return stack_tables(rows)
 
 
@@ -235,13 +237,15 @@ def stack_tables(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.expand(*find_table_size(parts), -1, -1) for part in parts], 2)
 
 
-def truncate_call(piece: StoredCall, rows: int, known: int) -> StoredCall:
+def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     """Return a stored call reduced to its first queries and the history's first keys."""
-    keys = min(piece.stop, known) - piece.first
-    bias = piece.bias if piece.bias is None else piece.bias[:, :, :rows, :keys]
-    mask = piece.mask.truncate(rows, keys)
-    values = piece.values if piece.values is None else piece.values[:, :, : piece.values.shape[2] - piece.q.shape[2] + rows]
-    return replace(piece, q=piece.q[:, :, :rows], values=values, stop=piece.first + keys, mask=mask, bias=bias)
+    keys = min(stored.stop, known) - stored.first
+    bias = stored.bias if stored.bias is None else stored.bias[:, :, :rows, :keys]
+    mask = stored.mask.truncate(rows, keys)
+    values = (
+        stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
+    )
+    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias)
 
 
 def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:

@@ -23,15 +23,15 @@ class LayerNumbers:
         self.kinds: dict[str, str] = {}  # by module: the last kind that was determined
         self.places: dict[tuple[str, str], list[str]] = {}  # modules by kind and path pattern
 
-    def infer_kind(self, passage: AttentionCall, name: str) -> str:
+    def infer_kind(self, call: AttentionCall, name: str) -> str:
         """Return self or cross: as the kernel determines it, else the module's path, else the provenance of q and k."""
-        if passage.is_cross is not None:
-            return "cross" if passage.is_cross else "self"
+        if call.is_cross is not None:
+            return "cross" if call.is_cross else "self"
         told = infer_kind_from_path(name)
         if told == "cross":
             return told
-        if passage.has_separate_sources is not None and told is None:
-            self.kinds[name] = "cross" if passage.has_separate_sources else "self"
+        if call.has_separate_sources is not None and told is None:
+            self.kinds[name] = "cross" if call.has_separate_sources else "self"
         return self.kinds.get(name, "self")
 
     def assign_number(self, name: str, kind: str) -> int:

@@ -51,17 +51,17 @@ class OpenRun:
 
     def find_histories(self, name: str, kind: str) -> list[tuple[HistoryKey, KVHistory]]:
         """Return the keys and histories of a module for one kind of attention."""
-        return [(key, strand) for key, strand in self.run.histories.items() if key[:2] == (name, kind)]
+        return [(key, history) for key, history in self.run.histories.items() if key[:2] == (name, kind)]
 
     def fork(self) -> "OpenRun":
         """Return a new run with the same history."""
         turns = dict(self.run.parent_rows)
-        strands = {
+        histories = {
             key: replace(one, parent_rows=turns, stored_calls=[*one.stored_calls], keys=[*one.keys], steps=[*one.steps])
             for key, one in self.run.histories.items()
         }
         tokens = {root: [*parts] for root, parts in self.tokens.items()}
-        return OpenRun(Run(strands, parent_rows=turns), dict(self.roots), tokens=tokens, last=self.last)
+        return OpenRun(Run(histories, parent_rows=turns), dict(self.roots), tokens=tokens, last=self.last)
 
     def match_sequences(self, root: str, sequences: Tensor, prompts: int) -> list[int | None]:
         """Return for each sequence (n, t) the batch row whose tokens it begins with, or None.
@@ -74,8 +74,8 @@ class OpenRun:
         parts = parts[unknown + 1 :]
         if not parts:
             return []
-        strand, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0]
-        fed = [strand.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
+        history, last = KVHistory(root, "self", self.run.parent_rows), parts[-1][0]
+        fed = [history.reorder_rows(ids, step, last) for step, ids in parts if ids is not None]
         if len({len(ids) for ids in fed}) > 1:
             return []
         rows, found = torch.cat(fed, 1).cpu(), list[int | None]()
@@ -141,16 +141,16 @@ def select_run(found: list[Candidate], cache: Any, keys: Callable[[], Tensor]) -
     if len(found) < 2:
         return next(iter(found), None)
     ranks = [
-        (place.distance, place.known < strand.total, bool(one.caches) and cache is not None) for one, strand, place in found
+        (place.distance, place.known < history.total, bool(one.caches) and cache is not None) for one, history, place in found
     ]
     best = [one for one, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
     same = [one for one in best if len(best) == 1 or has_same_keys(*one[1:], keys())]
     return min(same or best, key=lambda one: one[0].last)
 
 
-def has_same_keys(strand: KVHistory, place: CacheMatch, k: Tensor) -> bool:
+def has_same_keys(history: KVHistory, place: CacheMatch, k: Tensor) -> bool:
     """Return whether the keys of a history equal those of a cache, for all keys that both have."""
-    keys = strand.join_keys(place.known, strand.stored_calls[-1].step, place.first)
+    keys = history.join_keys(place.known, history.stored_calls[-1].step, place.first)
     keys = keys if place.rows is None else keys[place.rows]
     theirs = k[:, :, : keys.shape[2]].to(keys.dtype)
     return keys.shape == theirs.shape and torch.equal(keys, theirs)

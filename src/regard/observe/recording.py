@@ -117,16 +117,16 @@ class Run:
         default the decoder, if the model has one.
         Raises ConfigError for a layer, a head or a part that was not recorded.
         """
-        strands = self.find_histories(layer, kind, part)
-        found, heads = join_maps(strands), strands[0].heads
+        histories = self.find_histories(layer, kind, part)
+        found, heads = join_maps(histories), histories[0].heads
         if head is None:
             return found
         head = check_integer("head", head, ", or None for all")
         if head in heads:
             return found.select(heads=[heads.index(head)])
-        if strands[0].selected_heads is None and -len(heads) <= head < 0:
+        if histories[0].selected_heads is None and -len(heads) <= head < 0:
             return found.select(heads=[head])
-        kept = f"below {len(heads)}" if strands[0].selected_heads is None else f"one of {join_names(list(map(str, heads)))}"
+        kept = f"below {len(heads)}" if histories[0].selected_heads is None else f"one of {join_names(list(map(str, heads)))}"
         raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe_value(head)}.")
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
@@ -135,8 +135,8 @@ class Run:
 
     def values(self, layer: int | str, kind: str = "self", part: str | None = None) -> Tensor | None:
         """Return the values (b, g, k, e) of a layer; None if the recording did not keep them."""
-        strands = self.find_histories(layer, kind, part)
-        found = [strand.join_values() for strand in strands]
+        histories = self.find_histories(layer, kind, part)
+        found = [history.join_values() for history in histories]
         kept = [x for x in found if x is not None]
         return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
 
@@ -168,7 +168,7 @@ class Run:
             )
         else:
             visit = visits[layer]
-        return [strand for (name, one, turn, _), strand in self.histories.items() if (name, turn) == visit and one == kind]
+        return [history for (name, one, turn, _), history in self.histories.items() if (name, turn) == visit and one == kind]
 
     def __repr__(self) -> str:
         return f"Run({len(self.calls)} calls of {len(self.names)} modules)"
@@ -250,12 +250,12 @@ class Recording(HtmlRepr):
         return f"Recording({model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
 
 
-def join_maps(strands: list[KVHistory]) -> AttentionMap:
+def join_maps(histories: list[KVHistory]) -> AttentionMap:
     """Return the map of one visit; several calls that pack sequences become one block-diagonal map.
 
     Raises ConfigError if the calls have a rule of their own, or different shapes and scales.
     """
-    maps = [strand.build_map() for strand in strands]
+    maps = [history.build_map() for history in histories]
     if len(maps) == 1:
         return maps[0]
     asked = [one._request for one in maps]
@@ -264,7 +264,7 @@ def join_maps(strands: list[KVHistory]) -> AttentionMap:
     plain = plain and all(x is None for one in asked for x in (one.bias, one.sinks, one.weight))
     if len(alike) > 1 or not plain:
         raise ConfigError(
-            f"{strands[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."
+            f"{histories[0].name} calls attention {len(maps)} times in one forward: recording[name] has each of them."
         )
     lengths = torch.tensor([one.shape[2:] for one in maps]).T  # of queries, of keys
     ids = [torch.repeat_interleave(torch.arange(len(maps)), each) for each in lengths]

@@ -10,8 +10,8 @@ from regard.observe.kv_history import StoredCall
 from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
-PIECE_NUMBERS = ("first", "stop", "step")
-PIECE_TENSORS = ("q", "values", "bias", "sinks", "weight")
+CALL_NUMBERS = ("first", "stop", "step")
+CALL_TENSORS = ("q", "values", "bias", "sinks", "weight")
 
 
 class NamedTensors:
@@ -54,36 +54,36 @@ def serialize_tokens(tokens: Any) -> Any:
 
 def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
     """Return a Run as plain values: its histories, and its calls by the indices of history and stored call."""
-    strands = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.calls)]))
-    keys = {id(strand): list(key) for key, strand in run.histories.items()}
-    places = {id(piece): n for strand in strands for n, piece in enumerate(strand.stored_calls)}
+    histories = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.calls)]))
+    keys = {id(history): list(key) for key, history in run.histories.items()}
+    places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {
         "turns": {str(step): packed.add(rows) for step, rows in run.parent_rows.items()},
         "rows": run.rows,
         "strands": [
             {
-                "key": keys.get(id(strand)),
-                "name": strand.name,
-                "kind": strand.kind,
-                "past": strand.past,
-                "heads": strand.selected_heads,
-                "keys": [[packed.add(x), step] for x, step in zip(strand.keys, strand.steps, strict=True)],
-                "pieces": [serialize_call(piece, packed) for piece in strand.stored_calls],
+                "key": keys.get(id(history)),
+                "name": history.name,
+                "kind": history.kind,
+                "past": history.past,
+                "heads": history.selected_heads,
+                "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
+                "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }
-            for strand in strands
+            for history in histories
         ],
-        "calls": [[strands.index(call.history), places[id(call.stored)]] for call in run.calls],
+        "calls": [[histories.index(call.history), places[id(call.stored)]] for call in run.calls],
     }
 
 
-def serialize_call(piece: StoredCall, packed: NamedTensors) -> dict[str, Any]:
+def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
     """Return a stored call as plain values: its tensors by name, its mask as a list."""
-    q, stop = piece.q.shape[2], piece.stop - piece.first
+    q, stop = stored.q.shape[2], stored.stop - stored.first
     return {
-        **{name: packed.add(getattr(piece, name)) for name in PIECE_TENSORS},
-        **{name: getattr(piece, name) for name in (*PIECE_NUMBERS, "scale", "softcap")},
-        "offset": piece.offset.tolist() if isinstance(piece.offset, Tensor) else piece.offset,
-        "mask": serialize_mask(piece.mask, q, stop, piece.offset, packed),
+        **{name: packed.add(getattr(stored, name)) for name in CALL_TENSORS},
+        **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
+        "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
+        "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),
     }
 
 

@@ -54,17 +54,19 @@ def draw_arcs(
     m = recording.map(layer, head, kind, part).select(batch=row)
     q, k = m.shape[2:]
     if q != k:
-        raise ConfigError(f"arcs go between the words of one text, and this map is of {q} queries and {k} keys: use figure.")
+        raise ConfigError(f"arcs need one text with as many queries as keys, got {q} queries and {k} keys: use figure instead.")
     rows, columns = resolve_slice(queries, q, "queries"), resolve_slice(keys, k, "keys")
     first, end = min(rows[0], columns[0]), max(rows[1], columns[1])
     if end - first > MAX_WORDS:
-        raise ConfigError(f"arcs go over at most {MAX_WORDS} words, got {end - first}: name some, as in queries=slice(0, 30).")
+        raise ConfigError(
+            f"arcs can show at most {MAX_WORDS} words, got {end - first}: select some, e.g. queries=slice(0, 30)."
+        )
     words = [format_word(word.strip(" ") or word) for word in get_key_words(recording, row, k)[first:end]]
     weights = m[0, 0, slice(*rows), slice(*columns)].double().numpy()
     at, upright = place_words(words)
     found = list_links(weights, rows[0] - first, columns[0] - first, least)
     name = f"layer {layer}, head {head}" if title is None else title
-    return draw_links(words, at, upright, found, name, f"weights from {least:g} on; a dot is a word's weight on itself")
+    return draw_links(words, at, upright, found, name, f"weights of at least {least:g}; a dot is a word's weight on itself")
 
 
 Link = tuple[float, int, int]  # weight, query, key

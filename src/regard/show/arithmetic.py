@@ -21,7 +21,7 @@ def write_arithmetic(example: Example, query: int, keys: range | None = None) ->
     ConfigError where the example has no attention steps.
     """
     if example.steps is None:
-        raise ConfigError(f"the example '{example.name}' attends to no sentence, so there is no word to ask about.")
+        raise ConfigError(f"the example '{example.name}' has no sentence, so it has no row to write out.")
     keys = range(len(example.keys)) if keys is None else keys
     if example.steps.scores.dim() == 2:
         return write_row(example, example.steps, example.q, example.k, example.v, query, keys)
@@ -47,16 +47,16 @@ def write_row(
             for j in keys
         )
         scenes.append(
-            ExampleStep("scaled", formulas["scaled"], "Every score of the row is changed by the same factor.", (), lines)
+            ExampleStep("scaled", formulas["scaled"], "Every score of the row is multiplied by the same factor.", (), lines)
         )
     if "masked" in formulas:
         lines = tuple(Line(words[j], format_change(row.capped[j], row.masked[j])) for j in keys)
-        said = example.sentences.get("masked", "A score of -inf will have the exponential 0, and so the weight 0.")
+        said = example.sentences.get("masked", "A score of -inf has the exponential 0, so its weight is 0.")
         scenes.append(ExampleStep("masked", formulas["masked"], said, (), lines))
     scenes += write_softmax(words, row, keys)
     if "dropped" in formulas:
         lines = tuple(Line(words[j], format_change(row.weights[j], row.dropped[j])) for j in keys)
-        said = "A weight falls to 0, or grows so that the sum stays what it was on average."
+        said = "A weight is set to 0 or enlarged, so that on average the sum is unchanged."
         scenes.append(ExampleStep("dropped", formulas["dropped"], said, (), lines))
     if example.right is not None:
         lines = tuple(Line(words[j], format_number(example.right.weights[query, j])) for j in keys)
@@ -76,7 +76,7 @@ def format_factor(formulas: dict[str, str]) -> str:
 def format_change(before: Tensor, after: Tensor) -> str:
     """Format a number before and after a step."""
     return (
-        format_number(after) + " (stays)"
+        format_number(after) + " (unchanged)"
         if torch.equal(before, after)
         else f"{format_number(before)} becomes {format_number(after)}"
     )
@@ -87,12 +87,12 @@ def write_scores(example: Example, row: Steps, q: Tensor | None, k: Tensor | Non
     formula = {**FORMULAS, **example.formulas}["scores"]
     if q is None or k is None:
         given = tuple(Line(example.keys[j], format_number(row.scores[j])) for j in keys)
-        return ExampleStep("scores", formula, f"The scores of {asks} as they are given.", (), given)
+        return ExampleStep("scores", formula, f"The given scores of {asks}.", (), given)
     if example.weight is None:
         said = f"The numbers of {asks} times those of each word, and the sum of these products."
         lines = [Line(example.keys[j], format_dot_product(q, k[j], row.scores[j])) for j in keys]
     else:
-        said = f"The numbers of {asks} plus those of each word, bent by tanh, weighed and summed."
+        said = f"The numbers of {asks} plus those of each word, passed through tanh, weighted and summed."
         lines = [Line(example.keys[j], format_additive_score(q, k[j], example.weight, row.scores[j])) for j in keys]
     return ExampleStep("scores", formula, said, (), tuple(lines))
 
@@ -131,7 +131,7 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
     """Write out the stable softmax of a row: the exponents, the exponentials and their sum, and the share of each key."""
     masked = row.masked
     if bool((masked == -torch.inf).all()):
-        return [ExampleStep("weights", "0", "The query may see nothing, so there is nothing to divide: all weights are 0.")]
+        return [ExampleStep("weights", "0", "The query may see nothing, so all its weights are 0.")]
     top = masked.max()
     raised = (masked - top).exp()
     whole = raised.sum()
@@ -140,10 +140,7 @@ def write_softmax(words: Sequence[str], row: Steps, keys: range) -> list[Example
         for j in keys
     ]
     lines.append(Line("sum", f"{join_terms([format_number(number) for number in raised])} = {format_number(whole)}"))
-    said = (
-        f"The greatest score, {format_number(top)}, is subtracted first: no weight changes by it, and no "
-        "exponential can overflow."
-    )
+    said = f"The greatest score, {format_number(top)}, is subtracted first: this changes no weight and prevents overflow."
     shares = tuple(
         Line(words[j], f"{format_number(raised[j])} / {format_number(whole)} = {format_number(row.weights[j])}") for j in keys
     )

@@ -22,7 +22,7 @@ def choose_attention_kind(recording: Recording, asked: str | None = None) -> str
     there = [kind for kind in KINDS if recording.layers(kind)]
     if asked is None or asked in there:
         return asked or (there or KINDS)[0]
-    raise ConfigError(f"there is no {asked} attention in this recording; there is {' and '.join(there) or 'none at all'}.")
+    raise ConfigError(f"this recording has no {asked} attention; it has {' and '.join(there) or 'none at all'}.")
 
 
 def get_key_words(recording: Recording, row: int, count: int) -> list[str]:
@@ -53,7 +53,7 @@ def get_axis_words(recording: Recording, layer: int | str, kind: str, part: str 
 def describe_bytes(words: Sequence[str]) -> str | None:
     """Return a note where the words contain bytes of split characters, or None where every word is text."""
     part = next((found[0] for found in map(BYTE_PATTERN.search, words) if found), None)
-    return part and f"Letters that the model has no tokens for are read byte by byte, and written like {part}."
+    return part and f"Letters that the model has no tokens for are read byte by byte and shown like {part}."
 
 
 def find_word(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
@@ -70,8 +70,8 @@ def find_word(asked: str, words: Sequence[str]) -> tuple[int, list[int]]:
     except (ValueError, IndexError):
         some = list(dict.fromkeys(strip_markers(word) for word in words if strip_markers(word)))[:MAX_LISTED]
         raise ConfigError(
-            f"{asked!r} is no word of the text and no number from 0 to {len(words) - 1}. "
-            f"Its words begin {', '.join(map(repr, some))}."
+            f"{asked!r} is neither a word of the text nor a number from 0 to {len(words) - 1}. "
+            f"The first words are {', '.join(map(repr, some))}."
         ) from None
     return number, [number]
 

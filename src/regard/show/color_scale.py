@@ -53,7 +53,7 @@ class Log:
     def __post_init__(self) -> None:
         check_ends(self.low, self.high)
         if min(end for end in (self.low, self.high, math.inf) if end is not None) <= 0:
-            raise ConfigError(f"the ends of a Log scale lie above 0, got low={self.low}, high={self.high}.")
+            raise ConfigError(f"the ends of a Log scale must be above 0, got low={self.low}, high={self.high}.")
 
     def ends(self, values: Sequence[float]) -> tuple[float, float]:
         """Return low and high for these values, of which only the finite above 0 count: 0.1 and 1 where there are none."""
@@ -97,4 +97,4 @@ def make_log_scale(seen: Tensor) -> Log:
 def check_ends(low: float | None, high: float | None) -> None:
     """Raise ConfigError where low is not below high."""
     if low is not None and high is not None and not low < high:
-        raise ConfigError(f"a scale runs from low up to high, got low={low:g}, high={high:g}.")
+        raise ConfigError(f"low must be below high in a scale, got low={low:g}, high={high:g}.")

@@ -164,7 +164,7 @@ def draw_heads(
     """
     weights, hidden = steps.weights.detach()[at], steps.masked[at] == -torch.inf
     if weights.dim() != 3 or not len(weights):
-        raise ShapeError(f"heads are drawn from weights (h, q, k), got {tuple(weights.shape)}; `at` picks the batch row.")
+        raise ShapeError(f"the weights must have the axes (h, q, k), got {tuple(weights.shape)}; `at` selects the batch row.")
     common = type(scale)(*scale.ends(weights.flatten().tolist()))
     across = 2 if len(weights) <= 4 else 3 if len(weights) <= 9 else 4
     drawn, panels = weights.masked_fill(hidden, -torch.inf), []
@@ -184,7 +184,7 @@ def draw_arrows(vectors: Tensor, words: Sequence[str], *, title: str = "", kinds
     """
     tips = convert_to_array(vectors)
     if tips.shape != (len(words), 2) or not len(words):
-        raise ShapeError(f"arrows are drawn from vectors (n, 2) and n words; got {tips.shape} and {len(words)} words.")
+        raise ShapeError(f"arrows need vectors of shape (n, 2) and n words, got {tips.shape} and {len(words)} words.")
     kinds = kinds or [""] * len(words)
     inks = dict(zip(dict.fromkeys(kinds), INKS * len(kinds), strict=False))
     figure = Picture(figsize=(5.2, 4.4), layout="constrained")
@@ -219,7 +219,7 @@ def draw_lines(
     curves = [convert_to_array(values) for values in series.values()]
     for word, curve in zip(series, curves, strict=True):
         if curve.shape != (len(x),) or not len(x):
-            raise ShapeError(f"{word!r} must have one value for each of the {len(x)} x, got {curve.shape}.")
+            raise ShapeError(f"{word!r} must have one value for each of the {len(x)} values of x, got {curve.shape}.")
     figure = Picture(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
     style_axes(axes, title, names)
@@ -240,9 +240,11 @@ def make_panel(matrix: Tensor, rows: Sequence[str], columns: Sequence[str] | Non
     """Make a panel of a matrix and its words. Raises ShapeError where they disagree or the matrix is empty."""
     values, columns = convert_to_array(matrix), rows if columns is None else columns
     if values.ndim != 2 or not values.size:
-        raise ShapeError(f"what is drawn is a matrix (rows, columns) with something in it, got {values.shape}.")
+        raise ShapeError(f"the matrix must have the axes (rows, columns) and at least one entry, got {values.shape}.")
     if values.shape != (len(rows), len(columns)):
-        raise ShapeError(f"the matrix is {values.shape}, but there are words for {len(rows)} rows and {len(columns)} columns.")
+        raise ShapeError(
+            f"the matrix has the shape {values.shape}, but there are words for {len(rows)} rows and {len(columns)} columns."
+        )
     return Panel(values, [format_word(word) for word in rows], [format_word(word) for word in columns], **settings)
 
 
@@ -389,8 +391,8 @@ def select_matrix(step: Tensor, at: tuple[int, ...]) -> Tensor:
     if step.dim() - len(at) != 2:
         first = ", ".join("0" for _ in step.shape[:-2])
         raise ShapeError(
-            f"a step is {tuple(step.shape)} and at={at} picks from its first axes: a matrix must remain. "
-            f"at=({first}{',' * (first == '0')}) picks the first."
+            f"at must select one matrix of a step of shape {tuple(step.shape)}, got at={at}: "
+            f"at=({first}{',' * (first == '0')}) selects the first."
         )
     return step[at]
 

@@ -64,7 +64,7 @@ def resolve_slice(places: slice, size: int, name: str) -> tuple[int, int]:
     """Return the first index and the end of a slice of an axis. Raises ConfigError where the slice is empty."""
     start, stop = resolve_span(places, size, name)
     if start >= stop:
-        raise ConfigError(f"{name} must be a slice with something in it, got {places} of {size}.")
+        raise ConfigError(f"{name} must be a slice that is not empty, got {places} of {size} tokens.")
     return start, stop
 
 

@@ -20,13 +20,13 @@ MAX_PER_KIND = 3  # heads of a kind in a short table
 RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # ranks a kind
 UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
 KIND_MEANINGS = {
-    "previous token": "looks at the word before",
-    "itself": "looks at the word itself",
-    "duplicate": "looks at earlier places of the same word",
-    "induction": "looks at what came after the same word before",
-    "first token": "looks at the first word, whatever it is",
-    "broad": "spreads over half of what it may see, or more",
-    "local": "stays near the word",
+    "previous token": "attends to the word before",
+    "itself": "attends to the word itself",
+    "duplicate": "attends to earlier occurrences of the same word",
+    "induction": "attends to what followed the same word before",
+    "first token": "attends to the first word of the text",
+    "broad": "attends to half of what it may see, or more",
+    "local": "attends to words nearby",
     "mixed": "none of the others",
 }
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
@@ -58,7 +58,7 @@ def render_table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     yield Text(first, style="dim")
     yield from map(Text, rest)
     if len(shown) < len(heads):
-        yield from wrap_sentence(f"the clearest of {len(heads)}; --all shows all, --help says what the columns are", width)
+        yield from wrap_sentence(f"the clearest of {len(heads)} heads; --all shows all, --help explains the columns", width)
     yield from (Text(note, style="dim") for note in heads.notes)
 
 
@@ -68,7 +68,7 @@ def render_links(recording: Recording, heads: Heads, width: int, kind: str = "se
     words = get_axis_words(recording, 0, kind, None, 0, size) if recording.tokens else None
     telling = [row for row in select_clearest(heads) if row.kind not in UNINFORMATIVE_KINDS]
     if telling:
-        yield from wrap_sentence("strongest links: a word, after those before it, → the word it looks at", width)
+        yield from wrap_sentence("strongest links: a word with those before it → the word it attends to", width)
     for row in sorted(telling, key=lambda row: row.kind):
         query, key, weight = find_strongest_link(recording.map(row.layer, row.head, kind), kind)
         yield render_link(row, words, query, key, weight, width, kind)

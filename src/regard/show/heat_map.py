@@ -128,9 +128,9 @@ def format_half_blocks(upper: float, lower: float, heat: Heat, colours: str) -> 
 
 def describe_cells(grid: Grid, heads: int) -> str:
     """Describe the rows, the columns and the cells."""
-    mean = f", a cell the mean of {heads} heads." if heads > 1 else "."
+    mean = f"; a cell is the mean of {heads} heads." if heads > 1 else "."
     if max(grid.sizes) == 1:
-        return "A row is a word that looks (a query), a column one it looks at (a key)" + mean
+        return "A row is a query (a word that attends), a column a key (a word it attends to)" + mean
     kind = f"the mean of its weights in {heads} heads" if heads > 1 else "the largest of its weights"
     down, across = format_count(grid.sizes[0], "query", "queries"), format_count(grid.sizes[1], "key", "keys")
     return f"A cell is {down} (down) by {across} (across), and shows {kind}."

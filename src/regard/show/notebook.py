@@ -74,8 +74,8 @@ def render_map(m: AttentionMap) -> str:
             is_sampled=sampled,
         )
         pictures.append(render_figure(matrix, f"head {n}" if h > 1 else "weights", None if h == 1 else THUMBNAIL_PIXELS))
-    more = [f"Of {b} batch rows the first."] * (b > 1) + [f"Of {h} heads the first {drawn}."] * (h > drawn)
-    more += [f"{found.shape[1]} of the {q:,} queries were looked at."] * sampled
+    more = [f"The first of {b} batch rows."] * (b > 1) + [f"The first {drawn} of {h} heads."] * (h > drawn)
+    more += [f"{found.shape[1]} of the {q:,} queries were sampled."] * sampled
     title = f"<b>AttentionMap</b> {m.shape}, {escape_html(str(m._request.mask))}"
     return render_page(title, pictures, " ".join([*more, CAPTION]), asides, words)
 
@@ -104,7 +104,7 @@ def render_recording(recording: Recording) -> str:
     linear = isinstance(choose_scale(sheet, max(q, k)), Linear)
     look: tuple[Scale, tuple[float, float]] = (Linear(), (0.0, 1.0)) if linear else (Log(), (MIN_LOG_WEIGHT, 1.0))
     matrix = Matrix(sheet, layers, heads, *look, (q, k), tile=tile, size=size, is_sampled=found[0][1])
-    sampled = f" {TILE_CELLS} of the {q:,} queries were looked at." if found[0][1] else ""
+    sampled = f" {TILE_CELLS} of the {q:,} queries were sampled." if found[0][1] else ""
     said = f"In each picture {CAPTION[0].lower()}{CAPTION[1:]}{sampled}"
     return render_page(title, [render_figure(matrix, "")], said, words[k - q :] if k >= q else [], words)
 
@@ -135,7 +135,7 @@ def render_steps(steps: Steps) -> str:
         look = choose_weight_scale(values, max(q, k)) if weighs else (Linear(), Linear().ends(values.flatten().tolist()))
         names = ("query", "number" if name == "context" else "key")
         pictures.append(render_figure(Matrix(values, None, None, *look, (step.shape[0], step.shape[1]), names), formula))
-    first = " The first matrix of each." if one.scores.numel() < steps.scores.numel() else ""
+    first = " Each picture is the first matrix of its step." if one.scores.numel() < steps.scores.numel() else ""
     numbers = [str(n) for n in range(max(q, k))]
     return render_page(f"<b>Steps</b> of {q} queries and {k} keys", pictures, CAPTION + first, numbers, numbers)
 

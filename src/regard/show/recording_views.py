@@ -25,7 +25,7 @@ def parse_layer_head(asked: str) -> LayerHead:
     """Parse a layer and a head from 3.5, or a layer alone from 3. Raises ConfigError for other text."""
     numbers = asked.split(".")
     if len(numbers) > 2 or not all(one.isdecimal() and len(one) < 10 for one in numbers):
-        raise ConfigError(f"a head is named by its layer and its number, like 3.5, and a layer like 3; got {asked!r}.")
+        raise ConfigError(f"a head must be given as layer and number, like 3.5, or a layer like 3; got {asked!r}.")
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
@@ -36,12 +36,13 @@ def render_text(recording: Recording, window: Window, whole: bool, kind: str = "
         return
     if count > MAX_TOKENS:
         yield from wrap_sentence(
-            f"What each word receives is shown for at most {MAX_TOKENS:,} words; --query shows one of them.", window.width
+            f"The attention that each word receives is shown for at most {MAX_TOKENS:,} words; --query shows one word.",
+            window.width,
         )
         return
     words, values = get_layer_words(recording, 0, kind)[1], compute_attention_shares(recording, kind=kind)
     heat = make_log_heat(values)
-    yield from wrap_sentence("how much of all attention, in all heads, each word receives:", window.width)
+    yield from wrap_sentence("the share of all attention, in all heads, that each word receives:", window.width)
     yield from limit_lines(render_shaded_text(words, values, heat, window), whole, window, count)
     yield heat.render_legend(window.colors, window.width)
 
@@ -72,13 +73,13 @@ def render_row(
     query = number if kind == "cross" else number - (k - q)
     key = None if kind == "cross" else number  # the key at the query's own position
     if query < 0:
-        raise ConfigError(f"token {number} was a key and no query: the queries recorded are the last {q} of {k} tokens.")
+        raise ConfigError(f"token {number} was recorded only as a key: the recorded queries are the last {q} of {k} tokens.")
     found = average_rows([m[0, :, query].mean(0) for m in maps])
-    said = f"what {strip_markers(asking[query])!r}, token {number:,}, looked at: {describe_place(recording, place, kind)}"
+    said = f"what {strip_markers(asking[query])!r}, token {number:,}, attended to: {describe_place(recording, place, kind)}"
     yield from wrap_sentence(said, window.width, "bold")
     if len(places) > 1:
         yield from wrap_sentence(
-            f"It stands at {len(places):,} places, and this is the last; any other by its number.", window.width
+            f"It occurs {len(places):,} times, and this is the last; select another by its number.", window.width
         )
     heat = make_log_heat(found)
     if k <= MAX_TOKENS:

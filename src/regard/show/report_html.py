@@ -24,7 +24,9 @@ def render_report(report: Report) -> str:
         parts.append(f'<div style="margin: 10px 0 2px">{render_picture(report.reach)}</div>')
         parts.append(f'<div style="opacity: 0.75; margin-bottom: 8px">{describe_picture(report.reach)}</div>')
     parts.append(render_details("What was checked", [(one.what, one.sensitivity) for one in report.checked]))
-    parts.append(render_details("What cannot be told, and what to pass", [(one.what, one.needs) for one in report.unknown]))
+    parts.append(
+        render_details("What cannot be determined, and what to pass", [(one.what, one.needs) for one in report.unknown])
+    )
     parts += [f'<div style="opacity: 0.75">Called with {escape_html("; ".join(report.notes))}.</div>'] if report.notes else []
     return f'<div class="regard-report" style="max-width: 760px; line-height: 1.45">{"".join(parts)}</div>'
 

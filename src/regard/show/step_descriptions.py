@@ -153,10 +153,10 @@ def describe_scores(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     """Describe which key matches best, and which least."""
     row, asks, name = steps.scores[query], make_namer(sides.queries)(query), make_namer(sides.keys)
     if len(row) == 1:
-        return f"{asks} is matched with {name(0) if sides.is_cross else 'itself'} alone ({format_rounded(row[0])})."
+        return f"{asks} is compared only with {name(0) if sides.is_cross else 'itself'} ({format_rounded(row[0])})."
     best, least = int(row.argmax()), int(row.argmin())
     if row[best] == row[least]:
-        return f"{sides.queries[query]} matches every word alike ({format_rounded(row[best])})."
+        return f"{sides.queries[query]} matches every word equally ({format_rounded(row[best])})."
     return (
         f"{asks} matches {name(best)} best ({format_rounded(row[best])}), {name(least)} least ({format_rounded(row[least])})."
     )
@@ -167,15 +167,15 @@ def describe_scaling(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     before, after = (float(row[query].max() - row[query].min()) for row in (steps.scores, steps.scaled))
     asks = make_namer(sides.queries)(query)
     return (
-        f"The order stays, the differences change: the scores of {asks} now lie {format_rounded(after)} apart at most, "
-        f"before {format_rounded(before)}."
+        f"The order of the scores is unchanged; the scores of {asks} now differ by at most {format_rounded(after)}, "
+        f"before by {format_rounded(before)}."
     )
 
 
 def describe_capping(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     """Describe how much the softcap reduced the largest score."""
     return (
-        f"No score can pass the cap: the largest, {format_rounded(steps.scaled.max())}, became "
+        f"No score can exceed the cap: the largest, {format_rounded(steps.scaled.max())}, became "
         f"{format_rounded(steps.capped.max())}."
     )
 
@@ -192,7 +192,7 @@ def describe_weights(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     asks, name = make_namer(sides.queries)(query), make_namer(sides.keys)
     row, visible = steps.weights[query], steps.masked[query] != -torch.inf
     if row.isnan().any():
-        return f"the weights of {asks} are not numbers: its scores hold a NaN."
+        return f"the weights of {asks} are not numbers: its scores contain a NaN."
     if not visible.any():
         return f"{asks} may see nothing, so all its weights are 0."
     best = int(row.argmax())
@@ -200,7 +200,7 @@ def describe_weights(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     if int(visible.sum()) == 1:
         return f"{asks} attends to {name(best)} alone ({format_rounded(row[best])})."
     if row[best] == row[least]:
-        return f"{asks} attends to the {int(visible.sum())} words it sees alike ({format_rounded(row[best])} each)."
+        return f"{asks} attends equally to the {int(visible.sum())} words it sees ({format_rounded(row[best])} each)."
     return (
         f"{asks} attends most to {name(best)} ({format_rounded(row[best])}), least to {name(least)} "
         f"({format_rounded(row[least])})."
@@ -212,12 +212,12 @@ def describe_dropout(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     held, kept = steps.weights > 0, steps.dropped > 0
     fallen = int((held & ~kept).sum())
     rest = (
-        f", those left are {format_rounded((steps.dropped[kept] / steps.weights[kept]).mean())} times as large"
+        f", the others are {format_rounded((steps.dropped[kept] / steps.weights[kept]).mean())} times as large"
         if kept.any()
         else ""
     )
     own, asks = int(kept[query].sum()), make_namer(sides.queries)(query)
-    return f"{fallen} of {int(held.sum())} weights fell to 0{rest}; {asks} keeps {own} of {int(held[query].sum())}."
+    return f"{fallen} of {int(held.sum())} weights were set to 0{rest}; {asks} keeps {own} of {int(held[query].sum())}."
 
 
 def describe_context(steps: Steps, sides: QueryKeyWords, query: int) -> str:
@@ -225,12 +225,12 @@ def describe_context(steps: Steps, sides: QueryKeyWords, query: int) -> str:
     asks, name, row = make_namer(sides.queries)(query), make_namer(sides.keys), steps.dropped[query]
     order = [int(key) for key in row.argsort(descending=True, stable=True) if row[key] > 0]
     if not order:
-        return f"{asks} gathers nothing: its new vector is 0."
+        return f"{asks} attends to nothing: its new vector is 0."
     mixed = " + ".join(f"{format_rounded(row[key])} {name(key)}" for key in order[:3]) + (" + ..." if len(order) > 3 else "")
     vector = ", ".join(format_rounded(number) for number in steps.context[query][:4]) + (
         ", ..." if steps.context.shape[-1] > 4 else ""
     )
-    return f"{asks} {'gathers' if sides.is_cross else 'becomes'} {mixed} = ({vector})."
+    return f"{asks} {'receives' if sides.is_cross else 'becomes'} {mixed} = ({vector})."
 
 
 Describer = Callable[[Steps, QueryKeyWords, int], str]

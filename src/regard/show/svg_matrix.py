@@ -48,7 +48,7 @@ class Matrix:
         rows, columns = self.tile or self.values.shape
         if self.tokens[0] <= rows and self.tokens[1] <= columns:
             return ""
-        return "largest looked at " if self.is_sampled else "largest "
+        return "largest sampled " if self.is_sampled else "largest "
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ def draw_training_curves(rows: Sequence[Row], title: str = "") -> Picture:
     DataError where there are no rows.
     """
     if not rows:
-        raise DataError("there is no step to draw.")
+        raise DataError("there are no rows to draw: rows must hold at least one step.")
     figure = Picture(figsize=(6.4, 6.0), layout="constrained")
     loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     steps = np.array([row["step"] for row in rows])
     losses = extract_field(rows, "loss_nats")
-    style_axes(loss, title, ("", "loss, nats a token"))
+    style_axes(loss, title, ("", "loss, nats per token"))
     loss.plot(steps, losses, color=FAINT, linewidth=0.6)
     ends = {"trained on": (steps, smooth_curve(losses))}
     looked = [row for row in rows if row.get("held_out_nats") is not None]
@@ -63,7 +63,7 @@ def draw_head_formation(rows: Sequence[Row], title: str = "", detectors: Sequenc
     The heads that end highest are colored and named, layer.head; the others are pale. Raises DataError where there are no rows.
     """
     if not rows:
-        raise DataError("there is no head to draw.")
+        raise DataError("there are no rows to draw: rows must hold at least one head.")
     figure = Picture(figsize=(6.4, 0.4 + 2.1 * len(detectors)), layout="constrained")
     panels = figure.subplots(len(detectors), 1, sharex=True, squeeze=False)[:, 0]
     for n, (axes, (detector, on)) in enumerate(zip(panels, detectors, strict=True)):

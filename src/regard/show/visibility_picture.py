@@ -66,11 +66,11 @@ def describe_picture(sight: Visibility) -> str:
         "? was not measured": part.unmeasured_cells,
     }
     said = ["Rows are queries, columns are keys; the deeper the blue, the more a key moves the query's output."]
-    agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "What is found is what is expected"
+    agreement = "; ".join(sign for sign, where in signs.items() if where.any()) or "Every pair is as expected"
     said.append(f"{agreement}.")
     q, k = sight.expected.shape
     if part.found.shape != sight.found.shape:
-        said.append(f"Of {q:,} queries and {k:,} keys {len(part.rows)} and {len(part.columns)} are drawn.")
+        said.append(f"{len(part.rows)} of {q:,} queries and {len(part.columns)} of {k:,} keys are drawn.")
     return " ".join(said)
 
 

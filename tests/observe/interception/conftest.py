@@ -41,16 +41,16 @@ def snapshot() -> dict[str, object]:
         for name in (
             "pause_depth",
             "mode",
-            "compiled",
+            "compiled_frame",
             "is_in_unwatched",
             "is_in_fast_path",
             "is_cross",
             "is_in_skippable",
-            "stays",
+            "keeps_mode",
         )
     )
     found["empty"] = (
-        tuple(len(state[name]) for name in ("masks", "harmless", "frames", "watchers", "entries")),
+        tuple(len(state[name]) for name in ("inferred_masks", "skippable_modules", "frames", "watchers", "entries")),
         len(OPEN_ENTRIES),
     )
     return found

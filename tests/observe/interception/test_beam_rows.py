@@ -23,8 +23,8 @@ def test_rows_are_noted_while_someone_watches_and_forgotten_with_their_keys(kind
         assert all(torch.equal(one, other[rows]) for one, other in zip(keys, find_decoder_keys(state), strict=True))
         assert find_parent_rows((torch.ones(2), None)) is None
         del moved, keys
-        assert not len(STATE.turned)
+        assert not len(STATE.parent_rows)
     assert type(state).select_rows is plain
-    assert not len(STATE.turned)
+    assert not len(STATE.parent_rows)
     state.select_rows(rows)
-    assert not len(STATE.turned)
+    assert not len(STATE.parent_rows)

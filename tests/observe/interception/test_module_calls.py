@@ -112,7 +112,7 @@ def test_a_generator_closed_in_another_thread_than_it_began_in_leaves_nothing():
     in_thread(begun.close)
     assert not torch.overrides._get_current_function_mode_stack()
     assert not STATE.watchers
-    assert not STATE.harmless
+    assert not STATE.skippable_modules
     model(X)
     assert len(recording.calls) == 2
     assert len(beheld(model, lambda m: m(X))[0].calls) == 2

@@ -254,7 +254,7 @@ def check(one, status, packed, body):
     """What every answer is: what was asked for, or a refusal in one sentence; never an error of the server's own."""
     assert status == 200 or 400 <= status < 500, (one, status, body)
     assert b"Traceback" not in body, one
-    assert b"went wrong inside" not in body, one  # a stream has begun with 200 when its work fails
+    assert b"error occurred inside" not in body, one  # a stream has begun with 200 when its work fails
     if status >= 400 and packed is None and body:
         (sentence,) = json.loads(body).values()
         assert len(sentence) <= 500, one

@@ -50,7 +50,7 @@ def test_a_text_that_does_not_fit_or_is_cut_into_bytes_has_a_note_on_it():
     own.model.text = BytePair.gpt2()
     for text, notes in (
         ("one two three", []),
-        ("one " * 9, ["The first 7 of 10 tokens were read: as many as fit."]),
+        ("one " * 9, ["The first 7 of 10 tokens were read, as many as fit."]),
         ("\U0001faa8", ["Letters that the model has no tokens for are read byte by byte"]),
     ):
         found = record_text(own, text, 2048)[2]

@@ -79,7 +79,7 @@ def test_it_is_asked_of_what_was_typed_and_not_of_a_recording_from_elsewhere():
         assert (status, "type a text" in found["error"]) == (404, True)
         assert examined(client, "r99")[0] == 404
         status, found = examined(client, typed(client, GIVEN)["id"], "nobody")
-        assert (status, found["error"]) == (400, "sees is earlier or all, got 'nobody'.")
+        assert (status, found["error"]) == (400, "sees must be earlier or all, got 'nobody'.")
         assert client.ask("/api/r/r1/examination")[0] == 405
 
 

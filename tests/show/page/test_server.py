@@ -65,9 +65,9 @@ def test_what_is_loaded_beside_a_server_is_waited_for_where_the_process_ends(rec
 
 
 def test_an_address_that_is_taken_is_said(recording):
-    with asking(recording) as client, pytest.raises(ConfigError, match="is taken by another program"):
+    with asking(recording) as client, pytest.raises(ConfigError, match="is in use by another program"):
         make_server(recording, port=client.address.port)
-    with pytest.raises(ConfigError, match="cannot be listened at"):
+    with pytest.raises(ConfigError, match="cannot be used"):
         make_server(recording, host="256.0.0.1")
 
 
@@ -125,7 +125,7 @@ def test_other_methods_are_refused_with_those_there_are(client, method, path):
     status, headers, body = client.ask(path, method)
     assert status == 405
     assert "GET" in headers["allow"]
-    assert "is not understood" in json.loads(body)["error"]
+    assert "is not allowed" in json.loads(body)["error"]
 
 
 def test_a_head_alone_is_asked_for_without_its_body(client):

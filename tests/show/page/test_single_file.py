@@ -122,13 +122,13 @@ def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, mon
     assert levels == {f"level={level}&how={how}" for level in (1, 2) for how in ("mean", "max")}
     expected = encode_weights(recording.map(0, 1).tile(slice(None), slice(None), 300, "max")[0, 0]).to(torch.int32)
     assert torch.equal(picture(found, "r1/picture?kind=self&part=&b=0&layer=0&head=1&level=1&how=max", (300, 300)), expected)
-    assert "2 x 2 weights a pixel" in json.loads(START.search(text)[1])["recordings"][0]["notes"][0]
+    assert "2 x 2 weights per pixel" in json.loads(START.search(text)[1])["recordings"][0]["notes"][0]
 
 
 @pytest.mark.parametrize("place", ["nowhere/page.html", "."])
 def test_a_place_where_no_file_can_be_is_said_before_anything_is_computed(tmp_path, recording, place, monkeypatch):
     monkeypatch.setattr(single_file, "iterate_answers", lambda *_: pytest.fail("it was computed"))
-    with pytest.raises(ConfigError, match="must be a file in a folder that is there"):
+    with pytest.raises(ConfigError, match="must be a file in an existing folder"):
         regard.page(recording, tmp_path / place)
     assert list(tmp_path.iterdir()) == []
 

@@ -90,7 +90,7 @@ def test_a_query_that_is_not_there_is_refused():
 
 
 def test_numbers_that_json_cannot_hold_are_refused_in_words():
-    with pytest.raises(DataError, match="q of this head holds numbers that are not finite"):
+    with pytest.raises(DataError, match="q of this head contains numbers that are not finite"):
         compute_head_steps(entry(7, Biased(broken=True)), Place(head=1), None, MOST)
 
 

@@ -98,7 +98,7 @@ def test_a_text_that_cannot_be_translated_is_refused_in_a_sentence():
     adapter = adapt_translator("small", small("transformer"))
     with pytest.raises(DataError, match="no word"):
         record_text(adapter, " \n", 2048)
-    with pytest.raises(ConfigError, match=r"reads 5 tokens here, and the text has 7"):
+    with pytest.raises(ConfigError, match=r"reads at most 5 tokens here, but the text has 7"):
         record_text(adapter, READ, 5)
     with pytest.raises(ConfigError, match="no attention"):
         adapt_model(RecurrentTranslator(vocabulary=7, width=3, hidden=2))
@@ -136,4 +136,4 @@ def test_where_no_translator_is_carried_no_example_is_offered(recording):
     with asking(recording) as client:
         assert client.json("/api/start")["translation"] is None
         status, body = client.post("/api/translation", {})
-        assert (status, "carries no translator" in json.loads(body)["error"]) == (404, True)
+        assert (status, "does not include a translator" in json.loads(body)["error"]) == (404, True)

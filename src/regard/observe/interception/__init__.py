@@ -55,19 +55,17 @@ ENTRY_NUMBERS = count()
 @contextmanager
 def watch_modules(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Dispatch every attention call of these modules in this thread to a watcher while the context is active."""
-    entry, scene = (
-        WatcherEntry(watcher, STATE.frames, next(ENTRY_NUMBERS)),
-        vars(STATE),
-    )  # of this thread, whichever thread exits
+    entry = WatcherEntry(watcher, STATE.frames, next(ENTRY_NUMBERS))
+    state = vars(STATE)  # of this thread, whichever thread exits
     with ALL_PATCHES, flex.FLEX_PATCHES:
         if watcher.can_change_calls:
             flex.FLEX_PATCHES.apply(flex.build_patches(modules[""]))
         if STATE.mode is None:
             STATE.mode = function_mode.AttentionFunctionMode()
             if not is_in_generator():
-                STATE.stays = True
+                STATE.keeps_mode = True
                 push(STATE.mode)
-        STATE.harmless |= find_skippable(modules.values())
+        STATE.skippable_modules |= find_skippable(modules.values())
         STATE.entries.append(entry)
         OPEN_ENTRIES.append(entry)
         ENTERED_ENTRIES.set(ENTERED_ENTRIES.get() | {entry.number})
@@ -76,12 +74,12 @@ def watch_modules(watcher: Watcher, modules: Mapping[str, nn.Module]) -> Iterato
             yield
         finally:
             OPEN_ENTRIES.remove(entry)
-            scene["entries"].remove(entry)
-            if watcher in scene["watchers"]:
-                scene["watchers"].remove(watcher)
+            state["entries"].remove(entry)
+            if watcher in state["watchers"]:
+                state["watchers"].remove(watcher)
             ENTERED_ENTRIES.set(ENTERED_ENTRIES.get() - {entry.number})
-            if not scene["entries"]:
-                reset_state(scene)
+            if not state["entries"]:
+                reset_state(state)
 
 
 def is_in_generator() -> bool:
@@ -95,10 +93,10 @@ def is_in_generator() -> bool:
     return frame is not None and bool(frame.f_code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR))
 
 
-def reset_state(scene: dict[str, Any]) -> None:
+def reset_state(state: dict[str, Any]) -> None:
     """Clear the state of a thread and pop its torch function mode if it is still on the stack."""
-    if scene is vars(STATE):
+    if state is vars(STATE):
         remove_mode()
-    scene.update(mode=None, stays=False, context=None)
-    for name in ("harmless", "frames", "masks", "turned"):
-        scene[name].clear()
+    state.update(mode=None, keeps_mode=False, context=None)
+    for name in ("skippable_modules", "frames", "inferred_masks", "parent_rows"):
+        state[name].clear()

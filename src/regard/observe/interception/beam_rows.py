@@ -27,7 +27,7 @@ def wrap_rows(rows: Any) -> Any:
     def select_rows(self: Any, index: Tensor) -> Any:
         state = rows(self, index)
         for keys in find_decoder_keys(state) if STATE.watchers else ():
-            STATE.turned[keys] = index
+            STATE.parent_rows[keys] = index
         return state
 
     return select_rows
@@ -40,4 +40,8 @@ def find_decoder_keys(state: Any) -> list[Tensor]:
 
 def find_parent_rows(args: Any) -> Tensor | None:
     """Return the parent rows of a module's arguments in the previous step, if its keys are remembered; else None."""
-    return next((STATE.turned[x] for x in find_tensors(args, {}) if x in STATE.turned), None) if STATE.turned else None
+    return (
+        next((STATE.parent_rows[x] for x in find_tensors(args, {}) if x in STATE.parent_rows), None)
+        if STATE.parent_rows
+        else None
+    )

@@ -103,15 +103,15 @@ def is_paged(implementation: str, given: dict[str, Any]) -> bool:
 
 def read_call(run: Callable[[], Any], implementation: str, *asked: Any) -> tuple[AttentionCall, CallAdapter]:
     """Read the call and return how to run it; its result is (context (b, q, h, e), weights, ...)."""
-    passage = build_call(implementation, *asked)
-    crossing = CallAdapter(
+    call = build_call(implementation, *asked)
+    adapter = CallAdapter(
         run, lambda out: out[0].transpose(1, 2), lambda new, out: (new.transpose(1, 2).contiguous(), *out[1:])
     )
-    if implementation.endswith("eager") and not passage.dropout:
-        crossing.read_weights = lambda out: out[1]
+    if implementation.endswith("eager") and not call.dropout:
+        adapter.read_weights = lambda out: out[1]
     if should_return_attentions(asked[-1]):
-        crossing.replace_weights = lambda out, found: (out[0], found, *out[2:])
-    return passage, crossing
+        adapter.replace_weights = lambda out, found: (out[0], found, *out[2:])
+    return call, adapter
 
 
 def build_call(

@@ -41,7 +41,9 @@ def build_patches() -> list[AttributePatch]:
             activate_watchers()
         if not STATE.is_active:
             return call_unwatched(call, self, *args, **kwargs)
-        passes = len(args) == 1 and not kwargs and id(self) in STATE.harmless  # two arguments could form pairs of tokens
+        passes = (
+            len(args) == 1 and not kwargs and id(self) in STATE.skippable_modules
+        )  # two arguments could form pairs of tokens
         output = call_skippable(call, self, args[0]) if passes else call_in_frame(call, self, *args, **kwargs)
         frames = STATE.frames
         if frames:

@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Handle the token ids (n, t) that a watched module's `generate` returned for a number of prompts."""
 
-    def handle_call(self, passage: AttentionCall, crossing: CallAdapter, name: str, proceed: NextHandler) -> Any:
+    def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Handle an attention call in the module of this name and return what the caller gets."""
 
     def report_missed(self, missed: MissedCall) -> None:
@@ -64,27 +64,41 @@ ENTERED_ENTRIES: ContextVar[frozenset[int]] = ContextVar("entered", default=froz
 class ThreadState(threading.local):
     """The watchers and running modules of one thread.
 
-    Entering a watching context appends an entry and leaving it removes the entry; a module call pushes a frame and pops it; a
-    pause raises and lowers the depth of pauses. Calls are dispatched only while the thread is active: watched, not paused, not
-    in a backward pass and not traced.
+    The transitions, each undone when what began it ends, also by an exception:
+
+    - `watch_modules` adds an entry, the mode if there is none, and the skippable modules. When the last entry is removed, all
+      is reset, even if another thread closes the context.
+    - A call of a module pushes a frame and pops it. The outermost frame also pushes the mode onto torch's stack, unless it is
+      kept there; inferred masks are cleared when the outermost frame starts and ends.
+    - A pause (`InterceptionPause`) raises the depth of pauses and pops the mode: for watchers that handle a call, and for
+      compiled functions.
+    - A skippable module, torch's own encoder layers, and modules that only other threads watch, run with a flag set and
+      without the mode.
+
+    Calls are dispatched only while the thread is active: watched, not paused, not in a backward pass and not traced.
     """
 
     def __init__(self) -> None:
+        # changed by watch_modules and activate_watchers
         self.entries: list[WatcherEntry] = []
         self.watchers: list[Watcher] = []  # those of the running context; those that change calls stand last
         self.context: frozenset[int] | None = None  # the context of `watchers`
-        self.frames: list[ModuleFrame] = []
-        self.pause_depth = 0  # depth of pauses: 0 while calls are dispatched
         self.mode: Any = None  # the torch function mode, while there are entries
-        self.harmless: dict[int, nn.Module] = {}  # watched modules that cannot attend, by id
-        self.is_in_skippable = False  # while one of them runs
-        self.stays = False  # whether the mode stays on the stack between forwards
-        self.compiled: tuple[int, Any] | None = None  # id of the frame of the compiled function that runs, its exit stack
+        self.skippable_modules: dict[int, nn.Module] = {}  # watched modules that cannot attend, by id
+        # changed by push_frame, pop_frame and keep_mode
+        self.frames: list[ModuleFrame] = []
+        self.keeps_mode = False  # whether the mode stays on torch's stack between forwards
+        self.inferred_masks: dict[Any, tuple[Any, ...]] = {}  # of this forward: masks, their fingerprints, what was inferred
+        # changed by InterceptionPause
+        self.pause_depth = 0  # 0 while calls are dispatched
+        # changed by module_calls.py
+        self.is_in_skippable = False  # while a skippable module runs
         self.is_in_unwatched = False  # inside a module reported to watchers of other threads or tasks
         self.is_in_fast_path = False  # inside a torch module that the mode would slow down, with the mode popped
-        self.is_cross: bool | None = None  # whether the next kernel call is cross attention, if its caller knows
-        self.masks: dict[Any, tuple[Any, ...]] = {}  # masks of this forward, their fingerprints, their rules
-        self.turned = WeakTensorKeyDictionary()  # keys of a decoder: each row's parent row in the previous step
+        # changed by the module that each belongs to
+        self.compiled_frame: tuple[int, Any] | None = None  # torch_compile.py: id of the running frame, its exit stack
+        self.is_cross: bool | None = None  # torch_modules.py: whether the next kernel call is cross attention, if known
+        self.parent_rows = WeakTensorKeyDictionary()  # beam_rows.py: keys of a decoder: each row's parent in the previous step
 
     @property
     def is_active(self) -> bool:
@@ -126,7 +140,7 @@ def push_frame(module: nn.Module, args: Any, kwargs: Any) -> ModuleFrame:
     above = STATE.frames[-1].watchers if STATE.frames else ()
     outermost = not STATE.frames
     if outermost:
-        STATE.masks.clear()
+        STATE.inferred_masks.clear()
         STATE.mode.reset()
         if len(OPEN_ENTRIES) > len(STATE.watchers):
             notify_other_threads(module)
@@ -147,11 +161,11 @@ def keep_mode(module: nn.Module) -> bool:
 
     The mode has to stay where a submodule is the outermost one that was called, inside a method that was called by its name.
     """
-    if not STATE.stays and any(watcher.names.get(id(module)) for watcher in STATE.watchers):
-        STATE.stays = find_direct_call(module) is not None
-        if STATE.stays:
+    if not STATE.keeps_mode and any(watcher.names.get(id(module)) for watcher in STATE.watchers):
+        STATE.keeps_mode = find_direct_call(module) is not None
+        if STATE.keeps_mode:
             push(STATE.mode)
-    return STATE.stays
+    return STATE.keeps_mode
 
 
 def pop_frame(frame: ModuleFrame) -> None:
@@ -162,8 +176,8 @@ def pop_frame(frame: ModuleFrame) -> None:
     elif frame in frames:
         del frames[frames.index(frame) :]
     if not frames:
-        STATE.masks.clear()
-        if not STATE.stays:
+        STATE.inferred_masks.clear()
+        if not STATE.keeps_mode:
             remove_mode()
 
 
@@ -212,26 +226,26 @@ def dispatch_call(kernel: str, run: Callable[[], Any], read_call: Callable[[], t
         return run()
     try:
         with disable_modes():
-            passage, crossing = read_call()
+            call, adapter = read_call()
     except Exception as error:  # an unreadable call must not stop the model
         result = run()
         report_missed(kernel, explain_error(error))
         return result
     with InterceptionPause():
-        return call_next(STATE.watchers.copy(), passage, crossing)
+        return call_next(STATE.watchers.copy(), call, adapter)
 
 
-def call_next(waiting: list[Watcher], passage: AttentionCall, crossing: CallAdapter) -> Any:
+def call_next(waiting: list[Watcher], call: AttentionCall, adapter: CallAdapter) -> Any:
     """Pass a call to the watchers of the module that made it, the last first, and return what the caller gets.
 
     Each watcher calls the next one; after the last of them the call runs as the adapter defines.
     """
     while waiting:
         watcher = waiting.pop()
-        name = find_name(watcher, passage.module)
+        name = find_name(watcher, call.module)
         if name is not None:
-            return watcher.handle_call(passage, crossing, name, partial(call_next, waiting))
-    return crossing.run()
+            return watcher.handle_call(call, adapter, name, partial(call_next, waiting))
+    return adapter.run()
 
 
 def explain_error(error: Exception) -> str:
@@ -302,14 +316,14 @@ def infer_once(
 
 def cache_in_forward(key: Any, held: Iterable[Any], found: Callable[[], Any]) -> Any:
     """Return the result cached under a key in this forward; recompute it if a tensor in `held` has been written to."""
-    known = STATE.masks.pop(key, None)
+    known = STATE.inferred_masks.pop(key, None)
     if known is None or not all(map(is_unchanged, *known[:2])):
         held = list(held)  # kept alive, so that their memory and ids are not reused
         with torch.no_grad():
             known = held, [take_fingerprint(x) if isinstance(x, Tensor) else None for x in held], found()
-    while len(STATE.masks) >= MASKS:
-        del STATE.masks[next(iter(STATE.masks))]
-    STATE.masks[key] = known
+    while len(STATE.inferred_masks) >= MASKS:
+        del STATE.inferred_masks[next(iter(STATE.inferred_masks))]
+    STATE.inferred_masks[key] = known
     return known[2]
 
 

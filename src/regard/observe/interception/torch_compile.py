@@ -52,11 +52,11 @@ def wrap_switch(was: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def maybe_set_eval_frame(callback: Any) -> Any:
         caller = sys._getframe(1)
         if STATE.watchers and caller.f_code.co_name == "compile_wrapper":
-            if STATE.compiled is None and callback is not None:
+            if STATE.compiled_frame is None and callback is not None:
                 handle_compiled_call(caller.f_locals)
-                STATE.compiled = id(caller), suspend_hooks()
-            elif STATE.compiled is not None and STATE.compiled[0] == id(caller):
-                context, STATE.compiled = STATE.compiled[1], None
+                STATE.compiled_frame = id(caller), suspend_hooks()
+            elif STATE.compiled_frame is not None and STATE.compiled_frame[0] == id(caller):
+                context, STATE.compiled_frame = STATE.compiled_frame[1], None
                 context.__exit__(None, None, None)
         return was(callback)
 

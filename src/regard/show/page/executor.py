@@ -63,7 +63,7 @@ class RequestExecutor:
                 return found
             if leaving.done():
                 return Response(status_code=400)  # never read by the client
-            return make_error_response(504, f"this takes longer than {ANSWER_SECONDS:.0f} s; ask for less.")
+            return make_error_response(504, f"the request takes longer than {ANSWER_SECONDS:.0f} s; request less.")
         except (RegardError, ValueError) as error:
             return make_error_response(get_status(error), describe_error(error))
         finally:
@@ -153,7 +153,7 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, RegardError):
         return " ".join(str(error).split())
     LOG.error("a request of the page failed", exc_info=error)
-    return "something went wrong inside regard; the terminal that runs it says what."
+    return "an unexpected error occurred inside regard; the terminal that runs it shows the details."
 
 
 def get_status(error: Exception) -> int:

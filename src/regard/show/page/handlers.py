@@ -53,9 +53,9 @@ def handle_words(session: Session, request: Request, found: HeadData) -> Respons
         params.parse_name(query, "list", "words"),
     )
     if name not in lists:
-        raise MissingError(f"there is no list of words {name!r}; there is {', '.join(lists) or 'none'}.")
+        raise MissingError(f"there is no list of words {name!r}; the lists are {', '.join(lists) or 'none'}.")
     if last - first > MAX_WORDS:
-        raise ConfigError(f"at most {MAX_WORDS:,} words are sent at a time, got {first} to {last}.")
+        raise ConfigError(f"at most {MAX_WORDS:,} words can be requested at a time, got {first} to {last}.")
     return make_json_response({"words": [truncate_word(word) for word in lists[name][first:last]]})
 
 

@@ -12,16 +12,16 @@ from regard.observe.map_view import MapView
 
 def measure_recording(recording: Recording) -> int:
     """Compute the bytes of all runs of a recording; what several calls share is counted once."""
-    return measure_histories([strand for run in recording.runs for strand in run.histories.values()])
+    return measure_histories([history for run in recording.runs for history in run.histories.values()])
 
 
-def measure_histories(strands: Sequence[KVHistory]) -> int:
+def measure_histories(histories: Sequence[KVHistory]) -> int:
     """Compute the bytes of the calls of some modules."""
-    pieces = [piece for strand in strands for piece in strand.stored_calls]
-    found = [keys for strand in strands for keys in strand.keys]
-    for piece in pieces:
-        own = piece.q, piece.values, piece.bias, piece.sinks, piece.weight
-        found += [x for x in own if x is not None] + list(piece.mask.tensors)
+    stored_calls = [stored for history in histories for stored in history.stored_calls]
+    found = [keys for history in histories for keys in history.keys]
+    for stored in stored_calls:
+        own = stored.q, stored.values, stored.bias, stored.sinks, stored.weight
+        found += [x for x in own if x is not None] + list(stored.mask.tensors)
     return count_storage_bytes(found)
 
 

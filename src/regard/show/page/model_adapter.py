@@ -72,7 +72,9 @@ def adapt_model(model: Any) -> ModelAdapter | TranslatorAdapter:
     if isinstance(model, TranslatorAdapter):
         return model
     if not all(hasattr(model, name) for name in ("tokens", "encode", "decode", "run")):
-        raise ConfigError(f"the page runs a GPT2, or what has tokens, encode, decode and run; got {type(model).__name__}.")
+        raise ConfigError(
+            f"the page needs a GPT2, or an object with tokens, encode, decode and run; got {type(model).__name__}."
+        )
     adapter: ModelAdapter = model
     return adapter
 
@@ -93,7 +95,7 @@ def record_text(
     with torch.inference_mode(), record(adapter.model, keep="values") as recording:
         said = adapter.run(ids)
     recording.model, recording.tokens = adapter.name, words
-    cut = f"The first {len(words):,} of {whole:,} tokens were read: as many as fit." if len(words) < whole else None
+    cut = f"The first {len(words):,} of {whole:,} tokens were read, as many as fit." if len(words) < whole else None
     return recording, predict_next_words(adapter, said), [note for note in (cut, describe_bytes(words)) if note]
 
 
@@ -113,7 +115,7 @@ def generate_tokens(
     """Generate each new token as JSON, with the likeliest ones and what it attends to, and the recording of all last."""
     if not isinstance(adapter, GPT2Adapter):
         raise ConfigError(
-            f"{adapter.name} can be looked at here, but does not write: the page writes with regard's own GPT-2s."
+            f"{adapter.name} can be shown here, but cannot generate: the page generates only with a GPT2 of regard."
         )
     model, vocabulary = adapter.model, adapter.words
     ids = vocabulary.encode(text)
@@ -146,8 +148,8 @@ def check_context(adapter: GPT2Adapter, begun: int, tokens: int) -> None:
     if tokens > room:
         fits = f"choose at most {room:,} more" if room > 0 else "shorten it"
         raise ConfigError(
-            f"{adapter.name} reads {adapter.context:,} tokens at a time; the text has {begun:,} and {tokens:,} more are asked "
-            f"for, so {fits}{', or begin with a shorter text' if room > 0 else ''}."
+            f"{adapter.name} reads {adapter.context:,} tokens at a time; the text has {begun:,} and {tokens:,} more are "
+            f"requested, so {fits}{', or start with a shorter text' if room > 0 else ''}."
         )
 
 

@@ -20,7 +20,7 @@ def examine_model(adapter: ModelAdapter, text: str, sees: str) -> dict[str, Any]
     Raises ConfigError for a rule that is not in RULES.
     """
     if sees not in RULES:
-        raise ConfigError(f"sees is {' or '.join(RULES)}, got {sees[:20]!r}.")
+        raise ConfigError(f"sees must be {' or '.join(RULES)}, got {sees[:20]!r}.")
     ids, words, _ = adapter.tokens(text, MAX_WORDS)
     ids, words = ids[:, :MAX_WORDS], words[:MAX_WORDS]
     other = torch.where(ids > 0, ids - 1, ids + 1)  # a second text, different at every word: it must not leak into the first

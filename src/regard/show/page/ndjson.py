@@ -94,7 +94,7 @@ async def wait_for_line(queue: "asyncio.Queue[StreamLine]", leaving: "asyncio.Fu
     getting.cancel()
     if leaving.done():
         raise DisconnectedError
-    return make_failure(504, f"this takes longer than {MAX_STREAM_SECONDS:.0f} s; ask for less.")
+    return make_failure(504, f"the request takes longer than {MAX_STREAM_SECONDS:.0f} s; request less.")
 
 
 def make_failure(status: int, sentence: str) -> StreamLine:

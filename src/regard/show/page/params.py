@@ -26,7 +26,7 @@ def check_unique(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"{quote_value(twice)} must be said once, got it {names.count(twice)} times.")
+        raise ConfigError(f"{quote_value(twice)} must be given once, got it {names.count(twice)} times.")
     return found
 
 
@@ -44,7 +44,7 @@ def parse_integers(query: Mapping[str, str], name: str) -> list[int]:
     """Parse whole numbers separated by commas; return an empty list where the parameter is missing."""
     came = query.get(name) or ""
     if came and not INTEGER_LIST.fullmatch(came):
-        raise ConfigError(f"{name} must be whole numbers with commas between them, got {quote_value(came)}.")
+        raise ConfigError(f"{name} must be whole numbers separated by commas, got {quote_value(came)}.")
     return [int(one) for one in came.split(",") if one]
 
 
@@ -60,7 +60,7 @@ def parse_place(query: Mapping[str, str]) -> Place:
     """Parse a place in a recording."""
     kind = parse_name(query, "kind", "self")
     if kind not in KINDS:
-        raise ConfigError(f"kind is self or cross, got {quote_value(kind)}.")
+        raise ConfigError(f"kind must be self or cross, got {quote_value(kind)}.")
     part = parse_name(query, "part") if query.get("part") else None
     return Place(kind, part, parse_integer(query, "b", 0), parse_integer(query, "layer", 0), parse_integer(query, "head", 0))
 
@@ -70,7 +70,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data, parse_constant=reject_constant)
     except (ValueError, RecursionError):
-        raise DataError("the request must be one JSON object in UTF-8, and could not be read as one.") from None
+        raise DataError("the request must be one JSON object in UTF-8, but it could not be parsed.") from None
     if not isinstance(found, dict):
         raise DataError(f"the request must be a JSON object, got {type(found).__name__}.")
     return found

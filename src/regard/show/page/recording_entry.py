@@ -94,7 +94,7 @@ class RecordingEntry:
         for one in self.attention_layers:
             if one.kind == place.kind and place.part in (one.part, None):
                 return one
-        raise ConfigError(f"there is no {place.kind} attention of part {place.part!r} in this recording.")
+        raise ConfigError(f"this recording has no {place.kind} attention of part {place.part!r}.")
 
     def get_shape(self, place: Place) -> tuple[int, int, int, int]:
         """Return the axes (b, h, q, k) of a place's layer. Raises ConfigError where the place does not exist."""
@@ -117,8 +117,8 @@ class RecordingEntry:
     def get_sized_map(self, place: Place) -> tuple[AttentionMap, int]:
         """Return the map of a place's head and its bytes; where many calls of a large layer are joined, of this head alone."""
         self.get_shape(place)
-        strands = self.find_histories(place)
-        if is_joined(strands) and memory_size.measure_histories(strands) > MAX_JOINED_LAYER_BYTES:
+        histories = self.find_histories(place)
+        if is_joined(histories) and memory_size.measure_histories(histories) > MAX_JOINED_LAYER_BYTES:
             found, count = self.get_cached_map(place, place.head)
             return found.select(batch=place.b), count
         found, count = self.get_cached_map(place, None)
@@ -212,16 +212,16 @@ def get_row_words(b: int, rows: list[Sequence[str]]) -> Sequence[str]:
     return rows[b if len(rows) > 1 else 0]
 
 
-def is_joined(strands: list[KVHistory]) -> bool:
+def is_joined(histories: list[KVHistory]) -> bool:
     """Return whether the map of a layer joins several calls, and so copies them."""
-    return len(strands) > 1 or len(strands[0].stored_calls) > 1
+    return len(histories) > 1 or len(histories[0].stored_calls) > 1
 
 
-def compute_shape(strands: list[KVHistory]) -> tuple[int, int, int, int]:
+def compute_shape(histories: list[KVHistory]) -> tuple[int, int, int, int]:
     """Return the axes (b, h, q, k) of the map of a layer, without making the map."""
-    b, h = strands[0].stored_calls[-1].q.shape[:2]
-    q = sum(piece.q.shape[2] for strand in strands for piece in strand.stored_calls)
-    k = sum(strand.total - (strand.stored_calls[0].first if len(strand.stored_calls) == 1 else 0) for strand in strands)
+    b, h = histories[0].stored_calls[-1].q.shape[:2]
+    q = sum(stored.q.shape[2] for history in histories for stored in history.stored_calls)
+    k = sum(history.total - (history.stored_calls[0].first if len(history.stored_calls) == 1 else 0) for history in histories)
     return int(b), int(h), int(q), int(k)
 
 
@@ -276,7 +276,7 @@ def summarize_entry(entry: RecordingEntry) -> dict[str, Any]:
         ],
         "words": {name: {"count": len(some), "first": select_first_words(some)} for name, some in words.items()},
         "next": entry.next_words,
-        "values": any(piece.values is not None for call in entry.recording.last.calls for piece in call.history.stored_calls),
+        "values": any(stored.values is not None for call in entry.recording.last.calls for stored in call.history.stored_calls),
         "missed": [
             f"{one.module or 'the model'}: {one.kernel} was not recorded: {one.reason}."
             for one in entry.recording.missed[:MAX_MISSED]

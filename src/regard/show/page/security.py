@@ -73,23 +73,23 @@ class SecurityMiddleware:
             + sum(len(name) + len(value) for name, value in scope["headers"])
         )
         if size > HEAD_BYTES:
-            return 431, f"The address and the headers of a request may have {HEAD_BYTES:,} bytes, got {size:,}."
+            return 431, f"The address and the headers of a request may have at most {HEAD_BYTES:,} bytes, got {size:,}."
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts, origins = headers.get("host", []), headers.get("origin", [])
         host = parse_host(hosts[0]) if len(hosts) == 1 else None
         if host is None or (self.token is None and not is_loopback(host)):
-            return 403, "This page answers to the address that it was started with, localhost or 127.0.0.1; open it by that."
+            return 403, "This page can be opened only at the address that it was started with, localhost or 127.0.0.1."
         if any(origin != f"{scope['scheme']}://{hosts[0]}" for origin in origins):
-            return 403, "The request comes from another page. Open this one by its own address."
+            return 403, "The request comes from another page. Open this page at its own address."
         inside = scope["path"].startswith("/api/")
         if inside and headers.get("sec-fetch-site", ["same-origin"])[0] in ("cross-site", "same-site"):
-            return 403, "The request comes from another page. Open this one by its own address."
+            return 403, "The request comes from another page. Open this page at its own address."
         if self.token is not None and not scope["path"].startswith("/static/"):
             came = headers.get("x-regard-token", [""])[0] if inside else extract_token(scope["query_string"])
             if not hmac.compare_digest(came.encode(), self.token.encode()):
-                return 403, "The token is missing or wrong. Open the page by the whole link that regard serve printed."
+                return 403, "The token is missing or wrong. Open the page with the full link that regard serve printed."
         return None
 
 

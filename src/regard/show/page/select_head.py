@@ -13,32 +13,37 @@ def select_head(recording: Recording, kind: str, part: str | None, layer: int, h
     """
     run = recording.last
     chosen = run.find_histories(layer, kind, part)
-    strands = {key: select_history_head(strand, head) if strand in chosen else strand for key, strand in run.histories.items()}
-    return replace(recording, runs=[replace(run, histories=strands)])
+    histories = {
+        key: select_history_head(history, head) if history in chosen else history for key, history in run.histories.items()
+    }
+    return replace(recording, runs=[replace(run, histories=histories)])
 
 
-def select_history_head(strand: KVHistory, head: int) -> KVHistory:
+def select_history_head(history: KVHistory, head: int) -> KVHistory:
     """Select one head of the calls of a `KVHistory`."""
-    share = strand.stored_calls[0].q.shape[1] // strand.keys[0].shape[1]
+    share = history.stored_calls[0].q.shape[1] // history.keys[0].shape[1]
     own, group = slice(head, head + 1), slice(head // share, head // share + 1)
-    pieces = [select_call_head(piece, own, head) for piece in strand.stored_calls]
+    stored_calls = [select_call_head(stored, own, head) for stored in history.stored_calls]
     return replace(
-        strand, stored_calls=pieces, keys=[keys[:, group] for keys in strand.keys], selected_heads=(strand.heads[head],)
+        history,
+        stored_calls=stored_calls,
+        keys=[keys[:, group] for keys in history.keys],
+        selected_heads=(history.heads[head],),
     )
 
 
-def select_call_head(piece: StoredCall, own: slice, head: int) -> StoredCall:
+def select_call_head(stored: StoredCall, own: slice, head: int) -> StoredCall:
     """Select one head of a call."""
-    values = piece.values
+    values = stored.values
     if values is not None:
-        group = head * values.shape[1] // piece.q.shape[1]
+        group = head * values.shape[1] // stored.q.shape[1]
         values = values[:, group : group + 1]
-    bias = piece.bias
+    bias = stored.bias
     return replace(
-        piece,
-        q=piece.q[:, own],
+        stored,
+        q=stored.q[:, own],
         values=values,
-        mask=piece.mask.select_heads(own),
+        mask=stored.mask.select_heads(own),
         bias=bias if bias is None or bias.shape[1] == 1 else bias[:, own],
-        sinks=None if piece.sinks is None else piece.sinks[own],
+        sinks=None if stored.sinks is None else stored.sinks[own],
     )

@@ -181,7 +181,7 @@ async def read_body(request: Request) -> bytes:
             if len(found) > MAX_BODY_BYTES:
                 raise HTTPException(413, f"the request may have at most {MAX_BODY_BYTES:,} bytes.")
     except ClientDisconnect:
-        raise HTTPException(400, "the request was not sent to its end.") from None
+        raise HTTPException(400, "the request was not sent completely; send it again.") from None
     return bytes(found)
 
 
@@ -201,7 +201,7 @@ def compress_response(request: Request, response: Response, compress: Callable[[
 async def handle_error(request: Request, error: Exception) -> Response:
     """Convert any error to a response of one sentence."""
     if isinstance(error, HTTPException):
-        sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not understood at this address."}
+        sentences = {404: "there is nothing at this address.", 405: f"{request.method[:20]} is not allowed at this address."}
         detail = str(error.detail)
         response = make_error_response(error.status_code, sentences.get(error.status_code, detail))
         response.headers.update(error.headers or {})  # the allowed methods, where one is not
@@ -275,14 +275,14 @@ class Server:
 
     def announce(self, open_browser: bool = False) -> None:
         """Print the address, and open it in a browser if `open_browser`."""
-        print(f"{self.address}\nCtrl-C ends it.", flush=True)
+        print(f"{self.address}\nPress Ctrl-C to stop.", flush=True)
         if open_browser:  # a browser in the terminal blocks its thread until it is closed
             threading.Thread(target=self.open_address, name="regard-browser", daemon=True).start()
 
     def open_address(self) -> None:
         """Open the address in a browser."""
         if not webbrowser.open(self.address):
-            print("There is no browser to open here; the address is above.", flush=True)
+            print("No browser could be opened; open the address above.", flush=True)
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until Ctrl-C, or until the process receives SIGTERM; `ready` is called once the server listens."""
@@ -335,9 +335,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
             shown = f"{host or 'any address'}, port {port},"
             if getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise ConfigError(
-                    f"{shown} is taken by another program: name another port, or none and a free one is found."
+                    f"{shown} is in use by another program: choose another port, or leave it out to use a free one."
                 ) from None
-            raise ConfigError(f"{shown} cannot be listened at: {getattr(error, 'strerror', None) or error}.") from None
+            raise ConfigError(f"{shown} cannot be used: {getattr(error, 'strerror', None) or error}.") from None
         undo.pop_all()
         return found
 
@@ -353,7 +353,7 @@ def make_server(
     recording = subject if isinstance(subject, Recording) else None
     model = adapter if recording is not None or subject is None else subject
     if recording is None and model is None:
-        raise ConfigError("a page shows a recording, or runs a model: give one of them.")
+        raise ConfigError("a page needs a recording or a model: give one of them.")
     session = Session(recording, None if model is None else adapt_model(model), version("regard"))
     if text is not None:
         session.run_text(text, lambda: None)

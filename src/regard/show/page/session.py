@@ -94,7 +94,9 @@ class Session:
         with self._lock:
             if name in self._entries:
                 return self._entries[name]
-        raise MissingError(f"there is no recording {name[:20]!r} any more; the oldest of those typed make room for new ones.")
+        raise MissingError(
+            f"there is no recording {name[:20]!r}; the oldest recordings of typed texts are removed to make room for new ones."
+        )
 
     def open_head(self, entry: RecordingEntry, place: Place) -> OpenedHead:
         """Return an opened head; the least recently used ones are removed to make room, before it is computed."""
@@ -126,14 +128,16 @@ class Session:
         """Examine the model on the first words of the text of a recording. Raises MissingError where that is not possible."""
         text = self.get_entry(name).text
         if text is None or self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
-            raise MissingError("who sees whom is asked of a model on what it read here: type a text, and ask again.")
+            raise MissingError(
+                "who may see whom can be examined only for a text that the model read here: type a text and try again."
+            )
         with hold_model_lock(self._model_lock, alive):
             return examine_model(self.adapter, text, sees)
 
     def get_translation(self, alive: Alive) -> dict[str, Any]:
         """Return the summary of the example's recording, made on the first request."""
         if not translator_adapter.has_example():
-            raise MissingError("this package carries no translator, so there is no translation to show.")
+            raise MissingError("this package does not include a translator, so there is no translation to show.")
         with hold_model_lock(self._model_lock, alive):
             known = self._entries.get(TRANSLATION_ID)
             return summarize_entry(known or self.add_recording(translator_adapter.record_example(), name=TRANSLATION_ID))
@@ -156,9 +160,11 @@ class Session:
     def require_model(self, text: str) -> ModelAdapter | TranslatorAdapter:
         """Return the model. Raises ConfigError where there is none or the text is too long."""
         if self.adapter is None:
-            raise ConfigError("this page has no model to run: start it with one, regard serve --model NAME.")
+            raise ConfigError("this page has no model to run: start it with regard serve --model NAME.")
         if len(text) > MAX_CHARACTERS:
-            raise ConfigError(f"the text has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.")
+            raise ConfigError(
+                f"the text has {len(text):,} characters, but the page reads at most {MAX_CHARACTERS:,}: shorten it."
+            )
         return self.adapter
 
 

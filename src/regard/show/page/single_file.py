@@ -45,18 +45,18 @@ def page(recording: Recording, path: str | Path) -> None:
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Recording):
-        raise ConfigError(
-            f"a page is written of a recording, got {type(recording).__name__}: with regard.record(model) makes one."
-        )
+        raise ConfigError(f"recording must be a Recording, got {type(recording).__name__}: make one with regard.record(model).")
     if place.is_dir() or not place.parent.is_dir():
-        raise ConfigError(f"{place} must be a file in a folder that is there; make the folder first, or name another file.")
+        raise ConfigError(
+            f"path must be a file in an existing folder, got {place}: create the folder first, or choose another file."
+        )
     if not any(run.calls for run in recording.runs):
-        raise ConfigError("nothing was recorded: a page needs a recording of a model that was called.")
+        raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
     entry = RecordingEntry("r1", recording)
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(
-            f"This file holds pictures of {2**finest} x {2**finest} weights a pixel and coarser, as many as fit; "
+            f"This file contains pictures with {2**finest} x {2**finest} weights per pixel and coarser, as many as fit; "
             "regard serve shows every weight."
         )
     parts = [render_script(name, data) for name, data in iterate_answers(entry, finest)]

@@ -50,8 +50,8 @@ def compute_row_steps(
     others = torch.cat((rest, row.new_empty(0) if plane.sink is None else plane.sink.view(1))).logsumexp(0)
     share = float((others - torch.logaddexp(others, row[largest].logsumexp(0))).exp()) if count else 0.0
     note = (
-        f"Of {len(columns):,} words, these {len(largest)} are what {truncate_word(asks.strip()) or repr(asks)} looks at most; "
-        f"all others together have {format_rounded(share)} of its attention. The context is mixed from these alone."
+        f"Of {len(columns):,} words, {truncate_word(asks.strip()) or repr(asks)} attends most to these {len(largest)}; all "
+        f"others together receive {format_rounded(share)} of its attention. The context is computed from these alone."
     )
     found = describe_head(entry, place, [asks], [columns[key] for key in largest.tolist()], 0)
     found |= collect_arguments(plane, query, largest, entry.get_values(place))
@@ -176,7 +176,7 @@ def convert_numbers(name: str, values: Tensor) -> Any:
     """Convert numbers to lists. Raises DataError where one is not finite, which JSON cannot hold."""
     if not values.isfinite().all():
         raise DataError(
-            f"{name} of this head holds numbers that are not finite, so its steps cannot be drawn. Look at its map."
+            f"{name} of this head contains numbers that are not finite, so its steps cannot be drawn. View its map instead."
         )
     return values.detach().tolist()
 

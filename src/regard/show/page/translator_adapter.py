@@ -37,7 +37,7 @@ class TranslatorAdapter:
         """
         words, end = " ".join(text.split()), get_end_token(self.model)
         if not words or self.model.text is None:
-            raise DataError("there is no word to translate.")
+            raise DataError("the text has no word to translate.")
         return [*self.model.text.encode(words), end]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -50,7 +50,7 @@ class TranslatorAdapter:
 def adapt_translator(name: str, model: Translator) -> TranslatorAdapter:
     """Wrap a translator under a name. Raises ConfigError where it has no attention."""
     if isinstance(model, RecurrentTranslator) and model.attention is None:
-        raise ConfigError(f"{name} has no attention to look at: regard translate prints what it writes.")
+        raise ConfigError(f"{name} has no attention to show: regard translate prints its translations.")
     return TranslatorAdapter(name, model)
 
 
@@ -75,7 +75,7 @@ def record_translation(adapter: TranslatorAdapter, text: str, most: int) -> Reco
     model, source, end = adapter.model, adapter.encode_sentence(text), get_end_token(adapter.model)
     bound = min(most, adapter.context or most)
     if len(source) > bound:
-        raise ConfigError(f"{adapter.name} reads {bound:,} tokens here, and the text has {len(source):,}: shorten it.")
+        raise ConfigError(f"{adapter.name} reads at most {bound:,} tokens here, but the text has {len(source):,}: shorten it.")
     (found,) = translate(model, [source])
     read = [end, *found.tokens[:-1]]
     with torch.inference_mode(), record(model, keep="values") as recording:

@@ -4,13 +4,13 @@ import { el } from "../../drawing/el.js";
 import { examines } from "./sight.js";
 
 export const SENTENCES = {
-  "previous token": "looks at the word before",
-  itself: "looks at the word itself",
-  duplicate: "looks at earlier places of the same word",
-  induction: "looks at what came after the same word before",
-  "first token": "looks at the first word, whatever it is",
-  broad: "spreads over half of what it may see, or more",
-  local: "stays near the word",
+  "previous token": "attends to the word before",
+  itself: "attends to the word itself",
+  duplicate: "attends to earlier occurrences of the same word",
+  induction: "attends to what followed the same word before",
+  "first token": "attends to the first word of the text",
+  broad: "attends to half of what it may see, or more",
+  local: "attends to words nearby",
   mixed: "none of the others",
 };
 

@@ -75,5 +75,5 @@ function within(value, inside) {
 }
 
 function became(before, after) {
-  return before === after ? `${numeral(after)} (stays)` : `${numeral(before)} becomes ${numeral(after)}`;
+  return before === after ? `${numeral(after)} (unchanged)` : `${numeral(before)} becomes ${numeral(after)}`;
 }

@@ -65,23 +65,23 @@ export function sentences(steps, rows, columns, query, { quoted = false, places 
 const SAID = {
   scores({ scores }, query, asks, name) {
     const row = scores[query];
-    if (row.length === 1) return `${asks} is matched with itself alone (${rough(row[0])}).`;
+    if (row.length === 1) return `${asks} is compared only with itself (${rough(row[0])}).`;
     const [best, least] = [greatest(row), smallest(row)];
-    if (row[best] === row[least]) return `${asks} matches every word alike (${rough(row[best])}).`;
+    if (row[best] === row[least]) return `${asks} matches every word equally (${rough(row[best])}).`;
     return `${asks} matches ${name(best)} best (${rough(row[best])}), ${name(least)} least (${rough(row[least])}).`;
   },
 
   scaled({ scores, scaled }, query, asks) {
     const [before, after] = [scores, scaled].map((table) => Math.max(...table[query]) - Math.min(...table[query]));
     return (
-      `The order stays, the differences change: the scores of ${asks} now lie ${rough(after)} apart at most, ` +
-      `before ${rough(before)}.`
+      `The order of the scores is unchanged; the scores of ${asks} now differ by at most ${rough(after)}, ` +
+      `before by ${rough(before)}.`
     );
   },
 
   capped({ scaled, capped }) {
     const [before, after] = [scaled, capped].map((table) => Math.max(...table.flat()));
-    return `No score can pass the cap: the largest, ${rough(before)}, became ${rough(after)}.`;
+    return `No score can exceed the cap: the largest, ${rough(before)}, became ${rough(after)}.`;
   },
 
   masked({ masked }, query, asks, name, pairs) {
@@ -93,12 +93,12 @@ const SAID = {
   weights({ masked, weights }, query, asks, name) {
     const row = weights[query];
     const seen = row.map((_, j) => j).filter((j) => masked[query][j] !== -Infinity);
-    if (row.some(Number.isNaN)) return `The weights of ${asks} are not numbers: its scores hold a NaN.`;
+    if (row.some(Number.isNaN)) return `The weights of ${asks} are not numbers: its scores contain a NaN.`;
     if (!seen.length) return `${asks} may see nothing, so all its weights are 0.`;
     const best = greatest(row);
     const least = seen.reduce((a, b) => (row[b] < row[a] ? b : a));
     if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${rough(row[best])}).`;
-    if (row[best] === row[least]) return `${asks} attends to the ${seen.length} words it sees alike (${rough(row[best])} each).`;
+    if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} words it sees (${rough(row[best])} each).`;
     return `${asks} attends most to ${name(best)} (${rough(row[best])}), least to ${name(least)} (${rough(row[least])}).`;
   },
 
@@ -108,10 +108,10 @@ const SAID = {
     const grown = kept.map((value, n) => value / held[n]).filter((_, n) => kept[n] > 0);
     const fallen = held.filter((value, n) => value > 0 && !(kept[n] > 0)).length;
     const mean = grown.reduce((a, b) => a + b, 0) / grown.length;
-    const rest = grown.length ? `, those left are ${rough(mean)} times as large` : "";
+    const rest = grown.length ? `, the others are ${rough(mean)} times as large` : "";
     const own = [dropped, weights].map((table) => table[query].filter((value) => value > 0).length);
     return (
-      `${fallen} of ${held.filter((value) => value > 0).length} weights fell to 0${rest}; ` +
+      `${fallen} of ${held.filter((value) => value > 0).length} weights were set to 0${rest}; ` +
       `${asks} keeps ${own[0]} of ${own[1]}.`
     );
   },
@@ -120,7 +120,7 @@ const SAID = {
     const row = dropped[query];
     const order = row.map((_, j) => j).filter((j) => row[j] > 0);
     order.sort((a, b) => row[b] - row[a]);
-    if (!order.length) return `${asks} gathers nothing: its new vector is 0.`;
+    if (!order.length) return `${asks} attends to nothing: its new vector is 0.`;
     const mixed = order.slice(0, 3).map((j) => `${rough(row[j])} ${name(j)}`).join(" + ") + (order.length > 3 ? " + ..." : "");
     const vector = context[query].slice(0, 4).map(rough).join(", ") + (context[query].length > 4 ? ", ..." : "");
     return `${asks} becomes ${mixed} = (${vector}).`;

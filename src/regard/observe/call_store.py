@@ -1,0 +1,113 @@
+"""What is stored of an attention call: copies of its tensors, of the selected heads, in the dtype and place to keep them."""
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.request import autocast_tensor, is_autocast_on
+from regard.mechanism.scores import default_scale
+from regard.observe.interception.attention_call import AttentionCall
+from regard.observe.kv_history import CacheMatch, KVHistory, StoredCall
+from regard.observe.mask_inference import find_visible_end
+from regard.observe.selection import Selection
+from regard.observe.store import Store
+
+
+class CallStore:
+    """Turns intercepted calls into stored calls and key histories."""
+
+    def __init__(self, selection: Selection, store: Store) -> None:
+        self.selection, self.store = selection, store
+        self.weight: Tensor | None = None  # of the last call with additive scores
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether all heads are stored, in the dtype of the call."""
+        return self.selection.heads is None and self.store.dtype is None
+
+    def create_history(
+        self, call: AttentionCall, name: str, kind: str, step: int, parent_rows: dict[int, Tensor]
+    ) -> tuple[KVHistory, StoredCall]:
+        """Return a new history with the call's keys, without the unwritten slots of a cache, and the stored call."""
+        k, new, seen = call.k, call.q.shape[2], call.k.shape[2]
+        is_cached = kind == "self" and call.can_use_cache and seen > new
+        if is_cached:
+            seen = max(find_visible_end(call.mask, new, seen, call.offset), new)
+            k = k[:, :, :seen]
+        heads = None if self.selection.heads is None else tuple(head % call.q.shape[1] for head in self.selection.heads)
+        history = KVHistory(name, kind, parent_rows, past=seen - new if is_cached else 0, selected_heads=heads)
+        self.append_keys(history, call, k, step)
+        return history, self.copy_call(call, 0, seen, 0, step)
+
+    def extend_history(
+        self, history: KVHistory, call: AttentionCall, match: CacheMatch, step: int
+    ) -> tuple[KVHistory, StoredCall]:
+        """Return the history with the call's new keys appended, and the stored call."""
+        if history.kind == "cross":
+            return history, self.copy_call(call, match.first, match.known, match.slot, step)
+        if match.known < history.total:
+            history = history.crop(match.known)
+        new = call.q.shape[2]
+        self.append_keys(history, call, call.k[:, :, match.slot : match.slot + new], step)
+        return history, self.copy_call(call, match.first, match.known + new, match.slot, step)
+
+    def append_keys(self, history: KVHistory, call: AttentionCall, k: Tensor, step: int) -> None:
+        """Append keys of a call to a history."""
+        history.keys.append(self.store.copy_tensor(self.cast_and_select(call, k)))
+        history.steps.append(step)
+
+    def copy_call(self, call: AttentionCall, first: int, stop: int, slot: int, step: int) -> StoredCall:
+        """Return what is stored of a call besides its keys, which are those from first to stop of its history."""
+        mask = call.mask if stop - first == call.k.shape[2] else call.mask.truncate(keys=stop - first)
+        bias = None if call.bias is None else call.bias[..., : stop - first]
+        sinks = call.sinks
+        if self.selection.heads is not None:
+            mask = mask.select_heads(self.selection.heads)
+            bias = bias if bias is None or bias.shape[1] == 1 else bias[:, self.selection.heads]
+            sinks = None if sinks is None else sinks[self.selection.heads]
+        return StoredCall(
+            q=self.store.copy_tensor(self.cast_and_select(call, call.q)),
+            values=self.copy_values(call, slice(slot, slot + call.q.shape[2]) if slot else slice(stop - first)),
+            first=first,
+            stop=stop,
+            step=step,
+            mask=mask,
+            offset=call.offset.clone() if isinstance(call.offset, Tensor) else call.offset,
+            scale=default_scale(call.q) if call.scale is None else call.scale,
+            softcap=call.softcap,
+            bias=None if bias is None else bias.detach(),
+            sinks=None if sinks is None else sinks.detach().clone(),
+            weight=None if call.weight is None else self.share_weight(call.weight.detach()),
+        )
+
+    def share_weight(self, weight: Tensor) -> Tensor:
+        """Return a copy of the weight of additive scores, shared by consecutive calls with the same weight."""
+        if self.weight is None or not torch.equal(self.weight, weight):
+            self.weight = weight.clone()
+        return self.weight
+
+    def copy_values(self, call: AttentionCall, new: slice) -> Tensor | None:
+        """Return a copy of the values of a call's new keys; None if values are not kept."""
+        if call.v is None or not self.store.values:
+            return None
+        return self.store.copy_tensor(self.cast_and_select(call, call.v[:, :, new]))
+
+    def cast_and_select(self, call: AttentionCall, x: Tensor) -> Tensor:
+        """Return queries, keys or values of a call as they are stored: of the selected heads, in the store's dtype.
+
+        Raises ConfigError for a head that the call does not have.
+        """
+        x = cast_for_autocast(call, x)
+        if self.selection.heads is not None:
+            share = call.q.shape[1] // x.shape[1]
+            count = call.q.shape[1]
+            wrong = [head for head in self.selection.heads if not -count <= head < count]
+            if wrong:
+                raise ConfigError(f"head {wrong[0]} of heads= is out of range: the call has heads 0 to {count - 1}.")
+            x = x[:, [head % count // share for head in self.selection.heads]]
+        return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
+
+
+def cast_for_autocast(call: AttentionCall, x: Tensor) -> Tensor:
+    """Return queries, keys or values of a call as its kernel sees them under torch.autocast."""
+    return autocast_tensor(x.detach()) if is_autocast_on(x.device) and call.weight is None else x.detach()

@@ -1,0 +1,198 @@
+"""Run tracker: the run, the step and the layer that an attention call belongs to, and the history that it continues."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.observe.decoder_steps import has_equal_rows, match_step
+from regard.observe.interception.attention_call import AttentionCall, MissedCall
+from regard.observe.interception.plain_tensors import UnreadableError, disable_modes
+from regard.observe.interception.provenance import ModuleFrame
+from regard.observe.interception.thread_state import STATE
+from regard.observe.kv_history import CacheMatch, KVHistory, match_rows
+from regard.observe.layer_numbers import LayerNumbers
+from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_ids, select_run
+from regard.observe.recording import HistoryKey, Run
+
+KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
+RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
+TWINS = "rows with the same keys may have changed places between its steps: maps take each of them for itself"
+ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were before"
+Placement = tuple[HistoryKey, KVHistory | None, CacheMatch | None]  # its key; what it continues and where, None if it is new
+Cast = Callable[[AttentionCall, Tensor], Tensor]  # keys or queries of a call as they are stored
+
+
+class RunTracker:
+    """Follows the forwards of one model. `names` are the paths of its modules by id; `report` takes what is uncertain."""
+
+    def __init__(self, names: Mapping[int, str], cast: Cast, report: Callable[[MissedCall], None]) -> None:
+        self.names, self.cast, self.report = names, cast, report
+        self.layer_numbers = LayerNumbers()
+        self.runs = OpenRuns()
+        self.root = ""  # of the modules called from outside, the one that runs
+        self.is_undecided = False  # whether it is not yet decided if this forward continues a run
+        self.cache: Any = None  # the cache among this forward's arguments
+        self.tokens: Tensor | None = None  # the token ids of this forward
+        self.forwards = self.returned_at = 0
+        self.latest: dict[tuple[str, str], tuple[int, int]] = {}  # by module and kind: forward and key address of its last step
+        self.visits: dict[str, list[tuple[weakref.ref[ModuleFrame], dict[str, int]]]] = {}  # of this forward; calls by kind
+
+    @property
+    def run(self) -> Run:
+        """The current run."""
+        return self.runs.current.run
+
+    @property
+    def step(self) -> int:
+        """The number of the current forward in the run."""
+        return self.runs.current.roots.get(self.root, 0)
+
+    def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Start a forward.
+
+        A module that already ran either continues a run or begins a new one; its first attention call decides.
+        """
+        self.root = self.names[id(module)]
+        with disable_modes():
+            self.cache, self.tokens = find_cache(args, kwargs), find_token_ids(args, kwargs)
+        self.visits = {}
+        self.forwards += 1
+        self.is_undecided = self.runs.has_root(self.root)
+        if not self.is_undecided:
+            self.begin_root()
+
+    def match_sequences(self, root: str, sequences: Tensor, prompts: int, among: list[Run]) -> tuple[list[int | None], Run]:
+        """Return the batch row of each sequence that `generate` returned, None if it has none, and the run they belong to.
+
+        No rows if there is no such run among those of forwards since the last `generate`.
+        """
+        since, self.returned_at = self.returned_at, self.forwards
+        recent = [one for one in self.runs if one.last > since and one.run in among]
+        found = [(one.match_sequences(root, sequences, prompts), one.count_tokens(root), one.run) for one in recent]
+        rows, _, run = max(found, key=lambda one: (len(one[0]) - one[0].count(None), one[1]), default=([], 0, self.run))
+        return rows, run
+
+    def place_call(self, call: AttentionCall, name: str, kind: str) -> Placement:
+        """Return where a call belongs; the current run, its steps and its parent rows are updated."""
+        if call.is_stepwise and kind == "cross":
+            return self.place_decoder_step(call, name, kind)
+        key = name, kind, *self.count_visit(name, kind)
+        if self.is_undecided and kind == "self":
+            self.decide_run(key, call)
+        history = self.run.histories.get(key)
+        match = None if history is None else self.match_cache(history, call)
+        if history is None or match is None:
+            if self.is_undecided and history is not None:
+                self.begin_run()
+            return key, None, None
+        if match.distance > max(KEY_TOLERANCE, 4 * torch.finfo(call.k.dtype).eps):
+            self.report(MissedCall(call.kernel, name, ROUNDS))
+        if kind == "self":
+            self.update_parent_rows(match.rows)
+        return key, history, match
+
+    def update_parent_rows(self, rows: Tensor | None) -> None:
+        """Set each row's parent row in the previous step, None if no row moved.
+
+        The deepest layer decides: in the first, two histories may have equal keys.
+        """
+        if rows is None:
+            self.run.parent_rows.pop(self.step, None)
+        else:
+            self.run.parent_rows[self.step] = rows
+
+    def place_decoder_step(self, call: AttentionCall, name: str, kind: str) -> Placement:
+        """Return where the step of a decoder belongs."""
+        forward, where = self.latest.get((name, kind), (-1, -1))
+        fresh, self.latest[name, kind] = forward != self.forwards, (self.forwards, call.k.data_ptr())
+        first = fresh and not self.visits  # no call of this forward has decided yet
+        for running in self.runs.sort_by_pointer(name, kind, call.k.data_ptr()) if first else [self.runs.current]:
+            known = running.find_histories(name, kind)
+            rows = None
+            if known:
+                key, history = known[-1]
+                rows = match_step(history, self.cast(call, call.q), self.cast(call, call.k), call.parent_rows)
+            if rows is None or (rows.parents is not None and running is not self.runs.current):
+                continue
+            self.runs.switch_to(running)
+            running.pointers[name, kind] = call.k.data_ptr()
+            if fresh or rows.parents is not None:
+                running.roots[self.root], self.is_undecided = history.stored_calls[-1].step + 1, False
+            if rows.parents is not None:
+                self.run.parent_rows[self.step] = rows.parents
+            if call.parent_rows is None and call.k.data_ptr() != where and has_equal_rows(call.k):
+                self.report(MissedCall(call.kernel, name, TWINS))
+            return key, history, CacheMatch(history.total, 0, history.total, None, 0.0)
+        if first and self.runs.current.find_histories(name, kind):
+            self.begin_run()
+        self.runs.current.pointers[name, kind] = call.k.data_ptr()
+        count = len(self.runs.current.find_histories(name, kind))
+        return (name, kind, count, 0), None, None
+
+    def count_visit(self, name: str, kind: str) -> tuple[int, int]:
+        """Return which visit of its module in this forward a call belongs to, and its index among the calls of the visit."""
+        frame = STATE.frames[-1]
+        if self.names.get(id(frame.module)) != name:
+            frame = next((one for one in reversed(STATE.frames) if self.names.get(id(one.module)) == name), frame)
+        visits = self.visits.setdefault(name, [])
+        if not visits or visits[-1][0]() is not frame:
+            visits.append((weakref.ref(frame), {}))
+        calls = visits[-1][1]
+        calls[kind] = calls.get(kind, -1) + 1
+        return len(visits) - 1, calls[kind]
+
+    def match_cache(self, history: KVHistory, call: AttentionCall) -> CacheMatch | None:
+        """Return where the keys of a call continue those of a history; None if they do not.
+
+        The keys of cross attention must be the same as before. Raises UnreadableError if the rows of a cache have different
+        offsets.
+        """
+        n, new = call.k.shape[2], call.q.shape[2]
+        if history.kind == "self":
+            if not call.can_use_cache or n <= new:
+                return None
+            if isinstance(call.offset, Tensor) and (call.offset != call.offset.flatten()[0]).any():
+                raise UnreadableError(RAGGED)
+            return history.match_cache(call.k, new, lambda x: self.cast(call, x), call.parent_rows)
+        if history.total != n:
+            return None
+        if self.is_undecided and torch.equal(self.cast(call, call.q), history.stored_calls[0].q):
+            return None  # the first queries again: a new run
+        same = match_rows(history.get_key(n - 1), self.cast(call, call.k[:, :, -1:])[:, :, 0])
+        return None if same is None else CacheMatch(n, 0, n, None, same.distance)
+
+    def decide_run(self, key: HistoryKey, call: AttentionCall) -> None:
+        """Decide by its first call of self-attention whether a forward continues a run or begins a new one."""
+        found = []
+        for running in self.runs:
+            history = running.run.histories.get(key)
+            match = None if history is None else self.match_cache(history, call)
+            if history is not None and match is not None:
+                found.append((running, history, match))
+                if running.has_cache(self.cache):
+                    break
+        chosen = select_run(found, self.cache, lambda: self.cast(call, call.k))
+        if chosen is None:
+            self.begin_run() if self.root in self.runs.current.roots else self.begin_root()
+            return
+        running, history, match = chosen
+        if match.known < history.total and running.caches and self.cache is not None and not running.has_cache(self.cache):
+            running = running.fork()  # its own cache may continue as well
+        self.runs.switch_to(running)
+        running.roots[self.root] = running.roots.get(self.root, -1) + 1
+        running.add_forward(self.root, self.forwards, self.cache, self.tokens, match.known - history.past)
+        self.is_undecided = False
+
+    def begin_run(self) -> None:
+        """Begin a new run with this forward."""
+        self.runs.switch_to(OpenRun())
+        self.begin_root()
+
+    def begin_root(self) -> None:
+        """Make this forward the first of its module in the current run."""
+        self.runs.current.roots[self.root] = 0
+        self.runs.current.add_forward(self.root, self.forwards, self.cache, self.tokens)
+        self.is_undecided = False
