@@ -46,7 +46,7 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
     folder.mkdir()
     os.mkfifo(pipe)
     for place in (folder, pipe):
-        with pytest.raises(FileExistsError, match="is no file"), write_atomically(tmp_path / "a", place) as (beside, _):
+        with pytest.raises(FileExistsError, match="is not a file"), write_atomically(tmp_path / "a", place) as (beside, _):
             beside.write_text("never")
     assert pipe.is_fifo()
     assert folder.is_dir()

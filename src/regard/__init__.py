@@ -153,7 +153,7 @@ def __getattr__(name: str) -> Any:
             return getattr(import_module(room), name)
     if name in LAZY_MODULES:
         return import_module(f"regard.{name}")
-    raise AttributeError(f"regard has no {name!r}.")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

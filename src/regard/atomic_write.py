@@ -36,7 +36,7 @@ def write_atomically(*places: Path) -> Iterator[list[Path]]:
     """
     for place in places:
         if place.exists() and not place.is_file():
-            raise FileExistsError(errno.EEXIST, "it is there already, and is no file", str(place))
+            raise FileExistsError(errno.EEXIST, "it already exists and is not a file", str(place))
     with ExitStack() as stack:
         first = {place.parent: place for place in reversed(places)}  # a place in each folder
         hidden = {folder: stack.enter_context(lock_hidden_folder(place)) for folder, place in first.items()}
@@ -78,7 +78,7 @@ def replace_folder(hidden: Path, place: Path) -> None:
                 raise
         else:
             return
-    raise OSError(errno.EBUSY, "other processes write it without end", str(place))
+    raise OSError(errno.EBUSY, "other processes keep replacing it", str(place))
 
 
 def restore_former_folder(hidden: Path, place: Path) -> None:

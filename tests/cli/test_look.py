@@ -106,7 +106,7 @@ def test_rows_are_sorted_and_picked(capsys, folder):
         (("", "--model", "{folder}"), "the text has no tokens"),
         (("words", "--model", "{folder}", "--keep", "int3"), "keep takes bfloat16"),
         (("words", "--model", "{folder}", "--head", "first"), "like 3.5"),
-        (("words", "--model", "{folder}", "--head", "0.4"), "head must be below 4"),
+        (("words", "--model", "{folder}", "--head", "0.4"), "head must be one of the recorded heads, 0 to 3"),
         (("some words", "--model", "{folder}", "--query", "wizard"), "'wizard' is neither a word of the text"),
     ],
 )

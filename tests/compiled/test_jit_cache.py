@@ -113,7 +113,7 @@ def test_a_function_that_would_be_compiled_in_every_process_is_refused():
     def work(x):
         return thing
 
-    with pytest.raises(TypeError, match="closes over object, of which no cache key can be made"):
+    with pytest.raises(TypeError, match="closes over object, for which no cache key can be made"):
         make_function_key(work)
 
 

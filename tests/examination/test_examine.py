@@ -95,7 +95,7 @@ def test_a_sample_that_is_no_tensor_is_refused():
 
 
 def test_an_expectation_that_is_no_rule_is_refused():
-    with pytest.raises(ConfigError, match="a mask is a rule"):
+    with pytest.raises(ConfigError, match="a mask must be a Mask"):
         regard.examine(CAUSAL, expects=Causal)
 
 

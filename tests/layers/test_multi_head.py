@@ -157,7 +157,7 @@ def test_a_padded_or_longer_sequence_changes_nothing_before_it():
 
 
 def test_a_width_that_the_heads_cannot_share_names_one_that_works():
-    with pytest.raises(ConfigError, match=r"d_out=100, num_heads=12. Nearest that works: 96"):
+    with pytest.raises(ConfigError, match=r"d_out=100, num_heads=12. Nearest valid width: 96"):
         MultiHeadAttention(D_IN, 100, CONTEXT, 0.0, 12)
     with pytest.raises(ConfigError, match="num_heads must be a whole number"):
         StackedHeads(D_IN, D_OUT, CONTEXT, 0.0, 0)

@@ -55,7 +55,7 @@ def test_a_score_over_no_query_is_no_number(q, k):
 
 @pytest.mark.parametrize(("q", "k"), SIZES)
 def test_there_is_no_row_to_compare(q, k):
-    with pytest.raises(ShapeError, match="no row to compare"):
+    with pytest.raises(ShapeError, match="no rows to compare"):
         compare(made(q, k), made(q, k))
 
 
@@ -63,7 +63,7 @@ def test_there_is_no_row_to_compare(q, k):
     "question", [lambda m: m.overview(), lambda m: m.mass(slice(None)), lambda m: m.dense(), detectors.weight_on_first]
 )
 def test_a_map_without_matrices_says_so(question):
-    with pytest.raises(ShapeError, match="there is no matrix in it"):
+    with pytest.raises(ShapeError, match="which holds no matrix"):
         question(made(3, 4).select(heads=[]))
 
 

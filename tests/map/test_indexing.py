@@ -20,7 +20,7 @@ def both():
 def test_a_place_that_an_axis_lacks_is_an_index_error(axis):
     m, _ = both()
     for place in (SHAPE[axis], -SHAPE[axis] - 1, [0, SHAPE[axis]], torch.tensor([SHAPE[axis]]), 10**30):
-        with pytest.raises(IndexError, match=r"out of range: .*where there are 0 to") as caught:
+        with pytest.raises(IndexError, match=r"out of range: .*the axis has 0 to") as caught:
             m[(slice(None),) * axis + (place,)]
         assert isinstance(caught.value, ShapeError)
 
@@ -53,11 +53,11 @@ def test_a_selection_takes_what_an_index_takes():
             :, [heads] if isinstance(heads, int | np.integer) else torch.as_tensor(heads) if isinstance(heads, range) else heads
         ]
         torch.testing.assert_close(m.select(heads=heads).dense(), expected, rtol=0, atol=1e-12)
-    with pytest.raises(IndexError, match="heads is out of range: 6, where there are 0 to 5"):
+    with pytest.raises(IndexError, match="heads is out of range: got 6, but the axis has 0 to 5"):
         m.select(heads=H)
-    with pytest.raises(IndexError, match="batch is out of range: -3, where there are 0 to 1"):
+    with pytest.raises(IndexError, match="batch is out of range: got -3, but the axis has 0 to 1"):
         m.select(batch=-3)
-    with pytest.raises(ConfigError, match=r"heads is an int, a slice, .* got None"):
+    with pytest.raises(ConfigError, match=r"heads must be an int, a slice, .* got None"):
         m.select(heads=None)
 
 

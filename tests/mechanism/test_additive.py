@@ -104,9 +104,9 @@ def test_a_mode_of_torch_functions_looks_on_and_changes_nothing():
 
 def test_a_weight_of_another_width_is_refused():
     q, k, v, weight = tensors()
-    with pytest.raises(ShapeError, match=r"weight is \(n,\), .* expected \(11,\), got \(10,\)"):
+    with pytest.raises(ShapeError, match=r"weight must be \(n,\), .* expected \(11,\), got \(10,\)"):
         additive_attention(q, k, v, weight[:-1])
-    with pytest.raises(ConfigError, match="a mask is a rule"):
+    with pytest.raises(ConfigError, match="a mask must be a Mask"):
         additive_attention(q, k, v, weight, torch.ones(Q, K))
 
 

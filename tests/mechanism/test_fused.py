@@ -238,7 +238,7 @@ def test_dropout_draws_what_attend_draws():
         ({"sinks": torch.zeros(H), "mask": Causal()}, "sdpa in blocks", "only the keys it may see"),
         ({"sinks": torch.zeros(H), "scale": 1e-310}, "written out in blocks", "scale so near 0"),
         ({"scale": 0.0}, "written out in blocks", "products that overflow"),
-        ({"dropout": 0.1}, "written out", "dropout is one draw"),
+        ({"dropout": 0.1}, "written out", "dropout draws once"),
     ],
 )
 def test_choose_says_which_kernel_and_why(options, kernel, why):

@@ -32,7 +32,7 @@ def test_a_key_head_serves_neighbouring_query_heads(groups, share):
 
 
 def test_a_width_that_the_heads_cannot_share_names_one_that_works():
-    with pytest.raises(ConfigError, match=r"width=100, heads=12. Nearest that works: 96"):
+    with pytest.raises(ConfigError, match=r"width=100, heads=12. Nearest valid width: 96"):
         heads.split(torch.zeros(T, 100), 12)
     with pytest.raises(ConfigError, match="heads must be a whole number of at least 1, got 0"):
         heads.split(torch.zeros(T, 100), 0)

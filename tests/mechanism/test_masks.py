@@ -104,10 +104,10 @@ def test_bounds_may_be_whole_numbers_of_any_kind():
         (
             lambda: Causal() & torch.ones(2, 2).bool(),
             ConfigError,
-            r"got a tensor of torch.bool \(2, 2\). A bool tensor goes in Given",
+            r"got a tensor of torch.bool \(2, 2\). Pass a bool tensor as Given",
         ),
-        (lambda: Causal() | None, ConfigError, "got None. Everything"),
-        (lambda: Documents([[0], [0, 1]]), ShapeError, "rows of one length"),
+        (lambda: Causal() | None, ConfigError, "got None. Use Everything"),
+        (lambda: Documents([[0], [0, 1]]), ShapeError, "rows of equal length"),
         (lambda: Documents(["a"]), ShapeError, "whole numbers"),
         (lambda: Documents(torch.zeros(2, 3), torch.zeros(3, 3)).batch, ShapeError, "2 and for 3 batch rows"),
         (lambda: Padding(torch.ones(2, 2, dtype=torch.int64)), ShapeError, r"\(b,\)"),
@@ -116,8 +116,8 @@ def test_bounds_may_be_whole_numbers_of_any_kind():
         (lambda: Documents(torch.zeros(1, 2, 3)), ShapeError, r"\(t,\) or \(b, t\), got \(1, 2, 3\)"),
         (lambda: Documents([0, 1]).table(2, 3), ShapeError, "ids for 2 keys, but there are 3"),
         (lambda: Documents([0, 1], [0, 1, 2]).table(3, 3), ShapeError, "ids for 2 queries, but there are 3"),
-        (lambda: Given(torch.ones(2, 3) > 0).table(2, 4), ShapeError, "its k is 3, but there are 4"),
-        (lambda: Given(torch.ones(2, 3) > 0).table(5, 3), ShapeError, "its q is 2, but there are 5"),
+        (lambda: Given(torch.ones(2, 3) > 0).table(2, 4), ShapeError, "its k is 3, expected 1 or 4"),
+        (lambda: Given(torch.ones(2, 3) > 0).table(5, 3), ShapeError, "its q is 2, expected 1 or 5"),
     ],
 )
 def test_a_rule_that_cannot_be_says_what_was_expected_and_what_came(make, error, says):

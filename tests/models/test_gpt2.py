@@ -169,7 +169,7 @@ def test_dropout_is_in_its_three_places_and_only_in_training():
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (torch.zeros(2, 18, dtype=torch.long), "there are 18 tokens, and the model's context is 17"),
+        (torch.zeros(2, 18, dtype=torch.long), "there are 18 tokens, but the model's context is 17"),
         (torch.zeros(2, 3), "whole numbers"),
         (torch.zeros(2, 3, dtype=torch.bool), "whole numbers"),
         (torch.zeros(2, 3, 4, dtype=torch.long), "whole numbers"),

@@ -159,7 +159,7 @@ def test_its_sizes_make_it_again(kind):
         ({"cell": "rnn"}, "cell must be one of gru, lstm; got 'rnn'"),
         ({"attention": "dot"}, "attention must be None or \"additive\", got 'dot'"),
         ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout is a probability"),
+        ({"dropout": 1.0}, "dropout must be a probability"),
     ],
 )
 def test_impossible_sizes_are_refused(wrong, says):
@@ -169,12 +169,12 @@ def test_impossible_sizes_are_refused(wrong, says):
 
 @pytest.mark.parametrize("lengths", [[3, 0], [3, 4], [3], [3.0, 2.0]])
 def test_lengths_that_do_not_fit_the_sources_are_refused(lengths):
-    with pytest.raises(ShapeError, match=r"lengths is \(b,\), for each of the 2 sources a whole number from 1 to 3"):
+    with pytest.raises(ShapeError, match=r"lengths must be \(b,\), 2 whole numbers from 1 to 3, one per source"):
         made("plain").encode(torch.ones(2, 3, dtype=torch.int64), lengths)
 
 
 def test_tokens_are_whole_numbers_in_rows():
-    with pytest.raises(ShapeError, match=r"sources are whole numbers \(b, s\)"):
+    with pytest.raises(ShapeError, match=r"sources must be whole numbers \(b, s\)"):
         made("plain").encode(torch.ones(2, 3), [3, 3])
-    with pytest.raises(ShapeError, match=r"targets are whole numbers"):
+    with pytest.raises(ShapeError, match=r"targets must be whole numbers"):
         made("plain")(torch.ones(2, 3, dtype=torch.int64), [3, 3], torch.ones(2, dtype=torch.int64))

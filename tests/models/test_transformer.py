@@ -155,14 +155,14 @@ def test_matrices_begin_with_glorots_bounds_each_of_q_k_and_v_for_itself():
 def test_more_tokens_than_the_context_are_refused():
     model = Transformer(vocabulary=N, width=WIDTH, heads=HEADS, layers=1, context=5).eval()
     ones = torch.ones(1, 6, dtype=torch.int64)
-    with pytest.raises(ShapeError, match="sources have 6 tokens, and the model's context is 5"):
+    with pytest.raises(ShapeError, match="sources have 6 tokens, but the model's context is 5"):
         model.encode(ones, [6])
-    with pytest.raises(ShapeError, match="targets have 6 tokens, and the model's context is 5"):
+    with pytest.raises(ShapeError, match="targets have 6 tokens, but the model's context is 5"):
         model(ones[:, :3], [3], ones)
     state = model.begin(model.encode(ones[:, :3], [3]))
     for _ in range(5):
         _, state = model.read(ones[:, 0], state)
-    with pytest.raises(ShapeError, match="5 tokens are read and 1 more given"):
+    with pytest.raises(ShapeError, match="5 tokens are read and 1 more follow"):
         model.read(ones[:, 0], state)
 
 
@@ -170,10 +170,10 @@ def test_more_tokens_than_the_context_are_refused():
     ("wrong", "says"),
     [
         ({"norm": "last"}, "norm must be .* got 'last'"),
-        ({"heads": 3}, "width must be a multiple of heads, got width=20, heads=3. Nearest that works: 21"),
+        ({"heads": 3}, "width must be a multiple of heads, got width=20, heads=3. Nearest valid width: 21"),
         ({"width": 15, "heads": 5}, "width must be even"),
         ({"layers": 0}, "layers must be a whole number of at least 1"),
-        ({"dropout": -0.1}, "dropout is a probability"),
+        ({"dropout": -0.1}, "dropout must be a probability"),
     ],
 )
 def test_impossible_sizes_are_refused(wrong, says):

@@ -172,8 +172,8 @@ def written(model, folder):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda folder: changed(folder, kind="rnn"), r"settings.json says kind='rnn'; there is recurrent, transformer"),
-        (lambda folder: changed(folder, sizes={"width": 8}), "describes no recurrent translator: .*vocabulary"),
+        (lambda folder: changed(folder, kind="rnn"), r"settings.json has kind='rnn'; expected one of recurrent, transformer"),
+        (lambda folder: changed(folder, sizes={"width": 8}), "does not describe a valid recurrent translator: .*vocabulary"),
         (lambda folder: changed(folder, sizes=[]), '"sizes" an object'),
         (lambda folder: (folder / "settings.json").write_text("{"), "cannot be read as JSON"),
         (lambda folder: (folder / "settings.json").unlink(), "has no settings.json and is not a translator's name"),

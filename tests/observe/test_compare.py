@@ -117,7 +117,7 @@ def test_it_prints_the_heads_and_rows_with_their_words():
 
 def test_what_does_not_match_is_refused():
     (one,), (other,) = maps(1), maps(2)
-    with pytest.raises(ShapeError, match=r"need one length"):
+    with pytest.raises(ShapeError, match=r"of one length"):
         compare(one, AttentionMap(torch.randn(B, H, T + 1, D), torch.randn(B, H, T + 1, D)))
     with pytest.raises(ShapeError, match="1 and 2 layers"):
         compare(Recorded(maps(1)), Recorded(maps(1, layers=2)))

@@ -211,7 +211,7 @@ def test_a_table_sorts_picks_and_counts():
     assert [row.head for row in found.select_kind("induction")] == [names.index("induction")]
     assert len(found.select_kind("local")) == 0
     assert str(found.select_kind("local"))
-    with pytest.raises(ConfigError, match="there is previous token, itself"):
+    with pytest.raises(ConfigError, match="the scores are previous token, itself"):
         found.sort_by("inductoin")
 
 

@@ -145,7 +145,10 @@ def test_nothing_is_left_behind_by_an_exception_either():
 
 def test_a_change_that_meets_no_call_is_warned_of():
     model = gpt2()
-    with pytest.warns(UserWarning, match="KnockOut of layer 9 met no self attention"), intervene(model, KnockOut(9)):
+    with (
+        pytest.warns(UserWarning, match="KnockOut of layer 9 was not applied: no self attention"),
+        intervene(model, KnockOut(9)),
+    ):
         logits(model, words(1, 5))
 
 
@@ -153,7 +156,7 @@ def test_what_is_no_change_and_what_names_no_head_is_refused():
     model = gpt2()
     with pytest.raises(ConfigError, match="KnockOut, CutEdges"), intervene(model, "KnockOut"):
         pass
-    with intervene(model, KnockOut(0, 4)), pytest.raises(ConfigError, match="names head 4, but there are 4 heads"):
+    with intervene(model, KnockOut(0, 4)), pytest.raises(ConfigError, match="has head 4, but the heads are 0 to 3"):
         logits(model, words(1, 5))
     with pytest.raises(ConfigError, match="above 0"):
         Temperature(0, 0, 0.0)

@@ -154,5 +154,5 @@ def test_a_head_of_cross_attention_is_knocked_out():
     assert plain[0].score != changed[0].score
     with record(model) as recording:
         translate(model, rows, end=END, longest=5)
-    with pytest.raises(ConfigError, match="of another text"):
+    with pytest.raises(ConfigError, match="belong to another text"):
         regard.rollout(recording, kind="cross")

@@ -57,10 +57,10 @@ def test_values_of_norm_0_hand_nothing_over():
 
 @pytest.mark.parametrize("values", [(B, 4, T, E), (B, G, T + 1, E), (1, G, T, E), (G, T, E)])
 def test_values_that_do_not_fit_are_told(values):
-    with pytest.raises(ShapeError, match="values are"):
+    with pytest.raises(ShapeError, match="values must be"):
         compute_value_norms(torch.randn(values), (B, H, T, T))
 
 
 def test_a_projection_has_its_rows_by_head():
-    with pytest.raises(ShapeError, match="projection is"):
+    with pytest.raises(ShapeError, match="projection must be"):
         compute_value_norms(torch.randn(B, G, T, E), (B, H, T, T), torch.randn(H * E, C))

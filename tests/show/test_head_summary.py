@@ -106,7 +106,7 @@ def test_many_tokens_are_drawn_in_bins_that_lose_no_strong_weight(recording):
 def test_what_is_not_there_is_refused(recording):
     with pytest.raises(ConfigError, match="not empty"):
         figure(recording, 0, 0, keys=slice(9, 9))
-    with pytest.raises(ConfigError, match="head must be below 4"):
+    with pytest.raises(ConfigError, match="head must be one of the recorded heads, 0 to 3"):
         figure(recording, 0, 4)
 
 
@@ -126,7 +126,7 @@ def test_a_figure_of_a_recording_with_cross_attention_alone_is_of_that_and_says_
     assert {"layer 0, head 0 of cross attention", *(word.strip() for word in (*WRITTEN, *READ))} <= shown
     own = {text.get_text() for text in figure(cross("transformer"), 0, 0).findobj(Text)}
     assert "layer 0, head 0" in own
-    with pytest.raises(ConfigError, match="layer must be below 0, the self attentions recorded"):
+    with pytest.raises(ConfigError, match="layer must be below 0, the recorded self attentions"):
         figure(cross(), 0, 0, kind="self")
 
 

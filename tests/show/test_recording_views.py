@@ -60,7 +60,7 @@ def test_a_layer_alone_is_the_mean_of_its_heads():
 
 
 def test_a_head_that_was_not_recorded_is_refused():
-    with pytest.raises(ConfigError, match="head must be below 3"):
+    with pytest.raises(ConfigError, match="head must be one of the recorded heads, 0 to 2"):
         list(recording_views.render_head(small(), (0, 3), SCREEN))
     with pytest.raises(ConfigError, match="layer must be below 2"):
         list(recording_views.render_row(small(), (2, None), "cat", SCREEN, whole=False))

@@ -44,7 +44,7 @@ class Cache(FunctionCache):
         """Return the compiled function of a signature; if there is none, log that it has to be compiled and return None."""
         found = super().load_overload(sig, target_context)
         if found is None:
-            LOGGER.info("compiling loops for this processor: some seconds, once")
+            LOGGER.info("compiling loops for this processor, once: this takes a few seconds")
         return found
 
     def save_overload(self, sig, data):
@@ -59,7 +59,7 @@ class MemoryOnlyCache(NullCache):
     def load_overload(self, sig, target_context):
         """Log that a function has to be compiled."""
         LOGGER.info(
-            "compiling loops for this processor: some seconds, in each process; NUMBA_CACHE_DIR names a folder for them"
+            "compiling loops for this processor, in each process: set NUMBA_CACHE_DIR to a writable folder to do it once"
         )
 
 
@@ -107,8 +107,8 @@ def make_value_key(function, value):
     if isinstance(value, VALUES):
         return repr(value)
     raise TypeError(
-        f"{function.__qualname__} closes over {type(value).__name__}, of which no cache key can be made: it would be compiled "
-        "anew in every process. Pass it as an argument, or make it a global of the module."
+        f"{function.__qualname__} closes over {type(value).__name__}, for which no cache key can be made: it would be "
+        "compiled again in every process. Pass it as an argument, or make it a global of the module."
     )
 
 

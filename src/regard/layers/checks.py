@@ -38,7 +38,7 @@ def check_input(
     if not isinstance(weight, Tensor) or weight.dtype not in FLOATS or weight.is_meta:
         weight = x  # quantized, or on the meta device: x need not match it
     if (x.dtype != weight.dtype or x.device != weight.device) and not is_autocast_on(x.device):
-        came = f"{x.dtype} on {x.device}, and its weights are {weight.dtype} on {weight.device}"
+        came = f"{x.dtype} on {x.device}, but its weights are {weight.dtype} on {weight.device}"
         raise ConfigError(f"{name} must have the dtype and device of the layer; got {came}. Use {name}.to(weight).")
     if x.dim() not in (2, 3):
         raise ShapeError(f"{name} must be (t, d_in) or (b, t, d_in), got {tuple(x.shape)}.")
@@ -47,7 +47,7 @@ def check_input(
     if context_length is not None and x.shape[-2] > context_length:
         raise ShapeError(
             f"{name} has {x.shape[-2]} tokens, but the layer's context_length is {context_length}. "
-            "Pass fewer tokens, or make the layer with a greater context_length."
+            "Pass fewer tokens, or create the layer with a larger context_length."
         )
 
 
@@ -55,7 +55,7 @@ def check_same_rank(**tensors: Tensor) -> None:
     """Raise ShapeError if some tensors are batched and some are not."""
     if len({x.dim() for x in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
-        raise ShapeError(f"all are (b, t, width) or all are (t, width); got {shapes}.")
+        raise ShapeError(f"the inputs must all be (b, t, width) or all (t, width); got {shapes}.")
 
 
 def drop_mask_buffer(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:

@@ -35,7 +35,7 @@ class StackedHeads(nn.Module):
         super().__init__()
         checks.check_sizes(num_heads=num_heads)
         if num_heads > MOST_HEADS:
-            raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}, each of them a module; got {num_heads:,}.")
+            raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}, because each head is a module; got {num_heads:,}.")
         self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads))
 
     def __iter__(self) -> Iterator[CausalAttention]:

@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
     def to_bare(self) -> BareSelfAttention:
         """Convert to plain parameters (d_in, d_out), or raise ConfigError if there is a bias."""
         if self.W_query.bias is not None:
-            raise ConfigError("plain parameters hold no bias; make the layer with qkv_bias=False.")
+            raise ConfigError("plain parameters have no bias; create the layer with qkv_bias=False.")
         d_out, d_in = self.W_query.weight.shape
         bare = make_uninitialized(lambda: BareSelfAttention(d_in, d_out), self.W_query.weight)
         with torch.no_grad():

@@ -56,5 +56,5 @@ def check_weight(weight: Tensor, q: Tensor) -> Tensor:
         raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:
         shapes = f"expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}"
-        raise ShapeError(f"weight is (d,), one for each number of a query: {shapes}.")
+        raise ShapeError(f"weight must be (d,), one for each feature of a query: {shapes}.")
     return weight

@@ -87,7 +87,7 @@ class AttentionMap(HtmlRepr):
                 asked = make_request(q, k, k, mask, 1.0 if scale is None else scale, softcap, bias, sinks, offset)
             asked = asked._replace(weight=additive.check_weight(weight, asked.q).detach())
         if asked.q.device.type == "meta":
-            raise ConfigError("q and k must hold numbers, and tensors on the meta device hold none. Use another device.")
+            raise ConfigError("q and k must have data, but tensors on the meta device have none. Use another device.")
         bias, sinks = (None if x is None else x.detach() for x in (asked.bias, asked.sinks))
         self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
         batch, heads = self._request.q.shape[:2]
@@ -165,7 +165,7 @@ class AttentionMap(HtmlRepr):
         """Compute the weight of each row on a set of keys, a slice or a bool (k,): (b, h, q)."""
         seen = torch.zeros(self.shape[3], dtype=torch.bool, device=self.device)
         if isinstance(keys, Tensor) and (keys.dtype != torch.bool or keys.shape != seen.shape):
-            raise ShapeError(f"keys is a slice or a bool ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
+            raise ShapeError(f"keys must be a slice or a bool tensor ({self.shape[3]},), got {keys.dtype} {tuple(keys.shape)}.")
         seen[indexing.select_places("keys", keys, len(seen)).to(self.device)] = True
         few = seen.nonzero().squeeze(-1)
         if 2 * len(few) > len(seen):
@@ -178,7 +178,7 @@ class AttentionMap(HtmlRepr):
     def diagonal(self, back: int = 0) -> Tensor:
         """Return the weight of each query on the key at its own position minus `back`, (b, h, q); 0 if there is no such key."""
         if abs(check_integer("back", back)) > LARGEST_POSITION:
-            raise ConfigError("back counts keys before a query's position and must lie within -2**61 and 2**61.")
+            raise ConfigError("back counts keys before a query's position and must be between -2**61 and 2**61.")
         return self._apply_with_denominators(lambda plane, below: passes.diagonal(plane, below, int(back)))
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
@@ -253,9 +253,9 @@ class AttentionMap(HtmlRepr):
         return Certificate(max(errors, default=0.0), len(errors) * len(queries), len(queries) == q)
 
     def __repr__(self) -> str:
-        kept = f"{self.nbytes / 1e6:.3g} MB kept"
+        stored = f"{self.nbytes / 1e6:.3g} MB stored"
         additive = "" if self._request.weight is None else ", additive"
-        return f"AttentionMap{self.shape}, {self._request.mask}{additive}, {kept}"
+        return f"AttentionMap{self.shape}, {self._request.mask}{additive}, {stored}"
 
     def _iterate_planes(self) -> Iterator[Plane]:
         return (Plane(self._request, *pair) for row in self._pairs for pair in row)
@@ -263,7 +263,7 @@ class AttentionMap(HtmlRepr):
     def _list_planes(self) -> list[Plane]:
         """List the matrices of this map, or raise ShapeError if there are none."""
         if not (planes := list(self._iterate_planes())):
-            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}: there is no matrix in it.")
+            raise ShapeError(f"the map is (b, h, q, k) = {self.shape}, which holds no matrix: b and h must be at least 1.")
         return planes
 
     def _apply_to_planes(self, function: Callable[[Plane], Tensor]) -> Tensor:
@@ -400,7 +400,7 @@ class AttentionMap(HtmlRepr):
         """Raise TooLargeError if a result of this many numbers is beyond the limit."""
         size = numbers * torch.finfo(score_dtype(self._request.q.dtype)).bits // 8
         if size > limit_bytes:
-            raise TooLargeError(f"the answer would take {size:,} bytes, and the limit is {limit_bytes:,}. Ask for {instead}.")
+            raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {limit_bytes:,}. Use {instead}.")
 
 
 @dataclass(frozen=True, eq=False)

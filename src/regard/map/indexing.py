@@ -20,7 +20,9 @@ def expand_index(index: Any) -> tuple[Any, ...]:
     parts = index if isinstance(index, tuple) else (index,)
     for part in parts:
         if part is None or (isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 1):
-            raise ShapeError("a map takes ints, slices, lists, tensors and `...`; neither None nor a bool of several axes.")
+            raise ShapeError(
+                "the index of a map must be ints, slices, lists, tensors or `...`, not None or bools of several axes."
+            )
         check_index("an index of a map", part)
     gaps = [n for n, part in enumerate(parts) if part is Ellipsis]
     if len(gaps) > 1 or len(parts) - len(gaps) > 4:
@@ -62,10 +64,10 @@ def check_index(name: str, index: Any, size: int | None = None) -> None:
         found = torch.empty(1)
     is_plain = found.layout is torch.strided and not found.is_nested and found.device.type != "meta"
     if not is_plain or isinstance(index, bool) or (found.dtype not in INDEX_DTYPES and found.numel()):
-        raise ConfigError(f"{name} is an int, a slice, or a list or tensor of ints or bools; got {describe_value(index)}.")
+        raise ConfigError(f"{name} must be an int, a slice, or a list or tensor of ints or bools; got {describe_value(index)}.")
     if found.dtype == torch.bool:
         if found.dim() != 1 or size not in (None, len(found)):
-            raise OutOfRangeError(f"{name} has {tuple(found.shape)} bools; an axis of {size} places takes one for each.")
+            raise OutOfRangeError(f"{name} has {tuple(found.shape)} bools, but an axis of {size} places needs one for each.")
     elif found.numel():
         check_ends(name, int(found.min()), int(found.max()), size)
     return None
@@ -75,7 +77,9 @@ def check_ends(name: str, least: int, greatest: int, size: int | None) -> None:
     """Raise OutOfRangeError if the least or the greatest place is outside an axis of this size."""
     if size is not None and not -size <= least <= greatest < size:
         wrong = describe_value(least if least < -size else greatest)
-        raise OutOfRangeError(f"{name} is out of range: {wrong}, where there are {f'0 to {size - 1}' if size else 'none'}.")
+        raise OutOfRangeError(
+            f"{name} is out of range: got {wrong}, but the axis has {f'0 to {size - 1}' if size else 'no places'}."
+        )
 
 
 def check_slice(name: str, part: slice) -> None:
@@ -86,7 +90,7 @@ def check_slice(name: str, part: slice) -> None:
         is_right = False
     if not is_right:
         ends = ", ".join(map(describe_value, (part.start, part.stop, part.step)))
-        raise ConfigError(f"{name} is a slice of whole numbers with a step of at least 1; got slice({ends}).")
+        raise ConfigError(f"{name} must be a slice of whole numbers with a step of at least 1; got slice({ends}).")
 
 
 def select_places(name: str, index: Any, size: int) -> Tensor:

@@ -71,7 +71,7 @@ def check_picture_size(how: str, size: int | tuple[int, int]) -> tuple[int, int]
     """Return the numbers of bins of rows and of columns, or raise ConfigError if they or `how` are invalid."""
     check_choice("how", how, get_args(How))
     if isinstance(size, tuple | list) and len(size) != 2:
-        raise ConfigError(f"size must be the bins of rows and columns, one number or two; got {len(size)} numbers.")
+        raise ConfigError(f"size must be one number of bins, or two, of rows and of columns; got {len(size)} numbers.")
     rows, columns = size if isinstance(size, tuple | list) else (size, size)
     return check_count("the number of rows", rows), check_count("the number of columns", columns)
 
@@ -81,5 +81,5 @@ def resolve_span(span: slice, size: int, name: str) -> tuple[int, int]:
     check_slice(name, check_instance(name, span, slice))
     start, stop, step = span.indices(size)
     if step != 1:
-        raise ShapeError(f"{name} is a slice without a step, got a step of {step}.")
+        raise ShapeError(f"{name} must be a slice without a step, got a step of {step}.")
     return start, max(start, stop)

@@ -61,7 +61,7 @@ def make_additive_request(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, mask:
         raise ConfigError(f"weight must be on q's device, {q.device}; got {weight.device}. Use .to(device).")
     if weight.shape != q.shape[-1:]:
         raise ShapeError(
-            f"weight is (n,), one for each number of a query: expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}."
+            f"weight must be (n,), one for each feature of a query: expected {tuple(q.shape[-1:])}, got {tuple(weight.shape)}."
         )
     return request
 

@@ -24,22 +24,24 @@ class Choice:
     reason: str
 
 
-WHOLE = Choice("sdpa", "every query sees every key, which F.scaled_dot_product_attention computes as it is")
-BIASED = Choice("sdpa", "the bias is handed to F.scaled_dot_product_attention as an additive mask")
-CAUSAL = Choice("sdpa causal", "the rule is causal from the first key on, which F.scaled_dot_product_attention knows by name")
-LOOPS = Choice("compiled", "each query sees one stretch of keys, for which the loops compiled for this processor are faster")
-BLOCKS = Choice("sdpa in blocks", "each run of queries goes to F.scaled_dot_product_attention with only the keys it may see")
-FLEX = Choice("flex", "compiled flex_attention skips the blocks that the rule leaves empty, on this device in one launch")
-DROPOUT = Choice("written out", "dropout is one draw over all the weights, which no fused kernel repeats")
-EMPTY = Choice("written out", "there is no query or no key, and so nothing to be fast about")
+WHOLE = Choice("sdpa", "every query sees every key, so F.scaled_dot_product_attention needs no mask")
+BIASED = Choice("sdpa", "F.scaled_dot_product_attention takes the bias as an additive mask")
+CAUSAL = Choice("sdpa causal", "the mask is causal from the first key on: F.scaled_dot_product_attention with is_causal=True")
+LOOPS = Choice("compiled", "each query sees one range of keys, for which the loops compiled for this processor are faster")
+BLOCKS = Choice("sdpa in blocks", "each block of queries goes to F.scaled_dot_product_attention with only the keys it may see")
+FLEX = Choice("flex", "compiled flex_attention skips the blocks that the mask hides, on this device in one launch")
+DROPOUT = Choice("written out", "dropout draws once for all the weights, which no fused kernel reproduces")
+EMPTY = Choice("written out", "there are no queries or no keys, so there is nothing to speed up")
 WITH_SINKS = Choice(
     "sdpa", "every query sees every key and the sinks, which F.scaled_dot_product_attention takes as one more key"
 )
 CAPPED = Choice(
-    "written out in blocks", "no kernel of torch on this device has a softcap; a run of queries at a time is written out"
+    "written out in blocks",
+    "no kernel of torch on this device has a softcap: the formula is computed block by block of queries",
 )
 UNSCALED = Choice(
-    "written out in blocks", "with a scale so near 0 no key can hold the sinks; a run of queries at a time is written out"
+    "written out in blocks",
+    "with a scale so near 0 no key can represent the sinks: the formula is computed block by block of queries",
 )
 ZERO = Choice(
     "written out in blocks", "with a scale of 0 a kernel misses products that overflow, for which the formula gives NaN"

@@ -46,4 +46,4 @@ def describe_indivisible_width(width: str, columns: int, heads: str, count: int)
     if count < 1:
         return f"{heads} must be at least 1, got {count}."
     nearest = max(round(columns / count), 1) * count
-    return f"{width} must be a multiple of {heads}, got {width}={columns}, {heads}={count}. Nearest that works: {nearest}."
+    return f"{width} must be a multiple of {heads}, got {width}={columns}, {heads}={count}. Nearest valid width: {nearest}."

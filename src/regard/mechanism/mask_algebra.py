@@ -394,7 +394,7 @@ def broadcast_index(index: Tensor, size: int) -> Tensor:
 def broadcast_size(what: str, a: int, b: int) -> int:
     """Return the size that two sizes broadcast to, or raise ShapeError."""
     if a != b and 1 not in (a, b):
-        raise ShapeError(f"two rules of one mask are for {a} and for {b} {what}.")
+        raise ShapeError(f"two parts of a mask are for {a} and for {b} {what}: use the same number, or 1.")
     return b if a == 1 else a  # an axis of 1 also broadcasts to 0
 
 
@@ -404,7 +404,7 @@ def check_table_size(q: int, k: int, most: int) -> None:
     check_count("k", k, 0)
     if q * k > most:
         raise TooLargeError(
-            f"the table of {q:,} queries and {k:,} keys has {q * k:,} entries, and the most is {most:,}. "
+            f"the table of {q:,} queries and {k:,} keys has {q * k:,} entries, but the limit is {most:,}. "
             "Ask for fewer queries with block(queries, keys)."
         )
 
@@ -413,11 +413,11 @@ def check_mask(mask: object) -> Mask:
     """Return the mask, or raise ConfigError that says what to write instead."""
     if isinstance(mask, Mask):
         return mask
-    came, instead = describe_value(mask), "A bool tensor goes in Given(tensor)."
+    came, instead = describe_value(mask), "Pass a bool tensor as Given(tensor)."
     if isinstance(mask, Tensor) and mask.is_floating_point():
-        came, instead = "a floating tensor", "One that is added to the scores goes in bias=."
+        came, instead = "a floating tensor", "Pass values that are added to the scores as bias=."
     elif isinstance(mask, type):
-        came, instead = f"the class {mask.__name__}", f"Write {mask.__name__}() with its brackets."
+        came, instead = f"the class {mask.__name__}", f"Write {mask.__name__}() with parentheses."
     elif mask is None:
-        instead = "Everything() hides nothing."
-    raise ConfigError(f"a mask is a rule such as Causal(), got {came}. {instead}")
+        instead = "Use Everything() to hide nothing."
+    raise ConfigError(f"a mask must be a Mask such as Causal(), got {came}. {instead}")

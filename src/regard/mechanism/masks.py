@@ -156,7 +156,7 @@ class Padding(Mask):
         counts = lengths.tolist() if hasattr(lengths, "tolist") and not hides_numbers else lengths
         if not isinstance(counts, Sequence) or isinstance(counts, bytes) or any(isinstance(each, Sequence) for each in counts):
             raise ShapeError(
-                f"Padding(lengths) takes whole numbers (b,), one for each of the batch; got {describe_value(lengths)}."
+                f"Padding(lengths) takes whole numbers (b,), one for each batch row; got {describe_value(lengths)}."
             )
         object.__setattr__(self, "lengths", tuple(check_key_count("Padding(lengths)", each) for each in counts))
 
@@ -361,7 +361,7 @@ class Given(Mask):
         for axis, came, expected in zip("qk", self.given.shape[2:], (q, k), strict=True):
             if came not in (1, expected):
                 raise ShapeError(
-                    f"Given(table) is (b, h, q, k) = {tuple(self.given.shape)}: its {axis} is {came}, but there are {expected}."
+                    f"Given(table) is (b, h, q, k) = {tuple(self.given.shape)}: its {axis} is {came}, expected 1 or {expected}."
                 )
 
     def block(self, queries: Tensor, keys: Tensor, offset: Offset = 0) -> Tensor:
@@ -400,7 +400,7 @@ def convert_ids(given: Sequence[object] | Tensor) -> Tensor:
     try:
         found = torch.as_tensor(given).detach().clone()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in rows of one length: {error}.") from None
+        raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in rows of equal length: {error}.") from None
     is_dense = found.layout is torch.strided and not (found.is_nested or found.is_complex() or found.is_quantized)
     if not is_dense or (found.is_floating_point() and found.isnan().any()):
         raise ShapeError(f"Documents takes ids (t,) or (b, t), whole numbers in a dense tensor; got {describe_value(given)}.")

@@ -20,7 +20,7 @@ def sinusoidal(t: int, width: int, *, base: float = BASE) -> Tensor:
     """
     t, width = check_count("t", t, 0), check_count("width", width, 2)
     if t * width > LARGEST:
-        raise TooLargeError(f"the positions of {t:,} tokens would take {8 * t * width:,} bytes; the most is {8 * LARGEST:,}.")
+        raise TooLargeError(f"the positions of {t:,} tokens would take {8 * t * width:,} bytes; the limit is {8 * LARGEST:,}.")
     if width % 2:
         raise ConfigError(f"width must be even, a sine and a cosine for each frequency; got {width}.")
     angles = torch.arange(t, dtype=torch.float64).unsqueeze(-1) * rotation_frequencies(width, base)  # (t, c/2)

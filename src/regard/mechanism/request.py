@@ -57,14 +57,14 @@ def make_request(
     scale, softcap, dropout = check_settings(mask, scale, softcap, dropout)
     b, h, t, _ = q.shape
     if bias is not None:
-        check_floating("bias", bias, "A bool table goes in Given(table).")
+        check_floating("bias", bias, "Pass a bool table as mask=Given(table).")
         bias = add_bias_axes(bias, (b, h, t, k.shape[2]))
         if bias.dtype not in (q.dtype, score_dtype(q.dtype)):  # a kernel would misread the bytes of another dtype
             bias = bias.to(score_dtype(q.dtype))
     if sinks is not None:
         check_floating("sinks", sinks)
         if sinks.numel() != h or sinks.dim() > 1:
-            raise ShapeError(f"sinks is (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
+            raise ShapeError(f"sinks must be (h,), one for each head: expected ({h},), got {tuple(sinks.shape)}.")
         sinks = sinks.reshape(h)
     if type(offset) is not int or offset:
         offset = check_offset(offset, b, q.device)
@@ -115,7 +115,7 @@ def check_matching_axes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if kd != d:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its d is {kd}, but q's is {d}.")
     if not d:
-        raise ShapeError("q and k have a width d of 0; a query needs at least one number.")
+        raise ShapeError("q and k have a width d of 0; it must be at least 1.")
     if kb != b:
         raise ShapeError(f"k is (b, g, k, d) = {(kb, g, keys, kd)}: its b is {kb}, but q's is {b}.")
     if not g or h % g:
@@ -134,7 +134,9 @@ def check_settings(
     """Return scale, softcap and dropout as floats, or raise ConfigError if a setting is impossible."""
     check_mask(mask)
     if isinstance(scale, Tensor):
-        raise ConfigError("scale is a number, got a tensor. A learned scale multiplies q: attention(q * scale, ..., scale=1).")
+        raise ConfigError(
+            "scale must be a number, got a tensor. Multiply q by a learned scale: attention(q * scale, ..., scale=1)."
+        )
     scale = None if scale is None else check_number("scale", scale, " or None for 1 / √d")
     if scale is not None and not math.isfinite(scale):
         raise ConfigError(f"scale must be finite, or None for 1 / √d; got {scale}.")
@@ -148,7 +150,7 @@ def check_probability(dropout: float) -> float:
     """Return the dropout as a float, or raise ConfigError unless it is at least 0 and below 1."""
     dropout = check_number("dropout", dropout, " that is a probability")
     if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout is a probability, at least 0 and below 1; got {dropout}.")
+        raise ConfigError(f"dropout must be a probability, at least 0 and below 1; got {dropout}.")
     return dropout
 
 
@@ -156,7 +158,7 @@ def add_missing_axes(name: str, x: Tensor, rank: int) -> Tensor:
     """Add the batch axis, and the heads axis if it is missing too, or raise ShapeError."""
     if rank not in (2, 3, 4) or x.dim() != rank:
         raise ShapeError(
-            f"q, k and v are all (b, h, t, d), all (h, t, d) or all (t, d); q has {rank} axes, {name} is {tuple(x.shape)}."
+            f"q, k and v must all be (b, h, t, d), all (h, t, d) or all (t, d); q has {rank} axes, {name} is {tuple(x.shape)}."
         )
     return x[(None,) * (4 - rank)]
 
@@ -174,13 +176,13 @@ def add_bias_axes(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
 def check_offset(offset: object, batch: int, device: torch.device) -> Offset:
     """Return an int, or an int64 offset per batch row on q's device, or raise ConfigError or ShapeError."""
     if not isinstance(offset, Tensor):
-        return check_integer_offset(offset, ", or an int64 tensor (b,), one for each of the batch")
+        return check_integer_offset(offset, ", or an int64 tensor (b,), one for each batch row")
     if offset.dtype != torch.int64 or offset.layout is not torch.strided:
         raise ConfigError(
-            f"offset is an int, or an int64 tensor (b,), one for each of the batch; got {describe_value(offset)}."
+            f"offset must be an int, or an int64 tensor (b,), one for each batch row; got {describe_value(offset)}."
         )
     if offset.dim() > 1 or (offset.dim() == 1 and len(offset) not in (1, batch)):
-        raise ShapeError(f"offset is an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
+        raise ShapeError(f"offset must be an int, or (b,) = ({batch},); got {tuple(offset.shape)}.")
     if type(offset) is Tensor and offset.device.type == "cpu" and not torch.compiler.is_compiling():
         for position in offset.reshape(-1).tolist():
             check_integer_offset(position)
@@ -192,6 +194,6 @@ def check_integer_offset(offset: object, alternative: str = "") -> int:
     position = check_integer("offset", offset, alternative)
     if abs(position) > LARGEST_POSITION:
         raise ConfigError(
-            f"offset is a position among the keys and must lie within -2**61 and 2**61; got {describe_value(offset)}."
+            f"offset is a position among the keys and must be between -2**61 and 2**61; got {describe_value(offset)}."
         )
     return position

@@ -33,7 +33,7 @@ def additive(q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
     check_query_and_key(q, k)
     if check_tensor_axes("weight", weight, 1).shape != q.shape[-1:] or weight.dtype != q.dtype:
         came = f"{weight.dtype} {tuple(weight.shape)}"
-        raise ShapeError(f"weight is (n,) = ({q.shape[-1]},) of {q.dtype}, one for each number of a query; got {came}.")
+        raise ShapeError(f"weight must be (n,) = ({q.shape[-1]},) of {q.dtype}, one for each feature of a query; got {came}.")
     return (q.unsqueeze(-2) + k.unsqueeze(-3)).tanh() @ weight  # (..., q, k, n) -> (..., q, k)
 
 
@@ -45,7 +45,7 @@ def check_query_and_key(q: Tensor, k: Tensor) -> None:
         raise ConfigError(f"q and k must have one dtype and device, got {q.dtype} {q.device} and {k.dtype} {k.device}.")
     alike = zip(q.shape[-3::-1], k.shape[-3::-1], strict=False)
     if q.shape[-1] != k.shape[-1] or any(a != b and 1 not in (a, b) for a, b in alike):
-        raise ShapeError(f"q is (..., q, d) and k (..., k, d) with one d; got {tuple(q.shape)} and {tuple(k.shape)}.")
+        raise ShapeError(f"q must be (..., q, d) and k (..., k, d) with the same d; got {tuple(q.shape)} and {tuple(k.shape)}.")
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -98,12 +98,12 @@ class GPT2(nn.Module):
         """Return the tokens, or raise ShapeError if their type, shape or length is wrong."""
         if not isinstance(tokens, Tensor) or tokens.dim() not in (1, 2) or tokens.dtype not in (torch.int64, torch.int32):
             raise ShapeError(
-                f"tokens are whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe_value(tokens)}."
+                f"tokens must be whole numbers (b, t) or (t,), a tensor of int64 or int32; got {describe_value(tokens)}."
             )
         if tokens.layout is not torch.strided:
             raise ShapeError(f"tokens must be a dense tensor, got {describe_value(tokens)}. Use .to_dense().")
         if tokens.shape[-1] > self.config.context:
-            raise ShapeError(f"there are {tokens.shape[-1]} tokens, and the model's context is {self.config.context}.")
+            raise ShapeError(f"there are {tokens.shape[-1]} tokens, but the model's context is {self.config.context}.")
         return tokens
 
     @classmethod

@@ -17,7 +17,7 @@ def check_lengths(sources: Tensor, lengths: Tensor | Sequence[int], context: int
     found = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
     if len(found) != len(sources) or not all(isinstance(n, int) and 1 <= n <= sources.shape[1] for n in found):
         raise ShapeError(
-            f"lengths is (b,), for each of the {len(sources)} sources a whole number from 1 to {sources.shape[1]}; got {found}."
+            f"lengths must be (b,), {len(sources)} whole numbers from 1 to {sources.shape[1]}, one per source; got {found}."
         )
     return found
 
@@ -26,9 +26,9 @@ def check_token_matrix(name: str, tokens: Tensor, context: int | None = None) ->
     """Raise ShapeError if tokens are not integers (b, t), or t is larger than the context."""
     letters = "b, s" if name == "sources" else "b, t"
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool or not tokens.numel():
-        raise ShapeError(f"{name} are whole numbers ({letters}), at least one; got {tokens.dtype} {tuple(tokens.shape)}.")
+        raise ShapeError(f"{name} must be whole numbers ({letters}), at least one; got {tokens.dtype} {tuple(tokens.shape)}.")
     if context is not None and tokens.shape[1] > context:
-        raise ShapeError(f"{name} have {tokens.shape[1]} tokens, and the model's context is {context}.")
+        raise ShapeError(f"{name} have {tokens.shape[1]} tokens, but the model's context is {context}.")
 
 
 def make_padding_mask(lengths: Lengths, s: int) -> Mask:

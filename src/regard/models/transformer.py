@@ -139,7 +139,9 @@ class Transformer(nn.Module):
     def add_positions(self, x: Tensor, first: int) -> Tensor:
         """Add positions to vectors (b, t, c), counted from `first`."""
         if first + x.shape[1] > self.context:
-            raise ShapeError(f"{first} tokens are read and {x.shape[1]} more given; the model's context is {self.context}.")
+            raise ShapeError(
+                f"{first} tokens are read and {x.shape[1]} more follow, but the model's context is {self.context}."
+            )
         places = cast(Tensor, self.positions)[first : first + x.shape[1]]
         placed: Tensor = self.dropout(x + places.to(x.dtype))
         return placed

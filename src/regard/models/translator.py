@@ -34,8 +34,8 @@ def build_model(settings: files.TranslatorSettings) -> Translator:
     """Build an untrained model of these settings."""
     place = settings.folder / files.SETTINGS
     if settings.kind not in KINDS:
-        raise WeightsError(f"{place} says kind={settings.kind!r}; there is {', '.join(KINDS)}.")
+        raise WeightsError(f"{place} has kind={settings.kind!r}; expected one of {', '.join(KINDS)}.")
     try:
         return KINDS[settings.kind](**settings.sizes)
     except (RegardError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # OverflowError: torch's, for sizes
-        raise WeightsError(f"{place} describes no {settings.kind} translator: {error}.") from None
+        raise WeightsError(f"{place} does not describe a valid {settings.kind} translator: {error}.") from None

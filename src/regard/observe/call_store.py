@@ -103,7 +103,7 @@ class CallStore:
             count = call.q.shape[1]
             wrong = [head for head in self.selection.heads if not -count <= head < count]
             if wrong:
-                raise ConfigError(f"head {wrong[0]} of heads= is out of range: the call has heads 0 to {count - 1}.")
+                raise ConfigError(f"head {wrong[0]} is out of range: the heads are 0 to {count - 1}.")
             x = x[:, [head % count // share for head in self.selection.heads]]
         return x if self.store.dtype is None or not x.is_floating_point() else x.to(self.store.dtype)
 

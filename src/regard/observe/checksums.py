@@ -37,5 +37,5 @@ def find_altered_tensor(tensors: Mapping[str, Tensor], expected: Any) -> str | N
     """
     came = compute_checksums(tensors)
     if not isinstance(expected, dict) or expected.keys() != came.keys():
-        raise ValueError("it has other tensors than checksums")
+        raise ValueError("its tensors and its checksums have different names")
     return next((name for name in came if came[name] != expected[name]), None)

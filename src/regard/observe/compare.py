@@ -76,7 +76,7 @@ class Comparison:
             for x in self.heads
         ]
         heads = text_table.align_columns(titles, lines[:MAX_PRINTED], left=("head", "at"))
-        titles = ["head", "batch", "query", "apart", "attends most in one", "in the other"]
+        titles = ["head", "batch", "query", "divergence", "attends most in one", "in the other"]
         lines = [
             [
                 f"{x.layer}.{x.head}",
@@ -91,7 +91,7 @@ class Comparison:
         kept = [n for n, title in enumerate(titles) if title != "batch" or several]
         cells = [[line[n] for n in kept] for line in lines]
         rows = text_table.align_columns([titles[n] for n in kept], cells, left=["head", "query", *titles[4:]])
-        said = "Jensen-Shannon divergence, nats: 0 alike, 0.69 nothing in common."
+        said = "Jensen-Shannon divergence in nats: 0 is equal, 0.69 is nothing in common."
         return "\n".join(
             [said, "", *heads, *format_total(len(self.heads), "heads"), "", *rows, *format_total(len(self.rows), "rows")]
         )
@@ -130,7 +130,7 @@ def compare(
     pairs = pair_maps(a, b, kind, part)
     rows = select_places("queries", queries, pairs[0].one.shape[2]).to(pairs[0].one.device)
     if not len(rows) or not pairs[0].one.shape[3]:
-        raise ShapeError(f"there is no row to compare: {len(rows)} queries of a map (b, h, q, k) = {pairs[0].one.shape}.")
+        raise ShapeError(f"there are no rows to compare: {len(rows)} queries of a map (b, h, q, k) = {pairs[0].one.shape}.")
     divergence = tuple(compare_rows(pair.one, pair.other, rows) for pair in pairs)
     (asking, ours), (_, theirs) = (find_words(x, kind, part) for x in (a, b))
     ranked = rank_heads(pairs, divergence, rows), rank_rows(pairs, divergence, rows, top)
@@ -151,14 +151,15 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
     """Return the maps of both, layer by layer. Raises ShapeError if they do not match, ConfigError for other types."""
     are_maps, are_recordings = (all(isinstance(x, kind_of) for x in (a, b)) for kind_of in (AttentionMap, Recording))
     if not (are_maps or are_recordings):
-        raise ConfigError(f"compare takes two maps or two recordings, got {describe_value(a)} and {describe_value(b)}.")
+        raise ConfigError(f"compare needs two maps or two recordings, got {describe_value(a)} and {describe_value(b)}.")
     if isinstance(a, AttentionMap) and isinstance(b, AttentionMap):
         pairs = [MapPair("", tuple(range(a.shape[1])), a, b)]
     else:
         names, others = (x.layers(kind=kind, part=part) for x in (a, b))  # type: ignore[union-attr]
         if len(names) != len(others) or not names:
             raise ShapeError(
-                f"the recordings have {len(names)} and {len(others)} layers of kind {kind!r}; compare takes equals."
+                f"the recordings have {len(names)} and {len(others)} layers of kind {kind!r}; "
+                "compare needs the same number, at least 1."
             )
         maps = ([x.map(n, kind=kind, part=part) for n in range(len(names))] for x in (a, b))  # type: ignore[union-attr]
         heads = [a.heads(n, kind=kind, part=part) for n in range(len(names))]  # type: ignore[union-attr]
@@ -168,7 +169,7 @@ def pair_maps(a: AttentionMap | Recording, b: AttentionMap | Recording, kind: st
             where = f" of {pair.name}" if pair.name else ""
             raise ShapeError(
                 f"the maps{where} are (b, h, q, k) = {pair.one.shape} and {pair.other.shape}: rows are compared one by one, so "
-                "texts need one length. Select heads with m.select(heads=...)."
+                "both need one shape. Use texts of one length, and select heads with m.select(heads=...)."
             )
     return pairs
 

@@ -31,13 +31,13 @@ class ParentRowsChecker:
         start, stop = (bisect_right(self.steps, step) for step in (min(sizes), max(sizes)))
         size = min(sizes[min(sizes)])
         if start < stop and (self.highest[start] >= size or self.outside[stop] > self.outside[start + 1]):
-            raise ValueError(f"{history.name}: a step continues batch rows that are not there")
+            raise ValueError(f"{history.name}: a step continues batch rows that do not exist")
         for step in sorted(sizes):
             turn = bisect_right(self.steps, step)
             rows = size if turn == start else self.sizes[turn - 1]
             if sizes[step] != {rows}:
                 raise ValueError(
-                    f"{history.name}: step {step} has {rows} batch rows, its queries and keys {sorted(sizes[step])}"
+                    f"{history.name}: step {step} has {rows} batch rows, but its queries and keys have {sorted(sizes[step])}"
                 )
 
 
@@ -46,11 +46,13 @@ def check_keys(history: KVHistory) -> None:
     first, total = history.keys[0], sum(keys.shape[2] for keys in history.keys)
     for keys in history.keys:
         if (keys.shape[1], keys.shape[3], keys.dtype) != (first.shape[1], first.shape[3], first.dtype):
-            raise ValueError(f"{history.name}: keys {tuple(keys.shape)} do not go with keys {tuple(first.shape)}")
+            raise ValueError(f"{history.name}: keys {tuple(keys.shape)} do not match keys {tuple(first.shape)}")
     if history.total > total or history.past > total:
-        raise ValueError(f"{history.name}: {history.total} keys, {history.past} of them before its queries; it has {total}")
+        raise ValueError(
+            f"{history.name}: expected {history.total} keys, {history.past} of them before its queries; got {total}"
+        )
     if history.selected_heads is not None and len(set(history.selected_heads)) != len(history.selected_heads):
-        raise ValueError(f"{history.name}: heads {history.selected_heads} are numbered twice")
+        raise ValueError(f"{history.name}: heads {history.selected_heads} are not distinct")
 
 
 def check_call(history: KVHistory, stored: StoredCall) -> None:
@@ -58,22 +60,22 @@ def check_call(history: KVHistory, stored: StoredCall) -> None:
     b, h, q, d = stored.q.shape
     keys = history.keys[0]
     if history.selected_heads is not None and len(history.selected_heads) != h:
-        raise ValueError(f"{history.name}: {h} heads are numbered {history.selected_heads}")
+        raise ValueError(f"{history.name}: {h} heads have the numbers {history.selected_heads}")
     if keys.shape[3] != d or h % keys.shape[1] or keys.dtype != stored.q.dtype:
         raise ValueError(f"{history.name}: keys {tuple(keys.shape)} do not fit queries {tuple(stored.q.shape)}")
     if not 0 <= stored.first < stored.stop <= history.total:
-        raise ValueError(f"{history.name}: keys {stored.first} to {stored.stop} of {history.total}")
+        raise ValueError(f"{history.name}: keys {stored.first} to {stored.stop} are out of range: there are {history.total}")
     keys_seen = stored.stop - stored.first
     stored.mask.check(q, keys_seen, stored.offset)
     if stored.mask.batch not in (1, b) or stored.mask.heads not in (1, h):
-        raise ValueError(f"{history.name}: {stored.mask} is for other rows or heads than {(b, h)}")
+        raise ValueError(f"{history.name}: {stored.mask} does not fit (b, h) = {(b, h)}")
     if isinstance(stored.offset, Tensor) and len(stored.offset) not in (1, b):
-        raise ValueError(f"{history.name}: {len(stored.offset)} offsets for {b} batch rows")
+        raise ValueError(f"{history.name}: {len(stored.offset)} offsets do not fit {b} batch rows")
     if stored.bias is not None and any(
         m not in (1, n) for m, n in zip(require_four_axes(stored.bias).shape, (b, h, q, keys_seen), strict=True)
     ):
         raise ValueError(f"{history.name}: a bias {tuple(stored.bias.shape)} does not fit {(b, h, q, keys_seen)}")
     if stored.sinks is not None and stored.sinks.shape != (h,):
-        raise ValueError(f"{history.name}: sinks {tuple(stored.sinks.shape)} for {h} heads")
+        raise ValueError(f"{history.name}: sinks {tuple(stored.sinks.shape)} do not fit {h} heads")
     if stored.values is not None and require_four_axes(stored.values).shape[:2] != (b, keys.shape[1]):
         raise ValueError(f"{history.name}: values {tuple(stored.values.shape)} do not fit the keys")

@@ -89,7 +89,7 @@ def deserialize_run(found: dict[str, Any], tensors: dict[str, Tensor]) -> Run:
         if one["key"] is not None:
             name, kind, visit, turn = require_list(one["key"], 4)
             if (name, kind) != (history.name, history.kind):
-                raise ValueError(f"{history.name} has the key of {name!r:.40}")
+                raise ValueError(f"{history.name} is stored under the key of {name!r:.40}")
             run.histories[name, kind, require_count(visit), require_count(turn)] = history
     for history, stored in found["calls"]:
         owner = histories[require_count(history)]
@@ -111,18 +111,18 @@ def deserialize_history(
         selected_heads=chosen,
     )
     if history.kind not in KINDS:
-        raise ValueError(f"a kind is self or cross, not {history.kind!r}")
+        raise ValueError(f"kind must be self or cross, got {history.kind!r}")
     for name, step in require_list(found["keys"]):
         history.keys.append(require_four_axes(tensors[name]))
         history.steps.append(require_count(step))
     history.stored_calls.extend(deserialize_call(one, tensors, masks) for one in require_list(found["pieces"]))
     if not history.stored_calls or not history.keys:
-        raise ValueError(f"{history.name} has no call")
+        raise ValueError(f"{history.name} has no calls")
     check_keys(history)
     for former, stored in zip([None, *history.stored_calls], history.stored_calls, strict=False):
         check_call(history, stored)
         if former is not None and history.kind == "self" and stored.stop <= former.stop:
-            raise ValueError(f"{history.name}: a call that continues one of {former.stop} keys has {stored.stop}")
+            raise ValueError(f"{history.name}: a call with {stored.stop} keys continues one with {former.stop}")
     return history
 
 
@@ -130,13 +130,13 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     """Build a stored call from its part of the header."""
     named = {name: None if found.get(name) is None else tensors[found[name]] for name in CALL_TENSORS}
     if named["q"] is None or require_four_axes(named["q"]).dtype not in REAL:
-        raise ValueError("queries are floating numbers with four axes")
+        raise ValueError("queries must be floating-point numbers with four axes")
     unreal = [name for name, x in named.items() if x is not None and x.dtype not in REAL]
     if unreal:
-        raise ValueError(f"{unreal[0]} are floating numbers, not {getattr(named[unreal[0]], 'dtype', None)}")
+        raise ValueError(f"{unreal[0]} must be floating-point numbers, got {getattr(named[unreal[0]], 'dtype', None)}")
     scale, softcap = (None if found[name] is None else require_finite(found[name]) for name in ("scale", "softcap"))
     if softcap is not None and not softcap > 0:
-        raise ValueError(f"a softcap is above 0, not {softcap}")
+        raise ValueError(f"softcap must be above 0, got {softcap}")
     offset = found["offset"]
     offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
     first, stop, step = (require_count(found[name]) for name in CALL_NUMBERS)

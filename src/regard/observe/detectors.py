@@ -157,7 +157,7 @@ def weight_on_classes(m: AttentionMap | MapView, classes: Tensor) -> Tensor:
     b, _, _, k = look.map.shape
     is_bool = isinstance(classes, Tensor) and classes.dtype == torch.bool and classes.layout is torch.strided
     if not is_bool or classes.dim() != 3 or classes.shape[::2] != (b, k):
-        raise ShapeError(f"classes are bool (b, n, k) = ({b}, n, {k}), got {describe_value(classes)}.")
+        raise ShapeError(f"classes must be bool (b, n, k) = ({b}, n, {k}), got {describe_value(classes)}.")
     n = classes.shape[1]
     if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
         members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)

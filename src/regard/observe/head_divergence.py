@@ -72,7 +72,7 @@ def similarity(maps: AttentionMap | MapView | Sequence[AttentionMap | MapView], 
     looks = [view_map(m) for m in (maps if isinstance(maps, Sequence) else [maps])]
     shapes = {(look.map.shape[0], *look.map.shape[2:]) for look in looks}
     if len(shapes) != 1:
-        raise ShapeError(f"similarity takes maps of one shape but for their heads, got (b, q, k) = {sorted(shapes)}.")
+        raise ShapeError(f"similarity needs maps of one shape apart from their heads, got (b, q, k) = {sorted(shapes)}.")
     check_count("rows", rows)
     heads = tuple((n, head) for n, look in enumerate(looks) for head in range(look.map.shape[1]))
     total = torch.zeros(len(heads), len(heads), dtype=torch.float64, device=looks[0].map.device)

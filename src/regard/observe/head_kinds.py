@@ -59,16 +59,16 @@ class HeadOptions:
             check_count("an offset", offset, 0)
         check_count("window", self.window, 0)
         if not isinstance(self.classes, Mapping):
-            raise ConfigError(f"classes are bool tensors or functions of a word, by name; got {describe_value(self.classes)}.")
+            raise ConfigError(
+                f"classes must be bool tensors or functions of a word, by name; got {describe_value(self.classes)}."
+            )
         for name, rule in self.classes.items():
             if not (isinstance(name, str) and (isinstance(rule, Tensor) or callable(rule))):
-                raise ConfigError(f"classes are bool tensors or functions of a word, by name; got {describe_value(rule)}.")
+                raise ConfigError(f"classes must be bool tensors or functions of a word, by name; got {describe_value(rule)}.")
         if self.needle is not None:
             check_slice("needle", check_instance("needle", self.needle, slice))
         if self.questions is not None and self.needle is None:
-            raise ConfigError(
-                "questions are the queries that ask for a needle: say which keys it has, needle=slice(start, stop)."
-            )
+            raise ConfigError("questions needs a needle: pass the keys of the needle as needle=slice(start, stop).")
         if self.projections is not None:
             each_one = (
                 self.projections if isinstance(self.projections, Tensor) else check_sequence("projections", self.projections)
@@ -133,7 +133,9 @@ class Heads(HtmlRepr):
     def sort_by(self, by: str) -> "Heads":
         """Return the table sorted by a score, largest first, NaN last. Raises MissingNameError for an unknown score."""
         if check_instance("by", by, str) not in self.detectors:
-            raise MissingNameError(f"there is no score {describe_value(by)}; there is {', '.join(self.detectors) or 'none'}.")
+            raise MissingNameError(
+                f"there is no score {describe_value(by)}; the scores are {', '.join(self.detectors) or 'none'}."
+            )
         ranked = sorted(self.rows, key=lambda row: -math.inf if math.isnan(row.scores[by]) else row.scores[by], reverse=True)
         return replace(self, rows=tuple(ranked))
 
@@ -197,7 +199,7 @@ def heads(
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
-        return Heads(rows, (f"there is no {kind} attention in it, but {other} attention: ask for kind={other!r}.",))
+        return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
     return Heads(rows, wanted.describe_missing_scores(kind))
 
 
@@ -214,7 +216,9 @@ def classify_heads(
     names = recording.layers(kind=kind, part=part)
     chosen = range(len(names)) if layers is None else resolve_layers(layers, names)
     if wanted.projections is not None and len(wanted.projections) != len(chosen):
-        raise ConfigError(f"projections is one W_output (h, e, c) a layer, {len(chosen)}; got {len(wanted.projections)}.")
+        raise ConfigError(
+            f"projections must be one W_output (h, e, c) for each layer, {len(chosen)}; got {len(wanted.projections)}."
+        )
     for n, number in enumerate(chosen):
         m = recording.map(number, kind=kind, part=part)
         b, h, _, k = m.shape

@@ -61,7 +61,9 @@ class Change:
         chosen = range(count) if self.head is None else [self.head] if isinstance(self.head, int) else self.head
         wrong = [head for head in chosen if not -count <= head < count]
         if wrong:
-            raise OutOfRangeError(f"{type(self).__name__} names head {describe_value(wrong[0])}, but there are {count} heads.")
+            raise OutOfRangeError(
+                f"{type(self).__name__} has head {describe_value(wrong[0])}, but the heads are 0 to {count - 1}."
+            )
         return [head % count for head in chosen]
 
 
@@ -124,7 +126,7 @@ class Temperature(Change):
         assert call.weight is not None
         count = call.q.shape[1]
         if len(set(self.resolve_heads(count))) < count:
-            raise ConfigError("the heads of additive attention share one weight: a Temperature is of all of them, head=None.")
+            raise ConfigError("the heads of additive attention share one weight: use Temperature for all of them, head=None.")
         return replace(call, weight=call.weight / self.t)
 
 
@@ -144,9 +146,7 @@ class Patch(Change):
         v = call.v
         if v is None or found.shape != (*context.shape[:3], v.shape[2]):
             came = (*context.shape[:3], None if v is None else v.shape[2])
-            raise ConfigError(
-                f"Patch needs the map of as many rows, heads and tokens: recorded {found.shape}, now {came} in {name}."
-            )
+            raise ConfigError(f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}.")
         heads = self.resolve_heads(context.shape[1])
         share = context.shape[1] // v.shape[1]
         theirs = found.select(heads=heads) @ v[:, [head // share for head in heads]]
@@ -165,7 +165,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
     """
     wrong = [change for change in changes if not isinstance(change, Change)]
     if wrong or not isinstance(model, nn.Module):
-        raise ConfigError("intervene(model, *changes) takes a torch.nn.Module and KnockOut, CutEdges, Temperature or Patch.")
+        raise ConfigError("intervene(model, *changes) needs a torch.nn.Module and KnockOut, CutEdges, Temperature or Patch.")
     modules = dict(model.named_modules())
     refuse_compiled(modules)
     intervention = Intervention(modules, changes)
@@ -178,7 +178,10 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
     for change in changes:
         if change not in intervention.applied_changes:
-            warnings.warn(f"{type(change).__name__} of layer {change.layer!r} met no {change.kind} attention.", stacklevel=3)
+            warnings.warn(
+                f"{type(change).__name__} of layer {change.layer!r} was not applied: no {change.kind} attention ran there.",
+                stacklevel=3,
+            )
 
 
 class Intervention:
@@ -212,7 +215,9 @@ class Intervention:
         if not meant:
             return proceed(call, adapter)
         if adapter.context is None or adapter.result is None or call.v is None:
-            raise ConfigError(f"{name} gives weights (need_weights=True) and meets no kernel, so that it cannot be changed.")
+            raise ConfigError(
+                f"{name} returns weights without a kernel, so it cannot be changed: call it with need_weights=False."
+            )
         self.applied_changes += [change for change in meant if change not in self.applied_changes]
         changed = call
         for change in meant:

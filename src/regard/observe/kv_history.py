@@ -183,7 +183,7 @@ class KVHistory:
         rows = sum(table.shape[2] for table in tables)
         if math.prod(find_table_size(tables)) * rows * stop > LIMIT:
             raise TooLargeError(
-                f"the rule of {rows:,} queries of many calls on {stop:,} keys has no short form to write it in."
+                f"the mask of {rows:,} queries of many calls on {stop:,} keys has no known form, and its table is too large."
             )
         return Given.from_shared_table(stack_tables(tables))
 

@@ -117,7 +117,7 @@ class Attentions(AttentionMap, Tensor):  # type: ignore[misc,override]
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if any(isinstance(x, cls) for x in find_written(str(func.__name__), args, kwargs)):
-            raise ConfigError(f"{func.__name__} writes to attentions, which are computed when asked for: write to .dense().")
+            raise ConfigError(f"{func.__name__} writes to attentions, which are computed on access: write to .dense() instead.")
         return func(*materialize_maps(args), **materialize_maps(kwargs))
 
     __torch_dispatch__ = __torch_function__  # type: ignore[assignment]

@@ -24,11 +24,11 @@ class MapView:
     """
 
     def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
-        b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) is one.").shape
+        b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) returns one.").shape
         if not b * h:
-            raise ShapeError(f"the map is (b, h, q, k) = {m.shape}: there is no matrix in it.")
+            raise ShapeError(f"the map is (b, h, q, k) = {m.shape}, which holds no matrix: b and h must be at least 1.")
         if tokens is not None and (not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != (b, k)):
-            raise ShapeError(f"tokens are ids (b, k) = ({b}, {k}), one for each key; got {describe_value(tokens)}.")
+            raise ShapeError(f"tokens must be ids (b, k) = ({b}, {k}), one for each key; got {describe_value(tokens)}.")
         self.map, self.tokens, self.own = m, tokens, own
         self._last: tuple[tuple[int, int], Plane] | None = None
 

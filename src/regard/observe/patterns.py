@@ -115,7 +115,7 @@ def exclude_places(look: MapView, pattern: Pattern, without: Sequence[Without]) 
     """
     unknown = [name for name in without if name not in ("first token", "itself")]
     if unknown or isinstance(without, str):
-        raise ConfigError(f"without names 'first token', 'itself' or both, in a tuple; got {without!r}.")
+        raise ConfigError(f"without must be a tuple of 'first token', 'itself' or both; got {without!r}.")
     found = pattern.match(look)
     weight, count, total = found.weight, found.count, look.row_sums
     first = torch.tensor(look.first_token_indices, device=look.map.device).unsqueeze(-1).expand_as(look.positions)

@@ -35,7 +35,7 @@ def record(
     Raises ConfigError for a model compiled by torch.compile or torch.jit, and for wrong arguments.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"record takes a torch.nn.Module, got {type(model).__name__}.")
+        raise ConfigError(f"record needs a torch.nn.Module, got {type(model).__name__}.")
     modules = dict(model.named_modules())
     refuse_compiled(modules)
     recorder = Recorder(modules, Selection.from_arguments(modules, layers, heads), Store.from_arguments(keep, to))
@@ -50,11 +50,13 @@ def refuse_compiled(modules: Mapping[str, nn.Module]) -> None:
         what = f"its module {name}" if name else "the model"
         if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(
-                f"{what} is compiled, and compiled code meets no door: its kernels are fused into it. Record the module that "
-                "was compiled (compiled._orig_mod), or a copy that was not."
+                f"{what} is compiled, and torch.compile bypasses the hooks of regard. Use the module that "
+                "was compiled (compiled._orig_mod), or an uncompiled copy."
             )
         if isinstance(module, torch.jit.ScriptModule):
-            raise ConfigError(f"{what} is compiled by torch.jit, and meets no door: record the module that it was made from.")
+            raise ConfigError(
+                f"{what} is compiled by torch.jit, which bypasses the hooks of regard: use the module that it was made from."
+            )
 
 
 def warn_missed(recording: Recording) -> None:

@@ -23,9 +23,9 @@ from regard.observe.selection import Selection
 from regard.observe.store import Store
 
 WEIGHT_TOLERANCE = 2e-2  # tolerance to weights that a model's own code computed, perhaps in half precision
-OTHERWISE = "its own attention computes something else than a softmax of q and k"
+OTHERWISE = "its own attention does not compute a softmax of q and k"
 ENDED = (
-    "sequence {} that it returned was written by a beam that ended before the last step, and is no row of the map: record a "
+    "sequence {} of its output is of a beam that ended before the last step, and is not a row of the map: record a "
     "forward over it, model(sequences)"
 )
 

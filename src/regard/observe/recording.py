@@ -100,7 +100,7 @@ class Run:
             part = next((one for one in self.parts if one in DECODERS), None)
         elif not any(is_in_part(name, check_instance("part", part, str)) for name in self.names):
             raise MissingNameError(
-                f"part {describe_value(part)} is in no recorded module's path. The parts are: "
+                f"part {describe_value(part)} is not in the path of any recorded module. The parts are: "
                 f"{', '.join(self.parts) or 'none'}."
             )
         return [(name, visit) for name, visit in self.list_all_visits(kind) if part is None or is_in_part(name, part)]
@@ -126,8 +126,8 @@ class Run:
             return found.select(heads=[heads.index(head)])
         if histories[0].selected_heads is None and -len(heads) <= head < 0:
             return found.select(heads=[head])
-        kept = f"below {len(heads)}" if histories[0].selected_heads is None else f"one of {join_names(list(map(str, heads)))}"
-        raise OutOfRangeError(f"head must be {kept}, the heads that were recorded; got {describe_value(head)}.")
+        kept = f"0 to {len(heads) - 1}" if histories[0].selected_heads is None else join_names(list(map(str, heads)))
+        raise OutOfRangeError(f"head must be one of the recorded heads, {kept}; got {describe_value(head)}.")
 
     def heads(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[int, ...]:
         """Return the numbers in the model of a layer's recorded heads, in the order of its map."""
@@ -156,15 +156,15 @@ class Run:
                 )
             if len(named) > 1:
                 raise ConfigError(
-                    f"{layer} ran {len(named)} times in one forward: count its runs by a number, layer=0 to {len(visits) - 1}, "
-                    f"or take them from recording[{layer!r}]."
+                    f"{layer} ran {len(named)} times in one forward: pass the number of a run, layer=0 to {len(visits) - 1}, "
+                    f"or use recording[{layer!r}]."
                 )
             visit = named[0]
         elif not -len(visits) <= check_integer("layer", layer, " or a module's name") < len(visits):
             other = [one for one in KINDS if one != kind and self.list_visits(one, part)]
-            hint = f" There is {' and '.join(other)} attention: kind=." if other and not visits else ""
+            hint = f" For {' or '.join(other)} attention, pass kind=." if other and not visits else ""
             raise OutOfRangeError(
-                f"layer must be below {len(visits)}, the {kind} attentions recorded; got {describe_value(layer)}.{hint}"
+                f"layer must be below {len(visits)}, the recorded {kind} attentions; got {describe_value(layer)}.{hint}"
             )
         else:
             visit = visits[layer]
@@ -198,7 +198,7 @@ class Recording(HtmlRepr):
 
     def __getitem__(self, name: str) -> list[Call]:
         """Return the calls of a module, by its path. Raises MissingNameError if it was not recorded."""
-        check_instance("a name in a recording", name, str, "recording.calls[n] is a call by number.")
+        check_instance("a name in a recording", name, str, "Use recording.calls[n] for a call by number.")
         found = [call for call in self.calls if call.name == name]
         if not found:
             raise MissingNameError(f"no call of {describe_value(name)} was recorded. Recorded: {join_names(self.names)}.")

@@ -22,7 +22,7 @@ ATTEMPTS = 100  # to read a file that is being replaced
 def write_file(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write a file atomically: an earlier file stays until the new one is complete. Raises DataError."""
     if path.is_dir() or not path.parent.is_dir():
-        raise DataError(f"a recording is saved to a file in a folder that exists, got {path}.")
+        raise DataError(f"a recording must be saved to a file in an existing folder, got {path}.")
     header = {**header, "versions": {"torch": torch.__version__}}
     metadata = {
         "format": FORMAT,
@@ -45,7 +45,7 @@ def read_file(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str
     """
     for _ in range(ATTEMPTS):
         if not path.is_file():
-            raise DataError(f"{path} is no file. A recording is written with recording.save(path).")
+            raise DataError(f"{path} is not a file. Write a recording with recording.save(path).")
         before = read_identity(path)
         try:
             found = read_once(path, verify)
@@ -55,7 +55,7 @@ def read_file(path: Path, verify: bool = True) -> tuple[dict[str, Any], dict[str
         else:
             if read_identity(path) == before:
                 return found
-    raise DataError(f"{path} is written without end. Read it when it stays as it is.")
+    raise DataError(f"{path} keeps changing while it is read. Read it again when nothing writes to it.")
 
 
 def read_identity(path: Path) -> tuple[int, ...]:
@@ -84,14 +84,14 @@ def read_once(path: Path, verify: bool) -> tuple[dict[str, Any], dict[str, Tenso
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RuntimeError: an impossible shape
         raise build_damage_error(path, error) from None
     if not isinstance(header, dict):
-        raise build_damage_error(path, ValueError("its header is no object"))
+        raise build_damage_error(path, ValueError("its header is not a JSON object"))
     return header, tensors
 
 
 def parse_version(path: Path, metadata: dict[str, str]) -> int:
     """Return the version of a recording's file. Raises DataError if it is none or too new."""
     if metadata.get("format") != FORMAT:
-        raise DataError(f"{path} is a safetensors file, but no recording: it was not written by recording.save.")
+        raise DataError(f"{path} is a safetensors file, but not a recording: it was not written by recording.save.")
     version = metadata.get("version", "")
     if not version.isdecimal() or int(version) > VERSION:
         raise DataError(
@@ -103,11 +103,13 @@ def parse_version(path: Path, metadata: dict[str, str]) -> int:
 def verify_checksums(path: Path, metadata: dict[str, str], tensors: dict[str, Tensor], verify: bool) -> None:
     """Raise DataError if the header, or with `verify` one of the tensors, differs from its checksum."""
     if metadata[SUM] != compute_header_checksum({name: said for name, said in metadata.items() if name != SUM}, tensors):
-        raise DataError(f"{path} is damaged: its header is not the one that was written. Copy the file again, or record again.")
+        raise DataError(
+            f"{path} is damaged: its header has changed since it was written. Copy the file again, or record again."
+        )
     altered = find_altered_tensor(tensors, json.loads(metadata[SUMS])) if verify else None
     if altered is not None:
         raise DataError(
-            f"{path} is damaged: the numbers of its tensor {altered!r} are not those that were written. Copy the file again, "
+            f"{path} is damaged: the numbers of its tensor {altered!r} have changed since it was written. Copy the file again, "
             "or record again; load(path, verify=False) reads it as it is."
         )
 

@@ -36,9 +36,9 @@ def rollout(
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     if not 0 <= check_number("residual", residual) < 1:
-        raise ConfigError(f"residual is the part of the residual stream, at least 0 and below 1; got {residual}.")
+        raise ConfigError(f"residual must be the share of the residual stream, at least 0 and below 1; got {residual}.")
     if isinstance(kind, str) and kind == "cross":
-        raise ConfigError("rollout follows one text through its layers; the queries of cross attention are of another text.")
+        raise ConfigError("rollout needs self attention: the queries of cross attention belong to another text than the keys.")
     names = recording.layers(kind=kind, part=part)
     chosen = range(len(names)) if layers is None else check_sequence("layers", layers)
     if not chosen:
@@ -57,8 +57,8 @@ def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor)
     size = b * len(rows) * k * torch.finfo(dtype).bits // 8
     if size > LIMIT_BYTES:
         raise TooLargeError(
-            f"the answer would take {size:,} bytes, and the limit is {LIMIT_BYTES:,}. "
-            "Name fewer queries: rollout(recording, [-1])."
+            f"the result would take {size:,} bytes, but the limit is {LIMIT_BYTES:,}. "
+            "Use fewer queries: rollout(recording, [-1])."
         )
     own = torch.zeros(b, len(rows), k, dtype=dtype, device=m.device)
     return own.scatter_(2, rows.view(1, -1, 1).expand(b, -1, 1), 1)
@@ -70,7 +70,7 @@ def propagate_relevance(m: AttentionMap, relevance: Tensor, layer: int | str, re
     look = MapView(m)
     if q != k or look.positions[:, :1].any() or relevance.shape[::2] != (b, q):
         raise ShapeError(
-            f"rollout takes maps of a text on itself, (b, h, t, t), of one text; layer {layer} is {m}, its first query at "
+            f"rollout needs maps (b, h, t, t) of self attention on one text; layer {layer} is {m}, its first query at "
             f"position {look.positions[0, 0].item()}."
         )
     sums = m.mass(slice(None)) if look.has_sink else (m.logsumexp() != -torch.inf).to(relevance.dtype)

@@ -18,9 +18,9 @@ from regard.observe.open_runs import OpenRun, OpenRuns, find_cache, find_token_i
 from regard.observe.recording import HistoryKey, Run
 
 KEY_TOLERANCE = 1e-3  # relative to a key's norm: a larger difference between written and read keys means that the cache rounds
-RAGGED = "its cache holds each row's keys at places of that row alone, and its steps make no one map; record row by row"
-TWINS = "rows with the same keys may have changed places between its steps: maps take each of them for itself"
-ROUNDS = "its cache hands back keys that it rounded: maps hold them as they were before"
+RAGGED = "its cache stores the keys of each row at different places, so its steps do not form one map: record row by row"
+TWINS = "rows with equal keys may have been swapped between its steps; maps assume that they were not"
+ROUNDS = "its cache returns rounded keys; maps use the keys before rounding"
 Placement = tuple[HistoryKey, KVHistory | None, CacheMatch | None]  # its key; what it continues and where, None if it is new
 Cast = Callable[[AttentionCall, Tensor], Tensor]  # keys or queries of a call as they are stored
 

@@ -30,8 +30,8 @@ class Selection:
             if path not in modules:
                 near = [name for name in modules if name.endswith(path.rsplit(".", 1)[-1])][:3]
                 raise MissingNameError(
-                    f"layers names {describe_value(path)}, which is no module of the model."
-                    f"{' Near: ' + ', '.join(near) + '.' if near else ''}"
+                    f"layers contains {describe_value(path)}, which is not a module of the model."
+                    f"{' Similar: ' + ', '.join(near) + '.' if near else ''}"
                 )
         numbers = None
         if given is not None:

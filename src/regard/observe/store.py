@@ -38,7 +38,7 @@ class Store:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
-                raise ConfigError(f"to={str(folder)!r} is not empty: name a folder that is, or one to be made.")
+                raise ConfigError(f"to={str(folder)!r} is not empty: pass an empty folder, or a new one.")
         return cls(next((DTYPES[one] for one in asked if one in DTYPES), None), VALUES in asked, folder)
 
     def copy_tensor(self, x: Tensor) -> Tensor:
@@ -52,5 +52,5 @@ class Store:
             with path.open("xb") as file:  # "x": a file that is mapped must not be overwritten
                 file.write(copy.view(torch.uint8).numpy().data)
         except FileExistsError:
-            raise ConfigError(f"{path} is there already: another recording writes to that folder. Name another.") from None
+            raise ConfigError(f"{path} already exists: another recording writes to that folder. Pass another.") from None
         return torch.from_file(str(path), shared=False, size=x.numel(), dtype=x.dtype).view(x.shape)

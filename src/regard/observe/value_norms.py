@@ -67,13 +67,15 @@ def compute_value_norms(values: Tensor, shape: tuple[int, int, int, int], projec
     """
     b, h, _, k = shape
     if values.dim() != 4 or values.shape[0] != b or values.shape[2] != k or not values.shape[1] or h % values.shape[1]:
-        raise ShapeError(f"values are (b, g, k, e) = ({b}, {h} or a divisor, {k}, e), got {tuple(values.shape)}.")
+        raise ShapeError(f"values must be (b, g, k, e) = ({b}, {h} or a divisor, {k}, e), got {tuple(values.shape)}.")
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     if projection is None:
         return share(values.norm(dim=-1).unsqueeze(-1), h).squeeze(-1)
     if projection.dim() != 3 or projection.shape[:2] != (h, values.shape[3]):
         expected = f"({h}, {values.shape[3]}, c)"
-        raise ShapeError(f"projection is (h, e, c) = {expected}, the rows of W_output by head; got {tuple(projection.shape)}.")
+        raise ShapeError(
+            f"projection must be (h, e, c) = {expected}, the rows of W_output by head; got {tuple(projection.shape)}."
+        )
     gram = projection.to(values.dtype) @ projection.to(values.dtype).mT  # |v W|² = v W Wᵀ vᵀ, without a vector of width c
     groups = values.shape[1]
     found = [(values[:, head * groups // h] @ gram[head] * values[:, head * groups // h]).sum(-1) for head in range(h)]

@@ -34,7 +34,9 @@ class TextPair(Sequence[Any]):
         if not isinstance(tokens, Mapping):
             return check_tokens(tokens)
         if set(tokens) - {"read"} != {"rows", "columns"}:
-            raise ConfigError(f'words of two texts are {{"rows": [...], "columns": [...]}}; got {", ".join(map(str, tokens))}.')
+            raise ConfigError(
+                f'words of two texts must be {{"rows": [...], "columns": [...]}}; got {", ".join(map(str, tokens))}.'
+            )
         return cls(tokens["rows"], tokens["columns"], tokens.get("read"))
 
     def __len__(self) -> int:
@@ -74,7 +76,7 @@ def check_tokens(tokens: Any) -> Any:
         if are_rows and all(isinstance(word, str) for row in some for word in row):
             return tokens
     raise ConfigError(
-        f"tokens are a list of words, a list of them for each batch row, or a tensor of ids; got {describe_value(tokens)}."
+        f"tokens must be a list of words, a list of words for each batch row, or a tensor of ids; got {describe_value(tokens)}."
     )
 
 
@@ -98,7 +100,7 @@ def convert_to_ids(tokens: Tokens, b: int, k: int, device: torch.device) -> Tens
         found = stack_rows([[numbers.setdefault(word, len(numbers)) for word in row] for row in split_rows(tokens)], k)
     if found.dim() != 2 or found.shape[0] not in (1, b) or found.shape[1] != k:
         raise ShapeError(
-            f"tokens are words or ids of the {k} keys, for one batch row or for each of {b}; {describe_words(tokens)}."
+            f"tokens must be words or ids of the {k} keys, for one batch row or for each of {b}; {describe_words(tokens)}."
         )
     return found.to(device).expand(b, k)
 
@@ -113,12 +115,16 @@ def mark_classes(tokens: Tokens | None, chosen: Mapping[str, Class], b: int, k: 
         if isinstance(rule, Tensor):
             members = rule
         elif tokens is None or isinstance(tokens, Tensor):
-            raise ShapeError(f"the class {name!r} asks words, and there are none. Set recording.tokens, or give a bool (k,).")
+            raise ShapeError(
+                f"the class {name!r} needs words, but there are none. Set recording.tokens, or pass a bool tensor (k,)."
+            )
         else:
             members = stack_rows([[bool(rule(word)) for word in row] for row in split_rows(tokens)], k)
         members = members if members.dim() == 2 else members.unsqueeze(0)
         if members.dtype != torch.bool or members.shape[0] not in (1, b) or members.shape[1] != k:
-            raise ShapeError(f"the class {name!r} is bool (k,) = ({k},) or (b, k), got {members.dtype} {tuple(members.shape)}.")
+            raise ShapeError(
+                f"the class {name!r} must be bool (k,) = ({k},) or (b, k), got {members.dtype} {tuple(members.shape)}."
+            )
         found.append(members.to(device).expand(b, k))
     return torch.stack(found, 1) if found else torch.zeros(b, 0, k, dtype=torch.bool, device=device)
 
@@ -132,7 +138,7 @@ def stack_rows(found: Sequence[Sequence[int]], k: int) -> Tensor:
     """Return a tensor with one row for each list. Raises ShapeError if a list has not k entries."""
     for row, one in enumerate(found):
         if len(one) != k:
-            raise ShapeError(f"tokens are one word for each of the {k} keys; batch row {row} has {len(one)}.")
+            raise ShapeError(f"tokens must have one word for each of the {k} keys; batch row {row} has {len(one)}.")
     return torch.tensor(found)
 
 

@@ -146,7 +146,7 @@ def join_head_sentences(parts: Sequence[str]) -> str:
 
 def capitalize_sentence(text: str) -> str:
     """Capitalize a sentence that starts with one of our own words; a word of the text stays as written."""
-    return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ")) else text
+    return text[0].upper() + text[1:] if text.startswith(("head ", "every ", "with ", "the weights of ")) else text
 
 
 def describe_scores(steps: Steps, sides: QueryKeyWords, query: int) -> str:

@@ -169,7 +169,7 @@ def test_a_search_that_nobody_tells_of_is_told(recwarn):
         return [one.reason for one in recording.missed]
 
     assert not search(moved=False)
-    assert "changed places" in search(moved=True)[0]
+    assert "have been swapped" in search(moved=True)[0]
     assert len(recwarn) == 1
 
 
@@ -356,7 +356,7 @@ def test_what_a_table_of_heads_and_a_rollout_say_of_it():
     assert row.scores["punctuation"] == pytest.approx(float(m[..., 3].mean()))
     assert row.scores["first token"] == pytest.approx(float(m[..., 0].mean()))
     assert row.scores["breadth"] == pytest.approx(float((m.entropy()[:, 0].exp() / sees.unsqueeze(-1)).mean()))
-    with pytest.raises(ConfigError, match="of another text"):
+    with pytest.raises(ConfigError, match="belong to another text"):
         regard.rollout(recording, kind="cross")
     with pytest.raises(ConfigError, match="no layer of kind 'self'"):
         regard.rollout(recording)

@@ -177,7 +177,7 @@ def test_a_mask_said_as_a_change_of_scores_is_a_rule():
 )
 def test_another_change_of_scores_is_missed_with_the_reason(change):
     recording, _ = beheld(nn.Sequential(Handed(Flex(score_mod=change))), lambda m: m(QKV), missing=True)
-    assert "score_mod is more than" in recording.missed[0].reason
+    assert "score_mod does more than" in recording.missed[0].reason
     assert recording.missed[0].module == "0.flex"
     assert not recording.calls
 

@@ -103,6 +103,9 @@ def test_a_text_that_cannot_be_translated_is_refused_in_a_sentence():
     with pytest.raises(ConfigError, match="no attention"):
         adapt_model(RecurrentTranslator(vocabulary=7, width=3, hidden=2))
     assert isinstance(adapt_model(small("additive")), TranslatorAdapter)
+    adapter.model.text = None
+    with pytest.raises(ConfigError, match="small has no vocabulary"):
+        record_text(adapter, READ, 2048)
 
 
 @pytest.mark.usefixtures("carried")

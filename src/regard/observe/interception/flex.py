@@ -23,7 +23,7 @@ from regard.observe.interception.thread_state import STATE, dispatch_call, repor
 COMPILED_FROM = "_torchdynamo_orig_callable"  # the attribute in which torch.compile keeps the original
 MODULE = "torch.nn.attention.flex_attention"
 EAGER = "_flex_attention_hop_wrapper"  # what eager flex_attention compiles
-HELD = "it is held where it cannot be changed: let a name of a Python module, or an attribute of a torch module, hold it"
+HELD = "it is stored where it cannot be replaced: store it as a name of a Python module, or as an attribute of a torch module"
 FLEX_PATCHES = PatchSet(list)
 
 

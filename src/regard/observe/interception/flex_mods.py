@@ -92,7 +92,7 @@ def evaluate_mask(mask: ScoreFunction, rows: tuple[int, int], q: Tensor, k: Tens
     from torch.nn.attention.flex_attention import create_mask
 
     if math.prod((*rows, q.shape[2], k.shape[2])) > MOST_SEEN:
-        raise UnreadableError(f"its block mask for {q.shape[2]:,} queries is too large to be written out")
+        raise UnreadableError(f"its block mask for {q.shape[2]:,} queries is too large for a dense table")
     parts = []
     for start in range(0, q.shape[2], ROWS):
         count = min(ROWS, q.shape[2] - start)
@@ -130,7 +130,7 @@ def infer_softcap_and_bias(change: ScoreFunction, seen: Tensor, q: Tensor, k: Te
     shape = *q.shape[:3], k.shape[2]
     exact: dict[str, Any] = {"dtype": score_dtype(q.dtype), "device": q.device}  # as flex_attention computes scores
     if math.prod(shape) > MOST_ADDED:
-        raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large to be written out")
+        raise UnreadableError(f"its score_mod for {shape[2]:,} queries is too large for a dense table")
     bias = evaluate_score_mod(change, torch.zeros(shape, **exact))
     there = (seen & (bias != -torch.inf)).expand(shape)
     rise = (evaluate_score_mod(change, torch.full(shape, 1e9, **exact)) - bias)[there]
@@ -139,7 +139,7 @@ def infer_softcap_and_bias(change: ScoreFunction, seen: Tensor, q: Tensor, k: Te
     expected = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     apart = (evaluate_score_mod(change, scores) - bias - expected)[there].abs()
     if (softcap is not None and softcap <= 0) or not bool((apart < 1e-3).all()):
-        raise UnreadableError("its score_mod is more than a softcap and something added, which is all that a map has")
+        raise UnreadableError("its score_mod does more than apply a softcap and add a bias, which is all that a map supports")
     return softcap, drop_equal_rows(bias)
 
 

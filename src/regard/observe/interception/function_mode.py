@@ -27,9 +27,9 @@ from regard.observe.interception.thread_state import STATE, dispatch_call, infer
 
 KERNEL = re.compile("attention|attn|flash|sdpa|mha")
 MADE = (Tensor, tuple, list)
-BY_ITSELF = "this kernel was called by itself, not by F.scaled_dot_product_attention"
+BY_ITSELF = "this kernel was called directly, not through F.scaled_dot_product_attention"
 BY_HAND = (
-    "attention is written out by hand here, with no kernel to record: call torch.nn.functional.scaled_dot_product_attention "
+    "attention is computed by hand here, without a kernel to record: call torch.nn.functional.scaled_dot_product_attention "
     "or regard.attention instead"
 )
 

@@ -26,7 +26,7 @@ MODULE = "transformers.modeling_utils"
 GENERATION = "transformers.generation.utils"
 CAPTURING = "transformers.utils.output_capturing"
 MASKED = ("eager", "flex_attention")  # not causal without a mask
-PAGES = "keys and values lie in pages of a cache that the kernel reads itself"
+PAGES = "keys and values are in pages of a cache that only the kernel reads"
 
 
 def build_patches() -> list[AttributePatch]:
@@ -154,7 +154,7 @@ def infer_mask(mask: Any, causal: bool, bias: Tensor | None, q: Tensor, k: Tenso
     if mask is not None and not isinstance(mask, Tensor):
         found = infer_block_mask(mask, q, k)
         if found is None:
-            raise UnreadableError(f"a mask of type {type(mask).__name__} is not understood")
+            raise UnreadableError(f"a mask of type {type(mask).__name__} is not supported")
         return *found, bias
     if mask is not None:
         mask = unwrap_tensor(mask)

@@ -17,15 +17,15 @@ class UnreadableError(Exception):
 def unwrap_tensor(x: Any) -> Any:
     """Return a tensor without its subclass. Raises UnreadableError if it has no numbers of its own."""
     if not isinstance(x, Tensor):
-        raise UnreadableError(f"it was handed a {type(x).__name__} where a tensor was expected")
+        raise UnreadableError(f"one of its arguments is a {type(x).__name__}, not a tensor")
     if torch._C._functorch.is_batchedtensor(x):
-        raise UnreadableError("it runs inside torch.vmap, where one tensor stands for many")
+        raise UnreadableError("it runs inside torch.vmap, where one tensor represents many")
     if type(x) is not Tensor and type(x) is not nn.Parameter:
         if not has_own_data(x):
-            raise UnreadableError(f"its tensors are of type {type(x).__name__}, which holds no numbers of its own")
+            raise UnreadableError(f"its tensors are of type {type(x).__name__}, which has no data of its own")
         return unwrap_tensor(x.as_subclass(Tensor))
     if x.is_nested or x.is_meta:
-        raise UnreadableError(f"its tensors are {'nested' if x.is_nested else 'on the meta device, without numbers'}")
+        raise UnreadableError(f"its tensors are {'nested' if x.is_nested else 'on the meta device, without data'}")
     return x
 
 

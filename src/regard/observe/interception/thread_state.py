@@ -109,7 +109,7 @@ class ThreadState(threading.local):
 STATE = ThreadState()
 THREAD = "it ran in another thread than record: enter record in the thread that runs the model"
 TASK = "it ran in another task than record: enter record in the task that runs the model"
-TRACED = "the model is traced here, and what it computes with are no numbers: record it when it runs"
+TRACED = "the model is traced here, so its tensors have no data: record it when it runs"
 
 
 def activate_watchers(anew: bool = False) -> None:
@@ -271,7 +271,7 @@ def is_inside_watched(kernel: str) -> bool:
     found = find_direct_call()
     if found is not None:
         watcher, inside, name = found
-        said = f"the module's {name} was called, not the module: write module(...)"
+        said = f"the module's {name} was called directly, which bypasses its hooks: call module(...)"
         watcher.report_missed(MissedCall(kernel, watcher.names[id(inside)], TRACED if torch.compiler.is_exporting() else said))
     return False
 

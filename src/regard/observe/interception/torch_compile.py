@@ -22,7 +22,7 @@ from regard.observe.interception.thread_state import STATE, InterceptionPause, e
 
 MODULE = "torch._dynamo.eval_frame"
 SWITCH = "_maybe_set_eval_frame"  # called when a compiled function starts and when it ends
-REASON = "compiled code ran here, and meets no door: record the model before it is compiled"
+REASON = "torch.compile bypasses the hooks of record: record the model before it is compiled"
 WORDS = ("attention", "attn", "softmax")
 HOLDERS = (nn.Module, FunctionType, MethodType, dict, list)
 MAX_VISITED = 10_000  # values visited

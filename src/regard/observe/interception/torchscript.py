@@ -14,7 +14,7 @@ from regard.observe.interception.thread_state import STATE, report_missed
 FUNCTION = torch.jit.ScriptFunction
 STEP = re.compile(r"aten::(\w+)")
 SCRIPTED = (
-    "this function, compiled by torch.jit, holds a softmax and a product, which is attention that record cannot read: call "
+    "this function, compiled by torch.jit, contains a softmax and a product, which is attention that record cannot read: call "
     "torch.nn.functional.scaled_dot_product_attention or regard.attention instead"
 )
 READ: "weakref.WeakKeyDictionary[Any, set[Role | None]]" = weakref.WeakKeyDictionary()

@@ -33,10 +33,12 @@ class TranslatorAdapter:
     def encode_sentence(self, text: str) -> list[int]:
         """Return the tokens of a sentence and its end, with white space as in training.
 
-        Raises DataError where there is no word.
+        Raises DataError where there is no word, ConfigError if the model has no vocabulary.
         """
+        if self.model.text is None:
+            raise ConfigError(f"{self.name} has no vocabulary, so it cannot read a text: set model.text.")
         words, end = " ".join(text.split()), get_end_token(self.model)
-        if not words or self.model.text is None:
+        if not words:
             raise DataError("the text has no word to translate.")
         return [*self.model.text.encode(words), end]
 
