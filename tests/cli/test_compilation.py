@@ -28,7 +28,7 @@ def test_a_terminal_is_told_once_and_a_pipe_is_not(monkeypatch, stream, lines):
 
 def test_the_loops_say_so_where_they_are_not_on_disk_yet(tmp_path, monkeypatch, caplog):
     numba = pytest.importorskip("numba", reason="numba is not installed: pip install 'regard[fast]'")
-    from regard.compiled.arguments import Arguments
+    from regard.compiled.callback_arguments import Arguments
     from regard.compiled.jit_cache import callback_with_cache
 
     def make():

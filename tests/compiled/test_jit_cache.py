@@ -12,7 +12,7 @@ pytest.importorskip("numba", reason="numba is not installed: pip install regard[
 import numba
 
 from regard.compiled import jit_cache, processor, threads
-from regard.compiled.arguments import Arguments
+from regard.compiled.callback_arguments import Arguments
 from regard.compiled.jit_cache import UniqueCacheFile, make_function_key
 
 

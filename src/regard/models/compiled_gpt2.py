@@ -70,7 +70,7 @@ class CompiledGPT2:
 
     def run(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Compute the logits in one compiled call."""
-        from regard.compiled.int16_gemm import VECTORS  # imports numba, which is installed if this is called
+        from regard.compiled.int8_gemm import VECTORS  # imports numba, which is installed if this is called
         from regard.models import numba_gpt2
 
         config, several, (b, t) = self.model.config, torch.get_num_threads(), tokens.shape

@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 from numba import njit
 
-from regard.compiled.arguments import Arguments, integer_fields
 from regard.compiled.bfloat16 import convert_to_float32, store_number
+from regard.compiled.callback_arguments import Arguments, integer_fields
 from regard.compiled.intrinsics import atomic_increment, view_array
 from regard.compiled.jit_cache import callback_with_cache
 from regard.compiled.vectors import LEAST, LOWEST, ONE, REASSOCIATED, ZERO, exponential

@@ -87,7 +87,7 @@ def find_coarsest_level(q: int, k: int) -> int:
 
 
 def iterate_answers(entry: RecordingEntry, finest: int) -> Iterator[NamedAnswer]:
-    """Generate every answer, under the name by which file.js requests it."""
+    """Generate every answer, under the name by which file_source.js requests it."""
     for name, words in entry.get_word_lists().items():
         yield f"{entry.id}/words?list={name}", encode_json({"words": [truncate_word(word) for word in words]})
     for attention in entry.attention_layers:

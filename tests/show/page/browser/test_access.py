@@ -38,18 +38,19 @@ TEXTS = """() => {
     });
 }"""
 SHADES = """async () => {
-    const {contrast, ink, shade} = await import("./static/drawing/colour.js");
+    const {computeContrast, chooseInk, shadeWeight} = await import("./static/drawing/color.js");
     const drawn = {"#000": [0, 0, 0], "#fff": [255, 255, 255]};
-    return Array.from({length: 257}, (_, n) => shade(n / 256)).map((colour) => contrast(drawn[ink(colour)], colour));
+    const shades = Array.from({length: 257}, (_, n) => shadeWeight(n / 256));
+    return shades.map((color) => computeContrast(drawn[chooseInk(color)], color));
 }"""
 PAPERS = """async () => {
-    const {contrast} = await import("./static/drawing/colour.js");
+    const {computeContrast} = await import("./static/drawing/color.js");
     const sample = document.body.appendChild(document.createElement("i"));
     const bytes = (name) => {
         sample.style.color = `var(--${name})`;
         return getComputedStyle(sample).color.match(/\\d+/g).map(Number);
     };
-    const pair = (name, behind) => [`${name} on ${behind}`, contrast(bytes(name), bytes(behind))];
+    const pair = (name, behind) => [`${name} on ${behind}`, computeContrast(bytes(name), bytes(behind))];
     const names = ["ink", "faint", "accent", "edge", "strong"];
     return Object.fromEntries(names.flatMap((name) => ["paper", "raised", "hidden"].map((behind) => pair(name, behind))));
 }"""

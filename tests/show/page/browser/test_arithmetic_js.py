@@ -32,7 +32,7 @@ def worked(page, problems: list[dict]) -> list[list[tuple[str, str, float]]]:
         named = [name for name in STEPS if steps[name] is not None and (name != "capped" or problem.get("softcap"))]
         places = [(name, i, j) for name in named for i, row in enumerate(steps[name]) for j in range(len(row))]
         kept = {name: [[float(value) for value in row] for row in steps[name]] for name in named}
-        lines = asked(page, MODULE, "written", [[name, problem, steps, i, j] for name, i, j in places])
+        lines = asked(page, MODULE, "writeArithmetic", [[name, problem, steps, i, j] for name, i, j in places])
         told = zip(places, lines, strict=True)
         found.append([(name, line, kept[name][i][j]) for (name, i, j), line in told])
     return found
@@ -87,7 +87,7 @@ def test_a_lectures_row_is_written_as_regard_walk_writes_it(opened, address, nam
             continue
         right = [re.sub(r" = .* = ", " = ", line.calculation) for line in scene.lines]  # walk has the products besides
         given = [[scene.name, problem, steps, known.focus, j] for j in range(len(known.words))]
-        assert [few(line) for line in asked(page, MODULE, "written", given)] == [few(line) for line in right]
+        assert [few(line) for line in asked(page, MODULE, "writeArithmetic", given)] == [few(line) for line in right]
 
 
 def few(line: str) -> str:
@@ -109,11 +109,11 @@ def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(ope
     problem = {"q": [[1.0, 2.0]], "k": [[0.5, 1.0], [1.0, 0.0]], "scale": 1, "visible": [[True, False]]}
     code = """async (problem) => {
         const {attend} = await import("./static/views/steps/attend.js");
-        const {written} = await import("./static/views/steps/arithmetic.js");
+        const {writeArithmetic} = await import("./static/views/steps/arithmetic.js");
         const seen = attend(problem);
         const blind = attend({...problem, visible: [[false, false]]});
-        return [written("masked", problem, seen, 0, 1), written("masked", problem, seen, 0, 0),
-            written("weights", problem, seen, 0, 1), written("weights", problem, blind, 0, 0)];
+        return [writeArithmetic("masked", problem, seen, 0, 1), writeArithmetic("masked", problem, seen, 0, 0),
+            writeArithmetic("weights", problem, seen, 0, 1), writeArithmetic("weights", problem, blind, 0, 0)];
     }"""
     hidden, stays, share, nothing = page.evaluate(code, problem)
     assert hidden == "1 becomes -inf"

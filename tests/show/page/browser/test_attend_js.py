@@ -22,10 +22,10 @@ PROBLEMS, DRAWS = 300, 3000
 WORDS = ["the", "cat", "the", "sleeps", "and", "purrs", "while"]
 TELL = """async (problems) => {
   const {attend} = await import("./static/views/steps/attend.js");
-  const {formulas, sentences} = await import("./static/views/steps/narration.js");
+  const {writeFormulas, writeSentences} = await import("./static/views/steps/narration.js");
   return problems.map(({problem, words, query}) => {
     const steps = attend(problem);
-    return [formulas(steps, problem), sentences(steps, words, words, query)];
+    return [writeFormulas(steps, problem), writeSentences(steps, words, words, query)];
   });
 }"""
 
@@ -68,7 +68,7 @@ def test_the_switches_are_attend_with_another_mask_and_scale(opened, address):
     problems = [(problem, steps) for problem, steps, _ in drawn(60) if problem["sink"] is None and problem["softcap"] is None]
     page = opened(address)
     settings = {"mask": "causal", "root": True}
-    changed = asked(page, "views/steps/attend", "switched", [[problem, settings] for problem, _ in problems])
+    changed = asked(page, "views/steps/attend", "applySwitches", [[problem, settings] for problem, _ in problems])
     answers = asked(page, "views/steps/attend", "attend", [[problem] for problem in changed])
     for found, (problem, _) in zip(answers, problems, strict=True):
         q, k, v = (torch.tensor(problem[name], dtype=torch.float64) for name in "qkv")
@@ -118,9 +118,9 @@ def test_numbers_are_written_as_in_python(opened, address):
     halves = torch.tensor([(n * 7919 % 20_000 + 0.5) / 10**places for places in (2, 4) for n in range(200)])  # in float32
     numbers += [x for ulps in (-3, 0, 3) for x in (halves * (1 + ulps * 2**-23)).tolist()]
     page = opened(address)
-    assert asked(page, "drawing/numerals", "numeral", [[number] for number in numbers]) == [
+    assert asked(page, "drawing/number_format", "formatNumber", [[number] for number in numbers]) == [
         format_number(number) for number in numbers
     ]
-    assert asked(page, "drawing/numerals", "rough", [[number] for number in numbers]) == [
+    assert asked(page, "drawing/number_format", "formatRounded", [[number] for number in numbers]) == [
         format_rounded(number) for number in numbers
     ]

@@ -1,20 +1,20 @@
 // Boots the page: reads the link, asks what there is, mounts the view that the link names and redraws it when the link changes.
 
-import { book } from "./asking/book.js";
-import { connect } from "./asking/source.js";
-import * as colour from "./drawing/colour.js";
-import { el } from "./drawing/el.js";
-import { legend } from "./drawing/legend.js";
-import { tells } from "./drawing/words.js";
-import { bar, beginning, ofTwoTexts, placed } from "./frame/bar.js";
-import { exporter } from "./frame/export.js";
-import { keyboard } from "./frame/keys.js";
-import { read, visit, write } from "./frame/link.js";
-import { notices } from "./frame/notices.js";
+import { createWordPages } from "./data/word_pages.js";
+import { connectSource } from "./data/source.js";
+import * as colour from "./drawing/color.js";
+import { el } from "./drawing/elements.js";
+import { drawLegend } from "./drawing/legend.js";
+import { hasLetters } from "./drawing/words.js";
+import { renderControls, makeInitialState, isCrossText, findAttention } from "./frame/controls.js";
+import { createExporter } from "./frame/export.js";
+import { createKeyboard } from "./frame/keyboard.js";
+import { parseLink, updateLink, formatLink } from "./frame/page_link.js";
+import { createNotices } from "./frame/notices.js";
 import { view as compare } from "./views/compare/compare.js";
 import { view as generate } from "./views/generate/generate.js";
 import { view as heads } from "./views/heads/heads.js";
-import { view as map } from "./views/map/map.js";
+import { view as map } from "./views/map/heat_map.js";
 import { view as steps } from "./views/steps/steps.js";
 import { view as text } from "./views/text/text.js";
 import { view as type } from "./views/type/type.js";
@@ -25,32 +25,32 @@ const NEAR = 12; // words that are gone back for one with letters
 const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null }; // nothing picked
 const find = (id) => document.getElementById(id);
 
-async function boot() {
-  const notice = notices(find("wait"), find("stage"));
-  const source = connect();
+async function bootPage() {
+  const notice = createNotices(find("wait"), find("stage"));
+  const source = connectSource();
   notice.wait("Asking what there is to look at");
   const start = await source.start();
   notice.ready();
   const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
-  const app = tools(page);
-  page.keyboard = keyboard(app, () => page.handle?.keys ?? [], () => page.handle?.hands ?? []);
-  find("tools").append(shelf(page, app), exporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
-  const follow = () => show(page, app);
+  const app = renderTools(page);
+  page.keyboard = createKeyboard(app, () => page.handle?.keys ?? [], () => page.handle?.hands ?? []);
+  find("tools").append(renderRecordings(page, app), createExporter(app, () => ({ ...page.handle?.picture?.(), legend: page.legend })), page.keyboard.button);
+  const follow = () => showState(page, app);
   addEventListener("popstate", follow);
   addEventListener("hashchange", follow);
-  colour.onGround(follow);
-  if (!location.hash) visit({ ...read(""), ...first(page) }, { replace: true });
-  if (start.translation && read(location.hash).r === start.translation.id) await translation(page); // which a link may name
+  colour.onThemeChange(follow);
+  if (!location.hash) updateLink({ ...parseLink(""), ...makeFirstState(page) }, { replace: true });
+  if (start.translation && parseLink(location.hash).r === start.translation.id) await loadTranslation(page); // which a link may name
   follow();
 }
 
 // Where a page without a link begins: at the words.
-function first({ shelf: [summary], start }) {
-  return summary ? { view: "text", ...beginning(summary) } : { view: start.model ? "type" : "text" };
+function makeFirstState({ shelf: [summary], start }) {
+  return summary ? { view: "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
 }
 
 // The example of a translation, run where it was not yet.
-async function translation({ source, start, notice, shelf }) {
+async function loadTranslation({ source, start, notice, shelf }) {
   const known = shelf.find((one) => one.id === start.translation.id);
   if (known) return known;
   notice.wait("Translating a sentence");
@@ -67,29 +67,29 @@ async function translation({ source, start, notice, shelf }) {
 }
 
 // What a view may use.
-function tools(page) {
+function renderTools(page) {
   const app = {
     source: page.source,
     start: page.start,
     colour,
     el,
-    state: () => settled(page, read(location.hash)),
+    state: () => clampState(page, parseLink(location.hash)),
     go(changes, options) {
       page.notice.clear();
-      visit({ ...read(location.hash), ...changes }, options);
-      show(page, app);
+      updateLink({ ...parseLink(location.hash), ...changes }, options);
+      showState(page, app);
     },
-    link: (changes) => write({ ...read(location.hash), ...changes }),
-    summary: () => chosen(page, app.state()),
+    link: (changes) => formatLink({ ...parseLink(location.hash), ...changes }),
+    summary: () => findSummary(page, app.state()),
     shelf: () => page.shelf,
     add(summary) {
       page.shelf = [...page.shelf.filter((one) => one.id !== summary.id), summary];
     },
-    attention: () => placed(app.summary(), app.state()),
-    ofTwoTexts: () => ofTwoTexts(app.summary(), app.attention()),
+    attention: () => findAttention(app.summary(), app.state()),
+    ofTwoTexts: () => isCrossText(app.summary(), app.attention()),
     async translation(view) {
-      const summary = await translation(page);
-      if (summary) app.go({ ...EMPTY, step: null, view, r: summary.id, ...beginning(summary) });
+      const summary = await loadTranslation(page);
+      if (summary) app.go({ ...EMPTY, step: null, view, r: summary.id, ...makeInitialState(summary) });
     },
     place() {
       const { kind, part, b, layer, head } = app.state();
@@ -97,39 +97,39 @@ function tools(page) {
     },
     book(r = app.summary().id, b = app.state().b) {
       const name = `${r} ${b}`;
-      if (!page.books.has(name)) page.books.set(name, book(page.source, page.shelf.find((one) => one.id === r), b));
+      if (!page.books.has(name)) page.books.set(name, createWordPages(page.source, page.shelf.find((one) => one.id === r), b));
       return page.books.get(name);
     },
     words: (list, from, to) => app.book().words(list, from, to),
     word: (list, place) => app.book().word(list, place),
     // The last word up to a place that has a letter or a digit, where one stands near: where a view begins.
     telling(list, place) {
-      for (let n = place; n >= 0 && n > place - NEAR; n--) if (tells(app.word(list, n))) return n;
+      for (let n = place; n >= 0 && n > place - NEAR; n--) if (hasLetters(app.word(list, n))) return n;
       return place;
     },
     caption: (...parts) => find("caption").replaceChildren(...parts),
     legend(shown) {
       page.legend = shown;
-      find("legend").replaceChildren(...(shown ? [legend(shown)] : []));
+      find("legend").replaceChildren(...(shown ? [drawLegend(shown)] : []));
     },
     wait: page.notice.wait,
     ready: page.notice.ready,
     fail: page.notice.fail,
-    redraw: () => show(page, app),
+    redraw: () => showState(page, app),
   };
   return app;
 }
 
 // The views that have something to run on here: a page without a model types and generates nothing.
-const offered = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
-const viewOf = (page, state) => offered(page).find((one) => one.name === state.view) ?? text;
-const chosen = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
+const listViews = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
+const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
+const findSummary = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
 
 // A state whose view, recording, kind, part, layer, head and places exist.
-function settled(page, state) {
-  const summary = chosen(page, state);
-  const found = { ...state, r: summary?.id, view: viewOf(page, state).name };
-  const attention = summary && placed(summary, state);
+function clampState(page, state) {
+  const summary = findSummary(page, state);
+  const found = { ...state, r: summary?.id, view: findView(page, state).name };
+  const attention = summary && findAttention(summary, state);
   if (!attention) return found;
   const within = (value, count) => Math.min(Math.max(Math.trunc(value), 0), Math.max(count - 1, 0));
   found.kind = attention.kind;
@@ -144,25 +144,25 @@ function settled(page, state) {
 }
 
 // Draws what the link says, mounting its view where another stands.
-function show(page, app) {
+function showState(page, app) {
   const state = app.state();
-  const view = viewOf(page, state);
+  const view = findView(page, state);
   const empty = !page.shelf.length && !ALONE.includes(view.name);
-  tabs(page, app, view);
-  attempt(app, () => bar(find("bar"), view, empty ? null : app, state));
+  renderTabs(page, app, view);
+  runGuarded(app, () => renderControls(find("bar"), view, empty ? null : app, state));
   const mounted = `${view.name} ${empty}`;
   if (page.mounted !== mounted) {
-    leave(page);
+    leaveView(page);
     app.caption();
     app.legend(null);
     document.title = `${view.title} · regard`;
     page.mounted = mounted;
-    page.handle = attempt(app, () => (empty ? nothing(page, app) : view.mount(find("stage"), app)));
+    page.handle = runGuarded(app, () => (empty ? showEmptyPage(page, app) : view.mount(find("stage"), app)));
   }
-  attempt(app, () => page.handle?.draw?.(state));
+  runGuarded(app, () => page.handle?.draw?.(state));
 }
 
-function leave(page) {
+function leaveView(page) {
   page.handle?.leave?.();
   page.handle = null;
   page.notice.ready();
@@ -172,7 +172,7 @@ function leave(page) {
 }
 
 // What a view does, its error said in words wherever it comes, at once or later.
-function attempt(app, work) {
+function runGuarded(app, work) {
   const failed = (fault) => {
     if (fault.name === "AbortError") return;
     app.ready();
@@ -188,15 +188,15 @@ function attempt(app, work) {
   }
 }
 
-function nothing(page, app) {
+function showEmptyPage(page, app) {
   const way = page.start.model ? el("a", { href: app.link({ view: "type" }) }, "Type a sentence") : "Start regard serve with a recording";
   find("stage").append(el("p", { class: "empty" }, "There is nothing to look at yet. ", way, " and it is drawn here."));
   return {};
 }
 
-function tabs(page, app, view) {
+function renderTabs(page, app, view) {
   const focused = document.activeElement?.getAttribute("data-view");
-  find("views").replaceChildren(...offered(page).map((one) =>
+  find("views").replaceChildren(...listViews(page).map((one) =>
     el("a", { href: app.link({ view: one.name }), "data-view": one.name, title: one.question, "aria-current": one === view && "page" }, one.title)));
   if (focused) find("views").querySelector(`[data-view="${focused}"]`)?.focus();
   const current = find("views").querySelector("[aria-current]");
@@ -204,17 +204,17 @@ function tabs(page, app, view) {
 }
 
 // Where a choice of another recording leads: a place as it was, except from or to one of two texts.
-function moved({ shelf }, id) {
+function choosePlace({ shelf }, id) {
   const summary = shelf.find((one) => one.id === id);
-  const two = [summary, chosen({ shelf }, read(location.hash))].some((one) => "source" in one.words);
-  return two ? beginning(summary) : {};
+  const two = [summary, findSummary({ shelf }, parseLink(location.hash))].some((one) => "source" in one.words);
+  return two ? makeInitialState(summary) : {};
 }
 
 // The choice among recordings, where there is one.
-function shelf(page, app) {
-  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ ...EMPTY, r: select.value, ...moved(page, select.value) }) });
+function renderRecordings(page, app) {
+  const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ ...EMPTY, r: select.value, ...choosePlace(page, select.value) }) });
   const fill = () => {
-    const now = chosen(page, read(location.hash));
+    const now = findSummary(page, parseLink(location.hash));
     select.hidden = page.shelf.length < 2;
     const stands = [...select.options].map((option) => option.value).join() === page.shelf.map((one) => one.id).join();
     if (!stands) select.replaceChildren(...page.shelf.map((one) => el("option", { value: one.id }, `${one.model}: ${one.text.slice(0, 32)}`)));
@@ -225,7 +225,7 @@ function shelf(page, app) {
   return select;
 }
 
-boot().catch((fault) => {
+bootPage().catch((fault) => {
   find("wait").hidden = true;
   find("stage").replaceChildren(el("p", { class: "error", role: "alert" }, fault.message));
   if (fault.name !== "Fault") console.error(fault);

@@ -1,28 +1,28 @@
 // Words as they stand in a text: spaces and line ends shown by a thin mark, whatever else cannot be seen spelled out.
 
-import { el } from "./el.js";
+import { el } from "./elements.js";
 
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and their like
 const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters beside them
 
 // The parts of a word: [kind, text] of kinds text, space, end (of a line), code (of what cannot be seen).
-export function parts(word) {
+export function splitWord(word) {
   const found = [];
   for (const letter of String(word)) {
     const kind = letter === " " ? "space" : letter === "\n" ? "end" : UNSEEN.test(letter) && !JOINS.has(letter) ? "code" : "text";
     if (kind === "text" && found.at(-1)?.[0] === "text") found.at(-1)[1] += letter;
-    else found.push([kind, kind === "code" ? named(letter) : letter]);
+    else found.push([kind, kind === "code" ? nameCharacter(letter) : letter]);
   }
   return found;
 }
 
-const named = (letter) => (letter === "\t" ? "⇥" : letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"));
+const nameCharacter = (letter) => (letter === "\t" ? "⇥" : letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"));
 
 // A word as one line of plain text, for canvases, labels and titles, without the spaces about it; cut to `most` letters
 // where one is given.
-export function plain(word, most = Infinity) {
+export function formatPlainWord(word, most = Infinity) {
   const marks = { space: "\u00b7", end: "↵" }; // a dot where a word is nothing but spaces
-  const found = parts(String(word).replace(/^ +(?=[^ ])|(?<=[^ ]) +$/g, "")).flatMap(([kind, text], n, all) => {
+  const found = splitWord(String(word).replace(/^ +(?=[^ ])|(?<=[^ ]) +$/g, "")).flatMap(([kind, text], n, all) => {
     const inside = kind === "space" && n > 0 && n < all.length - 1;
     return [...(inside ? "\u00a0" : marks[kind] ?? (kind === "code" ? `‹${text}›` : text))];
   });
@@ -30,18 +30,18 @@ export function plain(word, most = Infinity) {
 }
 
 // A word without its marks, for sentences: "‘it’".
-export function quoted(word) {
-  const bare = plain(String(word).trim() || word, 24);
+export function quoteWord(word) {
+  const bare = formatPlainWord(String(word).trim() || word, 24);
   return `‘${bare}’`;
 }
 
 // Whether a word has a letter or a digit in it.
-export const tells = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
+export const hasLetters = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
 
 // The children of an element that shows a word, cut to `most` letters.
-export function shown(word, most = Infinity) {
+export function renderWord(word, most = Infinity) {
   const cut = String(word).length > most ? `${String(word).slice(0, most - 1)}…` : word;
-  return parts(cut).map(([kind, text]) => {
+  return splitWord(cut).map(([kind, text]) => {
     if (kind === "text") return text;
     if (kind === "space") return el("span", { class: "mark-space" }, " ");
     if (kind === "end") return el("span", { class: "mark-end" }, "↵");

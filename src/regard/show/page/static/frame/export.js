@@ -1,21 +1,21 @@
 // What is on screen as a picture to keep: PNG, or SVG where lines and letters stay lines and letters.
 
-import { css, ground } from "../drawing/colour.js";
-import { el } from "../drawing/el.js";
-import { svgPen } from "../drawing/pen.js";
+import { formatColor, readBackground } from "../drawing/color.js";
+import { el } from "../drawing/elements.js";
+import { createSvgPen } from "../drawing/canvas_pen.js";
 
 const FINER = 2; // pixels of a PNG for each of the page's, or as many as the screen has where those are more
 const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels about the caption, of a line of it, and of its letters
 
 // The menu of a view's picture; picture() is that of the view that stands, {svg or canvas, legend}.
-export function exporter(app, picture) {
+export function createExporter(app, picture) {
   const save = (kind) => async () => {
     try {
       const shown = picture();
       if (!shown.svg && !shown.canvas) return app.fail("There is no picture here yet: this view draws one once something is shown.");
       const name = `regard-${app.state().view}.${kind}`;
-      const svg = framed(shown, document.getElementById("caption").textContent);
-      return keep(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await raster(svg), name);
+      const svg = frameSvg(shown, document.getElementById("caption").textContent);
+      return downloadBlob(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rasterizeSvg(svg), name);
     } catch (fault) {
       return app.fail(`The picture could not be made: ${fault.message}`);
     }
@@ -52,25 +52,25 @@ export function exporter(app, picture) {
 }
 
 // A picture over the line that says what it is, with the scale of its colours.
-function framed({ svg, canvas, legend }, caption) {
-  const inner = svg ?? vector(canvas);
+function frameSvg({ svg, canvas, legend }, caption) {
+  const inner = svg ?? embedCanvas(canvas);
   const [width, height] = ["width", "height"].map((side) => Number(inner.match(new RegExp(`^<svg[^>]* ${side}="([\\d.]+)"`))[1]));
-  const lines = wrapped(caption, Math.max(width - 2 * EDGE, 200));
+  const lines = wrapText(caption, Math.max(width - 2 * EDGE, 200));
   const foot = EDGE + lines.length * LINE + (legend ? 44 : 0);
-  const pen = svgPen(Math.max(width, legend ? 400 : 232), height + foot, ground("--paper"));
+  const pen = createSvgPen(Math.max(width, legend ? 400 : 232), height + foot, readBackground("--paper"));
   pen.whole(inner);
-  lines.forEach((line, n) => pen.text(line, EDGE, height + (n + 0.5) * LINE + 6, { size: LETTER, fill: ground("--ink") }));
-  if (legend) scale(pen, legend, height + foot - 44);
+  lines.forEach((line, n) => pen.text(line, EDGE, height + (n + 0.5) * LINE + 6, { size: LETTER, fill: readBackground("--ink") }));
+  if (legend) drawScale(pen, legend, height + foot - 44);
   return pen.done();
 }
 
-function vector(canvas) {
+function embedCanvas(canvas) {
   const { width, height } = canvas;
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"><image width="${width}" height="${height}" href="${canvas.toDataURL()}"/></svg>\n`;
 }
 
 // Words in lines no wider than so many pixels.
-function wrapped(text, room) {
+function wrapText(text, room) {
   const ruler = el("canvas").getContext("2d");
   ruler.font = `${LETTER}px system-ui, sans-serif`;
   const lines = [];
@@ -82,21 +82,21 @@ function wrapped(text, room) {
   return lines;
 }
 
-function scale(pen, { title, colour, ticks }, y) {
-  const look = { size: 11, fill: ground("--faint") };
+function drawScale(pen, { title, colour, ticks }, y) {
+  const look = { size: 11, fill: readBackground("--faint") };
   const [left, steps, wide] = [EDGE, 60, 3];
   pen.text(title, left + wide * steps + 10, y + 12, look);
-  for (let n = 0; n < steps; n++) pen.rect(left + wide * n, y + 6, wide + 0.3, 11, css(colour(n / (steps - 1))));
+  for (let n = 0; n < steps; n++) pen.rect(left + wide * n, y + 6, wide + 0.3, 11, formatColor(colour(n / (steps - 1))));
   ticks.forEach(([place, text], n) => pen.text(text, left + place * wide * steps, y + 28, { ...look, anchor: n === 0 ? "start" : n === ticks.length - 1 ? "end" : "middle" }));
 }
 
-async function raster(svg) {
-  const sheet = await drawn(svg);
+async function rasterizeSvg(svg) {
+  const sheet = await loadImage(svg);
   return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
 }
 
 // SVG on a canvas, at least as fine as the screen.
-async function drawn(svg) {
+async function loadImage(svg) {
   const address = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
   try {
     const image = new Image();
@@ -111,7 +111,7 @@ async function drawn(svg) {
   }
 }
 
-function keep(blob, name) {
+function downloadBlob(blob, name) {
   const address = URL.createObjectURL(blob);
   el("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);

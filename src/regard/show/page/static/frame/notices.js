@@ -1,10 +1,10 @@
 // What the page says of itself: how far a long wait is, and errors beside the thing that caused them.
 
-import { el } from "../drawing/el.js";
+import { el } from "../drawing/elements.js";
 
 const PATIENCE = 300; // milliseconds before a wait is spoken of
 
-export function notices(line, stage) {
+export function createNotices(line, stage) {
   let timer = null;
   let said = null;
   const beside = new Map(); // element -> the error that stands after it

@@ -1,11 +1,11 @@
 // Compare: two heads, prompts or recordings side by side, and what is more or less in the second.
 
-import * as colour from "../../drawing/colour.js";
-import { ofDifferences } from "../../drawing/legend.js";
-import { three } from "../../drawing/numerals.js";
-import { numberOf, placed } from "../../frame/bar.js";
-import { difference, furthest, levelOf, moved, picture, shared } from "./pair.js";
-import { DIFFERENCE, skeleton } from "./skeleton.js";
+import * as colour from "../../drawing/color.js";
+import { makeDifferenceScale } from "../../drawing/legend.js";
+import { formatThreeDigits } from "../../drawing/number_format.js";
+import { getHeadNumber, findAttention } from "../../frame/controls.js";
+import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords } from "./difference.js";
+import { DIFFERENCE, buildLayout } from "./compare_layout.js";
 
 const LISTED = 6; // of the places that differ most
 const KEPT = 12; // pictures
@@ -15,110 +15,110 @@ export const view = { name: "compare", title: "Compare", question: "What is diff
 // `it` is what the functions below share: the page, the pictures and words that are kept, by what they are of, and what is drawn.
 function mount(stage, app) {
   const it = { app, kept: new Map(), drawn: null, asking: null };
-  it.page = skeleton(app, {
-    change: (side, changes) => change(it, side, changes),
-    typed: (text, form) => typed(it, text, form),
+  it.page = buildLayout(app, {
+    change: (side, changes) => changeSide(it, side, changes),
+    typed: (text, form) => runSecondText(it, text, form),
     pin: (q, k) => app.go({ q, k }, { replace: true }),
-    swap: () => swap(it),
+    swap: () => swapSides(it),
   });
   stage.append(it.page.root);
-  return { draw: (state) => draw(it, state), leave: () => it.asking?.abort(), keys: keysOf(it), picture: () => it.drawn && { svg: it.page.sheet() } };
+  return { draw: (state) => drawView(it, state), leave: () => it.asking?.abort(), keys: listKeys(it), picture: () => it.drawn && { svg: it.page.sheet() } };
 }
 
 // The two sides that a state names: {summary, attention, place, layer}.
-function sides(it, state) {
+function listSides(it, state) {
   const { app } = it;
   const first = { summary: app.summary(), attention: app.attention(), place: app.place(), layer: app.attention().layers[state.layer] };
-  return [first, second(it, state, first)];
+  return [first, chooseSecondSide(it, state, first)];
 }
 
 // The second side; the next head of the first where it names none.
-function second({ app }, state, first) {
+function chooseSecondSide({ app }, state, first) {
   const summary = app.shelf().find((one) => one.id === state.r2) ?? first.summary;
   const same = summary === first.summary;
-  const attention = placed(summary, { kind: state.kind2 ?? state.kind, part: state.part2 ?? (same ? state.part : null) });
-  const layer = within(state.layer2 ?? state.layer, attention.layers.length);
+  const attention = findAttention(summary, { kind: state.kind2 ?? state.kind, part: state.part2 ?? (same ? state.part : null) });
+  const layer = clampIndex(state.layer2 ?? state.layer, attention.layers.length);
   const next = same && layer === state.layer ? (state.head + 1) % first.layer.heads : state.head;
-  const head = within(state.head2 ?? next, attention.layers[layer].heads);
-  const place = { kind: attention.kind, part: attention.part, b: within(state.b2 ?? 0, summary.batch), layer, head };
+  const head = clampIndex(state.head2 ?? next, attention.layers[layer].heads);
+  const place = { kind: attention.kind, part: attention.part, b: clampIndex(state.b2 ?? 0, summary.batch), layer, head };
   return { summary, attention, place, layer: attention.layers[layer] };
 }
 
-async function draw(it, state) {
-  const both = sides(it, state);
+async function drawView(it, state) {
+  const both = listSides(it, state);
   it.page.controls(both);
-  it.page.turn(state.pane === undefined ? DIFFERENCE : within(state.pane, 3));
+  it.page.turn(state.pane === undefined ? DIFFERENCE : clampIndex(state.pane, 3));
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
-  const level = levelOf(...both.flatMap(({ layer }) => [layer.queries, layer.keys]));
+  const level = chooseLevel(...both.flatMap(({ layer }) => [layer.queries, layer.keys]));
   it.app.wait("Fetching the two heads");
-  const parts = await Promise.all(both.map((side) => once(it, [side.summary.id, side.place, level], () => fetched(it, side, level, signal))));
+  const parts = await Promise.all(both.map((side) => fetchOnce(it, [side.summary.id, side.place, level], () => fetchPictures(it, side, level, signal))));
   if (signal.aborted) return;
   it.app.ready();
-  const common = shared(parts[0].words, parts[1].words);
-  it.drawn = { parts, apart: difference(parts[0], parts[1], common, level), common, level, both };
-  render(it, state);
+  const common = matchWords(parts[0].words, parts[1].words);
+  it.drawn = { parts, apart: subtractWeights(parts[0], parts[1], common, level), common, level, both };
+  renderPictures(it, state);
 }
 
-async function fetched({ app }, { summary, attention, place, layer }, level, signal) {
+async function fetchPictures({ app }, { summary, attention, place, layer }, level, signal) {
   const book = app.book(summary.id);
   const rows = await book.words(attention.rows, 0, layer.queries);
   const columns = await book.words(attention.columns, 0, layer.keys);
-  const found = await picture(app.source, summary.id, place, layer, level, signal);
+  const found = await fetchPicture(app.source, summary.id, place, layer, level, signal);
   return { ...found, of: { rows: layer.queries, columns: layer.keys }, words: { rows, columns } };
 }
 
-async function once({ kept }, key, ask) {
+async function fetchOnce({ kept }, key, ask) {
   const name = JSON.stringify(key);
   if (kept.size > KEPT) kept.delete(kept.keys().next().value);
   if (!kept.has(name)) kept.set(name, await ask());
   return kept.get(name);
 }
 
-function render(it, state) {
+function renderPictures(it, state) {
   const { page, app } = it;
   const { parts, apart, common, level } = it.drawn;
   const top = parts.flatMap((one) => one.weights).reduce((most, value) => Math.max(most, value ?? 0), 1e-6);
-  const scale = colour.scaleOf(state, Math.max(...parts.map((one) => one.of.columns)), top);
-  const high = reach(apart.weights);
-  page.pictures(it.drawn, (value) => colour.shade(Math.min(scale.share(value), 1)), (value) => colour.difference(value / high), scale, ofReach(apart.weights, high));
-  page.told(sentence(it.drawn), common.said);
-  page.list(level ? [] : furthest(apart, LISTED), parts);
+  const scale = colour.createStateScale(state, Math.max(...parts.map((one) => one.of.columns)), top);
+  const high = findLargest(apart.weights);
+  page.pictures(it.drawn, (value) => colour.shadeWeight(Math.min(scale.share(value), 1)), (value) => colour.shadeDifference(value / high), scale, makeReachScale(apart.weights, high));
+  page.told(describeDifference(it.drawn), common.said);
+  page.list(level ? [] : listFurthestCells(apart, LISTED), parts);
   page.mark(it.drawn, state.q, state.k);
-  const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${numberOf(layer, place.head)}`);
+  const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${getHeadNumber(layer, place.head)}`);
   app.caption(app.el("b", {}, `${a} against ${b}`), ": rows look, columns are looked at; in the difference blue is more in the second, orange less.");
-  if (state.q !== undefined && state.k !== undefined) page.exact(exact(it, state));
+  if (state.q !== undefined && state.k !== undefined) page.exact(fetchExactWeights(it, state));
 }
 
-function sentence({ apart, level }) {
+function describeDifference({ apart, level }) {
   if (!apart.rows) return "";
-  const share = level ? null : moved(apart);
+  const share = level ? null : computeRowDistance(apart);
   if (share === null) return `Each pixel is the mean of ${2 ** level} by ${2 ** level} weights.`;
   if (share < 5e-4) return "The two attend alike.";
-  return `On average ${three(share)} of a word’s attention lies elsewhere in the second (0: alike, 1: nothing in common).`;
+  return `On average ${formatThreeDigits(share)} of a word’s attention lies elsewhere in the second (0: alike, 1: nothing in common).`;
 }
 
 // The weights at a place of both sides, every digit, where both have it.
-function exact({ app, drawn }, { q, k }) {
+function fetchExactWeights({ app, drawn }, { q, k }) {
   const cell = async ({ summary, place, layer }) => (q < layer.queries && k < layer.keys ? app.source.cell(summary.id, { ...place, q, k }) : null);
   return Promise.all(drawn.both.map(cell));
 }
 
 // Another layer, head or recording for a side; the other stays where it is.
-function change(it, side, changes) {
-  const { kind, layer, head } = sides(it, it.app.state())[1].place;
+function changeSide(it, side, changes) {
+  const { kind, layer, head } = listSides(it, it.app.state())[1].place;
   const named = Object.entries(changes).map(([name, value]) => [side ? `${name}2` : name, value]);
   it.app.go({ kind2: kind, layer2: layer, head2: head, ...Object.fromEntries(named), q: null, k: null }, { replace: true });
 }
 
-function swap(it) {
-  const [a, b] = sides(it, it.app.state());
+function swapSides(it) {
+  const [a, b] = listSides(it, it.app.state());
   const other = Object.fromEntries(Object.entries(a.place).map(([name, value]) => [`${name}2`, value]));
   it.app.go({ ...b.place, r: b.summary.id, ...other, r2: a.summary.id, q: null, k: null });
 }
 
 // Runs the model on a text, which becomes the second side.
-async function typed({ app }, text, form) {
+async function runSecondText({ app }, text, form) {
   if (!text.trim()) return app.fail("Type at least one word first.", form);
   app.wait(`Running ${app.start.model}`);
   try {
@@ -133,38 +133,38 @@ async function typed({ app }, text, form) {
   }
 }
 
-function step(it, rows, columns) {
+function stepCell(it, rows, columns) {
   if (!it.drawn) return;
   const { q = 0, k = 0 } = it.app.state();
   const [queries, keys] = ["rows", "columns"].map((axis) => Math.max(...it.drawn.parts.map((one) => one.of[axis])));
-  it.app.go({ q: within(q + rows, queries), k: within(k + columns, keys) }, { replace: true });
+  it.app.go({ q: clampIndex(q + rows, queries), k: clampIndex(k + columns, keys) }, { replace: true });
 }
 
-function turn(it, by) {
-  const { place, layer } = sides(it, it.app.state())[1];
-  change(it, 1, { head: within(place.head + by, layer.heads) });
+function turnHead(it, by) {
+  const { place, layer } = listSides(it, it.app.state())[1];
+  changeSide(it, 1, { head: clampIndex(place.head + by, layer.heads) });
 }
 
-const keysOf = (it) => [
-  ["ArrowUp", "the query before", () => step(it, -1, 0)],
-  ["ArrowDown", "the next query", () => step(it, 1, 0)],
-  ["ArrowLeft", "the key before", () => step(it, 0, -1)],
-  ["ArrowRight", "the next key", () => step(it, 0, 1)],
-  ["}", "the next head, of the second", () => turn(it, 1)],
-  ["{", "the head before, of the second", () => turn(it, -1)],
-  ["x", "change sides", () => swap(it)],
+const listKeys = (it) => [
+  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
+  ["}", "the next head, of the second", () => turnHead(it, 1)],
+  ["{", "the head before, of the second", () => turnHead(it, -1)],
+  ["x", "change sides", () => swapSides(it)],
 ];
 
 // The difference that has the full colour: few pixels are further from 0, and these do not pale all others.
-function reach(weights) {
+function findLargest(weights) {
   const sizes = weights.filter((value) => value).map(Math.abs).sort((a, b) => a - b);
-  return colour.round(Math.max(sizes[Math.floor(0.99 * sizes.length)] ?? 0, 1e-6));
+  return colour.roundUp(Math.max(sizes[Math.floor(0.99 * sizes.length)] ?? 0, 1e-6));
 }
 
-function ofReach(weights, high) {
-  const marks = ofDifferences(high);
+function makeReachScale(weights, high) {
+  const marks = makeDifferenceScale(high);
   if (!weights.some((value) => Math.abs(value ?? 0) > high)) return marks;
   return { ...marks, ticks: marks.ticks.map(([place, text]) => [place, place === 0.5 ? text : place ? `${text} or more` : `${text} or less`]) };
 }
 
-const within = (value, count) => Math.min(Math.max(Math.trunc(Number(value)) || 0, 0), Math.max(count - 1, 0));
+const clampIndex = (value, count) => Math.min(Math.max(Math.trunc(Number(value)) || 0, 0), Math.max(count - 1, 0));

@@ -1,10 +1,10 @@
 // Generate: words appear one by one, each with what it looked at and what else was likely.
 
-import { el } from "../../drawing/el.js";
-import { likeness } from "../../drawing/likeness.js";
-import { percent } from "../../drawing/numerals.js";
-import { quoted } from "../../drawing/words.js";
-import { skeleton } from "./skeleton.js";
+import { el } from "../../drawing/elements.js";
+import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
+import { formatPercent } from "../../drawing/number_format.js";
+import { quoteWord } from "../../drawing/words.js";
+import { buildLayout } from "./generate_layout.js";
 
 const LINKED = 400; // letters of a text that the link holds
 
@@ -14,20 +14,20 @@ export const view = { name: "generate", title: "Generate", question: "Which word
 // asked for; the one looked into, null for the last; the recording of it all; and the run that goes on.
 function mount(stage, app) {
   const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null };
-  it.page = skeleton(app, { run: (asked) => run(it, asked), stop: () => it.running?.abort(), pick: (n) => pick(it, n) });
+  it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => it.running?.abort(), pick: (n) => pickToken(it, n) });
   stage.append(it.page.root);
-  resume(it, app.state());
-  return { draw() {}, leave: () => it.running?.abort(), keys: keysOf(it), picture: () => it.written.length && { svg: likeness(it.page.body) } };
+  resumeState(it, app.state());
+  return { draw() {}, leave: () => it.running?.abort(), keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
 }
 
 // What the link holds of an earlier run.
-function resume({ page }, state) {
+function resumeState({ page }, state) {
   page.form.elements.text.value = state.text ?? "";
   if (state.heat) page.warm(state.heat); // not `temperature`: that is a switch of Steps
   if (!state.text) page.form.elements.text.focus();
 }
 
-async function run(it, { text, tokens, temperature, seed }) {
+async function runGeneration(it, { text, tokens, temperature, seed }) {
   const { app, page } = it;
   if (!text.trim()) return app.fail("Type the beginning first.", page.form);
   it.running?.abort();
@@ -39,79 +39,79 @@ async function run(it, { text, tokens, temperature, seed }) {
   page.busy(true);
   try {
     for await (const line of app.source.generate({ text, tokens, temperature, seed }, mine.signal)) {
-      if (line.recording) finish(it, line.recording);
-      else add(it, line, tokens);
+      if (line.recording) finishGeneration(it, line.recording);
+      else addTokens(it, line, tokens);
     }
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
     if (it.running === mine) page.busy(false);
-    if (it.running === mine && !it.made) page.end(stopped(it, mine.signal.aborted), null);
+    if (it.running === mine && !it.made) page.end(makeStopError(it, mine.signal.aborted), null);
     app.ready();
   }
   return undefined;
 }
 
-function add(it, line, tokens) {
+function addTokens(it, line, tokens) {
   it.written.push(line);
   it.page.add(line, it.written.length - 1);
   it.page.count(it.written.length, tokens);
-  if (it.picked === null) look(it, it.written.length - 1);
+  if (it.picked === null) showToken(it, it.written.length - 1);
 }
 
-function look(it, n) {
+function showToken(it, n) {
   it.page.look(it.written[n], n, it.picked === n);
   it.page.shade(it.written, n, it.made);
-  caption(it, n);
+  describePicture(it, n);
 }
 
-const last = (it) => it.written.length - 1;
+const getLastIndex = (it) => it.written.length - 1;
 
-function pick(it, n) {
-  it.picked = it.picked === n ? null : Math.min(Math.max(n, 0), last(it));
-  look(it, it.picked ?? last(it));
+function pickToken(it, n) {
+  it.picked = it.picked === n ? null : Math.min(Math.max(n, 0), getLastIndex(it));
+  showToken(it, it.picked ?? getLastIndex(it));
 }
 
-function step(it, by) {
+function stepToken(it, by) {
   if (!it.written.length) return;
-  it.picked = Math.min(Math.max((it.picked ?? last(it)) + by, 0), last(it));
-  look(it, it.picked);
+  it.picked = Math.min(Math.max((it.picked ?? getLastIndex(it)) + by, 0), getLastIndex(it));
+  showToken(it, it.picked);
 }
 
-function letGo(it) {
+function unpickToken(it) {
   if (it.page.isBusy()) return it.running.abort();
   if (!it.written.length) return undefined;
   it.picked = null;
-  return look(it, last(it));
+  return showToken(it, getLastIndex(it));
 }
 
-function finish(it, summary) {
+function finishGeneration(it, summary) {
   it.made = summary;
   if (it.written.length < it.wanted) it.page.ended(it.written.length);
   it.app.add(summary);
-  look(it, it.picked ?? last(it));
+  showToken(it, it.picked ?? getLastIndex(it));
   const links = [["text", "Read it in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
   const changes = { r: summary.id, q: null, k: null, text: null, heat: null };
   it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
 }
 
 // What was stopped has no recording yet; Type makes one of the same words.
-function stopped({ app, written, begun }, asked) {
+function makeStopError({ app, written, begun }, asked) {
   if (!written.length) return asked ? "Stopped before the first word came." : "";
   const text = begun + written.map((one) => one.word).join("");
   return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Look at these words in Type"), ".");
 }
 
-function caption({ app, written, picked }, n) {
+function describePicture({ app, written, picked }, n) {
   const { word, probability } = written[n];
   const more = picked === null ? "; pick a word to see what it looked at." : "; pick it again to let go.";
-  app.caption(app.el("b", {}, quoted(word)), ` had the probability ${percent(probability)}`, more);
+  app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 
-const keysOf = (it) => [
-  ["ArrowRight", "the next word that came", () => step(it, 1)],
-  ["ArrowLeft", "the word before", () => step(it, -1)],
+const listKeys = (it) => [
+  ["ArrowRight", "the next word that came", () => stepToken(it, 1)],
+  ["ArrowLeft", "the word before", () => stepToken(it, -1)],
   ["s", "stop", () => it.running?.abort()],
   ["i", "write in the box", () => it.page.form.elements.text.focus()],
-  ["Escape", "stop, or let go of the picked word", () => letGo(it)],
+  ["Escape", "stop, or let go of the picked word", () => unpickToken(it)],
 ];

@@ -1,14 +1,14 @@
 // The Heads view: every layer and head as a small picture, named by its kind, sorted or filtered by what the detectors say.
 
-import { scaleOf, table } from "../../drawing/colour.js";
-import { el } from "../../drawing/el.js";
-import { ofWeights } from "../../drawing/legend.js";
-import { three } from "../../drawing/numerals.js";
-import { paint } from "../../drawing/picture.js";
-import { numberOf } from "../../frame/bar.js";
-import { SENTENCES, controlsOf } from "./kinds.js";
-import { sheetSvg } from "./sheet.js";
-import { sight } from "./sight.js";
+import { createStateScale, buildColorTable } from "../../drawing/color.js";
+import { el } from "../../drawing/elements.js";
+import { makeWeightScale } from "../../drawing/legend.js";
+import { formatThreeDigits } from "../../drawing/number_format.js";
+import { paintCodes } from "../../drawing/matrix_image.js";
+import { getHeadNumber } from "../../frame/controls.js";
+import { SENTENCES, renderHeadControls } from "./kind_filter.js";
+import { exportSheet } from "./svg_sheet.js";
+import { createVisibilityPanel } from "./visibility_panel.js";
 
 const THUMB = 48; // pixels of a small picture
 const AHEAD = "300px"; // below the window, where pictures are asked for already
@@ -31,53 +31,53 @@ function mount(stage, app) {
   const said = el("p", { class: "note heads-said", "aria-live": "polite" });
   const sheet = el("div", { class: "heads-sheet" });
   const told = el("p", { class: "note" });
-  const seen = sight(app);
+  const seen = createVisibilityPanel(app);
   stage.append(controls, seen.element, said, sheet, told);
   const it = { app, controls, said, sheet, told, seen, of: "", control: new AbortController(), ...NOTHING() };
   it.near = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) if (isIntersecting) thumbs(it, Number(target.dataset.layer));
+    for (const { isIntersecting, target } of entries) if (isIntersecting) fetchThumbnails(it, Number(target.dataset.layer));
   }, { root: stage, rootMargin: AHEAD });
   const leave = () => (it.control.abort(), it.near.disconnect(), seen.leave());
-  return { draw: (state) => draw(it, state), leave, keys: keysOf(it), picture: () => ({ svg: sheetSvg(stage) }) };
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => ({ svg: exportSheet(stage) }) };
 }
 
-const layersOf = ({ app }) => app.attention().layers;
-const nameOf = (it, layer, head) => `${layer}.${numberOf(layersOf(it)[layer], head)}`; // as the model counts its heads
-const rowOf = (it, one) => it.rows.get(one.name);
+const getLayers = ({ app }) => app.attention().layers;
+const getHeadName = (it, layer, head) => `${layer}.${getHeadNumber(getLayers(it)[layer], head)}`; // as the model counts its heads
+const getHeadRow = (it, one) => it.rows.get(one.name);
 
 // Every head, {layer, head, name}.
-function allOf(it) {
-  return layersOf(it).flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: nameOf(it, layer, head) })));
+function getAllTiles(it) {
+  return getLayers(it).flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: getHeadName(it, layer, head) })));
 }
 
 // Those that are shown, in their order.
-function chosen(it, state) {
-  const kept = allOf(it).filter((one) => !state.only || rowOf(it, one)?.kind === state.only);
+function listShownHeads(it, state) {
+  const kept = getAllTiles(it).filter((one) => !state.only || getHeadRow(it, one)?.kind === state.only);
   if (!it.whole || !it.detectors.includes(state.by)) return kept;
-  const score = (one) => rowOf(it, one)?.scores[state.by] ?? -Infinity;
+  const score = (one) => getHeadRow(it, one)?.scores[state.by] ?? -Infinity;
   return kept.sort((a, b) => score(b) - score(a));
 }
 
-function draw(it, state) {
+function drawView(it, state) {
   const { app } = it;
   const of = JSON.stringify([app.summary().id, state.kind, state.part, state.b]);
-  const { keys } = layersOf(it)[state.layer];
-  const scale = scaleOf(state, keys);
-  it.colours = table(scale);
-  app.legend(ofWeights(scale, keys > THUMB ? "largest weight" : "weight"));
-  if (of !== it.of) begin(it, of);
+  const { keys } = getLayers(it)[state.layer];
+  const scale = createStateScale(state, keys);
+  it.colours = buildColorTable(scale);
+  app.legend(makeWeightScale(scale, keys > THUMB ? "largest weight" : "weight"));
+  if (of !== it.of) resetView(it, of);
   else for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
-  show(it, state);
+  selectTile(it, state);
   return it.seen.draw(state);
 }
 
 // Another recording, or another text of its batch.
-function begin(it, of) {
+function resetView(it, of) {
   it.control.abort();
   it.near.disconnect();
   Object.assign(it, NOTHING(), { of, control: new AbortController() });
-  it.tiles = new Map(allOf(it).map((one) => [one.name, tile(it, one)]));
-  ask(it).catch((fault) => {
+  it.tiles = new Map(getAllTiles(it).map((one) => [one.name, createTile(it, one)]));
+  fetchKinds(it).catch((fault) => {
     if (fault.name === "AbortError") return;
     it.app.ready();
     it.app.fail(fault.message, it.controls);
@@ -85,7 +85,7 @@ function begin(it, of) {
 }
 
 // Asks what kinds they are: a head a line, so that each has its name as soon as it is known.
-async function ask(it) {
+async function fetchKinds(it) {
   const { app } = it;
   const { signal } = it.control;
   const { kind, part } = app.place();
@@ -95,17 +95,17 @@ async function ask(it) {
     if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
       app.wait("Asking every head what kind it is", line.done / line.of);
-      nameAll(it, app.state());
+      labelTiles(it, app.state());
     } else {
       Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
-      show(it, app.state());
+      selectTile(it, app.state());
     }
   }
   app.ready();
 }
 
 // The small pictures of a layer.
-async function thumbs(it, layer) {
+async function fetchThumbnails(it, layer) {
   const { app } = it;
   if (it.thumbs.has(layer)) return;
   it.thumbs.set(layer, null);
@@ -113,7 +113,7 @@ async function thumbs(it, layer) {
   try {
     it.thumbs.set(layer, await app.source.thumbs(app.summary().id, { kind, part, b, layer }, it.control.signal));
     shadeLayer(it, layer);
-    caption(it, app.state());
+    describePicture(it, app.state());
   } catch (fault) {
     if (fault.name === "AbortError") return;
     it.thumbs.delete(layer);
@@ -127,12 +127,12 @@ function shadeLayer(it, layer) {
   if (!found) return;
   const [count, rows, columns] = found.shape;
   for (let head = 0; head < count; head++) {
-    const canvas = it.tiles.get(nameOf(it, layer, head))?.querySelector("canvas");
-    if (canvas) paint(canvas, found.codes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns, it.colours);
+    const canvas = it.tiles.get(getHeadName(it, layer, head))?.querySelector("canvas");
+    if (canvas) paintCodes(canvas, found.codes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns, it.colours);
   }
 }
 
-function tile(it, one) {
+function createTile(it, one) {
   const [score, kind] = ["head-score numbers", "head-kind"].map((name) => el("span", { class: name }));
   const element = el("a", { class: "head", "data-layer": one.layer, "data-head": one.head },
     el("canvas", { "aria-hidden": "true" }), el("span", { class: "head-name numbers" }, one.name), score, kind);
@@ -141,61 +141,61 @@ function tile(it, one) {
 }
 
 // Names, scores and links of the tiles, which stay where they are.
-function nameAll(it, state) {
-  for (const one of allOf(it)) nameOne(it, state, one, it.tiles.get(one.name), rowOf(it, one));
+function labelTiles(it, state) {
+  for (const one of getAllTiles(it)) labelTile(it, state, one, it.tiles.get(one.name), getHeadRow(it, one));
 }
 
-function nameOne(it, state, { layer, head }, element, found) {
-  const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${three(value)}`);
+function labelTile(it, state, { layer, head }, element, found) {
+  const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${formatThreeDigits(value)}`);
   element.href = it.app.link({ view: "map", layer, head, x: null, y: null, zoom: null });
   element.title = found ? [`${found.kind}: ${SENTENCES[found.kind] ?? ""}`, ...scores].join("\n") : "";
-  element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? three(found?.scores[state.by]) : "";
+  element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
   element.querySelector(".head-kind").textContent = found?.kind ?? "";
-  element.setAttribute("aria-label", `Layer ${layer}, head ${numberOf(layersOf(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);
+  element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);
   element.classList.toggle("chosen", layer === state.layer && head === state.head);
 }
 
 // Lays the tiles out, layer by layer where they stand in that order.
-function lay(it, state) {
-  const shown = chosen(it, state);
+function layOutTiles(it, state) {
+  const shown = listShownHeads(it, state);
   const grouped = shown.length && !it.detectors.includes(state.by) && !state.only;
   const order = JSON.stringify([grouped, shown.map((one) => one.name)]);
   if (order === it.laid) return;
   it.laid = order;
   const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
   const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
-  it.sheet.replaceChildren(...(grouped ? layersOf(it).map(ofLayer) : [line(null, shown)]));
+  it.sheet.replaceChildren(...(grouped ? getLayers(it).map(ofLayer) : [line(null, shown)]));
   if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head here is of this kind on this text."));
 }
 
-function show(it, state) {
-  controlsOf(it.controls, it.app, state, it);
-  lay(it, state);
-  nameAll(it, state);
-  it.said.textContent = meaning(it, state);
+function selectTile(it, state) {
+  renderHeadControls(it.controls, it.app, state, it);
+  layOutTiles(it, state);
+  labelTiles(it, state);
+  it.said.textContent = describeKind(it, state);
   it.told.textContent = it.notes.join(" ");
-  caption(it, state);
+  describePicture(it, state);
 }
 
 // What the kind that is asked for does, else that of the head that is marked.
-function meaning(it, { only, layer, head }) {
-  const kind = only ?? it.rows.get(nameOf(it, layer, head))?.kind;
+function describeKind(it, { only, layer, head }) {
+  const kind = only ?? it.rows.get(getHeadName(it, layer, head))?.kind;
   if (!kind) return "";
-  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${nameOf(it, layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
+  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${getHeadName(it, layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
 }
 
-function caption(it, state) {
-  const { queries, keys } = layersOf(it)[state.layer];
+function describePicture(it, state) {
+  const { queries, keys } = getLayers(it)[state.layer];
   const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "some of its rows" : "many";
   const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows the strongest weight of ${some}` : "";
-  const count = `${plural(allOf(it).length, "head")} in ${plural(layersOf(it).length, "layer")}`;
+  const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
   it.app.caption(el("b", {}, count), ` · in each picture a row is a word that looks (a query), a column one it looks at (a key)${pooled}`);
 }
 
 // Marks another of those that are shown: step(the place of the marked one).
-function stride(it, step) {
+function stepHead(it, step) {
   const state = it.app.state();
-  const shown = chosen(it, state);
+  const shown = listShownHeads(it, state);
   const now = shown.findIndex((one) => one.layer === state.layer && one.head === state.head);
   const next = shown[Math.min(Math.max(step(now), 0), shown.length - 1)];
   if (!next) return;
@@ -204,18 +204,18 @@ function stride(it, step) {
 }
 
 // How many pictures stand in a line.
-function across({ sheet }) {
+function countColumns({ sheet }) {
   const [first, ...rest] = sheet.querySelectorAll(".head");
   const next = rest.findIndex((one) => one.offsetTop > first.offsetTop);
   return next < 0 ? rest.length + 1 : next + 1;
 }
 
-const keysOf = (it) => [
-  ["ArrowLeft", "the picture before", () => stride(it, (now) => now - 1)],
-  ["ArrowRight", "the next picture", () => stride(it, (now) => now + 1)],
-  ["ArrowUp", "the picture above", () => stride(it, (now) => now - across(it))],
-  ["ArrowDown", "the picture below", () => stride(it, (now) => now + across(it))],
+const listKeys = (it) => [
+  ["ArrowLeft", "the picture before", () => stepHead(it, (now) => now - 1)],
+  ["ArrowRight", "the next picture", () => stepHead(it, (now) => now + 1)],
+  ["ArrowUp", "the picture above", () => stepHead(it, (now) => now - countColumns(it))],
+  ["ArrowDown", "the picture below", () => stepHead(it, (now) => now + countColumns(it))],
   ["Enter", "open its map", () => it.app.go({ view: "map" })],
 ];
 
-const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+const formatPlural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

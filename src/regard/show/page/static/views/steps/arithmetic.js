@@ -1,32 +1,32 @@
 // One number of a step written out: the products and their sum, the exponential and its share, as regard.show.arithmetic writes them.
 
-import { numeral } from "../../drawing/numerals.js";
-import { isRoot, width } from "./attend.js";
+import { formatNumber } from "../../drawing/number_format.js";
+import { isScaledByRoot, getKeyWidth } from "./attend.js";
 
 const TERMS = 6; // of a sum, written out before the rest is counted
 
 // The calculation of the number that a step has for query i and key j (of the context: number j), or "" where there is none.
-export function written(name, problem, steps, i, j) {
+export function writeArithmetic(name, problem, steps, i, j) {
   return WRITTEN[name]?.(problem, steps, i, j) ?? "";
 }
 
 const WRITTEN = {
   scores({ q, k, scores, weight }, steps, i, j) {
-    if (weight) return bent(weight, q[i], k[j], steps.scores[i][j]);
-    return scores || !q ? `${numeral(steps.scores[i][j])}, as it is given` : products(q[i], k[j], steps.scores[i][j]);
+    if (weight) return writeTanhTerms(weight, q[i], k[j], steps.scores[i][j]);
+    return scores || !q ? `${formatNumber(steps.scores[i][j])}, as it is given` : writeProducts(q[i], k[j], steps.scores[i][j]);
   },
 
   scaled(problem, { scores, scaled }, i, j) {
-    const factor = isRoot(problem) ? `/ √${width(problem)}` : `· ${numeral(problem.scale)}`;
-    return `${numeral(scores[i][j])} ${factor} = ${numeral(scaled[i][j])}`;
+    const factor = isScaledByRoot(problem) ? `/ √${getKeyWidth(problem)}` : `· ${formatNumber(problem.scale)}`;
+    return `${formatNumber(scores[i][j])} ${factor} = ${formatNumber(scaled[i][j])}`;
   },
 
   capped({ softcap }, { scaled, capped }, i, j) {
-    return `${numeral(softcap)} · tanh(${numeral(scaled[i][j])} / ${numeral(softcap)}) = ${numeral(capped[i][j])}`;
+    return `${formatNumber(softcap)} · tanh(${formatNumber(scaled[i][j])} / ${formatNumber(softcap)}) = ${formatNumber(capped[i][j])}`;
   },
 
   masked(problem, { capped, masked }, i, j) {
-    return became(capped[i][j], masked[i][j]);
+    return describeChange(capped[i][j], masked[i][j]);
   },
 
   weights({ sink, temperature = 1 }, { masked, weights }, i, j) {
@@ -34,46 +34,46 @@ const WRITTEN = {
     const top = Math.max(...row);
     if (top === -Infinity) return "0, for there is nothing to divide";
     const sum = row.reduce((total, score) => total + Math.exp(score - top), 0);
-    const cooled = temperature === 1 ? numeral(masked[i][j]) : `${numeral(masked[i][j])} / ${numeral(temperature)}`;
-    return `e^(${total([cooled, numeral(-top)])}) / ${numeral(sum)} = ${numeral(weights[i][j])}`;
+    const cooled = temperature === 1 ? formatNumber(masked[i][j]) : `${formatNumber(masked[i][j])} / ${formatNumber(temperature)}`;
+    return `e^(${writeTotal([cooled, formatNumber(-top)])}) / ${formatNumber(sum)} = ${formatNumber(weights[i][j])}`;
   },
 
   dropped(problem, { weights, dropped }, i, j) {
-    return became(weights[i][j], dropped[i][j]);
+    return describeChange(weights[i][j], dropped[i][j]);
   },
 
   context({ v }, { dropped, context }, i, j) {
     const order = dropped[i].map((_, key) => key).filter((key) => dropped[i][key] !== 0);
     if (order.length > TERMS) order.sort((a, b) => dropped[i][b] - dropped[i][a]); // the largest are written out
-    return products(order.map((key) => dropped[i][key]), order.map((key) => v[key][j]), context[i][j]);
+    return writeProducts(order.map((key) => dropped[i][key]), order.map((key) => v[key][j]), context[i][j]);
   },
 };
 
 // a·b + c·d = result.
-function products(a, b, result) {
-  if (!a.length) return numeral(result);
-  const terms = a.map((value, n) => `${within(value, n > 0)}·${within(b[n], true)}`);
-  return `${total(terms, true)} = ${numeral(result)}`;
+function writeProducts(a, b, result) {
+  if (!a.length) return formatNumber(result);
+  const terms = a.map((value, n) => `${substituteTerm(value, n > 0)}·${substituteTerm(b[n], true)}`);
+  return `${writeTotal(terms, true)} = ${formatNumber(result)}`;
 }
 
 // w·tanh(a + b) + ... = result.
-function bent(weight, a, b, result) {
-  const terms = weight.map((w, n) => `${within(w, n > 0)}·tanh(${total([numeral(a[n]), numeral(b[n])])})`);
-  return `${total(terms, true)} = ${numeral(result)}`;
+function writeTanhTerms(weight, a, b, result) {
+  const terms = weight.map((w, n) => `${substituteTerm(w, n > 0)}·tanh(${writeTotal([formatNumber(a[n]), formatNumber(b[n])])})`);
+  return `${writeTotal(terms, true)} = ${formatNumber(result)}`;
 }
 
 // Terms joined by + and -, or by + alone; those past the first few are counted.
-function total(terms, plus = false) {
+function writeTotal(terms, plus = false) {
   const few = terms.slice(0, TERMS);
   const rest = terms.length > few.length ? ` + ... (${terms.length - few.length} more)` : "";
   return few.reduce((sum, term) => (term.startsWith("-") && !plus ? `${sum} - ${term.slice(1)}` : `${sum} + ${term}`)) + rest;
 }
 
-function within(value, inside) {
-  const text = numeral(value);
+function substituteTerm(value, inside) {
+  const text = formatNumber(value);
   return inside && text.startsWith("-") ? `(${text})` : text;
 }
 
-function became(before, after) {
-  return before === after ? `${numeral(after)} (unchanged)` : `${numeral(before)} becomes ${numeral(after)}`;
+function describeChange(before, after) {
+  return before === after ? `${formatNumber(after)} (unchanged)` : `${formatNumber(before)} becomes ${formatNumber(after)}`;
 }

@@ -4,14 +4,14 @@
 // Scores that are given are taken as they are; otherwise they are q kᵀ. Without v there is no context. What may not be
 // seen has the score `hidden`, -Infinity unless a wrong mask is to be shown; dropout holds the factor of each weight.
 export function attend({ q, k, v, scores, scale = 1, softcap, bias, sink, visible, hidden, temperature = 1, dropout }) {
-  const raw = scores ?? product(q, k);
-  const scaled = scale === 1 ? raw : each(raw, (score) => score * scale);
-  const capped = softcap == null ? scaled : each(scaled, (score) => softcap * Math.tanh(score / softcap));
-  const biased = bias == null ? capped : each(capped, (score, i, j) => score + bias[i][j]);
-  const masked = visible == null ? biased : each(biased, (score, i, j) => (visible[i][j] ? score : (hidden ?? -Infinity)));
+  const raw = scores ?? multiplyMatrices(q, k);
+  const scaled = scale === 1 ? raw : mapTable(raw, (score) => score * scale);
+  const capped = softcap == null ? scaled : mapTable(scaled, (score) => softcap * Math.tanh(score / softcap));
+  const biased = bias == null ? capped : mapTable(capped, (score, i, j) => score + bias[i][j]);
+  const masked = visible == null ? biased : mapTable(biased, (score, i, j) => (visible[i][j] ? score : (hidden ?? -Infinity)));
   const weights = masked.map((row) => softmax(row, sink, temperature));
-  const dropped = dropout == null ? weights : each(weights, (weight, i, j) => weight * dropout[i][j]);
-  const context = v == null ? null : product(dropped, transposed(v));
+  const dropped = dropout == null ? weights : mapTable(weights, (weight, i, j) => weight * dropout[i][j]);
+  const context = v == null ? null : multiplyMatrices(dropped, transpose(v));
   return { scores: raw, scaled, capped, masked, weights, dropped, context };
 }
 
@@ -26,32 +26,32 @@ export function softmax(row, sink = null, temperature = 1) {
 }
 
 // a bᵀ: every row of a with every row of b.
-export function product(a, b) {
+export function multiplyMatrices(a, b) {
   return a.map((x) => b.map((y) => x.reduce((sum, value, n) => sum + value * y[n], 0)));
 }
 
 // Rows as columns.
-export function transposed(rows) {
+export function transpose(rows) {
   return rows[0].map((_, j) => rows.map((row) => row[j]));
 }
 
 // A function of every number of a table, with its place.
-export function each(table, change) {
+export function mapTable(table, change) {
   return table.map((row, i) => row.map((value, j) => change(value, i, j)));
 }
 
 // The same problem with its switches set: mask "own", "causal" or "none", root (√d) true, false or null for its own.
-export function switched(problem, { mask = "own", root = null, temperature = 1 }) {
-  const scale = root === null ? problem.scale : root ? width(problem) ** -0.5 : 1;
+export function applySwitches(problem, { mask = "own", root = null, temperature = 1 }) {
+  const scale = root === null ? problem.scale : root ? getKeyWidth(problem) ** -0.5 : 1;
   if (mask === "own") return { ...problem, scale, temperature };
-  const sees = mask === "causal" ? (i, j) => j <= i + offset(problem) : () => true;
-  return { ...problem, visible: table(problem, sees), hidden: null, scale, temperature };
+  const sees = mask === "causal" ? (i, j) => j <= i + getOffset(problem) : () => true;
+  return { ...problem, visible: buildVisibleTable(problem, sees), hidden: null, scale, temperature };
 }
 
 // Whether what may be seen is what a causal mask shows.
 export function isCausal(problem) {
   if (problem.visible == null || problem.hidden != null) return false;
-  return problem.visible.every((row, i) => row.every((seen, j) => seen === (j <= i + offset(problem))));
+  return problem.visible.every((row, i) => row.every((seen, j) => seen === (j <= i + getOffset(problem))));
 }
 
 // Whether everything may be seen.
@@ -60,28 +60,28 @@ export function isOpen(problem) {
 }
 
 // The position of the first query among the keys: the last query is the last key.
-export function offset(problem) {
-  const [queries, keys] = size(problem);
+export function getOffset(problem) {
+  const [queries, keys] = getSize(problem);
   return keys - queries;
 }
 
 // How many queries and keys there are.
-export function size({ q, k, scores }) {
+export function getSize({ q, k, scores }) {
   return scores ? [scores.length, scores[0].length] : [q.length, k.length];
 }
 
 // d: how many numbers a query has, told by the scale where the query is not known.
-export function width({ q, scale }) {
+export function getKeyWidth({ q, scale }) {
   return q ? q[0].length : Math.round(scale ** -2);
 }
 
 // Whether the scale is 1 / √d.
-export function isRoot({ q, scale }) {
+export function isScaledByRoot({ q, scale }) {
   const d = q ? q[0].length : Math.round(scale ** -2);
   return d > 0 && Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
 }
 
-function table(problem, seen) {
-  const [queries, keys] = size(problem);
+function buildVisibleTable(problem, seen) {
+  const [queries, keys] = getSize(problem);
   return Array.from({ length: queries }, (_, i) => Array.from({ length: keys }, (_, j) => seen(i, j)));
 }

@@ -1,8 +1,8 @@
 // Steps of attention in plain words, a formula and a sentence for each: what regard.show.step_descriptions says, for any switch of the page.
 
-import { numeral, rough } from "../../drawing/numerals.js";
-import { plain } from "../../drawing/words.js";
-import { isRoot, width } from "./attend.js";
+import { formatNumber, formatRounded } from "../../drawing/number_format.js";
+import { formatPlainWord } from "../../drawing/words.js";
+import { isScaledByRoot, getKeyWidth } from "./attend.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const ALWAYS = ["scores", "weights", "context"];
@@ -10,29 +10,29 @@ const LONGEST = 24; // letters of a word in a sentence
 const PLAIN = /^[\p{L}\p{N}…'’-]+$/u; // words that need no quotation marks in a sentence
 
 // The names of the steps that differ from the one before; scores, weights and context always, where they are known.
-export function active(steps) {
+export function listActiveSteps(steps) {
   const known = NAMES.filter((name) => steps[name] !== null);
-  return known.filter((name, n) => ALWAYS.includes(name) || !same(steps[known[n - 1]], steps[name]));
+  return known.filter((name, n) => ALWAYS.includes(name) || !areEqual(steps[known[n - 1]], steps[name]));
 }
 
 // The formula of each active step, in terms of the step it follows from.
-export function formulas(steps, problem) {
+export function writeFormulas(steps, problem) {
   const found = {};
   let last = "scores";
-  for (const name of active(steps)) {
-    found[name] = formula(name, last, steps, problem);
+  for (const name of listActiveSteps(steps)) {
+    found[name] = writeFormula(name, last, steps, problem);
     last = name;
   }
   return found;
 }
 
-function formula(name, last, steps, problem) {
-  const cooled = (problem.temperature ?? 1) === 1 ? last : `${last} / ${numeral(problem.temperature)}`;
+function writeFormula(name, last, steps, problem) {
+  const cooled = (problem.temperature ?? 1) === 1 ? last : `${last} / ${formatNumber(problem.temperature)}`;
   const told = {
     scores: problem.weight ? "weightᵀ tanh(q + k)" : "q kᵀ",
-    scaled: scaling(problem),
+    scaled: writeScale(problem),
     capped: "softcap tanh(scaled / softcap)",
-    masked: last + masking(steps),
+    masked: last + describeMasking(steps),
     weights: `softmax(${cooled})`,
     dropped: "dropout(weights)",
     context: `${last} v`,
@@ -41,12 +41,12 @@ function formula(name, last, steps, problem) {
 }
 
 // The formula for scores times scale, as a division by √d where it is one.
-function scaling(problem) {
-  return isRoot(problem) ? `scores / √${width(problem)}` : `scores · ${numeral(problem.scale)}`;
+function writeScale(problem) {
+  return isScaledByRoot(problem) ? `scores / √${getKeyWidth(problem)}` : `scores · ${formatNumber(problem.scale)}`;
 }
 
 // What bias and mask did: the one where a number changed, the other where one was hidden.
-function masking({ capped, masked }) {
+function describeMasking({ capped, masked }) {
   const changed = masked.some((row, i) => row.some((score, j) => score !== -Infinity && score !== capped[i][j]));
   const hidden = masked.some((row) => row.includes(-Infinity));
   return (changed ? " + bias" : "") + (hidden ? ", -inf where a query may not see" : "");
@@ -54,34 +54,34 @@ function masking({ capped, masked }) {
 
 // What happened at each step, told of one query: one sentence a step, by its name. Where the words are a text's own
 // they stand in quotation marks; places are those of the columns, where these are a few of many.
-export function sentences(steps, rows, columns, query, { quoted = false, places } = {}) {
-  const asks = names(rows, { quoted })(query);
-  const name = names(columns, { quoted, places });
+export function writeSentences(steps, rows, columns, query, { quoted = false, places } = {}) {
+  const asks = makeNamer(rows, { quoted })(query);
+  const name = makeNamer(columns, { quoted, places });
   const told = {};
-  for (const step of active(steps)) told[step] = SAID[step](steps, query, asks, name, rows.length * columns.length);
+  for (const step of listActiveSteps(steps)) told[step] = SAID[step](steps, query, asks, name, rows.length * columns.length);
   return told;
 }
 
 const SAID = {
   scores({ scores }, query, asks, name) {
     const row = scores[query];
-    if (row.length === 1) return `${asks} is compared only with itself (${rough(row[0])}).`;
-    const [best, least] = [greatest(row), smallest(row)];
-    if (row[best] === row[least]) return `${asks} matches every word equally (${rough(row[best])}).`;
-    return `${asks} matches ${name(best)} best (${rough(row[best])}), ${name(least)} least (${rough(row[least])}).`;
+    if (row.length === 1) return `${asks} is compared only with itself (${formatRounded(row[0])}).`;
+    const [best, least] = [findGreatest(row), findSmallest(row)];
+    if (row[best] === row[least]) return `${asks} matches every word equally (${formatRounded(row[best])}).`;
+    return `${asks} matches ${name(best)} best (${formatRounded(row[best])}), ${name(least)} least (${formatRounded(row[least])}).`;
   },
 
   scaled({ scores, scaled }, query, asks) {
     const [before, after] = [scores, scaled].map((table) => Math.max(...table[query]) - Math.min(...table[query]));
     return (
-      `The order of the scores is unchanged; the scores of ${asks} now differ by at most ${rough(after)}, ` +
-      `before by ${rough(before)}.`
+      `The order of the scores is unchanged; the scores of ${asks} now differ by at most ${formatRounded(after)}, ` +
+      `before by ${formatRounded(before)}.`
     );
   },
 
   capped({ scaled, capped }) {
     const [before, after] = [scaled, capped].map((table) => Math.max(...table.flat()));
-    return `No score can exceed the cap: the largest, ${rough(before)}, became ${rough(after)}.`;
+    return `No score can exceed the cap: the largest, ${formatRounded(before)}, became ${formatRounded(after)}.`;
   },
 
   masked({ masked }, query, asks, name, pairs) {
@@ -95,11 +95,11 @@ const SAID = {
     const seen = row.map((_, j) => j).filter((j) => masked[query][j] !== -Infinity);
     if (row.some(Number.isNaN)) return `The weights of ${asks} are not numbers: its scores contain a NaN.`;
     if (!seen.length) return `${asks} may see nothing, so all its weights are 0.`;
-    const best = greatest(row);
+    const best = findGreatest(row);
     const least = seen.reduce((a, b) => (row[b] < row[a] ? b : a));
-    if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${rough(row[best])}).`;
-    if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} words it sees (${rough(row[best])} each).`;
-    return `${asks} attends most to ${name(best)} (${rough(row[best])}), least to ${name(least)} (${rough(row[least])}).`;
+    if (seen.length === 1) return `${asks} attends to ${name(best)} alone (${formatRounded(row[best])}).`;
+    if (row[best] === row[least]) return `${asks} attends equally to the ${seen.length} words it sees (${formatRounded(row[best])} each).`;
+    return `${asks} attends most to ${name(best)} (${formatRounded(row[best])}), least to ${name(least)} (${formatRounded(row[least])}).`;
   },
 
   dropped({ weights, dropped }, query, asks) {
@@ -108,7 +108,7 @@ const SAID = {
     const grown = kept.map((value, n) => value / held[n]).filter((_, n) => kept[n] > 0);
     const fallen = held.filter((value, n) => value > 0 && !(kept[n] > 0)).length;
     const mean = grown.reduce((a, b) => a + b, 0) / grown.length;
-    const rest = grown.length ? `, the others are ${rough(mean)} times as large` : "";
+    const rest = grown.length ? `, the others are ${formatRounded(mean)} times as large` : "";
     const own = [dropped, weights].map((table) => table[query].filter((value) => value > 0).length);
     return (
       `${fallen} of ${held.filter((value) => value > 0).length} weights were set to 0${rest}; ` +
@@ -121,15 +121,15 @@ const SAID = {
     const order = row.map((_, j) => j).filter((j) => row[j] > 0);
     order.sort((a, b) => row[b] - row[a]);
     if (!order.length) return `${asks} attends to nothing: its new vector is 0.`;
-    const mixed = order.slice(0, 3).map((j) => `${rough(row[j])} ${name(j)}`).join(" + ") + (order.length > 3 ? " + ..." : "");
-    const vector = context[query].slice(0, 4).map(rough).join(", ") + (context[query].length > 4 ? ", ..." : "");
+    const mixed = order.slice(0, 3).map((j) => `${formatRounded(row[j])} ${name(j)}`).join(" + ") + (order.length > 3 ? " + ..." : "");
+    const vector = context[query].slice(0, 4).map(formatRounded).join(", ") + (context[query].length > 4 ? ", ..." : "");
     return `${asks} becomes ${mixed} = (${vector}).`;
   },
 };
 
 // What to call the word at an index: itself, with its place, counted from 0, where it stands more than once.
-export function names(words, { quoted = false, places } = {}) {
-  const bare = words.map((word) => plain(word.trim() || word, LONGEST));
+export function makeNamer(words, { quoted = false, places } = {}) {
+  const bare = words.map((word) => formatPlainWord(word.trim() || word, LONGEST));
   const count = new Map();
   for (const word of bare) count.set(word, (count.get(word) ?? 0) + 1);
   return (index) => {
@@ -138,14 +138,14 @@ export function names(words, { quoted = false, places } = {}) {
   };
 }
 
-function greatest(row) {
+function findGreatest(row) {
   return row.reduce((best, value, j) => (value > row[best] ? j : best), 0);
 }
 
-function smallest(row) {
+function findSmallest(row) {
   return row.reduce((least, value, j) => (value < row[least] ? j : least), 0);
 }
 
-function same(a, b) {
+function areEqual(a, b) {
   return a.length === b.length && a.every((row, i) => row.every((value, j) => Object.is(value, b[i][j]) || value === b[i][j]));
 }

@@ -1,13 +1,13 @@
 // The switches of Steps: the mask, the division by √d and the temperature, each with what the head itself does named.
 
-import { el } from "../../drawing/el.js";
-import { three } from "../../drawing/numerals.js";
-import { isCausal, isOpen, isRoot, width } from "./attend.js";
+import { el } from "../../drawing/elements.js";
+import { formatThreeDigits } from "../../drawing/number_format.js";
+import { isCausal, isOpen, isScaledByRoot, getKeyWidth } from "./attend.js";
 
 const DECADE = 40; // steps of the temperature's slider from 1 to 10
 
 // The switches that a state holds.
-export function settings({ mask, root, temperature }) {
+export function readSettings({ mask, root, temperature }) {
   const warmth = Number(temperature ?? 1);
   return {
     mask: mask === "causal" || mask === "none" ? mask : "own",
@@ -19,11 +19,11 @@ export function settings({ mask, root, temperature }) {
 export const UNTOUCHED = { mask: null, root: null, temperature: null };
 
 // A group of switches; draw(data, state) sets them, change(changes) is told. The elements stay, so that the focus does.
-export function switches(change) {
+export function createSwitches(change) {
   const masks = el("span", { class: "choice", role: "group", "aria-label": "Mask" });
   const root = el("input", { type: "checkbox", onchange: () => change({ root: root.checked === root.own ? null : root.checked ? "on" : "off" }) });
   const rooted = el("span");
-  const warmth = el("input", { type: "range", min: -DECADE, max: DECADE, step: 1, "aria-label": "Temperature", oninput: () => change({ temperature: warm(warmth.value) }) });
+  const warmth = el("input", { type: "range", min: -DECADE, max: DECADE, step: 1, "aria-label": "Temperature", oninput: () => change({ temperature: formatTemperature(warmth.value) }) });
   const told = el("output", { class: "numbers" });
   const reset = el("button", { class: "chip", onclick: () => change(UNTOUCHED) }, "as the head does it");
   const divided = el("label", { class: "control" }, root, rooted);
@@ -35,20 +35,20 @@ export function switches(change) {
     reset);
 
   function draw(data, state) {
-    const now = settings(state);
+    const now = readSettings(state);
     element.hidden = !data.rows.length || Boolean(data.partial);
     if (element.hidden) return;
     const focused = masks.contains(document.activeElement) && document.activeElement.dataset.mask;
-    const offered = choices(data, state.kind === "cross" && !state.example);
+    const offered = listChoices(data, state.kind === "cross" && !state.example);
     masks.replaceChildren(...offered.map(([name, text]) =>
       el("button", { "data-mask": name, "aria-pressed": String(name === now.mask), onclick: () => change({ mask: name === "own" ? null : name }) }, text)));
     if (focused) masks.querySelector(`[data-mask="${focused}"]`)?.focus();
     divided.hidden = Boolean(data.weight); // additive scores are divided by nothing
     root.own = data.scale !== 1;
     root.checked = now.root ?? root.own;
-    rooted.textContent = data.scale === 1 || isRoot(data) ? `divide by √${width(data)}` : `multiply by ${three(data.scale)}`;
+    rooted.textContent = data.scale === 1 || isScaledByRoot(data) ? `divide by √${getKeyWidth(data)}` : `multiply by ${formatThreeDigits(data.scale)}`;
     warmth.value = Math.round(DECADE * Math.log10(now.temperature));
-    told.textContent = three(now.temperature);
+    told.textContent = formatThreeDigits(now.temperature);
     reset.disabled = now.mask === "own" && now.root === null && now.temperature === 1;
   }
 
@@ -56,10 +56,10 @@ export function switches(change) {
 }
 
 // The masks to choose among, the head's own first: [name, text].
-function choices(data, cross) {
+function listChoices(data, cross) {
   if (isCausal(data)) return [["own", "causal"], ["none", "none"]];
   if (isOpen(data)) return cross ? [["own", "none"]] : [["own", "none"], ["causal", "causal"]];
   return [["own", data.hidden == null ? "its own" : "the wrong one"], ...(cross ? [] : [["causal", "causal"]]), ["none", "none"]];
 }
 
-const warm = (steps) => (Number(steps) === 0 ? null : (10 ** (steps / DECADE)).toPrecision(3));
+const formatTemperature = (steps) => (Number(steps) === 0 ? null : (10 ** (steps / DECADE)).toPrecision(3));

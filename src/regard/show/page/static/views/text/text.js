@@ -1,15 +1,15 @@
 // The Text view: the words themselves; one is picked, and the others are shaded by what it looked at, or what looked at it.
 
-import { weight } from "../../asking/codes.js";
-import { css, ink, scaleOf, shade, table } from "../../drawing/colour.js";
-import { ofWeights } from "../../drawing/legend.js";
-import { likeness } from "../../drawing/likeness.js";
-import { count } from "../../drawing/numerals.js";
-import { strongest } from "../../drawing/strongest.js";
-import { quoted } from "../../drawing/words.js";
-import { numberOf } from "../../frame/bar.js";
-import { chosenHeads, controlsOf } from "./controls.js";
-import { panesOf } from "./panes.js";
+import { decodeWeight } from "../../data/weight_codes.js";
+import { formatColor, chooseInk, createStateScale, shadeWeight, buildColorTable } from "../../drawing/color.js";
+import { makeWeightScale } from "../../drawing/legend.js";
+import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
+import { formatCount } from "../../drawing/number_format.js";
+import { listStrongestLinks } from "../../drawing/strongest_links.js";
+import { quoteWord } from "../../drawing/words.js";
+import { getHeadNumber } from "../../frame/controls.js";
+import { getSelectedHeads, renderTextControls } from "./text_controls.js";
+import { createTextPanes } from "./text_panes.js";
 
 const LINKS = 8; // strongest links listed
 const SHORT = 60; // words that are set large
@@ -35,51 +35,51 @@ function mount(stage, app) {
   const links = app.el("aside", { class: "text-links", role: "status", "aria-label": "Strongest links" });
   stage.append(controls, panes, links);
   const it = { app, stage, controls, panes, links, texts: [], hovered: null, of: "", name: "", shown: null, asking: null, later: null };
-  return { draw: (state) => draw(it, state), leave: () => leave(it), keys: keysOf(it), hands: HANDS, picture: () => ({ svg: likeness(panes) }) };
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it), keys: listKeys(it), hands: HANDS, picture: () => ({ svg: snapshotAsSvg(panes) }) };
 }
 
-const backwards = (state) => state.way === "to";
-const layerOf = (it, state) => it.app.attention().layers[state.layer];
-const double = (it) => it.texts.length > 1;
+const isBackwards = (state) => state.way === "to";
+const getLayer = (it, state) => it.app.attention().layers[state.layer];
+const hasTwoTexts = (it) => it.texts.length > 1;
 
-function draw(it, state) {
+function drawView(it, state) {
   const { app } = it;
-  const { queries, keys } = layerOf(it, state);
+  const { queries, keys } = getLayer(it, state);
   const of = JSON.stringify([app.summary().id, state.kind, state.part, queries, keys]);
-  if (of !== it.of) build(it, state);
+  if (of !== it.of) buildTexts(it, state);
   it.of = of;
-  controlsOf(it.controls, app, state);
+  renderTextControls(it.controls, app, state);
   const asked = JSON.stringify([state.q, state.k]);
   if (asked !== it.asked && state.q !== undefined) it.texts[0].text.show(state.q);
   if (asked !== it.asked && state.k !== undefined) it.texts.at(-1).text.show(state.k);
   it.asked = asked;
-  return shadeAll(it, state);
+  return shadeTexts(it, state);
 }
 
-function build(it, state) {
-  const { queries, keys } = layerOf(it, state);
+function buildTexts(it, state) {
+  const { queries, keys } = getLayer(it, state);
   it.texts.forEach(({ text }) => text.leave());
-  it.texts = panesOf(it.panes, it.app, { queries, keys }, { hover: (side, n) => hover(it, side, n), pick: (side, n) => pick(it, side, n) });
+  it.texts = createTextPanes(it.panes, it.app, { queries, keys }, { hover: (side, n) => hoverWord(it, side, n), pick: (side, n) => pickWord(it, side, n) });
   it.stage.classList.toggle("short", Math.max(queries, keys) <= SHORT);
-  it.stage.classList.toggle("double", double(it));
+  it.stage.classList.toggle("double", hasTwoTexts(it));
 }
 
 // The word whose links are shown: the one under the pointer, else the one picked, else the last or an early one.
-function subject(it, state) {
+function getSubject(it, state) {
   if (it.hovered) return it.hovered;
-  if (double(it) && backwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
-  const { queries } = layerOf(it, state);
+  if (hasTwoTexts(it) && isBackwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
+  const { queries } = getLayer(it, state);
   const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // a translation's last token is its end
   const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? last : EARLY);
-  return { side: double(it) ? "rows" : "both", place: state.q ?? first() };
+  return { side: hasTwoTexts(it) ? "rows" : "both", place: state.q ?? first() };
 }
 
-function hover(it, side, place) {
+function hoverWord(it, side, place) {
   it.hovered = place === null ? null : { side, place };
-  shadeAll(it, it.app.state());
+  shadeTexts(it, it.app.state());
 }
 
-function pick(it, side, place) {
+function pickWord(it, side, place) {
   const { app } = it;
   it.hovered = null;
   if (side === "columns") return app.go({ k: place, way: "to" });
@@ -88,21 +88,21 @@ function pick(it, side, place) {
 }
 
 // Asks what the subject is linked to; only the last that was asked for is shown.
-async function shadeAll(it, state) {
+async function shadeTexts(it, state) {
   const { app } = it;
-  const { side, place } = subject(it, state);
-  const incoming = side === "columns" || (side === "both" && backwards(state));
-  const heads = chosenHeads(app, state);
+  const { side, place } = getSubject(it, state);
+  const incoming = side === "columns" || (side === "both" && isBackwards(state));
+  const heads = getSelectedHeads(app, state);
   const name = JSON.stringify([app.summary().id, app.place(), heads, place, incoming, side]);
-  if (name === it.name) return dress(it, state);
+  if (name === it.name) return markWords(it, state);
   it.name = name;
   it.asking?.abort();
   clearTimeout(it.later);
   const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
-  return ask(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming });
+  return fetchCodes(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming });
 }
 
-async function ask(it, query, of) {
+async function fetchCodes(it, query, of) {
   const { app } = it;
   const control = (it.asking = new AbortController());
   app.wait(of.incoming ? "Adding up all weights, to know what looks at this word" : "Asking what this word looks at");
@@ -111,8 +111,8 @@ async function ask(it, query, of) {
     if (control !== it.asking) return;
     app.ready();
     it.shown = { ...of, codes, top: codes.reduce((most, code) => Math.max(most, code), 2) };
-    dress(it, app.state());
-    it.later = setTimeout(() => linksOf(it, query, control.signal), it.hovered ? REST : 0);
+    markWords(it, app.state());
+    it.later = setTimeout(() => fetchLinks(it, query, control.signal), it.hovered ? REST : 0);
   } catch (fault) {
     if (fault.name === "AbortError") return;
     it.name = "";
@@ -122,59 +122,59 @@ async function ask(it, query, of) {
 }
 
 // Shades the words, and the strips beside them.
-function dress(it, state) {
+function markWords(it, state) {
   const { app, shown } = it;
   if (!shown) return;
-  const scale = scaleOf(state, shown.codes.length, weight(shown.top));
-  const look = looks(shown.codes, scale);
-  const pixels = table(scale);
+  const scale = createStateScale(state, shown.codes.length, decodeWeight(shown.top));
+  const look = computeShades(shown.codes, scale);
+  const pixels = buildColorTable(scale);
   for (const { side, text, strip } of it.texts) {
     const target = side === "both" || side === (shown.incoming ? "rows" : "columns");
     const linked = target && side !== "rows" && shown.place === state.q ? state.k : null;
     text.dress(target ? look : null, side === shown.side ? shown.place : null, linked);
     strip.shade(target ? shown.codes : null, pixels);
   }
-  app.legend(ofWeights(scale));
-  caption(it, state);
+  app.legend(makeWeightScale(scale));
+  describePicture(it, state);
 }
 
 // How each word looks, {paper, ink} or {hidden}, by its code.
-function looks(codes, scale) {
+function computeShades(codes, scale) {
   const colours = new Map();
   return (n) => {
     if (codes[n] === undefined) return null;
     if (codes[n] === 0) return { hidden: true };
-    const bin = Math.round(BINS * Math.min(Math.max(scale.share(weight(codes[n])), 0), 1));
-    if (!colours.has(bin)) colours.set(bin, { paper: css(shade(bin / BINS)), ink: ink(shade(bin / BINS)) });
+    const bin = Math.round(BINS * Math.min(Math.max(scale.share(decodeWeight(codes[n])), 0), 1));
+    if (!colours.has(bin)) colours.set(bin, { paper: formatColor(shadeWeight(bin / BINS)), ink: chooseInk(shadeWeight(bin / BINS)) });
     return colours.get(bin);
   };
 }
 
-const listOf = ({ app, shown }) => (shown.side === "columns" ? app.attention().columns : app.attention().rows);
+const getWordList = ({ app, shown }) => (shown.side === "columns" ? app.attention().columns : app.attention().rows);
 
-async function caption(it, state) {
+async function describePicture(it, state) {
   const { app, name } = it;
   const { place, incoming } = it.shown;
-  const names = chosenHeads(app, state).map((head) => numberOf(layerOf(it, state), head));
-  const all = names.length === layerOf(it, state).heads;
+  const names = getSelectedHeads(app, state).map((head) => getHeadNumber(getLayer(it, state), head));
+  const all = names.length === getLayer(it, state).heads;
   const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
-  const [word] = await app.words(listOf(it), place, place + 1);
+  const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
   const told = incoming ? app.ofTwoTexts() ? "each word is shaded by how much was looked, to write it, at " : "each word is shaded by how much it looks at "
-    : `the ${app.colour.dark() ? "brighter" : "darker"} a word, the more it ${app.ofTwoTexts() ? "was looked at to write " : "is looked at by "}`;
-  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoted(word)), ` (token ${count(place)})`);
+    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more it ${app.ofTwoTexts() ? "was looked at to write " : "is looked at by "}`;
+  app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
 }
 
 // The strongest links with their exact weights.
-async function linksOf(it, query, signal) {
+async function fetchLinks(it, query, signal) {
   const { app, links, shown } = it;
   try {
     const { found } = await app.source.top(app.summary().id, { ...query, n: LINKS }, signal);
-    const [word] = await app.words(listOf(it), shown.place, shown.place + 1);
+    const [word] = await app.words(getWordList(it), shown.place, shown.place + 1);
     if (signal.aborted) return;
-    const go = (one) => app.go(shown.incoming && double(it) ? { q: one.place } : { q: shown.place, k: one.place });
-    const title = app.el("h2", {}, app.el("b", {}, quoted(word)), shown.incoming ? " is looked at most by" : " looks most at");
-    links.replaceChildren(title, strongest(found, go));
+    const go = (one) => app.go(shown.incoming && hasTwoTexts(it) ? { q: one.place } : { q: shown.place, k: one.place });
+    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " is looked at most by" : " looks most at");
+    links.replaceChildren(title, listStrongestLinks(found, go));
     app.fail("", links);
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, links);
@@ -182,29 +182,29 @@ async function linksOf(it, query, signal) {
 }
 
 // Another word of the link: next(the present one); the first press shows where one is.
-function stride(it, next) {
+function stepWord(it, next) {
   const { app } = it;
   const state = app.state();
-  const from = state.q ?? subject(it, state).place;
-  const to = Math.min(Math.max(next(from), 0), layerOf(it, state).queries - 1);
+  const from = state.q ?? getSubject(it, state).place;
+  const to = Math.min(Math.max(next(from), 0), getLayer(it, state).queries - 1);
   it.hovered = null;
   app.go({ q: state.q === undefined ? from : to, k: null }, { replace: true });
 }
 
-function leave(it) {
+function leaveView(it) {
   it.texts.forEach(({ text }) => text.leave());
   it.asking?.abort();
   clearTimeout(it.later);
 }
 
-const keysOf = (it) => [
-  ["ArrowLeft", "the word before", () => stride(it, (q) => q - 1)],
-  ["ArrowRight", "the next word", () => stride(it, (q) => q + 1)],
-  ["ArrowUp", "the line above", () => stride(it, (q) => it.texts[0].text.beside(q, -1))],
-  ["ArrowDown", "the line below", () => stride(it, (q) => it.texts[0].text.beside(q, 1))],
-  ["Home", "the first word", () => stride(it, () => 0)],
-  ["End", "the last word", () => stride(it, () => Infinity)],
-  ["w", "the other way: what looks at it", () => it.app.go({ way: backwards(it.app.state()) ? null : "to" })],
+const listKeys = (it) => [
+  ["ArrowLeft", "the word before", () => stepWord(it, (q) => q - 1)],
+  ["ArrowRight", "the next word", () => stepWord(it, (q) => q + 1)],
+  ["ArrowUp", "the line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
+  ["ArrowDown", "the line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
+  ["Home", "the first word", () => stepWord(it, () => 0)],
+  ["End", "the last word", () => stepWord(it, () => Infinity)],
+  ["w", "the other way: what looks at it", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
 ];
 
 const HANDS = [

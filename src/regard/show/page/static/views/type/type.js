@@ -1,14 +1,14 @@
 // Type: words of one's own, what the last or the picked one of them looked at, and what the model expects next.
 
-import { weight } from "../../asking/codes.js";
-import { round, scale, scaleOf, table } from "../../drawing/colour.js";
-import { ofWeights } from "../../drawing/legend.js";
-import { likeness } from "../../drawing/likeness.js";
-import { count, rough } from "../../drawing/numerals.js";
-import { quoted } from "../../drawing/words.js";
-import { beginning, headOf, ofTwoTexts } from "../../frame/bar.js";
-import { read } from "../../frame/link.js";
-import { skeleton } from "./skeleton.js";
+import { decodeWeight } from "../../data/weight_codes.js";
+import { roundUp, createScale, createStateScale, buildColorTable } from "../../drawing/color.js";
+import { makeWeightScale } from "../../drawing/legend.js";
+import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
+import { formatCount, formatRounded } from "../../drawing/number_format.js";
+import { quoteWord } from "../../drawing/words.js";
+import { makeInitialState, getStateHeadNumber, isCrossText } from "../../frame/controls.js";
+import { parseLink } from "../../frame/page_link.js";
+import { buildLayout } from "./type_layout.js";
 
 const MOST = 2000; // words shown here; Text has them all
 const LINKED = 400; // letters of a text that the link holds
@@ -25,24 +25,24 @@ export const view = {
 // the rows and small pictures that are kept, by what they are of.
 function mount(stage, app) {
   const it = { app, drawn: null, running: null, asking: new AbortController(), kept: new Map() };
-  it.page = skeleton(app, (text) => run(it, text));
+  it.page = buildLayout(app, (text) => runText(it, text));
   stage.append(it.page.root);
-  resume(it);
+  resumeView(it);
   const leave = () => [it.running, it.asking].forEach((one) => one?.abort());
-  return { draw: (state) => draw(it, state), leave, keys: keysOf(it), picture: () => app.summary() && { svg: likeness(it.page.result) } };
+  return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => app.summary() && { svg: snapshotAsSvg(it.page.result) } };
 }
 
 // The text of the link stands in the box; where the server has forgotten its recording, the model runs again.
-function resume(it) {
-  const asked = read(location.hash);
+function resumeView(it) {
+  const asked = parseLink(location.hash);
   const box = it.page.form.elements.text;
   if (asked.text) box.value = asked.text;
-  if (asked.text && !it.app.shelf().some((one) => one.id === asked.r)) run(it, asked.text);
+  if (asked.text && !it.app.shelf().some((one) => one.id === asked.r)) runText(it, asked.text);
   if (!it.app.summary()) box.focus();
 }
 
 // Runs the model on a text and shows its attention.
-async function run(it, text) {
+async function runText(it, text) {
   const { app, page } = it;
   if (!text.trim()) return app.fail("Type at least one word first.", page.form);
   it.running?.abort();
@@ -54,7 +54,7 @@ async function run(it, text) {
     const summary = await app.source.type({ text }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, ...opening(app, summary, before) });
+    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {
@@ -65,13 +65,13 @@ async function run(it, text) {
 }
 
 // Where the words of a new recording are looked at: where those before were, at first where `beginning` says.
-function opening(app, summary, before) {
-  const two = summary.attentions.some((one) => ofTwoTexts(summary, one));
-  if (two && before.kind !== "cross") return beginning(summary);
-  return before.layer === 0 && !before.text ? { layer: beginning(summary).layer } : { layer: before.layer };
+function chooseStart(app, summary, before) {
+  const two = summary.attentions.some((one) => isCrossText(summary, one));
+  if (two && before.kind !== "cross") return makeInitialState(summary);
+  return before.layer === 0 && !before.text ? { layer: makeInitialState(summary).layer } : { layer: before.layer };
 }
 
-async function draw(it, state) {
+async function drawView(it, state) {
   const { app, page } = it;
   const summary = app.summary();
   page.offer();
@@ -80,19 +80,19 @@ async function draw(it, state) {
   if (!summary) return;
   it.asking.abort();
   const { signal } = (it.asking = new AbortController());
-  const q = asks(it);
-  const told = await wordsOf(it, q);
-  if (it.drawn !== summary.id) begin(it, summary);
-  stand(it, state, q, told);
-  const { row, thumbs } = await fetched(it, state, q, signal);
+  const q = chooseQuery(it);
+  const told = await fetchWords(it, q);
+  if (it.drawn !== summary.id) beginText(it, summary);
+  renderWords(it, state, q, told);
+  const { row, thumbs } = await fetchRow(it, state, q, signal);
   if (signal.aborted) return;
   shadeWords(it, state, { ...told, row, q });
-  pictures(it, state, q, thumbs);
-  caption(it, state, told.asker);
+  drawPictures(it, state, q, thumbs);
+  describePicture(it, state, told.asker);
 }
 
 // The word that asks: the one of the link, or the last that says something.
-function asks({ app }) {
+function chooseQuery({ app }) {
   const { q, layer } = app.state();
   const { rows, layers } = app.attention();
   const { queries } = layers[layer];
@@ -100,7 +100,7 @@ function asks({ app }) {
 }
 
 // The words that are looked at, those that ask where these are others, and the one of them that is picked.
-async function wordsOf({ app }, q) {
+async function fetchWords({ app }, q) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[app.state().layer];
   const words = await app.words(columns, 0, Math.min(keys, MOST));
@@ -110,17 +110,17 @@ async function wordsOf({ app }, q) {
 }
 
 // Another recording than the one whose words stood here.
-function begin(it, summary) {
+function beginText(it, summary) {
   it.kept.clear();
-  it.page.next(summary.next ?? [], (word) => goOn(it, word));
+  it.page.next(summary.next ?? [], (word) => appendWord(it, word));
   it.drawn = summary.id;
 }
 
-function stand({ app, page }, state, q, { words, asking }) {
+function renderWords({ app, page }, state, q, { words, asking }) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[state.layer];
   const { model, notes } = app.summary();
-  page.read(`${model} read ${count(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ", words and pieces of words."}`);
+  page.read(`${model} read ${formatCount(keys)} tokens${notes?.length ? `. ${notes.join(" ")}` : ", words and pieces of words."}`);
   const pick = (n) => app.go({ q: Math.min(n, queries - 1) }, { replace: true });
   page.words(words, keys, rows === columns ? pick : null);
   page.written(rows === columns ? null : asking, queries, pick);
@@ -129,101 +129,101 @@ function stand({ app, page }, state, q, { words, asking }) {
 }
 
 // The weights of the word that asks, of one head or the mean of all, and small pictures of the heads.
-async function fetched(it, state, q, signal) {
+async function fetchRow(it, state, q, signal) {
   const { app } = it;
   const { id } = app.summary();
   const place = app.place();
   const one = state.of === "head";
   const all = Array.from({ length: app.attention().layers[state.layer].heads }, (_, n) => n).join();
   const [row, thumbs] = await Promise.all([
-    once(it, `row ${JSON.stringify([place, q, one])}`, () => app.source.row(id, { ...place, q, ...(one ? {} : { heads: all }) }, signal)),
-    once(it, `thumbs ${JSON.stringify([place.kind, place.part, place.b, place.layer])}`, () => app.source.thumbs(id, { ...place, head: null }, signal)),
+    fetchOnce(it, `row ${JSON.stringify([place, q, one])}`, () => app.source.row(id, { ...place, q, ...(one ? {} : { heads: all }) }, signal)),
+    fetchOnce(it, `thumbs ${JSON.stringify([place.kind, place.part, place.b, place.layer])}`, () => app.source.thumbs(id, { ...place, head: null }, signal)),
   ]);
   return { row, thumbs };
 }
 
-async function once({ kept }, key, ask) {
+async function fetchOnce({ kept }, key, ask) {
   if (!kept.has(key)) kept.set(key, await ask());
   return kept.get(key);
 }
 
 // The words in the colours of the row; the first one, on which attention often rests, does not set the scale.
 function shadeWords({ app, page }, state, { row, words, asker, q }) {
-  const weights = Array.from(row, weight);
+  const weights = Array.from(row, decodeWeight);
   const two = app.ofTwoTexts();
   const others = weights.slice(two ? 0 : 1).filter((one) => one !== null);
   const top = Math.max(...others, others.length ? 0.01 : weights[0] ?? 1);
   const linear = (state.scale ?? "linear") === "linear";
-  const chosen = linear ? scale("linear", 0, round(top)) : scaleOf(state, row.length, top);
+  const chosen = linear ? createScale("linear", 0, roundUp(top)) : createStateScale(state, row.length, top);
   page.shade(weights, chosen);
-  const legend = ofWeights(chosen, "weight");
+  const legend = makeWeightScale(chosen, "weight");
   if (weights[0] > chosen.high) legend.ticks.at(-1)[1] += " or more";
   app.legend(legend);
-  page.told(two ? looked(weights, words, asker) : said(weights, words, asker, q));
+  page.told(two ? describeColumn(weights, words, asker) : describeRow(weights, words, asker, q));
 }
 
-function pictures({ app, page }, state, q, thumbs) {
+function drawPictures({ app, page }, state, q, thumbs) {
   const { queries, keys } = app.attention().layers[state.layer];
   const head = state.of === "head" ? state.head : null;
   const choose = (n) => app.go(n === null ? { of: null } : { of: "head", head: n });
-  page.heads(thumbs, head, table(scaleOf(state, keys)), q / queries, state.layer, choose);
+  page.heads(thumbs, head, buildColorTable(createStateScale(state, keys)), q / queries, state.layer, choose);
 }
 
-function caption({ app }, state, asker) {
+function describePicture({ app }, state, asker) {
   const { heads } = app.attention().layers[state.layer];
   const all = heads === 1 ? "its one head" : `the mean of its ${heads} heads`;
-  const who = `layer ${state.layer}, ${state.of === "head" ? `head ${headOf(app, state)}` : all}`;
-  app.caption(app.el("b", {}, quoted(asker)), ` and what ${app.ofTwoTexts() ? "was looked at to write it" : "it looked at"}: ${who}. Pick another word to ask for it.`);
+  const who = `layer ${state.layer}, ${state.of === "head" ? `head ${getStateHeadNumber(app, state)}` : all}`;
+  app.caption(app.el("b", {}, quoteWord(asker)), ` and what ${app.ofTwoTexts() ? "was looked at to write it" : "it looked at"}: ${who}. Pick another word to ask for it.`);
 }
 
 // The same words and one more, which was expected.
-async function goOn(it, word) {
+async function appendWord(it, word) {
   const { columns, layers } = it.app.attention();
   const text = (await it.app.words(columns, 0, layers[0].keys)).join("") + word;
   it.page.form.elements.text.value = text;
-  run(it, text);
+  runText(it, text);
 }
 
-function step(it, by) {
+function stepWord(it, by) {
   const { app } = it;
   const count = app.summary() ? app.attention().layers[app.state().layer].queries : 0;
-  const q = count && asks(it) + by;
+  const q = count && chooseQuery(it) + by;
   if (count && q >= 0 && q < count) app.go({ q }, { replace: true });
 }
 
-function turn({ app }, by) {
+function turnHead({ app }, by) {
   const { of, head, layer } = app.state();
   const { heads } = app.attention().layers[layer];
   const next = (of === "head" ? head : -1) + by;
   if (next >= -1 && next < heads) app.go(next < 0 ? { of: null } : { of: "head", head: next });
 }
 
-const keysOf = (it) => [
-  ["ArrowRight", "the next word", () => step(it, 1)],
-  ["ArrowLeft", "the word before", () => step(it, -1)],
-  ["]", "the next head", () => turn(it, 1)],
-  ["[", "the head before; before the first the mean", () => turn(it, -1)],
+const listKeys = (it) => [
+  ["ArrowRight", "the next word", () => stepWord(it, 1)],
+  ["ArrowLeft", "the word before", () => stepWord(it, -1)],
+  ["]", "the next head", () => turnHead(it, 1)],
+  ["[", "the head before; before the first the mean", () => turnHead(it, -1)],
   ["i", "write in the box", () => it.page.form.elements.text.focus()],
 ];
 
 // What a word looked at most, in a sentence.
-function said(weights, words, asks, q) {
-  const order = ordered(weights, words);
-  if (!order.length) return `${quoted(asks)} may see nothing.`;
+function describeRow(weights, words, asks, q) {
+  const order = sortByWeight(weights, words);
+  if (!order.length) return `${quoteWord(asks)} may see nothing.`;
   const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that find nothing to look at rest on the first word." : "";
-  return `${quoted(asks)} looks most at ${list(order.map((n) => `${n === q ? "itself" : quoted(words[n])} (${rough(weights[n])})`))}.${rest}`;
+  return `${quoteWord(asks)} looks most at ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
 }
 
 // What of another text was looked at most to write a word.
-function looked(weights, words, wrote) {
-  const found = ordered(weights, words).map((n) => `${quoted(words[n])} (${rough(weights[n])})`);
-  return found.length ? `To write ${quoted(wrote)} it looked most at ${list(found)}.` : `To write ${quoted(wrote)} it looked at nothing.`;
+function describeColumn(weights, words, wrote) {
+  const found = sortByWeight(weights, words).map((n) => `${quoteWord(words[n])} (${formatRounded(weights[n])})`);
+  return found.length ? `To write ${quoteWord(wrote)} it looked most at ${joinList(found)}.` : `To write ${quoteWord(wrote)} it looked at nothing.`;
 }
 
 // The places of the three largest weights.
-function ordered(weights, words) {
+function sortByWeight(weights, words) {
   const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
   return order.sort((a, b) => weights[b] - weights[a]).slice(0, 3);
 }
 
-const list = (few) => (few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`);
+const joinList = (few) => (few.length === 1 ? few[0] : `${few.slice(0, -1).join(", ")} and ${few.at(-1)}`);

@@ -1,0 +1,183 @@
+// The source inside a page that is one file: the same answers, unpacked and reckoned from the pictures that it carries.
+
+import { encodeWeight, readCodes, decodeWeight } from "./weight_codes.js";
+import { Fault } from "./page_error.js";
+import { TILE, countLevels } from "./tile_cache.js";
+
+const THUMB = 48; // pixels of a small picture
+
+export function createFileSource() {
+  const start = JSON.parse(document.getElementById("regard-start").textContent);
+  const entries = new Map([...document.querySelectorAll("script[data-name]")].map((one) => [one.dataset.name, one]));
+  const opened = new Map();
+  const recording = (r) => start.recordings.find((one) => one.id === r);
+
+  // The bytes of an entry, or null where the file has none of that name.
+  function bytes(name) {
+    if (!entries.has(name)) return Promise.resolve(null);
+    if (!opened.has(name)) opened.set(name, unpackData(JSON.parse(entries.get(name).textContent)));
+    return opened.get(name);
+  }
+
+  async function said(name, otherwise) {
+    const found = await bytes(name);
+    if (!found) throw new Fault(otherwise);
+    return new TextDecoder().decode(found);
+  }
+
+  const json = async (name, otherwise) => JSON.parse(await said(name, otherwise));
+
+  const attentionOf = (r, { kind, part }) => recording(r).attentions.find((one) => one.kind === kind && (one.part ?? "") === (part ?? ""));
+
+  // The queries, keys and heads of a place.
+  function size(r, { kind, part, layer }) {
+    return attentionOf(r, { kind, part }).layers[layer];
+  }
+
+  // The finest whole picture of a place at a level or above: {level, codes, rows, columns}.
+  async function picture(r, place, level, how) {
+    const { queries, keys } = size(r, place);
+    for (let z = level; z < countLevels(queries, keys); z++) {
+      const found = await bytes(`${r}/picture?${formatPlace(place)}&level=${z}&how=${z === 0 ? "mean" : how}`);
+      const shape = { rows: Math.ceil(queries / 2 ** z), columns: Math.ceil(keys / 2 ** z) };
+      if (found) return { level: z, codes: readCodes(found.buffer), ...shape, queries, keys };
+    }
+    throw new Fault("This file holds no picture of this head: it was written for fewer of them. `regard serve` shows them all.");
+  }
+
+  // All weights of a head, where the file has them.
+  async function whole(r, place) {
+    const found = await picture(r, place, 0, "mean");
+    if (found.level === 0) return found;
+    throw new Fault("This file holds the coarser pictures of so long a text, not its single weights. `regard serve` shows them all.");
+  }
+
+  // The mean codes of some heads at n places.
+  async function mean(r, query, n, at) {
+    const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
+    const all = await Promise.all(heads.map((head) => whole(r, { ...query, head })));
+    if (all.length === 1) return Uint16Array.from({ length: n }, (_, i) => at(all[0], i));
+    return Uint16Array.from({ length: n }, (_, i) => {
+      const seen = all.map((one) => decodeWeight(at(one, i)));
+      return seen[0] === null ? 0 : encodeWeight(seen.reduce((sum, one) => sum + one, 0) / seen.length);
+    });
+  }
+
+  const row = (r, query) => mean(r, query, size(r, query).keys, (one, k) => one.codes[query.q * one.columns + k]);
+  const column = (r, query) => mean(r, query, size(r, query).queries, (one, q) => one.codes[q * one.columns + query.k]);
+
+  async function top(r, query) {
+    const incoming = query.q === undefined || query.q === null;
+    const found = await (incoming ? column(r, query) : row(r, query));
+    const places = [...found.keys()].filter((n) => found[n] > 1).sort((a, b) => found[b] - found[a] || a - b).slice(0, query.n ?? 8);
+    const attention = attentionOf(r, query);
+    const { words } = await list(r, incoming ? attention.rows : attention.columns);
+    return { found: places.map((place) => ({ place, word: words?.[place] ?? String(place), weight: decodeWeight(found[place]) })) };
+  }
+
+  async function cell(r, { q, k, ...place }) {
+    const found = await whole(r, place);
+    const line = found.codes.subarray(q * found.columns, (q + 1) * found.columns);
+    const rest = { rank: 1 + line.reduce((sum, one) => sum + (one > line[k]), 0), of: line.reduce((sum, one) => sum + (one > 0), 0), visible: line[k] > 0 };
+    const kept = await bytes(`${r}/scores?${formatPlace(place)}`);
+    if (!kept) return { weight: decodeWeight(line[k]), score: null, ...rest };
+    const scores = new Float32Array(kept.buffer).subarray(q * found.columns, (q + 1) * found.columns);
+    return { ...computeWeight(scores, line, k), ...rest };
+  }
+
+  const list = (r, name) => (name && entries.has(`${r}/words?list=${name}`) ? json(`${r}/words?list=${name}`) : Promise.resolve({ words: null }));
+
+  return {
+    file: true,
+    start: async () => start,
+    async words(r, { list: name, from, to }) {
+      const { words } = await list(r, name);
+      return { words: words.slice(from, to) };
+    },
+    async *heads(r, { kind, part }) {
+      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file was written without the kinds of its heads.");
+      for (const line of lines.split("\n")) if (line) yield JSON.parse(line);
+    },
+    async thumbs(r, { kind, part, b, layer }) {
+      const count = size(r, { kind, part, layer }).heads;
+      const all = await Promise.all(Array.from({ length: count }, (_, head) => picture(r, { kind, part, b, layer, head }, 0, "max")));
+      const shape = [count, Math.min(THUMB, all[0].rows), Math.min(THUMB, all[0].columns)];
+      return { codes: joinArrays(all.map((one) => poolCodes(one, shape[1], shape[2]))), shape, sampled: false };
+    },
+    async *open(r, place) {
+      yield json(`${r}/open?${formatPlace(place)}`, "This file holds nothing of this head.");
+    },
+    async tile(r, { level, row: down, column: across, how, ...place }) {
+      return cutTile(await picture(r, place, level, how), level, down, across, how);
+    },
+    cell,
+    row,
+    column,
+    top,
+    async steps(r, place) {
+      return json(`${r}/steps?${formatPlace(place)}`, "This file holds no steps of this head: the text is too long for them. `regard serve` shows them.");
+    },
+    async example({ name, head }) {
+      return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file was written without this example.");
+    },
+    async type() {
+      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+    },
+    async *generate() {
+      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+    },
+  };
+}
+
+const formatPlace = ({ kind, part, b, layer, head }) => `kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}&head=${head}`;
+
+// Bytes out of base64 of gzip.
+async function unpackData(text) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// The weight and score at k of a row of scores, of which only those with a code are visible.
+function computeWeight(scores, line, k) {
+  let most = -Infinity;
+  for (let n = 0; n < line.length; n++) if (line[n]) most = Math.max(most, scores[n]);
+  let sum = 0;
+  for (let n = 0; n < line.length; n++) if (line[n]) sum += Math.exp(scores[n] - most);
+  if (!line[k]) return { weight: 0, score: null };
+  const [exact, near] = [Math.exp(scores[k] - most) / sum, decodeWeight(line[k])];
+  const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took weight away, which scores alone do not tell
+  return { weight: sunk ? near : exact, score: scores[k] };
+}
+
+// A tile of a level, out of a whole picture of that level or, where the file has nothing finer, of one above.
+function cutTile(whole, level, down, across, how) {
+  const up = whole.level - level;
+  const last = (tokens) => Math.ceil(tokens / 2 ** level);
+  const shape = [Math.min(TILE, last(whole.queries) - down * TILE), Math.min(TILE, last(whole.keys) - across * TILE)];
+  const found = new Uint16Array(shape[0] * shape[1]);
+  for (let r = 0; r < shape[0]; r++) {
+    for (let c = 0; c < shape[1]; c++) {
+      found[r * shape[1] + c] = whole.codes[((down * TILE + r) >> up) * whole.columns + ((across * TILE + c) >> up)];
+    }
+  }
+  return { codes: found, shape, how };
+}
+
+// A picture at most so large, each pixel the largest code of what it covers.
+function poolCodes({ codes: found, rows, columns }, high, wide) {
+  const small = new Uint16Array(high * wide);
+  for (let r = 0; r < rows; r++) {
+    for (let c = 0; c < columns; c++) {
+      const at = Math.floor(((r + 0.5) * high) / rows) * wide + Math.floor(((c + 0.5) * wide) / columns);
+      small[at] = Math.max(small[at], found[r * columns + c]);
+    }
+  }
+  return small;
+}
+
+function joinArrays(all) {
+  const whole = new Uint16Array(all.length * all[0].length);
+  all.forEach((one, n) => whole.set(one, n * one.length));
+  return whole;
+}

@@ -1,0 +1,96 @@
+// Where the page's numbers come from: the server beside it, or the data inside the one file.
+
+import { readCodes } from "./weight_codes.js";
+import { Fault } from "./page_error.js";
+import { createFileSource } from "./file_source.js";
+
+// The source of this page.
+export function connectSource() {
+  return document.getElementById("regard-start") ? createFileSource() : createServerSource();
+}
+
+function createServerSource() {
+  const at = (r, what, query) => `api/r/${encodeURIComponent(r)}/${what}?${formatQuery(query)}`;
+  return {
+    file: false,
+    start: (signal) => fetchJson("api/start", { signal }),
+    words: (r, query, signal) => fetchJson(at(r, "words", query), { signal }),
+    heads: (r, query, signal) => fetchLines(at(r, "heads", query), { signal }),
+    thumbs: (r, query, signal) => fetchBinary(at(r, "thumbs", query), signal),
+    open: (r, query, signal) => fetchLines(at(r, "open", query), { signal }),
+    tile: (r, query, signal) => fetchBinary(at(r, "tile", query), signal),
+    cell: (r, query, signal) => fetchJson(at(r, "cell", query), { signal }),
+    row: async (r, query, signal) => (await fetchBinary(at(r, "row", query), signal)).codes,
+    column: async (r, query, signal) => (await fetchBinary(at(r, "column", query), signal)).codes,
+    top: (r, query, signal) => fetchJson(at(r, "top", query), { signal }),
+    steps: (r, query, signal) => fetchJson(at(r, "steps", query), { signal }),
+    example: (query, signal) => fetchJson(`api/example?${formatQuery(query)}`, { signal }),
+    type: (body, signal) => fetchJson("api/type", makePostRequest(body, signal)),
+    translation: (signal) => fetchJson("api/translation", makePostRequest({}, signal)),
+    examination: (r, body, signal) => fetchJson(`api/r/${encodeURIComponent(r)}/examination`, makePostRequest(body, signal)),
+    generate: (body, signal) => fetchLines("api/generate", makePostRequest(body, signal)),
+  };
+}
+
+const makePostRequest = (body, signal) => ({
+  method: "POST",
+  body: JSON.stringify(body),
+  headers: { "Content-Type": "application/json" },
+  signal,
+});
+
+// The pairs of a query; what is null or undefined is left out.
+export function formatQuery(query) {
+  const pairs = Object.entries(query ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return new URLSearchParams(pairs).toString().replaceAll("%2C", ",");
+}
+
+// An answer that is good; the token of the page's own link goes along.
+async function fetchResponse(address, options) {
+  const token = new URLSearchParams(location.search).get("token");
+  const headers = token ? { ...options.headers, "X-Regard-Token": token } : options.headers;
+  let response;
+  try {
+    response = await fetch(address, { ...options, headers });
+  } catch (fault) {
+    if (fault.name === "AbortError") throw fault;
+    throw new Fault("The server does not answer. Is `regard serve` still running? Start it again and reload this page.");
+  }
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({}));
+  throw new Fault(told.error ?? `The server answered with an error, ${response.status}, and no sentence about it.`);
+}
+
+async function fetchJson(address, options) {
+  return (await fetchResponse(address, options)).json();
+}
+
+// Codes and their shape.
+async function fetchBinary(address, signal) {
+  const response = await fetchResponse(address, { signal });
+  const shape = (response.headers.get("X-Shape") ?? "").split(",").map(Number);
+  return { codes: readCodes(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1" };
+}
+
+// The objects of an answer that streams one a line.
+async function* fetchLines(address, options) {
+  const reader = (await fetchResponse(address, options)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let kept = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      kept += value ?? "";
+      const whole = kept.split("\n");
+      kept = done ? "" : whole.pop();
+      for (const line of whole) if (line.trim()) yield parseLine(JSON.parse(line));
+      if (done) return;
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // a reader that stops early stops the computation
+  }
+}
+
+function parseLine(line) {
+  if (line.error) throw new Fault(line.error);
+  return line;
+}

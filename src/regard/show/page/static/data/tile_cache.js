@@ -1,0 +1,82 @@
+// The tiles of one head: fetched when they are needed, kept while there is room, coloured when they are drawn.
+
+export const TILE = 256;
+const KEPT = 240; // tiles, of 400 kB
+const AT_ONCE = 4; // requests, so that what is wanted next never waits behind what was wanted before
+
+// The number of levels of a map: the last is a single tile.
+export function countLevels(queries, keys) {
+  let count = 1;
+  while (Math.ceil(Math.max(queries, keys) / 2 ** (count - 1)) > TILE) count++;
+  return count;
+}
+
+// Tiles by [level, row, column]; fetch(query, signal) gets one, arrived() is called when one is here.
+export function createTileCache(fetch, arrived, failed) {
+  const kept = new Map(); // name -> {codes, shape, top, canvas, table}
+  const asked = new Map(); // name -> AbortController
+  const broken = new Set();
+  let wanted = [];
+
+  async function get([level, row, column]) {
+    const name = `${level} ${row} ${column}`;
+    const control = new AbortController();
+    asked.set(name, control);
+    try {
+      const { codes, shape } = await fetch({ level, row, column }, control.signal);
+      kept.set(name, { codes, shape, top: codes.reduce((most, code) => Math.max(most, code), 0), canvas: null, table: null });
+      for (const old of [...kept.keys()].slice(0, Math.max(0, kept.size - KEPT))) kept.delete(old);
+      arrived();
+    } catch (fault) {
+      if (fault.name === "AbortError") return;
+      broken.add(name);
+      failed(fault);
+    } finally {
+      asked.delete(name);
+      next();
+    }
+  }
+
+  function next() {
+    while (asked.size < AT_ONCE) {
+      const place = wanted.find((one) => !kept.has(one.join(" ")) && !asked.has(one.join(" ")) && !broken.has(one.join(" ")));
+      if (!place) return;
+      get(place);
+    }
+  }
+
+  return {
+    // Asks for these, the first first; what was asked for and is not among them is given up.
+    want(places) {
+      wanted = places;
+      const names = new Set(places.map((place) => place.join(" ")));
+      for (const [name, control] of asked) if (!names.has(name)) control.abort();
+      next();
+    },
+    // A tile that is here, or undefined; it becomes the last to be thrown away.
+    at(level, row, column) {
+      const name = `${level} ${row} ${column}`;
+      const tile = kept.get(name);
+      if (tile) kept.delete(name), kept.set(name, tile);
+      return tile;
+    },
+    waiting: () => wanted.some((one) => !kept.has(one.join(" ")) && !broken.has(one.join(" "))),
+    leave() {
+      wanted = [];
+      for (const control of asked.values()) control.abort();
+    },
+  };
+}
+
+// A tile as a canvas, in the colours of a table (a pixel for every code).
+export function colorTile(tile, table) {
+  if (tile.table === table) return tile.canvas;
+  const [rows, columns] = tile.shape;
+  const image = new ImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let n = 0; n < pixels.length; n++) pixels[n] = table[tile.codes[n]];
+  tile.canvas ??= Object.assign(document.createElement("canvas"), { width: columns, height: rows });
+  tile.canvas.getContext("2d").putImageData(image, 0, 0);
+  tile.table = table;
+  return tile.canvas;
+}

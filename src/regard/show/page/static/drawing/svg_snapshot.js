@@ -1,0 +1,74 @@
+// What stands in a part of the page as an SVG of its words, the grounds behind them, frames and small pictures.
+
+import { readBackground } from "./color.js";
+import { createSvgPen } from "./canvas_pen.js";
+
+const EDGE = 16; // pixels about it
+
+// `without` are selectors of what leads elsewhere and says nothing on paper.
+export function snapshotAsSvg(root, without = "nav") {
+  const edge = root.getBoundingClientRect();
+  const kept = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(without);
+  const marks = [...root.querySelectorAll("*")].filter(kept).map((one) => measureElement(one, root));
+  const texts = marks.flatMap(({ texts }) => texts);
+  const reach = [...texts, ...marks.filter(({ one }) => one.matches("canvas")).flatMap(({ boxes }) => boxes)];
+  const bottom = Math.max(edge.top, ...reach.map((box) => box.bottom)); // what is empty below is left out
+  const pen = createSvgPen(Math.ceil(edge.width) + 2 * EDGE, Math.ceil(bottom - edge.top) + 2 * EDGE, readBackground("--paper"));
+  const spot = ({ left, top, width, height }) => [left - edge.left + EDGE, top - edge.top + EDGE, width, height];
+  for (const mark of marks) for (const box of mark.boxes) if (box.top < bottom) fillBox(pen, mark, spot(box));
+  for (const { look, texts } of marks) for (const box of texts) writeText(pen, box.text, look, spot(box));
+  for (const { look, boxes } of marks) if (/solid|dashed/.test(look.outlineStyle)) boxes.forEach((box) => pen.frame(...spot(box), look.outlineColor, parseFloat(look.outlineWidth)));
+  return pen.done();
+}
+
+// An element with its style, the boxes and the pieces of text of it that are in sight.
+function measureElement(one, root) {
+  const seen = (about) => (box) => box.width > 0 && isVisible(box, about, root);
+  return { one, look: getComputedStyle(one), boxes: [...one.getClientRects()].filter(seen(one.parentElement)), texts: measureWords(one).filter(seen(one)) };
+}
+
+function fillBox(pen, { one, look }, [x, y, width, height]) {
+  const stops = look.backgroundImage.startsWith("linear-gradient") ? look.backgroundImage.match(/rgb\([^)]*\)/g) : [];
+  if (!/, 0\)$|transparent/.test(look.backgroundColor)) pen.rect(x, y, width, height, look.backgroundColor);
+  stops.forEach((stop, n) => pen.rect(x + (n * width) / stops.length, y, width / stops.length + 0.3, height, stop));
+  if (one.matches("canvas") && one.width) pen.image(one, [0, 0, one.width, one.height], [x, y, width, height]);
+}
+
+function writeText(pen, text, look, [x, y, width, height]) {
+  const letters = { size: parseFloat(look.fontSize), fill: look.color, weight: look.fontWeight, font: look.fontFamily };
+  if (look.writingMode.startsWith("vertical")) pen.text(text, x + width / 2, y + height, { ...letters, turn: -90 }); // words over columns read upwards
+  else pen.text(text, x, y + height / 2, letters);
+}
+
+// The words of an element's own text as boxes, each where it stands: a text may be broken into lines anywhere.
+function measureWords(one) {
+  if (one.matches("select")) return [locateSelectedOption(one)];
+  const found = [];
+  const range = document.createRange();
+  for (const node of one.childNodes) {
+    if (node.nodeType !== Node.TEXT_NODE || one.matches("option")) continue;
+    for (const { 0: text, index } of node.data.matchAll(/\S+/g)) {
+      range.setStart(node, index);
+      range.setEnd(node, index + text.length);
+      found.push(Object.assign(range.getBoundingClientRect(), { text }));
+    }
+  }
+  return found;
+}
+
+function locateSelectedOption(select) {
+  const { left, top, width, height } = select.getBoundingClientRect();
+  const inset = parseFloat(getComputedStyle(select).paddingLeft);
+  return Object.assign(new DOMRect(left + inset, top, width, height), { text: select.selectedOptions[0]?.textContent ?? "" });
+}
+
+// Whether the middle of a box is in sight of all that scrolls about it.
+function isVisible(box, one, root) {
+  const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+  for (let about = one; about && about !== root.parentElement; about = about.parentElement) {
+    if (getComputedStyle(about).overflowY === "visible") continue;
+    const { top, bottom, left, right } = about.getBoundingClientRect();
+    if (y < top || y > bottom || x < left || x > right) return false;
+  }
+  return true;
+}

@@ -1,0 +1,66 @@
+// The keyboard: keys that every view shares, those of the view that stands, the list of them all, and the search for a word.
+
+import { el } from "../drawing/elements.js";
+import { createSearch } from "./word_search.js";
+
+const OWNERS = "input, textarea, select, dialog, [contenteditable], [role=slider], [role=listbox]"; // these keep their keys
+const PRESSED = "a[href], button, summary, [role=button]"; // these are pressed by the keys that press
+const PRESSING = ["Enter", " "];
+
+export function createKeyboard(app, ofView, hands) {
+  const find = createSearch(app);
+  const common = [
+    ["[", "the head before", () => stepState(app, "head", -1)],
+    ["]", "the next head", () => stepState(app, "head", 1)],
+    [",", "the layer before", () => stepState(app, "layer", -1)],
+    [".", "the next layer", () => stepState(app, "layer", 1)],
+    ["/", "find a word", () => find()],
+    ["?", "these keys", () => list()],
+    ["Escape", "let go of what is pinned", () => app.go({ q: null, k: null })],
+  ];
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.target.closest?.(OWNERS) || (PRESSING.includes(event.key) && event.target.closest?.(PRESSED))) return;
+    const found = [...ofView(), ...common].find(([key]) => key === event.key);
+    if (!found) return;
+    event.preventDefault();
+    found[2](event);
+  });
+
+  function list() {
+    const own = ofView();
+    const shared = common.filter(([key]) => !own.some(([other]) => other === key));
+    const dialog = el("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() },
+      ...renderKeyGroup("Keys of this view", own),
+      ...renderKeyGroup("Keys of every view", shared),
+      ...renderKeyGroup("Mouse and fingers", hands(), "span"),
+      el("form", { method: "dialog", style: { marginTop: "1rem" } }, el("button", { autofocus: true }, "Close")));
+    document.body.append(dialog);
+    dialog.showModal();
+    dialog.scrollTop = 0; // the button that has the focus is at the end of a long list
+  }
+
+  const button = el("button", { class: "quiet", "aria-label": "Keys", title: "Keys (?)", onclick: list }, "?");
+  return { button, find };
+}
+
+const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", " ": "Space" };
+
+// What keys or hands do, those that do the same on one line.
+function renderKeyGroup(title, pairs, tag = "kbd") {
+  const lines = new Map();
+  for (const [key, what] of pairs) lines.set(what, [...(lines.get(what) ?? []), key]);
+  const names = (keys) => keys.flatMap((key, n) => [n ? " " : "", el(tag, {}, NAMES[key] ?? key)]);
+  return lines.size ? [el("h2", {}, title), el("dl", {}, [...lines].map(([what, keys]) => [el("dt", {}, names(keys)), el("dd", {}, what)]))] : [];
+}
+
+// A step to the next head or layer, if there is one.
+function stepState(app, key, by) {
+  if (!app.summary()) return;
+  const state = app.state();
+  const { layers } = app.attention();
+  const count = key === "layer" ? layers.length : layers[state.layer].heads;
+  const next = state[key] + by;
+  if (next >= 0 && next < count) app.go({ [key]: next });
+}

@@ -1,0 +1,58 @@
+// The search for a word among the words of a recording, however long it is.
+
+import { el } from "../drawing/elements.js";
+import { formatCount } from "../drawing/number_format.js";
+import { formatPlainWord } from "../drawing/words.js";
+
+const MOST = 50; // found words listed
+const PAGE = 2000;
+
+// A function that opens the search; what is chosen becomes the query.
+export function createSearch(app) {
+  return () => {
+    if (!app.summary()) return;
+    const list = app.attention().rows;
+    let running = 0;
+    const input = el("input", { type: "search", "aria-label": "Find a word", placeholder: "a word, or its number", autofocus: true, oninput: () => look() });
+    const found = el("div", { class: "found" });
+    const told = el("p", { class: "note", role: "status" });
+    const close = (q) => {
+      dialog.close();
+      if (q !== undefined) app.go({ q });
+    };
+    const form = el("form", { method: "dialog", onsubmit: (event) => {
+      event.preventDefault();
+      found.querySelector("button")?.click();
+    } }, input);
+    const dialog = el("dialog", { "aria-label": "Find a word", onclose: () => { running++; dialog.remove(); } }, form, told, found);
+
+    async function look() {
+      const run = ++running;
+      const wanted = input.value.toLowerCase();
+      found.replaceChildren();
+      told.textContent = "";
+      if (!wanted) return;
+      const book = app.book();
+      const total = app.attention().layers[app.state().layer].queries;
+      const number = /^\d+$/.test(wanted) && Number(wanted) < total ? [Number(wanted)] : [];
+      for (const place of number) found.append(row(place, (await book.words(list, place, place + 1))[0]));
+      let hits = number.length;
+      for (let from = 0; from < total && hits < MOST; from += PAGE) {
+        const words = await book.words(list, from, Math.min(from + PAGE, total));
+        if (run !== running) return;
+        told.textContent = `${formatCount(Math.min(from + PAGE, total))} of ${formatCount(total)} words searched`;
+        for (const [n, word] of words.entries()) {
+          if (hits < MOST && word.toLowerCase().includes(wanted)) hits += found.append(row(from + n, word, words[n - 1], words[n + 1])) ?? 1;
+        }
+      }
+      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : "No word here holds these letters.";
+    }
+
+    const row = (place, word, before, after) => el("button", { type: "button", onclick: () => close(place) },
+      el("span", { class: "numbers" }, formatCount(place)),
+      el("span", {}, el("span", { class: "note" }, before ?? ""), el("b", {}, formatPlainWord(word, 40)), el("span", { class: "note" }, after ?? "")));
+
+    document.body.append(dialog);
+    dialog.showModal();
+  };
+}

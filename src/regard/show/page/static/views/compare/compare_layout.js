@@ -1,0 +1,97 @@
+// What stands on Compare from the first, and how its parts are set: two pictures and their difference, and what reads them.
+
+import { el } from "../../drawing/elements.js";
+import { drawLegend, makeWeightScale } from "../../drawing/legend.js";
+import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
+import { createPane } from "./matrix_pane.js";
+import { renderFurthestCells, createReadingLine } from "./cell_text.js";
+
+const NAMES = ["first", "second", "second − first"];
+export const DIFFERENCE = 2; // the pane that is shown first where only one has room
+
+// change(side, changes), typed(text, form), pin(q, k) and swap() are told what hands do.
+export function buildLayout(app, { change, typed, pin, swap }) {
+  const panes = NAMES.map((name) => createPane(name));
+  const told = el("p", { class: "compare-told", "aria-live": "polite" });
+  const note = el("p", { class: "note" });
+  const read = createReadingLine();
+  const list = el("div", { class: "compare-list" });
+  const turner = el("span", { class: "choice compare-turn", role: "group", "aria-label": "Which is shown" });
+  const row = el("div", { class: "compare-panes" }, panes.map((one) => one.root));
+  const root = el("div", { class: "compare-page" }, told, note, read.element, turner, row, list);
+  let now = null; // what is drawn, and the cell that is pinned
+
+  panes[1].picks.after(renderTextForm(app, typed));
+  panes[2].shelf.append(el("button", { class: "compare-swap", title: "Change sides (x)", "aria-label": "Change sides", onclick: swap }, "⇄"));
+  for (const { frame } of panes) listenToPointer(frame, {
+    point: (place) => now && point(...(place ?? now.pinned ?? [null])),
+    pick: (place) => now && pin(...place.map((one) => one * 2 ** now.level)),
+  });
+
+  // Marks a cell in all three, and says what it holds.
+  function point(i, j) {
+    const sizes = [...now.parts, now.apart];
+    panes.forEach((one, n) => one.point(sizes[n], i, j));
+    read.show(now, i, j);
+  }
+
+  // Which pane is shown where only one has room.
+  function turn(shown) {
+    const button = (name, n) => el("button", { "data-control": `pane ${n}`, "aria-pressed": String(n === shown), onclick: () => app.go({ pane: n === DIFFERENCE ? null : n }, { replace: true }) }, name);
+    turner.replaceChildren(...NAMES.map(button));
+    panes.forEach((one, n) => one.root.classList.toggle("compare-turned", n === shown));
+  }
+
+  return {
+    root,
+    turn,
+    controls: (both) => both.forEach((side, n) => panes[n].set(app, side, (changes) => change(n, changes))),
+    pictures(drawn, shade, differ, scale, marks) {
+      now = { ...drawn, pinned: null };
+      drawn.parts.forEach((one, n) => panes[n].draw(one, shade, one.words, drawn.level, drawLegend(makeWeightScale(scale))));
+      panes[2].root.hidden = !drawn.apart.rows;
+      if (drawn.apart.rows) panes[2].draw(drawn.apart, differ, drawn.parts[0].words, drawn.level, drawLegend(marks));
+    },
+    mark(drawn, q, k) {
+      if (q !== undefined && k !== undefined) now.pinned = [q, k].map((one) => Math.floor(one / 2 ** drawn.level));
+      point(...(now.pinned ?? [null]));
+    },
+    async exact(cells) {
+      const mine = now;
+      const found = await cells;
+      if (now === mine && !now.level) read.exact(found);
+    },
+    told(sentence, said) {
+      told.textContent = sentence;
+      note.textContent = said;
+    },
+    list(found, parts) {
+      list.hidden = !found.length;
+      list.replaceChildren(...renderFurthestCells(found, parts, pin));
+    },
+    sheet: () => snapshotAsSvg(row, "form, .compare-swap"),
+  };
+}
+
+// The box for another text, which the second side then shows.
+function renderTextForm(app, typed) {
+  const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "another text" });
+  const form = el("form", { class: "compare-typed", hidden: !app.start.model, onsubmit: (event) => {
+    event.preventDefault();
+    typed(box.value, form);
+  } }, box);
+  return form;
+}
+
+// The pointer over a picture: the cell under it, [row, column], or null.
+function listenToPointer(frame, { point, pick }) {
+  const at = (event) => {
+    const [rows, columns] = [Number(frame.dataset.rows), Number(frame.dataset.columns)];
+    const box = frame.getBoundingClientRect();
+    const [i, j] = [Math.floor(((event.clientY - box.top) / box.height) * rows), Math.floor(((event.clientX - box.left) / box.width) * columns)];
+    return i >= 0 && j >= 0 && i < rows && j < columns ? [i, j] : null;
+  };
+  frame.addEventListener("pointermove", (event) => at(event) && point(at(event)));
+  frame.addEventListener("pointerleave", () => point(null));
+  frame.addEventListener("click", (event) => at(event) && pick(at(event)));
+}

@@ -1,0 +1,83 @@
+// Two matrices of weights beside each other: which of their words stand for the same, and how far their rows are apart.
+
+import { decodeWeight } from "../../data/weight_codes.js";
+
+const TILE = 256;
+const MOST = 2 * TILE; // pixels along a side of a picture
+
+// The level of detail at which both fit in a picture: 0 is every weight.
+export function chooseLevel(...counts) {
+  return Math.max(0, Math.ceil(Math.log2(Math.max(...counts) / MOST)));
+}
+
+// A whole level of a head as {weights, rows, columns}: null where nothing may be seen.
+export async function fetchPicture(source, r, place, { queries, keys }, level, signal) {
+  const [rows, columns] = [queries, keys].map((count) => Math.ceil(count / 2 ** level));
+  const weights = new Array(rows * columns).fill(null);
+  for (let row = 0; row * TILE < rows; row++) {
+    for (let column = 0; column * TILE < columns; column++) {
+      const { codes, shape } = await source.tile(r, { ...place, level, row, column, how: "mean" }, signal);
+      codes.forEach((code, n) => {
+        weights[(row * TILE + Math.floor(n / shape[1])) * columns + column * TILE + (n % shape[1])] = decodeWeight(code);
+      });
+    }
+  }
+  return { weights, rows, columns };
+}
+
+// What of two texts can be laid on each other, {rows, columns, said}: all, or the beginning that they share, or nothing.
+export function matchWords(a, b) {
+  const same = a.rows.length === b.rows.length && a.columns.length === b.columns.length;
+  const differ = a.columns.filter((word, n) => word !== b.columns[n]).length;
+  if (same && !differ) return { rows: a.rows.length, columns: a.columns.length, said: "" };
+  if (same) {
+    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} not the same: the difference is taken place by place.`;
+    return { rows: a.rows.length, columns: a.columns.length, said };
+  }
+  const [rows, columns] = [countCommonPrefix(a.rows, b.rows), countCommonPrefix(a.columns, b.columns)];
+  const lengths = `Left there are ${a.columns.length} words, right ${b.columns.length}.`;
+  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They do not begin alike, so there is no difference to draw: compare each with its own words.` };
+  return { rows, columns, said: `${lengths} The first ${columns} are the same, and the difference is taken of these.` };
+}
+
+function countCommonPrefix(a, b) {
+  const count = Math.min(a.length, b.length);
+  for (let n = 0; n < count; n++) if (a[n] !== b[n]) return n;
+  return count;
+}
+
+// b - a over what can be laid on each other, {weights, rows, columns}, at a level of detail.
+export function subtractWeights(a, b, common, level) {
+  const [rows, columns] = [common.rows, common.columns].map((count, n) => {
+    const whole = count === [a.of.rows, a.of.columns][n] && count === [b.of.rows, b.of.columns][n];
+    return whole ? Math.ceil(count / 2 ** level) : Math.floor(count / 2 ** level); // a pixel of other words besides is left out
+  });
+  const weights = Array.from({ length: rows * columns }, (_, n) => {
+    const [i, j] = [Math.floor(n / columns), n % columns];
+    const [left, right] = [a, b].map((one) => one.weights[i * one.columns + j]);
+    return left === null && right === null ? null : (right ?? 0) - (left ?? 0);
+  });
+  return { weights, rows, columns };
+}
+
+// The share of a word's attention that lies elsewhere, the mean of ½ Σ |a - b| over rows: 0 alike, 1 nothing in common.
+export function computeRowDistance({ weights, rows, columns }) {
+  if (!rows) return null;
+  let sum = 0;
+  for (let i = 0; i < rows; i++) {
+    let [apart, lack] = [0, 0];
+    for (let j = 0; j < columns; j++) {
+      const one = weights[i * columns + j] ?? 0;
+      [apart, lack] = [apart + Math.abs(one), lack + one];
+    }
+    sum += (apart + Math.abs(lack)) / 2; // what a row lacks of the other is one more key
+  }
+  return sum / rows;
+}
+
+// The places of the n numbers furthest from 0.
+export function listFurthestCells({ weights, columns }, n) {
+  const order = weights.map((_, place) => place).filter((place) => weights[place]);
+  order.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]));
+  return order.slice(0, n).map((place) => [Math.floor(place / columns), place % columns, weights[place]]);
+}

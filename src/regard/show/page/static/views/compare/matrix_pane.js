@@ -1,0 +1,55 @@
+// A picture of Compare with its controls, the words along it, and its legend.
+
+import { el } from "../../drawing/elements.js";
+import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
+import { formatPlainWord } from "../../drawing/words.js";
+import { getHeadNumber } from "../../frame/controls.js";
+
+const WORDS = 24; // columns whose words have room along a picture
+
+export function createPane(name) {
+  const head = el("div", { class: "compare-head" });
+  const shelf = el("span", { class: "compare-shelf" });
+  const picks = el("span", { class: "compare-picks" });
+  head.append(el("h2", {}, name), shelf, el("div", { class: "compare-row" }, picks));
+  const canvas = createPixelCanvas({ role: "img", "aria-label": name });
+  const mark = el("div", { class: "compare-mark", hidden: true });
+  const frame = el("div", { class: "compare-frame" }, canvas, mark);
+  const [rows, columns] = [el("div", { class: "compare-rows", "aria-hidden": "true" }), el("div", { class: "compare-columns", "aria-hidden": "true" })];
+  const scale = el("div", { class: "compare-scale" });
+  const root = el("section", { class: "compare-pane" }, head, el("div", { class: "compare-plot" }, columns, rows, frame), scale);
+
+  function set(app, { summary, attention, place, layer }, change) {
+    const focused = document.activeElement?.dataset?.pick;
+    const pick = (label, key, count, value, called = String) => el("label", { class: "control" }, el("span", { class: "name" }, label),
+      el("select", { "data-pick": `${name} ${key}`, class: "numbers", onchange: (event) => change({ [key]: Number(event.target.value) }) },
+        Array.from({ length: count }, (_, n) => el("option", { value: n, selected: n === value }, called(n)))));
+    const recordings = el("select", { "data-pick": `${name} r`, "aria-label": `Recording, ${name}`, onchange: (event) => change({ r: event.target.value, kind: null, part: null, b: null }) },
+      app.shelf().map((one) => el("option", { value: one.id, selected: one.id === summary.id }, `${one.model}: ${formatPlainWord(one.text, 40)}`)));
+    shelf.replaceChildren(...(app.shelf().length > 1 ? [recordings] : []));
+    picks.replaceChildren(pick("layer", "layer", attention.layers.length, place.layer), pick("head", "head", layer.heads, place.head, (n) => String(getHeadNumber(layer, n))));
+    if (focused) head.querySelector(`[data-pick="${focused}"]`)?.focus();
+  }
+
+  function draw({ weights, rows: high, columns: wide }, shade, words, level, key) {
+    paintNumbers(canvas, weights, high, wide, shade);
+    Object.assign(frame.dataset, { rows: high, columns: wide });
+    frame.style.aspectRatio = `${wide} / ${high}`;
+    const roomy = !level && wide <= WORDS && high <= WORDS;
+    root.classList.toggle("compare-roomy", roomy);
+    rows.replaceChildren(...(roomy ? words.rows.slice(0, high).map(renderBareWord) : []));
+    columns.replaceChildren(...(roomy ? words.columns.slice(0, wide).map(renderBareWord) : []));
+    scale.replaceChildren(key);
+  }
+
+  // Marks cell i, j of a picture so large, or none.
+  function point({ rows: high, columns: wide }, i, j) {
+    mark.hidden = i === null || i >= high || j >= wide;
+    if (!mark.hidden) Object.assign(mark.style, { left: `${(100 * j) / wide}%`, top: `${(100 * i) / high}%`, width: `${100 / wide}%`, height: `${100 / high}%` });
+  }
+
+  return { root, shelf, picks, frame, set, draw, point };
+}
+
+// A word as a label; a single letter needs no turning.
+const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));

@@ -1,0 +1,62 @@
+// The box of Generate: where the text begins, how many words are to come, how warm and by which dice.
+
+import { el } from "../../drawing/elements.js";
+
+const COUNTS = [5, 20, 40, 80, 160, 300];
+const LETTERS = 72; // of a sentence that is offered
+
+// run({text, tokens, temperature, seed}) and stop() are told; `warm` sets the temperature, `busy` whether words are coming.
+export function createPromptForm(app, { run, stop }) {
+  const text = el("textarea", { name: "text", rows: 2, "aria-label": "The beginning", placeholder: "Begin, and the model goes on", maxlength: app.start.limits.characters });
+  const go = el("button", { class: "primary" }, "Go on");
+  const halt = el("button", { type: "button", class: "generate-stop", hidden: true, onclick: stop }, "Stop");
+  const settings = renderSamplingControls(app);
+  const form = el("form", { class: "generate-form", onsubmit: (event) => {
+    event.preventDefault();
+    run({ text: text.value, ...settings.values() });
+  } }, text, el("div", { class: "generate-go" }, go, halt));
+  const offers = el("div", { class: "generate-offers" }, el("span", { class: "note" }, "Or begin with:"), app.start.sentences.map((one) =>
+    el("button", { class: "chip", onclick: () => ((text.value = one), form.requestSubmit()) }, one.length > LETTERS ? `${one.slice(0, LETTERS - 2)}…` : one)));
+  const offer = () => (offers.hidden = text.value.trim() !== "");
+  text.addEventListener("input", offer);
+  text.addEventListener("keydown", (event) => readPromptForm(event, text, form));
+
+  return {
+    element: el("div", { class: "generate-ask" }, form, settings.element, offers),
+    form,
+    warm: settings.warm,
+    isBusy: () => !halt.hidden,
+    busy(now) {
+      const focused = document.activeElement === (now ? go : halt);
+      [go.hidden, halt.hidden] = [now, !now];
+      if (focused) (now ? halt : go).focus();
+      offer();
+    },
+  };
+}
+
+// Enter sends, with Shift it begins a line; Escape leaves the box.
+function readPromptForm(event, text, form) {
+  if (event.key === "Escape") text.blur();
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
+}
+
+function renderSamplingControls(app) {
+  const tokens = el("select", { name: "tokens", class: "numbers" }, COUNTS.filter((count) => count <= app.start.limits.tokens).map((count) => el("option", { value: count, selected: count === 40 }, String(count))));
+  const warmth = el("input", { type: "range", name: "temperature", min: 0, max: 2, step: 0.1, value: 1, oninput: () => warm(warmth.value) });
+  const told = el("output", { class: "numbers" }, "1.0");
+  const seed = el("input", { type: "number", name: "seed", min: 0, max: 999999, step: 1, value: 0, class: "numbers" });
+  const warm = (value) => {
+    warmth.value = value;
+    told.textContent = Number(warmth.value) === 0 ? "0: always the likeliest" : Number(warmth.value).toFixed(1);
+  };
+  const named = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
+  const element = el("div", { class: "generate-settings" },
+    named("words", tokens, null, "How many are to come at most"),
+    named("temperature", warmth, told, "0 always takes the likeliest word, 1 as the model expects, 2 wilder"),
+    named("seed", seed, null, "The same seed throws the same dice: the same words come again"));
+  const values = () => ({ tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
+  return { element, warm, values };
+}

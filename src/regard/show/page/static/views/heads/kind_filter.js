@@ -1,0 +1,38 @@
+// The kinds of head in plain words, and the controls that order and filter heads by what the detectors say.
+
+import { el } from "../../drawing/elements.js";
+import { canExamine } from "./visibility_panel.js";
+
+export const SENTENCES = {
+  "previous token": "attends to the word before",
+  itself: "attends to the word itself",
+  duplicate: "attends to earlier occurrences of the same word",
+  induction: "attends to what followed the same word before",
+  "first token": "attends to the first word of the text",
+  broad: "attends to half of what it may see, or more",
+  local: "attends to words nearby",
+  mixed: "none of the others",
+};
+
+// Sets the controls: `rows` are what is known of the heads, by name; `detectors` are there once all are known.
+export function renderHeadControls(element, app, state, { rows, detectors, whole }) {
+  const focused = document.activeElement?.getAttribute("data-control");
+  const select = el("select", { "data-control": "by", disabled: !whole, onchange: () => app.go({ by: select.value || null }) },
+    el("option", { value: "" }, "layer and head"), detectors.map((one) => el("option", { value: one, selected: one === state.by }, one)));
+  const chip = (kind, text) => el("button", { class: "chip", "data-control": `only ${kind}`, title: SENTENCES[kind] ?? "", "aria-pressed": String((state.only ?? "") === kind), onclick: () => app.go({ only: kind || null }) }, text);
+  const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
+  const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
+  element.replaceChildren(
+    el("label", { class: "control" }, el("span", { class: "name" }, "in order of"), select),
+    el("span", { class: "chips", role: "group", "aria-label": "Kinds of head" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+    seen || "",
+  );
+  if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
+}
+
+// The kinds [[kind, how many heads]], the most frequent first.
+function countKinds(rows) {
+  const counts = new Map();
+  for (const { kind } of rows.values()) if (kind) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]);
+}

@@ -1,0 +1,94 @@
+// Who sees whom in the page's model: a panel of Heads that asks when it is opened, draws what is expected and found, and says it.
+
+import { el } from "../../drawing/elements.js";
+import { hasLetters } from "../../drawing/words.js";
+import { renderChoice } from "../../frame/controls.js";
+import { describeExamination, listExaminationLines, describePair } from "./visibility_text.js";
+import { createSquares } from "./visibility_squares.js";
+
+const WHOM = [["earlier", "those before it"], ["all", "every word"]]; // whom each word is expected to see, beside itself
+
+// `it` is what the functions below share: the parts of the panel, of which recording and rule its answer is, and the answer.
+export function createVisibilityPanel(app) {
+  const said = el("p", { class: "sight-said", "aria-live": "polite" });
+  const whom = el("div", { class: "control" });
+  const read = el("p", { class: "sight-read", "aria-live": "polite" });
+  const told = el("dl", { class: "sight-lines" });
+  const it = { app, said, whom, read, told, of: "", answer: null, asking: null };
+  it.squares = createSquares({ hover: (pair) => showPair(it, pair ?? getPickedPair(it)), pick: (q, k) => app.go({ q, k }, { replace: true }) });
+  const picture = el("div", { class: "sight-picture" }, it.squares.element, read);
+  it.element = el("section", { class: "sight", hidden: true, "aria-label": "Who may see whom" }, el("div", { class: "sight-head" }, said, whom), picture, told);
+  return { element: it.element, draw: (state) => drawPanel(it, state), leave: () => it.asking?.abort() };
+}
+
+// Whether a recording is of what the page's model read here, which alone can be asked.
+export const canExamine = (summary) => Boolean(summary?.examines);
+
+async function drawPanel(it, state) {
+  const { app } = it;
+  it.element.hidden = !state.sight || !canExamine(app.summary());
+  if (it.element.hidden) return;
+  const sees = WHOM.some(([name]) => name === state.sight) ? state.sight : WHOM[0][0];
+  const of = JSON.stringify([app.summary().id, sees]);
+  if (of !== it.of) {
+    it.of = of;
+    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Whom each word is expected to see"));
+    await fetchExamination(it, sees);
+  }
+  markPair(it);
+}
+
+async function fetchExamination(it, sees) {
+  const { app } = it;
+  it.asking?.abort();
+  const { signal } = (it.asking = new AbortController());
+  it.answer = null;
+  it.said.classList.remove("error");
+  it.said.textContent = `Asking ${app.start.model} who sees whom …`;
+  try {
+    const answer = await app.source.examination(app.summary().id, { sees }, signal);
+    if (!signal.aborted) showExamination(it, answer);
+  } catch (fault) {
+    if (fault.name === "AbortError") return;
+    showExamination(it, null);
+    it.of = ""; // another look asks again
+    it.said.classList.add("error");
+    it.said.textContent = fault.message;
+  }
+}
+
+function showExamination(it, answer) {
+  it.answer = answer;
+  it.said.textContent = answer ? describeExamination(it.app.start.model, answer) : "";
+  it.told.replaceChildren(...(answer ? listExaminationLines(answer) : []));
+  it.squares.set(answer?.reach);
+}
+
+// The pair of the link; of what it leaves out, the first pair that should not be there, else a word and the one after it.
+function getPickedPair({ app, answer }) {
+  const reach = answer?.reach;
+  if (!reach) return null;
+  const { q, k } = app.state();
+  const { length } = reach.words;
+  const wrong = reach.found.flatMap((row, i) => row.flatMap((sees, j) => (sees && !reach.expected[i][j] ? [[i, j]] : [])));
+  if (!(q < length) && wrong.length) return wrong[0];
+  const row = q < length ? q : findMiddleWord(reach.words);
+  return [row, k < length ? k : Math.min(row + 1, length - 1)];
+}
+
+// A word in the middle that says something, as does the one after it.
+function findMiddleWord(words) {
+  const middle = Math.floor((words.length - 1) / 2);
+  const found = words.findIndex((word, n) => n >= middle && hasLetters(word) && hasLetters(words[n + 1]));
+  return found < 0 ? middle : found;
+}
+
+function markPair(it) {
+  const pair = getPickedPair(it);
+  it.squares.mark(pair);
+  showPair(it, pair);
+}
+
+function showPair({ read, answer }, pair) {
+  read.textContent = pair && answer?.reach ? describePair(answer.reach, ...pair) : "";
+}

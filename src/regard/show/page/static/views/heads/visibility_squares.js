@@ -1,0 +1,87 @@
+// Three squares of who sees whom, expected, found and their difference; pointer and arrows go from pair to pair in all three.
+
+import { formatColor, shadeDifference, chooseInk } from "../../drawing/color.js";
+import { el } from "../../drawing/elements.js";
+import { formatPlainWord } from "../../drawing/words.js";
+
+const TITLES = ["expected", "found", "difference"];
+const LETTERS = 9; // of a word beside a square
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const MORE = "+";
+const LESS = "−"; // sees what it may not, does not see what it may
+
+// hover(pair or null) is told of the pointer, pick(i, j) of a click or an arrow.
+export function createSquares({ hover, pick }) {
+  const three = el("div", { class: "sight-squares", tabindex: 0, role: "group", "aria-label": "Who may see whom, and does: arrows go from pair to pair" });
+  const key = el("p", { class: "note sight-key" });
+  const element = el("div", {}, three, key);
+  let [reach, at] = [null, null];
+
+  const cells = ([i, j]) => three.querySelectorAll(`td[data-i="${i}"][data-j="${j}"]`);
+
+  function set(found) {
+    [reach, at] = [found, null];
+    element.hidden = !found;
+    three.replaceChildren(...(found ? TITLES.map((title, n) => renderSquare(title, found.words, (i, j) => classifyPair(found, i, j)[n])) : []));
+    key.replaceChildren(...(found ? renderLegend(found) : []));
+  }
+
+  function mark(pair) {
+    if (at) for (const cell of cells(at)) cell.classList.remove("sight-at");
+    at = pair;
+    if (at) for (const cell of cells(at)) cell.classList.add("sight-at");
+  }
+
+  const under = (event) => {
+    const cell = event.target.closest?.("td[data-i]");
+    return cell && [Number(cell.dataset.i), Number(cell.dataset.j)];
+  };
+  three.addEventListener("pointerover", (event) => event.pointerType === "mouse" && hover(under(event)));
+  three.addEventListener("pointerleave", () => hover(null));
+  three.addEventListener("click", (event) => under(event) && pick(...under(event)));
+  three.addEventListener("keydown", (event) => {
+    const step = STEPS[event.key];
+    if (!step || !at || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault(); // or Heads would go to another picture
+    const next = at.map((n, axis) => Math.min(Math.max(n + step[axis], 0), reach.words.length - 1));
+    pick(...next);
+  });
+
+  return { element, set, mark };
+}
+
+// How a pair looks in each square: [sees, sign].
+function classifyPair({ expected, found }, i, j) {
+  const [may, does] = [expected[i][j], found[i][j]];
+  const sign = does === may ? "" : does ? MORE : LESS;
+  return [[may, ""], [does, sign], [false, sign]];
+}
+
+function renderSquare(title, words, look) {
+  const top = el("tr", {}, el("td"), words.map((word, j) => el("th", { scope: "col", title: `${formatPlainWord(word)}, token ${j}` }, el("span", {}, formatPlainWord(word, LETTERS)))));
+  const rows = words.map((word, i) => el("tr", {}, el("th", { scope: "row", title: `${formatPlainWord(word)}, token ${i}` }, formatPlainWord(word, LETTERS)), words.map((_, j) => renderCell(i, j, ...look(i, j)))));
+  return el("table", { class: "sight-square" }, el("caption", {}, title), el("thead", {}, top), el("tbody", {}, rows));
+}
+
+function renderCell(i, j, sees, sign) {
+  return el("td", { "data-i": i, "data-j": j, class: sees && !sign && "sight-sees", style: sign === MORE && styleDifference() }, sign);
+}
+
+// The colour of what should not be there: that of the other end of a difference.
+function styleDifference() {
+  const colour = shadeDifference(-1);
+  return { backgroundColor: formatColor(colour), color: chooseInk(colour) };
+}
+
+// What the looks mean, those alone that are there.
+function renderLegend({ expected, found }) {
+  const signs = new Set(expected.flatMap((row, i) => row.map((_, j) => classifyPair({ expected, found }, i, j)[2][1])));
+  const one = (name, style, sign, said) => el("span", {}, el("i", { class: name, style }, sign), ` ${said}`);
+  return [
+    "A row is a word that looks (a query), a column one it may look at (a key), from the first layer to the last. ",
+    one("sight-sees", null, "", "sees "),
+    one("", null, "", "does not "),
+    signs.has(MORE) && one("", styleDifference(), MORE, "may not, but does "),
+    signs.has(LESS) && one("", null, LESS, "may, but nothing was seen to pass"),
+  ].filter(Boolean);
+}

@@ -1,0 +1,93 @@
+// What stands beside a map: the exact weight, score and rank of one cell, and the strongest links of what is pinned.
+
+import { el, isTouch } from "../../drawing/elements.js";
+import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
+import { listStrongestLinks } from "../../drawing/strongest_links.js";
+import { renderWord } from "../../drawing/words.js";
+
+const MEANT = {
+  weight: "The share of the query’s attention that this key gets; the weights of a row add up to 1",
+  score: "How well query and key match, before the softmax makes weights of a row of scores",
+  rank: "1 is the key that this query looks at most",
+  pixel: "What this spot of the map shows: many weights in one",
+};
+
+export function createReadout(app) {
+  const pair = el("p", { class: "readout-pair" });
+  const fields = Object.fromEntries(["weight", "score", "rank", "pixel"].map((name) => [name, el("dd", { class: "numbers" })]));
+  const cell = el("div", { class: "readout-cell", role: "status" }, pair,
+    el("dl", {}, Object.entries(fields).map(([name, field]) => [el("dt", { title: MEANT[name] }, name), field])));
+  const links = el("div", { class: "readout-links" });
+  const element = el("aside", { class: "readout", "aria-label": "Under the pointer" }, cell, links);
+  let [asking, standing, linked] = [null, "", ""];
+
+  // A cell {q, k} or null; what is pinned; what its pixel shows where that holds more than one weight.
+  function show(at, pinned, pixel) {
+    linksOf(pinned);
+    const place = app.place();
+    const name = JSON.stringify([app.summary().id, place, at]);
+    fields.pixel.textContent = pixel ? `${pixel.how} of ${formatCount(pixel.side)} × ${formatCount(pixel.side)}: ${formatThreeDigits(pixel.weight)}` : "";
+    fields.pixel.previousSibling.hidden = !pixel;
+    if (name === standing) return;
+    standing = name;
+    asking?.abort();
+    cell.classList.toggle("idle", !at);
+    if (!at) {
+      pair.replaceChildren(isTouch() ? "Tap the map to read a weight." : "Point at the map to read a weight, click to keep it.");
+      for (const one of ["weight", "score", "rank"]) fields[one].textContent = "";
+      return;
+    }
+    said(at);
+    fields.weight.title = ""; // what still stands there is of the cell before
+    cell.classList.add("asking");
+    exact(at, place);
+  }
+
+  function said({ q, k }) {
+    const { rows, columns } = app.attention();
+    const word = (list, n) => el("span", {}, el("b", {}, renderWord(app.word(list, n) ?? "…", 24)), el("span", { class: "numbers note" }, ` ${formatCount(n)}`));
+    pair.replaceChildren(word(rows, q), " looks at ", word(columns, k));
+    if (app.word(rows, q) === undefined || app.word(columns, k) === undefined) {
+      const name = standing;
+      Promise.all([app.words(rows, q, q + 1), app.words(columns, k, k + 1)]).then(() => name === standing && said({ q, k }), () => {});
+    }
+  }
+
+  async function exact(at, place) {
+    const control = (asking = new AbortController());
+    try {
+      const found = await app.source.cell(app.summary().id, { ...place, ...at }, control.signal);
+      if (control !== asking) return;
+      cell.classList.remove("asking");
+      fields.weight.textContent = found.visible ? formatThreeDigits(found.weight) : "hidden from this query";
+      fields.weight.title = found.visible ? `${found.weight} (click to copy)` : "";
+      fields.weight.onclick = () => navigator.clipboard?.writeText(String(found.weight));
+      fields.score.textContent = formatThreeDigits(found.score);
+      fields.score.title = found.score === null ? "" : String(found.score);
+      fields.rank.textContent = found.visible ? `${formatCount(found.rank)} of ${formatCount(found.of)}` : "–";
+      app.fail("", element);
+    } catch (fault) {
+      if (fault.name !== "AbortError") app.fail(fault.message, element);
+    }
+  }
+
+  // The strongest links of a pinned row or column, each a step away.
+  async function linksOf({ q, k }) {
+    const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null]);
+    if (name === linked) return;
+    linked = name;
+    if (q === undefined && k === undefined) return links.replaceChildren();
+    const asked = q === undefined ? { k } : { q };
+    try {
+      const { found } = await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 });
+      if (name !== linked) return;
+      const go = (one) => app.go(q === undefined ? { q: one.place, k } : { q, k: one.place });
+      const title = q === undefined ? "Looked at most by" : "Looks most at";
+      links.replaceChildren(el("h2", {}, title), listStrongestLinks(found, go));
+    } catch (fault) {
+      if (fault.name !== "AbortError") app.fail(fault.message, links);
+    }
+  }
+
+  return { element, show, leave: () => asking?.abort() };
+}

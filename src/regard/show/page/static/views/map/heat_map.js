@@ -1,0 +1,268 @@
+// The Map view: the whole of one head, from above down to a single weight.
+
+import { decodeWeight } from "../../data/weight_codes.js";
+import { TILE, countLevels, createTileCache } from "../../data/tile_cache.js";
+import { readBackground, chooseScaleName, createStateScale, buildColorTable } from "../../drawing/color.js";
+import { makeWeightScale } from "../../drawing/legend.js";
+import { createCanvasPen, createSvgPen } from "../../drawing/canvas_pen.js";
+import { getStateHeadNumber } from "../../frame/controls.js";
+import { createViewport } from "./viewport.js";
+import { listenToPointer } from "./pointer_input.js";
+import { READ, drawMap as drawMap, listVisibleTiles, chooseTileLevel, measureRoom, getVisibleRange } from "./heat_map_drawing.js";
+import { createReadout } from "./cell_readout.js";
+
+const SETTLED = 250; // milliseconds of rest before the link says where one stands
+const NAME = "Map of one head: rows are queries, columns are keys. Arrows step a token.";
+
+export const view = {
+  name: "map",
+  title: "Map",
+  question: "What does one head look at, everywhere?",
+  bar: ["attention", "batch", "layer", "head", "how", "scale"],
+  mount,
+};
+
+// `it` is what the functions below share: the canvas and what stands beside it; `at`, all that is drawn (its size, camera,
+// tiles, colours, what is pinned and pointed at); which head it is of; and where the link says that one stands.
+function mount(stage, app) {
+  const canvas = app.el("canvas", { tabindex: 0, role: "application", "aria-label": NAME });
+  const told = createReadout(app);
+  stage.classList.add("map");
+  stage.append(app.el("div", { class: "map-sheet" }, canvas), told.element);
+  const at = { size: { width: 0, height: 0 }, pinned: {}, pointed: null, word: app.word };
+  const it = { app, canvas, told, at, pen: createCanvasPen(canvas.getContext("2d")), planned: false, subject: null, written: null, timer: null, colours: "", opening: null };
+  const watch = new ResizeObserver(() => resizeCanvas(it));
+  watch.observe(canvas.parentElement);
+  listenToPointer(canvas, at, { moved: () => handleMove(it), point: (cell) => pointAtCell(it, cell), pin: (cell) => pinCell(it, cell) });
+  return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => exportPicture(at) };
+}
+
+// What the link says: which head, what is pinned, where one stands.
+function drawView(it, state) {
+  const { app, at } = it;
+  const name = JSON.stringify([app.summary().id, app.place(), state.how]);
+  const opened = name === it.subject ? undefined : updateHead(it, state);
+  it.subject = name;
+  at.pinned = { q: state.q, k: state.k };
+  const where = JSON.stringify([state.x ?? null, state.y ?? null, state.zoom ?? null]);
+  if (where !== it.written) placeViewport(at, state);
+  it.written = where;
+  showReadout(it);
+  it.colours = "";
+  scheduleFrame(it);
+  return opened; // its error, if it comes to that, is told by the page
+}
+
+// Another head, or another way of pooling: other tiles, the same place to stand.
+function updateHead(it, state) {
+  const { app, at } = it;
+  const { rows, columns, layers } = app.attention();
+  const { queries, keys } = layers[state.layer];
+  const [of, place] = [app.summary().id, app.place()];
+  at.tiles?.leave();
+  if (at.queries !== queries || at.keys !== keys || at.of !== of) {
+    Object.assign(at, { queries, keys, of, levels: countLevels(queries, keys), camera: createViewport(keys, queries, () => measureRoom(at.size)) });
+    it.written = null;
+  }
+  const how = state.how ?? "mean";
+  const fetch = (query, signal) => app.source.tile(of, { ...place, ...query, how }, signal);
+  Object.assign(at, { how, lists: { rows, columns }, scale: null, profiles: null, kind: null });
+  at.tiles = createTileCache(fetch, () => scheduleFrame(it), (fault) => app.fail(fault.message));
+  it.colours = "";
+  return openHead(it, of, place, state);
+}
+
+// The profiles of the head and its kind; on a long text that takes a moment, which is spoken of.
+async function openHead(it, of, place, state) {
+  const { app, at } = it;
+  it.opening?.abort();
+  const control = (it.opening = new AbortController());
+  const said = `Adding up all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
+  describePicture(it, state);
+  app.wait(said);
+  for await (const line of app.source.open(of, place, control.signal)) {
+    if (control !== it.opening) return;
+    if (line.levels === undefined) app.wait(said, line.done);
+    else Object.assign(at, { profiles: line, kind: line.kind });
+  }
+  app.ready();
+  describePicture(it, state);
+  scheduleFrame(it);
+}
+
+function describePicture({ app, at }, state) {
+  const kind = at.kind ? ` · ${at.kind}` : "";
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
+}
+
+// Draws once, with the screen's next frame.
+function scheduleFrame(it) {
+  if (!it.planned) requestAnimationFrame(() => drawFrame(it));
+  it.planned = true;
+}
+
+function drawFrame(it) {
+  const { at, canvas } = it;
+  it.planned = false;
+  if (!at.camera) return;
+  chooseLevel(it);
+  const context = canvas.getContext("2d");
+  context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+  context.clearRect(0, 0, at.size.width, at.size.height);
+  drawMap(it.pen, at);
+}
+
+// Which tiles and words are needed here, and the colours for them.
+function chooseLevel(it) {
+  const { app, at } = it;
+  const z = chooseTileLevel(at);
+  const sight = listVisibleTiles(at, z);
+  at.tiles.want([[at.levels - 1, 0, 0], ...sight]);
+  const state = app.state();
+  const top = decodeWeight(Math.max(...sight.map((place) => at.tiles.at(...place)?.top ?? 0), 2)) ?? 1;
+  if (!at.scale || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = createStateScale(state, at.keys, top);
+  requestTiles(it, z);
+  requestWords(it);
+}
+
+// The colours of the scale, and its legend, where they are others than before.
+function requestTiles(it, z) {
+  const { app, at } = it;
+  const name = `${at.scale.name} ${at.scale.low} ${at.scale.high} ${app.colour.isDark()} ${z}`;
+  if (name === it.colours) return;
+  it.colours = name;
+  at.table = buildColorTable(at.scale);
+  app.legend(makeWeightScale(at.scale, z > 0 ? `weight, ${at.how} of ${2 ** z} × ${2 ** z}` : "weight"));
+}
+
+// Asks for the words that are to be seen and are not here yet.
+function requestWords(it) {
+  const { app, at } = it;
+  const ask = (list, from, to) => {
+    if (app.word(list, from) === undefined || app.word(list, to - 1) === undefined) app.words(list, from, to).then(() => scheduleFrame(it), () => {});
+  };
+  for (const { q, k } of [at.pinned, at.pointed ?? {}]) {
+    if (q !== undefined) ask(at.lists.rows, q, q + 1);
+    if (k !== undefined) ask(at.lists.columns, k, k + 1);
+  }
+  if (at.camera.pixels() < READ) return;
+  const box = getVisibleRange(at);
+  const within = (from, to, most) => [Math.max(0, Math.floor(from)), Math.min(most, Math.ceil(to))];
+  ask(at.lists.rows, ...within(at.camera.query(box.y), at.camera.query(box.y + box.height), at.queries));
+  ask(at.lists.columns, ...within(at.camera.key(box.x), at.camera.key(box.x + box.width), at.keys));
+}
+
+// The link follows the camera once it rests.
+function handleMove(it) {
+  scheduleFrame(it);
+  clearTimeout(it.timer);
+  it.timer = setTimeout(() => {
+    const { x, y, zoom } = it.at.camera.here;
+    const where = zoom > 1.001 ? { x: roundNumber(x), y: roundNumber(y), zoom: roundNumber(zoom) } : { x: null, y: null, zoom: null };
+    it.written = JSON.stringify([where.x, where.y, where.zoom]);
+    it.app.go(where, { replace: true });
+  }, SETTLED);
+}
+
+function placeViewport(at, { x, y, zoom }) {
+  if (zoom === undefined) at.camera.all();
+  else Object.assign(at.camera.here, { x: x ?? at.keys / 2, y: y ?? at.queries / 2, zoom });
+  if (at.size.width) at.camera.settle();
+}
+
+function pointAtCell(it, cell) {
+  const { at } = it;
+  if (cell?.q === at.pointed?.q && cell?.k === at.pointed?.k) return;
+  at.pointed = cell;
+  showReadout(it);
+  scheduleFrame(it);
+}
+
+// What is pointed at, or else pinned, is read beside the map.
+function showReadout({ at, told }) {
+  const cell = at.pointed ?? (at.pinned.k === undefined ? null : at.pinned);
+  told.show(cell?.q === undefined ? null : cell, at.pinned, getTileCode(at, cell));
+}
+
+// What the pixel over a cell shows, where it holds more than one weight.
+function getTileCode(at, cell) {
+  const z = at.camera ? chooseTileLevel(at) : 0;
+  if (!cell || cell.q === undefined || z === 0) return null;
+  const [r, c] = [cell.q >> z, cell.k >> z];
+  const tile = at.tiles.at(z, Math.floor(r / TILE), Math.floor(c / TILE));
+  const found = tile && tile.codes[(r % TILE) * tile.shape[1] + (c % TILE)];
+  return found ? { side: 2 ** z, how: at.how, weight: decodeWeight(found) } : null;
+}
+
+function pinCell({ app, at }, cell, show = false) {
+  if (show) at.camera.show(cell.k, cell.q);
+  app.go({ q: cell.q ?? null, k: cell.k ?? null }, { replace: show });
+}
+
+// From what is pinned to the cell beside it; the first press pins the one in the middle of the screen.
+function stepCell(it, dq, dk) {
+  const { at } = it;
+  const { q, k } = at.pinned;
+  const { x, y, width, height } = getVisibleRange(at);
+  const middle = { q: Math.floor(at.camera.query(y + height / 2)), k: Math.floor(at.camera.key(x + width / 2)) };
+  const from = { q: q ?? middle.q, k: k ?? Math.min(q ?? middle.k, at.keys - 1) };
+  const still = q === undefined && k === undefined;
+  const step = (value, by, most) => Math.min(Math.max(value + (still ? 0 : by), 0), most - 1);
+  pinCell(it, { q: step(from.q, dq, at.queries), k: step(from.k, dk, at.keys) }, true);
+  if (at.camera.here.zoom > 1) handleMove(it);
+}
+
+// Zooms about what is pinned, or the middle of the screen.
+function zoomBy(it, factor) {
+  const { at } = it;
+  const { q, k } = at.pinned;
+  const box = getVisibleRange(at);
+  const x = k === undefined ? box.x + box.width / 2 : at.camera.across(k + 0.5);
+  const y = q === undefined ? box.y + box.height / 2 : at.camera.down(q + 0.5);
+  at.camera.zoom(factor, x, y);
+  handleMove(it);
+}
+
+function resizeCanvas(it) {
+  const { at, canvas } = it;
+  const { clientWidth: width, clientHeight: height } = canvas.parentElement;
+  at.size = { width, height };
+  canvas.width = Math.round(width * devicePixelRatio);
+  canvas.height = Math.round(height * devicePixelRatio);
+  at.camera?.settle();
+  drawFrame(it);
+}
+
+function leaveView(it, watch) {
+  watch.disconnect();
+  clearTimeout(it.timer);
+  it.opening?.abort();
+  it.at.tiles?.leave();
+  it.told.leave();
+}
+
+function exportPicture(at) {
+  const sheet = createSvgPen(at.size.width, at.size.height, readBackground("--paper"));
+  drawMap(sheet, { ...at, pointed: null });
+  return { svg: sheet.done() };
+}
+
+const listKeys = (it) => [
+  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
+  ["+", "closer", () => zoomBy(it, 2)],
+  ["=", "closer", () => zoomBy(it, 2)],
+  ["-", "farther", () => zoomBy(it, 0.5)],
+  ["0", "the whole map", () => (it.at.camera.all(), handleMove(it))],
+];
+
+const HANDS = [
+  ["wheel, pinch", "closer or farther, where the pointer is"],
+  ["double click", "closer; with Shift farther"],
+  ["drag", "moves the map"],
+  ["click, tap", "keeps a weight, or the row or column of a word at the side"],
+];
+
+const roundNumber = (value) => Number(value.toPrecision(7));

@@ -1,0 +1,206 @@
+// How a map is drawn: the tiles, words or numbers along both axes, profiles at two sides, what is pinned and pointed at.
+
+import { decodeWeight } from "../../data/weight_codes.js";
+import { TILE, colorTile } from "../../data/tile_cache.js";
+import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawing/color.js";
+import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
+import { formatPlainWord } from "../../drawing/words.js";
+
+export const READ = 13; // pixels that a word needs of height
+const WRITTEN = 40; // pixels that a number needs of width
+
+// Room for the plane between its words and its profiles, on a sheet of a size.
+export function measureRoom({ width, height }) {
+  const narrow = width < 560;
+  const [left, top, right, bottom] = narrow ? [74, 66, 30, 40] : [118, 92, 56, 52];
+  return { x: left, y: top, width: Math.max(40, width - left - right), height: Math.max(40, height - top - bottom) };
+}
+
+// The part of the plane that is on screen: {x, y, width, height} in pixels.
+export function getVisibleRange(at) {
+  const { camera, keys, queries } = at;
+  const area = measureRoom(at.size);
+  const [x, y] = [Math.max(area.x, camera.across(0)), Math.max(area.y, camera.down(0))];
+  const [right, bottom] = [Math.min(area.x + area.width, camera.across(keys)), Math.min(area.y + area.height, camera.down(queries))];
+  return { x, y, width: right - x, height: bottom - y };
+}
+
+// The level whose pixels are no smaller than the screen's.
+export function chooseTileLevel(at) {
+  return Math.min(Math.max(0, Math.ceil(-Math.log2(at.camera.pixels() * devicePixelRatio))), at.levels - 1);
+}
+
+// The tiles of a level that are on screen, those in the middle first.
+export function listVisibleTiles(at, z) {
+  const { camera } = at;
+  const box = getVisibleRange(at);
+  const span = TILE * 2 ** z;
+  const last = (tokens) => Math.ceil(tokens / span) - 1;
+  const range = (from, to, most) => [Math.max(0, Math.floor(from / span)), Math.min(most, Math.floor(to / span))];
+  const [c0, c1] = range(camera.key(box.x), camera.key(box.x + box.width), last(at.keys));
+  const [r0, r1] = range(camera.query(box.y), camera.query(box.y + box.height), last(at.queries));
+  const found = [];
+  for (let row = r0; row <= r1; row++) for (let column = c0; column <= c1; column++) found.push([z, row, column]);
+  const far = ([, row, column]) => Math.hypot(row - (r0 + r1) / 2, column - (c0 + c1) / 2);
+  return found.sort((a, b) => far(a) - far(b));
+}
+
+// Draws everything with a pen.
+export function drawMap(pen, at) {
+  const inks = Object.fromEntries(["paper", "ink", "faint", "line", "accent", "hidden"].map((name) => [name, readBackground(`--${name}`)]));
+  const box = getVisibleRange(at);
+  pen.rect(box.x, box.y, box.width, box.height, inks.hidden);
+  pen.clip(box.x, box.y, box.width, box.height, () => {
+    drawPlane(pen, at);
+    if (at.camera.pixels() >= WRITTEN && chooseTileLevel(at) === 0) drawNumbers(pen, at, box);
+  });
+  pen.frame(box.x - 0.5, box.y - 0.5, box.width + 1, box.height + 1, inks.line);
+  drawAxis(pen, at, box, inks, "rows");
+  drawAxis(pen, at, box, inks, "columns");
+  drawProfiles(pen, at, box, inks);
+  drawMarks(pen, at, box, inks);
+}
+
+// The finest tiles there are; a coarser one stands where a finer is still to come.
+function drawPlane(pen, at) {
+  for (const [z, row, column] of listVisibleTiles(at, chooseTileLevel(at))) {
+    for (let up = 0; z + up < at.levels; up++) {
+      const tile = at.tiles.at(z + up, row >> up, column >> up);
+      if (!tile) continue;
+      pasteTile(pen, at, tile, z, row, column, up);
+      break;
+    }
+  }
+}
+
+function pasteTile(pen, at, tile, z, row, column, up) {
+  const side = TILE / 2 ** up; // of the part of a coarser tile that lies here
+  const [sx, sy] = [(column * side) % TILE, (row * side) % TILE];
+  const [sw, sh] = [Math.min(side, tile.shape[1] - sx), Math.min(side, tile.shape[0] - sy)];
+  if (sw <= 0 || sh <= 0) return;
+  const whole = 2 ** (z + up); // tokens in a pixel
+  const [key, query] = [column * TILE * 2 ** z, row * TILE * 2 ** z];
+  const snap = (value) => Math.round(value * devicePixelRatio) / devicePixelRatio;
+  const [x0, y0] = [snap(at.camera.across(key)), snap(at.camera.down(query))];
+  const [x1, y1] = [snap(at.camera.across(key + sw * whole)), snap(at.camera.down(query + sh * whole))];
+  pen.image(colorTile(tile, at.table), [sx, sy, sw, sh], [x0, y0, x1 - x0, y1 - y0]);
+}
+
+// The weights themselves, where there is room to read them.
+function drawNumbers(pen, at, box) {
+  const { camera } = at;
+  const size = Math.min(13, camera.pixels() / 3.6);
+  for (let q = Math.floor(camera.query(box.y)); q < Math.min(at.queries, camera.query(box.y + box.height)); q++) {
+    for (let k = Math.floor(camera.key(box.x)); k < Math.min(at.keys, camera.key(box.x + box.width)); k++) {
+      const tile = at.tiles.at(0, Math.floor(q / TILE), Math.floor(k / TILE));
+      const found = tile && decodeWeight(tile.codes[(q % TILE) * tile.shape[1] + (k % TILE)]);
+      if (found === undefined || found === null) continue;
+      const [x, y] = [camera.across(k + 0.5), camera.down(q + 0.5)];
+      const text = found < 0.005 && found > 0 ? formatThreeDigits(found).replace(/\.\d+e/, "e").replace(/^0\.00(\d)\d*$/, "0.00$1") : found.toFixed(2);
+      pen.text(text, x, y, { anchor: "middle", size, fill: chooseInk(shadeWeight(at.scale.share(found))) });
+    }
+  }
+}
+
+// Words along an axis where there is room for them, numbers of places where there is not.
+function drawAxis(pen, at, box, inks, name) {
+  const rows = name === "rows";
+  const { camera } = at;
+  const [from, to] = rows ? [camera.query(box.y), camera.query(box.y + box.height)] : [camera.key(box.x), camera.key(box.x + box.width)];
+  const lit = [rows ? at.pinned.q : at.pinned.k, rows ? at.pointed?.q : at.pointed?.k];
+  const put = (place, text, strong) => {
+    const fill = strong ? inks.accent : inks.faint;
+    const weight = strong ? 600 : 400;
+    const middle = place + 0.5;
+    const wide = camera.pixels() > 70;
+    if (rows) pen.text(text, box.x - 7, camera.down(middle), { anchor: "end", fill, weight });
+    else if (wide || text.length === 1) pen.text(text, camera.across(middle), box.y - 13, { anchor: "middle", fill, weight });
+    else pen.text(text, camera.across(middle), box.y - 7, { turn: -90, fill, weight }); // a single letter needs no turning
+  };
+  const most = at.size.width < 560 ? 8 : 13;
+  const list = rows ? at.lists.rows : at.lists.columns;
+  const shown = (place) => formatPlainWord(at.word(list, place) ?? "", most);
+  const wordy = camera.pixels() >= READ;
+  const step = wordy ? 1 : roundStep(70 / camera.pixels());
+  for (let place = Math.ceil(Math.floor(from) / step) * step; place < to; place += step) {
+    if (lit.some((one) => one !== undefined && Math.abs(one - place) * camera.pixels() < READ)) continue;
+    const middle = rows ? camera.down(place + 0.5) : camera.across(place + 0.5);
+    if (middle < (rows ? box.y : box.x) - 1 || middle > (rows ? box.y + box.height : box.x + box.width) + 1) continue;
+    put(place, wordy ? shown(place) : formatCount(place), false);
+    if (!wordy) drawTick(pen, box, middle, rows, inks);
+  }
+  const [kept, now] = lit.map((one) => (one !== undefined && one >= Math.floor(from) && one < to ? one : undefined));
+  if (now !== undefined) put(now, shown(now), true);
+  if (kept !== undefined && !(Math.abs(kept - now) * camera.pixels() < READ)) put(kept, shown(kept), true);
+}
+
+const drawTick = (pen, box, middle, rows, inks) =>
+  rows ? pen.line(box.x - 5, middle, box.x - 1, middle, inks.faint) : pen.line(middle, box.y - 5, middle, box.y - 1, inks.faint);
+
+// 1, 2, 5, 10 ... at or above a number.
+function roundStep(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
+}
+
+// How spread each row is, at the right; how much each column receives, below.
+function drawProfiles(pen, at, box, inks) {
+  const { camera } = at;
+  const [fill, size] = [formatColor(shadeWeight(0.55)), 11];
+  const narrow = at.size.width < 560;
+  const deep = narrow ? 20 : 36;
+  const side = at.profiles?.rows?.entropy;
+  const under = at.profiles?.columns?.received;
+  if (side) {
+    const most = Math.max(...side, 1e-9);
+    const x = box.x + box.width + 6;
+    pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
+    if (!narrow) pen.text(`how widely each row looks: entropy, to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+  }
+  if (under) {
+    const most = Math.max(...under, 1e-9);
+    const y = box.y + box.height + 6;
+    const low = deep - 12;
+    pen.clip(box.x, y, box.width, low, () => drawSteps(under, at.keys, (place, value) => [camera.across(place), y + (low * value) / most], (place) => [camera.across(place), y], pen, fill));
+    const told = `how much each column is looked at, to ${formatThreeDigits(most)}`;
+    if (box.width > 240) pen.text(told, box.x, y + low + 9, { size, fill: inks.faint });
+  }
+}
+
+// The stairs of a profile: values in bins over so many tokens.
+function drawSteps(values, tokens, at, base, pen, fill) {
+  const points = [base(0)];
+  values.forEach((value, n) => {
+    const edges = [Math.floor((n * tokens) / values.length), Math.floor(((n + 1) * tokens) / values.length)];
+    for (const edge of edges) points.push(at(edge, value ?? 0));
+  });
+  pen.area([...points, base(tokens)], fill);
+}
+
+// What is pinned, as a cell or a row or a column, and the crosshair of what is pointed at.
+function drawMarks(pen, at, box, inks) {
+  const { camera } = at;
+  const size = Math.max(camera.pixels(), 3);
+  pen.clip(box.x - 1, box.y - 1, box.width + 2, box.height + 2, () => {
+    const { q, k } = at.pinned;
+    const [x, y] = [k === undefined ? box.x : camera.across(k), q === undefined ? box.y : camera.down(q)];
+    const [w, h] = [k === undefined ? box.width : size, q === undefined ? box.height : size];
+    if (q !== undefined || k !== undefined) pen.frame(x, y, w, h, inks.accent, 2);
+    if (q !== undefined && k !== undefined) drawCross(pen, at, box, q, k, inks.accent);
+    if (at.pointed) drawCross(pen, at, box, at.pointed.q, at.pointed.k, inks.ink);
+  });
+}
+
+// Lines through a cell that leave the cell itself free.
+function drawCross(pen, at, box, q, k, stroke) {
+  const { camera } = at;
+  if (camera.pixels() >= WRITTEN) return; // the numbers would be struck through, and the words are near
+  const gap = Math.max(camera.pixels() / 2, 4);
+  const [x, y] = [camera.across(k + 0.5), camera.down(q + 0.5)];
+  pen.line(box.x, y, x - gap, y, stroke, 0.75);
+  pen.line(x, box.y, x, y - gap, stroke, 0.75);
+  if (at.pointed) {
+    pen.line(x + gap, y, box.x + box.width, y, stroke, 0.25);
+    pen.line(x, y + gap, x, box.y + box.height, stroke, 0.25);
+  }
+}

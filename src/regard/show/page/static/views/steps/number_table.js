@@ -1,0 +1,123 @@
+// A table of numbers with words and heat: as HTML that can be picked in, as an SVG to take away, as text with every digit.
+
+import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawing/color.js";
+import { el, svg } from "../../drawing/elements.js";
+import { alignNumbers, formatCount } from "../../drawing/number_format.js";
+import { formatPlainWord, renderWord } from "../../drawing/words.js";
+
+const WRITTEN = 16; // columns of a table whose numbers are written in it; a wider one is heat alone
+const SIDE = { width: 58, height: 28, label: 104, head: 30 }; // of a cell of the SVG, and of its words
+
+// A panel {title, rows, columns, values, axes, ends, hidden(i, j), places of its rows, texts of its numbers} as a figure; focus {row, column} is marked, pick(row,
+// column, hovering) is told of the pointer.
+export function createPanel({ title, rows, columns, values, ends, focus, pick, axes, hidden, places, texts = alignNumbers(values) }) {
+  const dense = columns.length > WRITTEN;
+  const [low, high] = ends ?? findRange(values);
+  const body = values.map((row, i) =>
+    el(
+      "tr",
+      { class: focus?.row === i ? "panel-asks" : null },
+      renderLabel(rows[i], places?.[i] ?? i, "row", axes !== "numbers", pick && (() => pick(i, null)), focus?.row === i, Boolean(places)),
+      row.map((value, j) => {
+        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shadeWeight((value - low) / (high - low));
+        return renderCell(dense ? null : texts[i][j], colour, focus?.row === i && focus?.column === j);
+      }),
+    ),
+  );
+  const top = el("tr", {}, el("td", { class: "panel-corner" }), columns.map((word, j) => renderLabel(dense && axes !== "pairs" && j % 8 ? "" : word, j, "col", axes === "pairs", null, focus?.column === j)));
+  const table = el("table", { class: ["panel numbers", dense && "panel-dense", dense && axes !== "pairs" && "panel-counted"].filter(Boolean).join(" ") }, el("thead", {}, top), el("tbody", {}, body));
+  if (pick) listenToPointer(table, pick);
+  return el("figure", { class: "panel-figure" }, el("figcaption", {}, title ?? "", renderLegend(low, high)), el("div", { class: "panel-scroll" }, table));
+}
+
+// The least and the greatest of the numbers that are finite.
+export function findRange(values) {
+  const finite = values.flat().filter(Number.isFinite);
+  const [low, high] = [Math.min(...finite), Math.max(...finite)];
+  return finite.length === 0 ? [0, 1] : high > low ? [low, high] : [low - 0.5, high + 0.5];
+}
+
+// A word of a row or a column, with its place where the words are a few of many.
+function renderLabel(word, place, scope, isWord, choose, chosen, placed) {
+  const name = isWord ? [placed && el("span", { class: "note numbers" }, formatCount(place), " "), renderWord(word)] : [String(word)];
+  const title = isWord ? `${formatPlainWord(word)}, token ${formatCount(place)}` : null;
+  if (!choose) return el("th", { scope, title, class: chosen ? "panel-chosen" : null }, el("span", { class: isWord && formatPlainWord(word).length === 1 && "panel-upright" }, name));
+  const button = el("button", { type: "button", class: "quiet", title, "aria-pressed": String(Boolean(chosen)), onclick: choose }, name);
+  return el("th", { scope, class: chosen ? "panel-chosen" : null }, button);
+}
+
+function renderCell(text, colour, chosen) {
+  const style = colour && { backgroundColor: formatColor(colour), color: chooseInk(colour) };
+  const kind = [colour ? null : "panel-hidden", chosen ? "panel-cell" : null].filter(Boolean).join(" ") || null;
+  return el("td", { class: kind, style }, text);
+}
+
+// The pointer picks a cell: one listener for all of them.
+function listenToPointer(table, pick) {
+  const at = (event) => {
+    const found = event.target.closest("tbody td");
+    return found && [found.parentElement.rowIndex - 1, found.cellIndex - 1];
+  };
+  table.addEventListener("click", (event) => {
+    const place = at(event);
+    if (place) pick(...place);
+  });
+  table.addEventListener("pointerover", (event) => {
+    const place = event.pointerType === "mouse" && at(event);
+    if (place) pick(...place, true);
+  });
+  table.addEventListener("pointerleave", () => pick(null, null, true));
+}
+
+// The scale of a panel, with its numbers.
+export function renderLegend(low, high) {
+  const stops = Array.from({ length: 9 }, (_, n) => formatColor(shadeWeight(n / 8))).join(", ");
+  return el(
+    "span",
+    { class: "panel-legend numbers" },
+    alignNumbers([[low]])[0][0],
+    el("span", { class: "panel-ramp", style: { backgroundImage: `linear-gradient(to right, ${stops})` } }),
+    alignNumbers([[high]])[0][0],
+  );
+}
+
+// Panels under a heading, as the text of an SVG file.
+export function exportPanels(heading, panels) {
+  const drawn = [];
+  let [y, wide] = [52, 320];
+  for (const { title, rows, columns, values, ends, hidden, places, texts = alignNumbers(values) } of panels) {
+    const [low, high] = ends ?? findRange(values);
+    drawn.push(writeSvgText(16, y, title ?? "", { "font-weight": 600 }));
+    columns.forEach((word, j) => drawn.push(writeSvgText(SIDE.label + (j + 0.5) * SIDE.width, y + 20, formatPlainWord(word, 8), { "text-anchor": "middle" })));
+    values.forEach((row, i) => {
+      const top = y + SIDE.head + i * SIDE.height;
+      drawn.push(writeSvgText(SIDE.label - 8, top + 19, (places ? `${formatCount(places[i])} ` : "") + formatPlainWord(rows[i], places ? 8 : 12), { "text-anchor": "end" }));
+      row.forEach((value, j) => {
+        const colour = hidden?.(i, j) || !Number.isFinite(value) ? null : shadeWeight((value - low) / (high - low));
+        drawn.push(...writeSvgSquare(SIDE.label + j * SIDE.width, top, texts[i][j], colour));
+      });
+    });
+    y += SIDE.head + values.length * SIDE.height + 36;
+    wide = Math.max(wide, SIDE.label + columns.length * SIDE.width + 16);
+  }
+  const root = svg("svg", { xmlns: "http://www.w3.org/2000/svg", viewBox: `0 0 ${wide} ${y}`, width: wide, height: y, "font-family": "sans-serif", "font-size": 13 });
+  root.append(svg("rect", { width: wide, height: y, fill: readBackground("--paper") }), writeSvgText(16, 26, heading, { "font-size": 15 }), ...drawn);
+  return new XMLSerializer().serializeToString(root);
+}
+
+function writeSvgSquare(x, y, said, colour) {
+  const box = svg("rect", { x, y, width: SIDE.width - 2, height: SIDE.height - 2, fill: colour ? formatColor(colour) : readBackground("--hidden") });
+  return [box, writeSvgText(x + SIDE.width / 2 - 1, y + 18, said, { "text-anchor": "middle", fill: colour ? chooseInk(colour) : readBackground("--faint") })];
+}
+
+function writeSvgText(x, y, said, attributes = {}) {
+  return svg("text", { x, y, fill: readBackground("--ink"), ...attributes }, said);
+}
+
+// A table with every digit, to paste into a sheet.
+export function formatTabbed({ rows, columns, values }) {
+  const lines = values.map((row, i) => [rows[i], ...row].map(flattenText).join("\t"));
+  return [["", ...columns].map(flattenText).join("\t"), ...lines].join("\n");
+}
+
+const flattenText = (value) => String(value).replace(/[\t\r\n]+/g, " ");

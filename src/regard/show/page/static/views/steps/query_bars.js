@@ -1,0 +1,31 @@
+// What a query looks at, as bars.
+
+import { formatColor, shadeWeight } from "../../drawing/color.js";
+import { el } from "../../drawing/elements.js";
+import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
+import { quoteWord, renderWord } from "../../drawing/words.js";
+import { makeNamer } from "./narration.js";
+
+const BARS = 16; // words listed with their weights
+
+// Where something is switched, a mark for what the head itself does.
+export function renderBars(told, data, at, pickColumn, pickRow) {
+  const [now, own] = [told.steps.weights[at.row], told.own.weights[at.row]];
+  const all = now.map((_, j) => j);
+  const listed = all.length > BARS ? all.sort((a, b) => now[b] - now[a]).slice(0, BARS).sort((a, b) => a - b) : all;
+  const top = Math.max(...now, ...own, 1e-9);
+  const rows = listed.map((j) =>
+    el("button", { class: data.places ? "steps-bar steps-placed quiet" : "steps-bar quiet", "aria-pressed": String(j === at.column), onclick: () => pickColumn(j) },
+      el("span", { class: "steps-word" }, data.places && el("span", { class: "note numbers" }, formatCount(data.places[j]), " "), renderWord(data.columns[j])),
+      el("span", { class: "steps-track" },
+        el("span", { class: "steps-fill", style: { width: `${(100 * now[j]) / top}%`, backgroundColor: formatColor(shadeWeight(0.25 + (0.75 * now[j]) / top)) } }),
+        told.untouched ? null : el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `itself: ${formatThreeDigits(own[j])}` })),
+      el("span", { class: "numbers" }, told.steps.masked[at.row][j] === -Infinity ? "–" : formatThreeDigits(now[j]))));
+  const heading = el("h2", {}, "What ", data.partial ? quoteWord(data.rows[0]) : renderQueryPicker(data, at, pickRow), " looks at");
+  return [heading, ...rows, told.untouched ? null : el("p", { class: "note" }, "The thin marks are what the head does without the switches."), all.length > BARS ? el("p", { class: "note" }, `the ${BARS} largest of ${all.length}`) : null].filter(Boolean);
+}
+
+function renderQueryPicker(data, at, pickRow) {
+  const select = el("select", { "aria-label": "Query", onchange: () => pickRow(Number(select.value)) }, data.rows.map((_, n) => el("option", { value: n, selected: n === at.row }, makeNamer(data.rows)(n))));
+  return select;
+}

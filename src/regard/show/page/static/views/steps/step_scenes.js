@@ -1,0 +1,83 @@
+// The scenes of Steps: each step of a problem with its formula, a sentence and its tables, as it is and as it is switched.
+
+import { formatThreeDigits } from "../../drawing/number_format.js";
+import { attend, applySwitches } from "./attend.js";
+import { listActiveSteps, writeFormulas, writeSentences } from "./narration.js";
+
+const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
+const WIDE = 8; // columns of a single row that is still a row
+const PROJECTED = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value).";
+const ADDED =
+  "x is what asks, y what is looked at: in a translator the state before a word is written, and what was made of each word that " +
+  "was read. A query and a key are added, number by number, bent by tanh and weighed; the sum of that is their score.";
+const OFF = "This step is switched off: the numbers are those of the step before.";
+
+// The story of an answer of steps or example: {problem, own, steps, scenes}; own are the steps without any switch.
+export function buildScenes(data, switches, query) {
+  const told = (data.before ?? []).map(parseScene);
+  const after = (data.after ?? []).map(parseScene);
+  if (!data.rows.length) return { scenes: [...told, ...after] };
+  const problem = applySwitches(data, switches);
+  const own = attend(data);
+  const steps = attend(problem);
+  if (!data.before && data.q) told.push(listProjectedPanels(data));
+  const untouched = problem.visible === data.visible && problem.scale === data.scale && problem.temperature === 1;
+  const formula = { ...writeFormulas(steps, problem), ...(untouched ? data.formulas : data.formulas && selectKeptSteps(data.formulas)) };
+  const said = { ...writeSentences(steps, data.rows, data.columns, query, getNaming(data)), ...(untouched && query === data.focus ? data.sentences : {}) };
+  const wanted = new Set([...listActiveSteps(own), ...listActiveSteps(steps)]);
+  const live = NAMES.filter((name) => wanted.has(name)).map((name) => ({
+    name,
+    formula: formula[name] ?? listInputTables(name, steps),
+    sentence: said[name] ?? OFF,
+    live: true,
+    panels: [makeTable(name, steps, data)],
+  }));
+  return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
+}
+
+// How words are named in sentences: those of a text in quotation marks, a few of many by their places in it.
+export const getNaming = (data) => ({ quoted: !data.before, places: data.places });
+
+// A scene that the server told: what it writes as text where JSON has no number is a number again.
+function parseScene(scene) {
+  const number = (value) => (typeof value === "string" ? Number(value.replace("inf", "Infinity")) : value);
+  const panels = scene.panels.map((one) => ({ ...one, values: one.values.map((row) => row.map(number)) }));
+  return { ...scene, panels };
+}
+
+// q, k and v as a scene.
+function listProjectedPanels({ q, k, v, weight, rows, columns }) {
+  const kept = v ? "q, k, v" : "q, k";
+  const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns], ["weight", "w", weight && [weight], ["weight"]]].filter(([, , values]) => values);
+  const panels = named.map(([title, letter, values, words]) => ({ title, rows: words, columns: numberWords(letter, values[0].length), axes: "words", values }));
+  if (weight) return { name: `${kept}, weight`, formula: `x W_query, y W_key, ${v ? "y, " : ""}as it was trained`, sentence: ADDED, panels };
+  return { name: kept, formula: v ? "x W_query, x W_key, x W_value" : "x W_query, x W_key", sentence: PROJECTED, panels };
+}
+
+function makeTable(name, steps, { rows, columns, places }) {
+  const values = steps[name];
+  if (name === "context") return { title: "", rows, columns: numberWords("c", values[0].length), axes: "words", values };
+  const shares = name === "weights" || name === "dropped";
+  const ends = shares ? [0, Math.max(...values.flat(), 1e-9)] : undefined;
+  const hidden = shares ? (i, j) => steps.masked[i][j] === -Infinity : undefined;
+  if (rows.length === 1 && columns.length > WIDE) return transposePanel({ rows, columns, values, ends, hidden, places, shares });
+  return { title: "", rows, columns, axes: "pairs", values, ends, hidden };
+}
+
+// The one row of a long table as a column, so that its numbers have room.
+function transposePanel({ rows, columns, values, ends, hidden, places, shares }) {
+  const turned = hidden && ((i, j) => hidden(j, i));
+  const texts = shares ? values[0].map((value) => [formatThreeDigits(value)]) : undefined; // most are too small for three places
+  return { title: "", rows: columns, columns: rows, axes: "pairs", values: values[0].map((value) => [value]), ends, hidden: turned, upright: true, places, texts };
+}
+
+// What the examples say of how scores come about holds whatever is switched.
+const selectKeptSteps = ({ scores, context }) => ({ ...(scores && { scores }), ...(context && { context }) });
+
+// The step whose numbers a step that is switched off has.
+function listInputTables(name, steps) {
+  const names = listActiveSteps(steps).filter((one) => NAMES.indexOf(one) < NAMES.indexOf(name));
+  return names.at(-1) ?? "scores";
+}
+
+const numberWords = (letter, count) => Array.from({ length: count }, (_, n) => `${letter}${n + 1}`);

@@ -1,0 +1,126 @@
+// What stands on Steps from the first, and how its parts are set: the examples, the line of steps, the scene, the bars.
+
+import { el } from "../../drawing/elements.js";
+import { renderBars } from "./query_bars.js";
+import { createPanel } from "./number_table.js";
+import { UNTOUCHED } from "./switches.js";
+
+export function buildLayout(app, move, go) {
+  const examples = renderExamples(app);
+  const title = el("h2");
+  const heads = el("span", { class: "choice", role: "group", "aria-label": "Head of the example" });
+  const notes = el("div", { class: "note" });
+  const line = createStepLine(move, go);
+  const stage = createScene();
+  const copier = el("button", { class: "chip", title: "Copy the numbers with every digit (c)" }, "copy the numbers");
+  const bars = el("div", { class: "steps-bars" });
+  const side = el("aside", { class: "steps-side", "aria-label": "Switches and weights" }, bars);
+  const main = el("section", { class: "steps-main" }, el("div", { class: "steps-head" }, title, heads), line.element, stage.parts, el("div", { class: "steps-foot" }, copier), notes);
+  const root = el("div", { class: "steps-page" }, examples.element, el("div", { class: "steps-body" }, main, side));
+
+  return {
+    root,
+    side,
+    pick: examples.pick,
+    head(data, choose) {
+      title.textContent = data.before ? data.title : "";
+      notes.replaceChildren(...data.notes.map((note) => el("p", {}, note)));
+      heads.hidden = !(data.heads > 1);
+      heads.replaceChildren(...Array.from({ length: data.heads ?? 0 }, (_, n) => el("button", { "aria-pressed": String(n === data.head), onclick: () => choose(n) }, `head ${n + 1}`)));
+    },
+    steps: line.set,
+    scene: stage.set,
+    sum: stage.sum,
+    bars(told, data, at, pickColumn, pickRow) {
+      bars.hidden = !told.own;
+      if (told.own) bars.replaceChildren(...renderBars(told, data, at, pickColumn, pickRow));
+    },
+    onCopy: (listener) => copier.addEventListener("click", listener),
+    copied: (text = "copied") => {
+      copier.textContent = text;
+      setTimeout(() => (copier.textContent = "copy the numbers"), 1500);
+    },
+  };
+}
+
+// The recording's own words, and the lectures' examples, to choose among.
+function renderExamples(app) {
+  const start = (changes) => () => app.go({ ...UNTOUCHED, step: null, head: 0, ...changes });
+  const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "these words");
+  const chips = app.start.examples.map(({ name, title, summary }) =>
+    el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
+  const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
+  const all = [own, el("span", { class: "note" }, "the lectures’:"), ...chips, translation].flat().filter(Boolean);
+  const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
+
+  function pick(example) {
+    own?.setAttribute("aria-pressed", String(!example));
+    for (const chip of chips) chip.setAttribute("aria-pressed", String(chip.dataset.example === example));
+    element.querySelector("[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  return { element, pick };
+}
+
+// The names of the steps over a slider, a button to either side.
+function createStepLine(move, go) {
+  const slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => go(slider.steps[slider.value]) });
+  const list = el("div", { class: "steps-names" });
+  const back = el("button", { "aria-label": "step before", onclick: () => move(-1) }, "‹");
+  const forth = el("button", { "aria-label": "next step", onclick: () => move(1) }, "›");
+  const element = el("div", { class: "steps-walk" }, back, el("div", { class: "steps-line" }, el("div", { class: "steps-inner" }, list, slider)), forth);
+
+  function set(all, now) {
+    Object.assign(slider, { steps: all, max: all.length - 1, value: now });
+    slider.setAttribute("aria-valuetext", all[now]);
+    element.style.setProperty("--steps", all.length);
+    const focused = list.contains(document.activeElement);
+    list.replaceChildren(...all.map((name, n) => el("button", { class: "quiet", "aria-current": n === now && "step", title: name, onclick: () => go(name) }, name)));
+    if (focused) list.children[now].focus();
+    list.children[now].scrollIntoView({ block: "nearest", inline: "nearest" });
+    [back.disabled, forth.disabled] = [now === 0, now === all.length - 1];
+  }
+
+  return { element, set };
+}
+
+// A step: its formula, a sentence, how one number comes about, its tables.
+function createScene() {
+  const formula = el("p", { class: "steps-formula" });
+  const sentence = el("p", { class: "steps-sentence", "aria-live": "polite" });
+  const sum = el("p", { class: "steps-sum numbers" });
+  const tables = el("div", { class: "steps-tables" });
+
+  function set(now, at, { pick }) {
+    formula.replaceChildren(el("b", {}, now.name), formatHeading(now).slice(now.name.length));
+    sentence.textContent = now.sentence;
+    const focused = tables.querySelector(":focus")?.closest("tr")?.rowIndex;
+    const focus = getFocus(now, at);
+    tables.replaceChildren(...now.panels.map((one) => createPanel({ ...one, focus, pick })), ...renderLines(now));
+    if (focused) tables.querySelector("table")?.rows[focused]?.querySelector("button")?.focus();
+  }
+
+  return {
+    parts: [formula, sentence, sum, tables],
+    set,
+    sum: (of, calculation, value) => sum.replaceChildren(...(of ? [el("b", {}, of), el("span", { title: String(value) }, calculation)] : [])),
+  };
+}
+
+// The cell, or the row, of a scene's tables that is marked.
+function getFocus(now, at) {
+  if (now.panels[0]?.upright) return { row: at.column, column: 0 };
+  if (now.live) return { row: at.row, column: now.name === "context" ? at.number : at.column };
+  return now.name.startsWith("q, k") ? { row: at.row } : null;
+}
+
+function renderLines({ lines }) {
+  if (!lines?.length) return [];
+  return [el("dl", { class: "steps-lines numbers" }, lines.map((one) => [el("dt", {}, one.label), el("dd", {}, one.calculation)]))];
+}
+
+// The name and formula of a scene, as regard walk heads it.
+export function formatHeading({ name, formula, panels }) {
+  const equals = panels.length && !name.replaceAll(", ", ",").includes(" ");
+  return equals ? `${name} = ${formula}` : `${name}: ${formula}`;
+}

@@ -1,0 +1,51 @@
+// A strip beside a long text: all of it at once, shaded, with the part in the window framed.
+
+import { readBackground } from "../../drawing/color.js";
+
+export function createOverview(app, text) {
+  const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "The whole text: click to go there" });
+  let shading = null; // {codes, table}
+
+  function draw() {
+    const { clientWidth: width, clientHeight: height } = canvas;
+    const [from, share] = text.share();
+    canvas.classList.toggle("needless", share >= 1);
+    if (!width || !height || share >= 1) return;
+    Object.assign(canvas, { width, height });
+    const context = canvas.getContext("2d");
+    if (shading) context.putImageData(rows(width, height), 0, 0);
+    context.strokeStyle = readBackground("--accent");
+    context.lineWidth = 2;
+    context.strokeRect(1, from * height + 1, width - 2, Math.max(share * height - 2, 4));
+  }
+
+  // A line of pixels for each stretch of words: the most that any of them has.
+  function rows(width, height) {
+    const { codes, table } = shading;
+    const image = new ImageData(width, height);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let y = 0; y < height; y++) {
+      const [from, to] = [Math.floor((y * codes.length) / height), Math.max(Math.floor(((y + 1) * codes.length) / height), Math.floor((y * codes.length) / height) + 1)];
+      let most = 0;
+      for (let n = from; n < to && n < codes.length; n++) if (codes[n] > most) most = codes[n];
+      pixels.fill(table[most], y * width, (y + 1) * width);
+    }
+    return image;
+  }
+
+  const go = (event) => event.buttons & 1 && text.scrollTo((event.clientY - canvas.getBoundingClientRect().top) / canvas.clientHeight);
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    go(event);
+  });
+  canvas.addEventListener("pointermove", go);
+
+  return {
+    element: canvas,
+    draw,
+    shade(codes, table) {
+      shading = codes && { codes, table };
+      draw();
+    },
+  };
+}

@@ -1,0 +1,27 @@
+// The texts of Text, each with the strip beside it: one where queries and keys are the same words, two where they are not.
+
+import { el } from "../../drawing/elements.js";
+import { createScrollingText } from "./scrolling_text.js";
+import { createOverview } from "./overview_strip.js";
+
+const LABELS = { both: "The text", rows: "Queries: these look", columns: "Keys: these are looked at" };
+const TITLES = { rows: "what looks", columns: "what is looked at" };
+const OF_TWO = { rows: "what was written: each word with what was looked at for it", columns: "what was read" };
+
+// Sets them in `panes`, [{side, text, strip}]; hover(side, place or null) and pick(side, place) are told of words.
+export function createTextPanes(panes, app, { queries, keys }, { hover, pick }) {
+  const { rows, columns, kind } = app.attention();
+  const same = kind === "self" && rows === columns;
+  const sides = same ? [["both", rows, queries]] : [["rows", rows, queries], ["columns", columns, keys]];
+  const titles = app.ofTwoTexts() ? OF_TWO : TITLES;
+  const texts = sides.map(([side, list, count]) => {
+    const one = { side };
+    one.text = createScrollingText(app, { list, count, label: LABELS[side], hover: (n) => hover(side, n), pick: (n) => pick(side, n), scrolled: () => one.strip?.draw() });
+    one.strip = createOverview(app, one.text);
+    return one;
+  });
+  const shown = app.ofTwoTexts() ? [...texts].reverse() : texts; // what was read comes first
+  panes.replaceChildren(...shown.map(({ side, text, strip: beside }) =>
+    el("section", { class: "text-pane" }, titles[side] && el("h2", {}, titles[side]), el("div", { class: "text-body" }, text.element, beside.element))));
+  return texts;
+}

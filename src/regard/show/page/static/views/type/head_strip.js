@@ -1,0 +1,34 @@
+// The heads of a layer at the side of Type: a small picture of each and of their mean, and the chosen one large.
+
+import { el } from "../../drawing/elements.js";
+import { averageCodes, paintCodes, createPixelCanvas } from "../../drawing/matrix_image.js";
+
+export function createHeadStrip() {
+  const canvas = createPixelCanvas({ class: "type-picture", role: "img" });
+  const mark = el("div", { class: "type-row" });
+  const frame = el("a", { class: "type-frame" }, canvas, mark);
+  const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
+  const title = el("h2", {}, "Its heads");
+  const alike = el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together.");
+  const element = el("aside", { class: "type-side", "aria-label": "Its heads" },
+    el("section", {}, title, alike, strip),
+    el("figure", {}, frame, el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at")));
+
+  // Small pictures {codes, shape} in a table of colours; `share` is how far down the word stands that asks.
+  function set({ codes, shape }, head, colours, share, layer, choose) {
+    const [h, rows, columns] = shape;
+    const of = (n) => (n === null ? averageCodes(codes, shape) : codes.subarray(n * rows * columns, (n + 1) * rows * columns));
+    const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "the mean of all heads" : `head ${n}`, onclick: () => choose(n) },
+      paintCodes(createPixelCanvas(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
+    const focused = strip.contains(document.activeElement);
+    strip.replaceChildren(...(h === 1 ? [null] : [null, ...Array.from({ length: h }, (_, n) => n)]).map(small));
+    alike.hidden = strip.hidden = h === 1; // the one is drawn large
+    title.textContent = h === 1 ? "Its one head" : "Its heads";
+    if (focused) strip.querySelector("[aria-pressed=true]").focus();
+    paintCodes(canvas, of(head), rows, columns, colours);
+    canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: a row for each word that looks, a column for each it looks at`);
+    Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
+  }
+
+  return { element, set, lead: (href) => frame.setAttribute("href", href) };
+}

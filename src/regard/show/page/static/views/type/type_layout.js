@@ -1,0 +1,133 @@
+// What stands on Type from the first, and how its parts are set: the box, the words, what is expected next, the heads.
+
+import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
+import { el } from "../../drawing/elements.js";
+import { formatCount, formatPercent } from "../../drawing/number_format.js";
+import { renderWord } from "../../drawing/words.js";
+import { createTextForm } from "./text_form.js";
+import { createHeadStrip } from "./head_strip.js";
+
+const WELCOME =
+  "A model that reads takes words one after the other. At each it looks back at the words so far, at some more than at others: " +
+  "the share that each of them gets is its attention. Write a sentence, and every word is coloured by the share it got.";
+const TRANSLATES =
+  "A model that translates reads a sentence and writes it again in another language, word by word. Before each word it looks " +
+  "back at the sentence, at some of its words more than at others: the share that each of them gets is its attention. Write a " +
+  "sentence, then pick a word of its translation.";
+const ELSEWHERE = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+
+export function buildLayout(app, run) {
+  const ask = createTextForm(app, run);
+  const words = createParagraph("Words: pick one to see what it looked at");
+  const written = createParagraph("The translation: pick a word to see what was looked at for it");
+  const wrote = el("section", { hidden: true }, el("h2", {}, "What it wrote"), el("p", { class: "note" }, "Pick a word: the sentence above is shaded by what the model looked at to write it."), written.element, written.more);
+  const heads = createHeadStrip();
+  const source = el("p", { class: "note" });
+  const told = el("p", { class: "type-told", "aria-live": "polite" });
+  const links = el("nav", { class: "type-links", "aria-label": "The same words in other views" });
+  const next = el("ol", { class: "type-next" });
+  const expects = el("section", {}, el("h2", {}, "What it expects after the last word"), next);
+  const result = el("div", { class: "type-result", hidden: true },
+    el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, expects), heads.element);
+  const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
+  const root = el("div", { class: "type-page" }, ask.element, welcome, result);
+
+  return {
+    root,
+    form: ask.form,
+    result,
+    welcome,
+    offer: ask.offer,
+    busy(now) {
+      ask.busy(now);
+      root.setAttribute("aria-busy", String(now));
+    },
+    words: words.set,
+    // The words that ask, where they are not those that are looked at.
+    written(words, total, pick) {
+      wrote.hidden = !words;
+      if (words) written.set(words, total, pick);
+    },
+    picked(q, same) {
+      words.mark(q, same);
+      written.mark(q, !same);
+    },
+    shade: words.shade,
+    heads: heads.set,
+    read: (sentence) => (source.textContent = sentence),
+    told: (sentence) => (told.textContent = sentence),
+    next(likeliest, go) {
+      expects.hidden = !likeliest.length;
+      next.replaceChildren(...likeliest.map((one) => el("li", {}, renderPrediction(one, likeliest[0].probability, () => go(one.word)))));
+    },
+    links(app, state) {
+      const q = state.q ?? null;
+      links.replaceChildren(...ELSEWHERE.map(([name, said]) => el("a", { class: "button", href: app.link({ view: name, r: state.r, q, text: null }) }, said)));
+      heads.lead(app.link({ view: "map", r: state.r, text: null }));
+    },
+  };
+}
+
+// A word that may come next, with its probability.
+function renderPrediction({ word, probability }, top, go) {
+  return el("button", { class: "quiet type-expected", title: "Go on with this word", onclick: go },
+    el("span", { class: "type-word" }, renderWord(word)),
+    el("span", { class: "type-track" }, el("span", { style: { width: `${(100 * probability) / top}%` } })),
+    el("span", { class: "numbers" }, formatPercent(probability)));
+}
+
+// The words, each a button; the tab key stops at the picked one alone.
+function createParagraph(label) {
+  const element = el("div", { class: "words type-words", role: "group", "aria-label": label });
+  const more = el("p", { class: "note" });
+  let standing = { words: [], pick: null };
+  element.addEventListener("click", (event) => {
+    const word = event.target.closest("[data-n]");
+    if (word) standing.pick?.(Number(word.dataset.n));
+  });
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.target.closest("[data-n]")?.click();
+  });
+
+  function set(words, total, pick) {
+    const one = (word, n) => [el("span", { class: "word", role: pick && "button", tabindex: pick && -1, "data-n": n }, renderWord(word)), word.includes("\n") ? el("br") : ""];
+    const stands = standing.words.join("\0") === words.join("\0") && Boolean(standing.pick) === Boolean(pick);
+    if (!stands) element.replaceChildren(...words.flatMap(one));
+    standing = { words, pick };
+    more.textContent = total > words.length ? `The first ${formatCount(words.length)} of ${formatCount(total)} words; Text has all of them.` : "";
+  }
+
+  function mark(q, same) {
+    element.querySelector("[aria-pressed]")?.removeAttribute("aria-pressed");
+    element.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
+    const word = same && element.querySelector(`[data-n="${q}"]`);
+    if (!word) return;
+    const focused = element.contains(document.activeElement);
+    word.setAttribute("aria-pressed", "true");
+    word.setAttribute("tabindex", "0");
+    if (focused) word.focus();
+    bring(word);
+  }
+
+  // Scrolls no further than needed to see a word.
+  function bring(word) {
+    const top = word.offsetTop - element.offsetTop;
+    const bottom = top + word.offsetHeight;
+    if (top < element.scrollTop) element.scrollTop = top - 8;
+    else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom + 8 - element.clientHeight;
+  }
+
+  function shadeWords(weights, scale) {
+    for (const word of element.querySelectorAll("[data-n]")) {
+      const value = weights[Number(word.dataset.n)] ?? null;
+      const colour = value === null ? null : shadeWeight(scale.share(value));
+      Object.assign(word.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
+      word.classList.toggle("type-unseen", !colour);
+      word.title = colour ? `weight ${value.toPrecision(3)}` : "not visible from the picked word";
+    }
+  }
+
+  return { element, more, set, mark, shade: shadeWords };
+}
