@@ -21,7 +21,7 @@ PAGE = Path(__file__).parent / "examine.md"
 BEGIN, END = "<!-- {}: written by python -m docs.examined -->", "<!-- end of {} -->"
 BRIEF = 150  # characters of a piece of evidence
 EQUAL = re.compile(
-    r"\. The outputs equal .* so computed to (\S+);.*", re.DOTALL
+    r"\. The outputs equal .* computed this way to within (\S+);.*", re.DOTALL
 )  # how well the formula fits that a finding names
 LINK = re.compile(r"https://github\.com/[\w.-]+/([\w.-]+)/(?:issues|pull)/(\d+)")
 WRONG = {

@@ -99,4 +99,4 @@ def test_examine_accepts_it_and_finds_what_differs():
     assert regard.examine(compute_dilated, expects=Dilated(3)).ok
     report = regard.examine(compute_causal, expects=Dilated(3))
     assert report.findings[0].kind == "wrong mask"
-    assert "What is seen is Causal()" in report.findings[0].evidence
+    assert "The measured mask is Causal()" in report.findings[0].evidence

@@ -79,7 +79,7 @@ def test_what_cannot_be_examined_is_one_line_and_exit_code_2(arguments, says, fi
 
 ENDS = [
     ("exits", "raises", "it raised SystemExit: 0 in line"),
-    ("exits_at_once", "unfinished", "the process in which it ran was ended with exit status 0"),
+    ("exits_at_once", "unfinished", "the process in which it ran ended with exit status 0"),
     pytest.param("is_interrupted", "raises", "it raised KeyboardInterrupt", marks=pytest.mark.slow),
     pytest.param("crashes", "unfinished", "the process in which it ran was ended by SIGSEGV", marks=pytest.mark.slow),
 ]
@@ -92,7 +92,7 @@ def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(h
     assert code == 1
     assert "Ending: 1 finding" in told
     assert f"{kind} {says}" in told
-    assert "in the examination of its lengths" in told
+    assert "while examining its lengths" in told
     assert "checked every output is finite" in told
     assert kind in (tmp_path / "report.html").read_text()
     assert "Traceback" not in err
@@ -103,7 +103,7 @@ def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, 
     file.write_text(f"import os\n{ending}")
     code, out, err = ended([f"{file}:Attention"], capfd)
     assert (code, out) == (2, "")
-    assert "could not be loaded: the process in which it ran was ended" in err
+    assert "could not be loaded: the process in which it ran" in err
 
 
 @pytest.mark.parametrize("how", ["waits", pytest.param("holds_the_lock", marks=pytest.mark.slow)])
@@ -112,7 +112,9 @@ def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_
     (finding,) = json.loads(out)["findings"]
     assert code == 1
     assert finding["kind"] == "unfinished"
-    assert re.match(r"the time limit of 5 s was reached in line \d+ of attention_of_mine.py, in ", finding["evidence"])
+    assert re.match(
+        r"the time limit of 5 s was reached in line \d+ of attention_of_mine.py, while examining its ", finding["evidence"]
+    )
 
 
 @pytest.mark.slow

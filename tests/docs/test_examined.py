@@ -24,7 +24,7 @@ def test_every_public_layer_is_on_the_page_with_its_version():
 
 
 def test_a_formula_that_was_identified_is_told_by_how_well_it_fits():
-    told = "there is no softmax. The outputs equal (q kᵀ / √6) v with 4 heads so computed to 5e-16; the right one differs"
+    told = "there is no softmax. The outputs equal (q kᵀ / √6) v with 4 heads computed this way to within 5e-16; the rest"
     assert examined.brief(told) == "there is no softmax (fits to 5e-16)"
     assert examined.brief("word " * 99).endswith("word …")
     assert len(examined.brief("word " * 99)) <= examined.BRIEF + 2

@@ -21,14 +21,14 @@ def third_axis(q, k, v):
 
 
 def test_a_function_with_heads_second_to_last_is_told_how_to_say_it():
-    with pytest.raises(regard.ConfigError, match=r"takes \(b, t, h, d\).*lambda q, k, v: tokens_second"):
+    with pytest.raises(regard.ConfigError, match=r"correct on tensors \(b, t, h, d\).*lambda q, k, v: tokens_second"):
         regard.examine(tokens_second)
 
 
 def test_what_is_right_with_three_axes_is_told_so_beside_what_is_wrong_with_four():
     finding = regard.examine(third_axis).findings[0]
     assert finding.kind == "wrong axis"
-    assert "if that is meant, examine(third_axis, sample=(q, k, v))" in finding.cure
+    assert "If they are intended: examine(third_axis, sample=(q, k, v))" in finding.cure
 
 
 def test_a_sample_says_how_many_axes_are_meant():
@@ -50,4 +50,4 @@ class TokensFirst(nn.Module):
 def test_a_module_whose_tokens_come_first_is_told_how_to_say_it():
     finding = regard.examine(TokensFirst(), expects=Everything()).findings[0]
     assert finding.kind == "batch leak"
-    assert "If it is meant to take (t, b, c)" in finding.cure
+    assert "If it is intended to take (t, b, c)" in finding.cure

@@ -53,11 +53,11 @@ class Torchs(Block):
 def test_what_cannot_be_told_of_a_block_is_told_of_the_attention_in_it(make):
     report = regard.examine(make())
     assert report, str(report)
-    assert {"in parts.0 the scale of the scores", "in parts.0 query, key and value each play their part"} <= {
+    assert {"in parts.0 the scale of the scores", "in parts.0 query, key and value are used in their roles"} <= {
         one.what for one in report.checked
     }
     assert not report.unknown
-    assert "read in parts.0" in report.notes[-1]
+    assert "checked in parts.0" in report.notes[-1]
 
 
 def test_the_attention_in_a_block_that_runs_in_one_dtype_alone_is_read_in_float64():

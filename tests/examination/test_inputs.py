@@ -175,7 +175,7 @@ def causal(q, k, v):
     ],
 )
 def test_a_function_that_runs_and_gives_no_context_is_not_asked_with_fewer_axes(changed):
-    with pytest.raises(RefusedError, match=r"returned .* which is no context \(2, 3, 6, c\)") as refused:
+    with pytest.raises(RefusedError, match=r"returned .*; a context is a floating tensor \(2, 3, 6, c\)") as refused:
         case_of(lambda q, k, v: changed(causal(q, k, v)))
     assert not refused.value.sure
 

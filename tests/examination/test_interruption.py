@@ -42,7 +42,7 @@ def test_what_is_no_exception_is_a_finding_beside_what_was_checked(error, tokens
     assert not report
     assert [one.kind for one in report.findings] == ["raises"]
     assert f"it raised {type(error).__name__}" in report.findings[0].evidence
-    assert " of test_interruption.py, in the examination of its " in report.findings[0].evidence
+    assert " of test_interruption.py, while examining its " in report.findings[0].evidence
     assert bool(report.checked) == (tokens > 0)
     assert layer.training
     assert torch.equal(torch.get_rng_state(), before)
@@ -84,11 +84,9 @@ def test_what_a_signals_handler_raises_ends_the_program_as_it_should():
 
 
 def test_a_process_that_ended_is_told_by_its_status_or_signal():
-    assert (
-        "was ended with exit status 0, in the examination of its heads" in interruption.report_process_end(0, "heads").evidence
-    )
+    assert "ended with exit status 0, while examining its heads" in interruption.report_process_end(0, "heads").evidence
     assert "was ended by SIGSEGV" in interruption.report_process_end(-signal.SIGSEGV, "").evidence
-    assert "was ended with exit status -99" in interruption.report_process_end(-99, "").evidence
+    assert "ended with exit status -99" in interruption.report_process_end(-99, "").evidence
 
 
 def test_the_line_that_a_dump_names_is_the_subjects_and_not_torchs():

@@ -15,7 +15,7 @@ def test_a_leak_beside_attention_is_laid_at_the_door_of_its_module():
     feed.forward = lambda x: plain(x - x.mean(1, keepdim=True))
     (finding,) = regard.examine(model).findings
     assert finding.kind == "future leak"
-    assert finding.evidence.endswith("the first module that moves there is blocks.2.up")
+    assert finding.evidence.endswith("the first module whose output changes there is blocks.2.up")
 
 
 def test_dropout_in_evaluation_is_found():
@@ -31,11 +31,11 @@ def test_outputs_that_are_no_numbers_are_laid_at_a_modules_door_or_a_weights():
     model.blocks[1].norm_feed.forward = lambda x: x * torch.nan
     (finding,) = regard.examine(model).findings
     assert finding.kind == "blind row"
-    assert finding.evidence.endswith("the first module that makes it so is blocks.1.norm_feed")
+    assert finding.evidence.endswith("the first module with outputs that are not finite is blocks.1.norm_feed")
     model = gpt2()
     model.blocks[2].up.weight.data[3, 5] = torch.nan
     (finding,) = regard.examine(model).findings
-    assert "numbers of the weight blocks.2.up.weight are not" in finding.evidence
+    assert "there is NaN or inf in the weight blocks.2.up.weight" in finding.evidence
 
 
 def test_a_token_is_found_where_sequences_were_laid_end_to_end():
@@ -46,5 +46,5 @@ def test_a_token_is_found_where_sequences_were_laid_end_to_end():
 
 def test_attention_by_hand_that_leaks_is_told_to_hide():
     finding = regard.examine(Still(lambda t: torch.zeros(t, t))).findings[0]
-    assert "moves there is attention" in finding.evidence
-    assert finding.cure.startswith("If that module is attention: hide what the rule hides")
+    assert "changes there is attention" in finding.evidence
+    assert finding.cure.startswith("If that module is attention: apply the expected mask in it")

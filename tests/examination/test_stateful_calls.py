@@ -87,8 +87,8 @@ def test_a_cache_is_told_from_other_state_and_left_as_it_was(make):
     layer = make()
     report = regard.examine(layer)
     assert report, str(report)
-    assert "what it keeps from call to call is a cache" in [one.what for one in report.checked]
-    assert "query, key and value each play their part" in [one.what for one in report.checked]
+    assert "the state that it keeps from call to call is a cache" in [one.what for one in report.checked]
+    assert "query, key and value are used in their roles" in [one.what for one in report.checked]
     assert not getattr(layer, "held", [])
     assert not any(one.any() for one in layer.buffers())
 

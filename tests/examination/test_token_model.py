@@ -62,7 +62,7 @@ def test_of_a_long_sample_the_first_tokens_are_looked_at_and_some_of_them_change
     model = gpt2(context=1000, layers=2)
     report = regard.examine(model, sample=torch.arange(4000).view(4, 1000) % 97)
     assert report
-    assert report.notes[0].startswith("token ids (2, 256), the first of 1,000; 16 of the tokens were changed")
+    assert report.notes[0].startswith("token ids (2, 256), the first of 1,000; 16 of the tokens were replaced")
     assert report.reach.words[:3] == ("0", "17", "34")
     feed = model.blocks[1].up
     plain = feed.forward
@@ -90,7 +90,7 @@ def test_a_model_that_takes_no_ids_says_what_to_pass_and_raising_on_a_sample_is_
 def test_a_model_that_looks_ids_up_and_raises_says_why_and_how_to_ask():
     model = gpt2()
     model.blocks[1].forward = lambda x: 1 / 0
-    with pytest.raises(ConfigError, match=r"looks up token ids, and raises TypeError.*examine\(lambda ids"):
+    with pytest.raises(ConfigError, match=r"looks up token ids, and raised TypeError.*examine\(lambda ids"):
         regard.examine(model)
 
 
@@ -114,4 +114,4 @@ def test_a_model_of_ids_with_tokens_first_is_told_how_to_say_it():
 
     report = regard.examine(TokensFirst(causal))
     assert report.findings[0].kind == "batch leak"
-    assert "If it is meant to take ids (t, b)" in report.findings[0].cure
+    assert "If it is intended to take ids (t, b)" in report.findings[0].cure

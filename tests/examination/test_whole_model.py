@@ -68,7 +68,7 @@ def test_several_leaks_are_one_finding_that_counts_them():
         seeing(model.blocks[number].attention, Everything())
     (finding,) = regard.examine(model).findings
     assert finding.evidence.startswith("blocks.1.attention")
-    assert "so in 2 more layers" in finding.evidence
+    assert "the same in 2 more layers" in finding.evidence
 
 
 def test_a_batch_leak_is_found():
@@ -77,7 +77,7 @@ def test_a_batch_leak_is_found():
     plain = norm.forward
     norm.forward = lambda x: plain(x + x.mean(0, keepdim=True))
     (finding,) = (one for one in regard.examine(model).findings if one.kind == "batch leak")
-    assert finding.evidence.endswith("the first module that moves there is norm")
+    assert finding.evidence.endswith("the first module whose output changes there is norm")
 
 
 def test_a_layer_that_sees_less_is_found_and_a_window_is_not():
@@ -90,13 +90,13 @@ def test_a_layer_that_sees_less_is_found_and_a_window_is_not():
     seeing(model.blocks[1].attention, Causal() & Window(2))
     report = regard.examine(model)
     assert report
-    assert any("; 1 of them see only tokens that are near" in one.sensitivity for one in report.checked)
+    assert any("; 1 of them see only nearby tokens" in one.sensitivity for one in report.checked)
 
 
 def test_an_encoder_that_is_left_causal_is_found():
     (finding,) = regard.examine(gpt2(), expects=Everything()).findings
     assert finding.kind == "wrong mask"
-    assert "so in 3 more layers" in finding.evidence
+    assert "the same in 3 more layers" in finding.evidence
 
 
 def test_what_several_windows_reach_together_is_no_leak():
@@ -128,13 +128,13 @@ def test_attention_that_cannot_be_recorded_is_told_and_the_whole_is_examined():
     assert any("every layer" in one.what for one in report.unknown)
     (finding,) = regard.examine(model(1)).findings
     assert finding.kind == "future leak"
-    assert "the first module that moves there is" in finding.evidence
+    assert "the first module whose output changes there is" in finding.evidence
 
 
 @pytest.mark.parametrize(
     ("mask", "told"),
     [
-        (Causal() & ~(regard.Prefix(1) & ~Window(0, 0)), "row 1 may see token 0, and puts no weight on it"),
+        (Causal() & ~(regard.Prefix(1) & ~Window(0, 0)), "row 1 may see token 0, but puts no weight on it"),
         (Window(6, 1), "(each row sees one token too many)"),
         (Causal() & ~Window(0, 0), "blocks.1.attention"),
     ],
@@ -158,7 +158,7 @@ def test_an_encoder_beside_a_decoder_is_no_leak_and_the_decoder_is_examined_alon
     model = others.bart()
     report = regard.examine(model)
     assert report
-    assert any("an encoder, which may see all of them" in one.what for one in report.unknown)
+    assert any("an encoder gets the same ids" in one.what for one in report.unknown)
     ids, sources = others.words(2, T), others.words(2, 5)
     alone = lambda ids: model(sources, decoder_input_ids=ids)  # noqa: E731
     report = regard.examine(alone, sample=ids)
@@ -228,13 +228,13 @@ def test_a_layer_that_calls_attention_twice_is_missed_and_said_to_be():
 
 def test_a_model_in_which_no_token_meets_another_is_said_to_show_no_attention():
     report = regard.examine(nn.Embedding(40, 12))
-    assert any("no output moves with any other token" in one.what for one in report.unknown)
-    assert not any("no output moves" in one.what for one in regard.examine(Still(causal)).unknown)
+    assert any("no output depends on any other token" in one.what for one in report.unknown)
+    assert not any("no output depends" in one.what for one in regard.examine(Still(causal)).unknown)
 
 
 def test_decoding_of_a_whole_model_is_held_against_its_full_forward():
     model = gpt2()
-    assert "decoding with its cache is the full forward" in [one.what for one in regard.examine(model).checked]
+    assert "decoding with its cache equals the full forward" in [one.what for one in regard.examine(model).checked]
     own = model.positions.forward
 
     def first(places):
@@ -243,4 +243,6 @@ def test_decoding_of_a_whole_model_is_held_against_its_full_forward():
     model.positions.forward = first
     report = regard.examine(model)
     assert kinds(report) == ["wrong cache"]
-    assert report.findings[0].evidence.startswith("decoding token by token with its cache, output 1 is ")
+    assert report.findings[0].evidence.startswith(
+        "decoding token by token with its cache, output 1 differs from the full forward by "
+    )

@@ -71,13 +71,13 @@ def test_words_that_hold_html_are_always_text(word, shown):
 @pytest.mark.parametrize(
     "cure",
     [
-        "Write -inf before it: `scores = scores.masked_fill(~mask, -torch.inf)`, where True means may see.",
-        "Split by a view: `q, k, v = self.qkv(x).view(b, t, 3, h, d)`.",
-        "Give a finite score before the softmax, `scores.masked_fill(~mask.any(-1, keepdim=True), 0)`.",
-        "Round once: `torch.softmax` and @ do so inside. Where 0.2 is meant, pass `scale=0.2`.",
+        "Hide keys with -inf before it: `scores = scores.masked_fill(~mask, -torch.inf)`, where True means visible.",
+        "Split with a view: `q, k, v = self.qkv(x).view(b, t, 3, h, d)`.",
+        "Give finite scores before the softmax, `scores.masked_fill(~mask.any(-1, keepdim=True), 0)`.",
+        "Round once: `torch.softmax` and @ do. If 0.2 is intended, pass `scale=0.2`.",
         "Scores are (b, h, q, k): `q @ k.mT / math.sqrt(k.shape[-1])`. Hide keys (the last axis).",
-        "Drop in training: `dropout_p=self.p if self.training else 0.0` for `F.dropout`.",
-        "It follows from the wrong axis: mend that, and look again.",
+        "Apply dropout in training: `dropout_p=self.p if self.training else 0.0` for `F.dropout`.",
+        "It follows from the wrong axis: fix that and examine again.",
     ],
 )
 def test_the_line_of_code_of_a_cure_stands_in_code_type(cure):

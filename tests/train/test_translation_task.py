@@ -51,7 +51,7 @@ def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
     assert model.text.vocabulary == training.config.model.vocabulary == 270
     part = training.reader.part
     found = translate(model, [[*part.get_sentence("source", n), part.text.end] for n in range(len(part))])
-    assert [model.text.decode(one.tokens[:-1]) for one in found] == part.sentences("target")
+    assert [model.text.decode(one.tokens[:-1]) for one in found] == part.decode_sentences("target")
     assert len(part) >= 5
 
 

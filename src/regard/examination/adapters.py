@@ -53,7 +53,7 @@ class ShapeChangedError(SubjectError):
     """Raised if a subject returns another shape than it returned before for such inputs."""
 
     def __init__(self, given: str, shape: tuple[int, ...], before: tuple[int, ...]) -> None:
-        Exception.__init__(self, f"{shape} on {given}, where {before} is what it gave before")
+        Exception.__init__(self, f"{shape} on {given}, expected {before}")
         self.did = f"returned {self}"
 
 

@@ -31,7 +31,7 @@ def extract_output(returned: object, queries: int, place: Sequence[int] = (), ke
     first = [named[name] for name in CONTEXT_NAMES if name in named]
     parts = [one for one in (*first, *list_parts(returned)) if isinstance(one, Tensor)]
     if not parts:
-        raise ConfigError(f"a subject returns its context, or (context, weights); this one returned {type(returned).__name__}.")
+        raise ConfigError(f"examine expects a context, or (context, weights); the subject returned {type(returned).__name__}.")
     fits = [one for one in parts if one.is_floating_point() and one.shape[:-1] == torch.Size(place or parts[0].shape[:-1])]
     square = (queries, keys or queries)
     context = next((one for one in fits if len(fits) == 1 or not has_normalized_rows(one, square)), (fits or parts)[0])

@@ -15,9 +15,9 @@ from regard.examination.probe_runner import run_probes
 from regard.examination.report import Report
 
 HEADS_SECOND = "examine(lambda q, k, v: {}(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2))"
-HEADLESS = "It is right where it takes (b, t, d): if that is meant, examine({}, sample=(q, k, v)) of three axes each."
+HEADLESS = "It is correct on tensors (b, t, d). If they are intended: examine({}, sample=(q, k, v)) with three axes each."
 COUNTED = ("wrong axis", "wrong scale")  # the findings that an axis counted from the front leads to
-TOKENS_FIRST = "If it is meant to take (t, b, c): examine(lambda x: layer(x.transpose(0, 1)).transpose(0, 1))."
+TOKENS_FIRST = "If it is intended to take (t, b, c): examine(lambda x: layer(x.transpose(0, 1)).transpose(0, 1))."
 
 
 def explain_axis_order(case: Case, report: Report, ways: Sequence[SubjectAdapter] | None) -> Report:
@@ -32,8 +32,8 @@ def explain_axis_order(case: Case, report: Report, ways: Sequence[SubjectAdapter
         finding = report.findings[0]
         if is_right(exchange_axes(case, 1)):
             raise ConfigError(
-                f"{subject.name} is right where it takes (b, t, h, d), and not where it takes (b, h, t, d): {finding.kind}: "
-                f"{finding.evidence}. If the first is meant: {HEADS_SECOND.format(name)}; if not, fix it."
+                f"{subject.name} is correct on tensors (b, t, h, d), but not on (b, h, t, d): {finding.kind}: "
+                f"{finding.evidence}. If (b, t, h, d) is intended: {HEADS_SECOND.format(name)}; if not, fix it."
             )
         if finding.kind in COUNTED and any(is_right(one) for one in make_headless_cases(case, ways or ())):
             return extend_cures(report, finding.kind, HEADLESS.format(name))

@@ -24,10 +24,10 @@ TOKENS = 6
 SLACK = 1e3  # times rounding: other shapes are summed in another order
 LEAST = 2e-6  # of the largest output: layers may compute in float32 inside
 COARSE = 1e-2  # of the largest output, above which no error could be detected
-WHAT = "decoding with its cache is the full forward"
+WHAT = "decoding with its cache equals the full forward"
 CURE = (
-    "Give the new keys and values the place after the cached ones, cat((past, new), dim=-2), and each query the position it "
-    "has among all tokens: is_causal=True counts from the first key, so it hides the cache. Or refuse several tokens at a time."
+    "Append the new keys and values to the cached ones, cat((past, new), dim=-2), and give each query its position among all "
+    "tokens: is_causal=True counts from the first key, so it hides cached keys. Or raise if several tokens are passed."
 )
 
 Read = Callable[[Any, Tensor], Tensor]  # (returned value, part of the inputs) -> outputs (b, t, n)
@@ -62,9 +62,11 @@ def check_cache(
     t = min(x.shape[1], TOKENS)
     if name is None or t < 2:
         return
-    what = f"whether decoding with its `{name}` is the full forward"
+    what = f"whether decoding with its `{name}` equals the full forward"
     if not has_same_output(CacheRequest(module, name, x, read), full):
-        yield Unknown(what, "the module itself: another call gives other outputs than the module that takes the cache")
+        yield Unknown(
+            what, "the module itself, without the function around it: its own outputs differ from those that were examined"
+        )
         return
     asked = CacheRequest(module, name, x[:, :t], read)
     wider = cast_to_double(asked)
@@ -74,9 +76,11 @@ def check_cache(
     else:
         whole = run_steps(asked, make_plain_step, (t,))
     if whole is None or get_tolerance(asked) > COARSE:
-        yield Unknown(what, "a sample whose first tokens it takes alone" if whole is None else "the same in float32")
+        yield Unknown(what, "a sample whose first tokens it takes alone" if whole is None else "the same module in float32")
         return
-    yield check_decoding(asked, whole, format_token) or Unknown(what, "a cache of a form that it takes, to a test of your own")
+    yield check_decoding(asked, whole, format_token) or Unknown(
+        what, "a test of your own, with a cache of the type that it takes"
+    )
 
 
 def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[int], str]) -> Finding | Checked | None:
@@ -93,7 +97,7 @@ def check_decoding(asked: CacheRequest, whole: Tensor, format_token: Callable[[i
             made = run_steps(asked, form, (t // 2, 1, t - t // 2 - 1), placed)  # refusing several tokens is allowed
             told = None if made is None else describe_difference(made, whole, noise, "several tokens at a time", format_token)
         if told is None:
-            return Checked(WHAT, f"a difference of {noise:.0e} would have shown")
+            return Checked(WHAT, f"a difference of {noise:.0e} would be detected")
         wrong = wrong or Finding("wrong cache", told, CURE, cause="cache")
     return wrong
 
@@ -122,7 +126,7 @@ def describe_difference(made: Tensor, whole: Tensor, noise: float, how: str, for
     if not wrong.any():
         return None
     i = int(wrong.int().argmax())
-    return f"decoding {how} with its cache, output {format_token(i)} is {change[i]:.2g} from the full forward's"
+    return f"decoding {how} with its cache, output {format_token(i)} differs from the full forward by {change[i]:.2g}"
 
 
 def cast_to_double(asked: CacheRequest) -> CacheRequest | None:

@@ -229,4 +229,4 @@ def get_signature_owner(plain: Any) -> Any:
 
 def describe_inputs(inputs: str, name: str, expects: Mask) -> str:
     """Describe how a subject that takes a mask is called."""
-    return inputs if expects == EVERYTHING else f"{inputs}, {name} = what {expects} hides"
+    return inputs if expects == EVERYTHING else f"{inputs}, {name} = the mask of {expects}"

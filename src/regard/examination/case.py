@@ -151,7 +151,7 @@ class Case:
         except SubjectError as error:
             self.narrow = f"in float64 it {error.did}"
             return None
-        self.narrow = "" if dtype == torch.float64 else f"in float64 it gives {str(dtype).removeprefix('torch.')}"
+        self.narrow = "" if dtype == torch.float64 else f"in float64 it returns {str(dtype).removeprefix('torch.')}"
         return None if self.narrow else case
 
     @cached_property

@@ -80,7 +80,7 @@ def compute_token_gradients(value: Tensor, inputs: Inputs) -> tuple[Tensor, ...]
     try:
         return torch.autograd.grad(value, tokens, retain_graph=True, materialize_grads=True)
     except Exception as error:  # a kernel without a gradient, or a user's own backward
-        raise SubjectError("the way back", error) from error
+        raise SubjectError("the backward pass", error) from error
 
 
 def compute_token_norms(slopes: Sequence[Tensor]) -> Tensor:

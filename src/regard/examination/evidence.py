@@ -8,8 +8,8 @@ from regard.examination.identify import weight_reading
 from regard.examination.restore_state import seed_generators
 
 ALONE = (
-    "the attention alone, without a residual, norm, rotary or activation beside it, its projections named W_query, q_proj, "
-    "to_q or qkv; or its weights returned beside the context; or a function (q, k, v) -> context"
+    "the attention alone, without a residual, norm, rotary or activation, with projections named W_query, q_proj, to_q or qkv; "
+    "or a module that also returns its weights, (context, weights); or a function (q, k, v) -> context"
 )
 FAINT = 0.1  # of the largest dependence of an output
 SENTENCE = ("Your", "journey", "starts", "with", "one", "step")
@@ -58,7 +58,7 @@ def describe_dependency(case: Case, i: int, j: int, b: int = 0) -> str:
     who = f"token {j}" if puts else f"token {format_token(case, j)}"
     whose = f"output {i}" if puts else f"output {format_token(case, get_token_number(case, i))}"
     strength = float(case.measured_dependency.within_sequence[b, i, j])
-    faint = f" ({strength:.2g} of what moves it most)" if strength < FAINT else ""
+    faint = f" ({strength:.2g} of its largest dependence)" if strength < FAINT else ""
     return f"{puts}changing {who} moves {whose} by {measure_move(case, i, j, b):.2g}{faint}"
 
 
@@ -92,8 +92,8 @@ def has_no_dependency(case: Case) -> bool:
 def describe_sensitivity(case: Case) -> str:
     """Describe the smallest dependence that would have been detected."""
     if case.measured_dependency.how == "gradients":
-        return f"a dependence of {case.measured_dependency.threshold:.0e} of what moves an output most would have shown"
+        return f"a dependence of {case.measured_dependency.threshold:.0e} of an output's largest would be detected"
     return (
-        f"measured by changing tokens: a change of {dependency.estimate_rounding(case.subject.dtype):.0e} of "
-        "an output would have shown"
+        f"measured by replacing tokens: a relative change of {dependency.estimate_rounding(case.subject.dtype):.0e} in "
+        "an output would be detected"
     )

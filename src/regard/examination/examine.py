@@ -136,7 +136,7 @@ def get_stated_scale(subject: SubjectAdapter, scale: float | None) -> float | No
 def describe_missing_input(subject: object, errors: Sequence[str]) -> str:
     """Describe what to pass when no input was accepted."""
     name = get_subject_name(get_uncompiled(subject))
-    sample = "sample=, an x (b, t, d_in) or (q, k, v) that it takes."
+    sample = "sample=, an x (b, t, d_in) or (q, k, v) that it accepts."
     if inputs.NO_CONTEXT in errors[0]:
-        return f"{name} runs, but {errors[0]}. Pass a function that calls it and gives one, or {sample}"
-    return f"no input was found that {name} takes: {errors[0]}. Pass {sample}"
+        return f"{name} runs, but {errors[0]}. Pass a function that calls it and returns a context, or {sample}"
+    return f"found no input that {name} accepts: {errors[0]}. Pass {sample}"

@@ -125,7 +125,7 @@ def make_part_case(case: Case, given: PartCall) -> Case:
         given.x.device,
         make_part_call(given, given.part),
         lambda part: make_part_call(given, part),
-        note=f"{given.name} with what {case.subject.name} gives it",
+        note=f"{given.name} with the inputs that {case.subject.name} passes to it",
     )
     b, t, width = given.x.shape
     shapes = replace(case.shapes, width=width, tokens=t, batch=b, bound=True, spread=1.0)

@@ -12,7 +12,9 @@ from regard.examination.report import Finding
 from regard.examination.restore_state import is_identical, write_numbers
 
 MOST = 2**25  # the most numbers of a tensor to copy
-CURE = "x = x + y where x += y stands, x.mul(s) for x.mul_(s); or clone what is changed. Its caller may need it later."
+CURE = (
+    "Write x = x + y instead of x += y, x.mul(s) instead of x.mul_(s); or clone the tensor first: its caller may need it later."
+)
 
 
 class HeldTensor(NamedTuple):

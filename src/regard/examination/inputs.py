@@ -38,7 +38,7 @@ LENGTH_NAMES = (
     "max_length",
     "T",
 )
-NO_CONTEXT = "which is no context"  # the message for a subject that runs and returns something else
+NO_CONTEXT = "a context is a floating tensor"  # the message for a subject that runs and returns something else
 UNPACKED = "values to unpack"  # the error of a shape unpacked with another number of axes, as for images
 GUESSED = ("TypeError", "AssertionError", "ConfigError")  # errors that depend on how a subject is called
 LONGEST = 2048  # tokens to try
@@ -133,7 +133,7 @@ def describe_refusal(subject: SubjectAdapter, inputs: Sequence[Tensor]) -> str |
     expected = (*first.shape[:-1],) if subject.form == "qkv" else first.shape[:2]
     if context.shape[:-1] != expected or not context.is_floating_point():
         came = f"{context.dtype} {tuple(context.shape)}"
-        return f"for {format_shapes(inputs)} it returned {came}, {NO_CONTEXT} ({', '.join(map(str, expected))}, c)"
+        return f"for {format_shapes(inputs)} it returned {came}; {NO_CONTEXT} ({', '.join(map(str, expected))}, c)"
     return None
 
 

@@ -15,8 +15,8 @@ from regard.examination.report import Finding
 OWN = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 STANDARD, INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")
 DUMPED = re.compile(r'File "(.+)", line (\d+) in ')  # as faulthandler writes a frame, the innermost first
-RAISE = "Raise a subclass of Exception, e.g. ValueError; anything else ends the program that calls the subject."
-RETURN = "A layer returns or raises: leave out what ends the process (sys.exit, os._exit), and fix what crashes in it."
+RAISE = "Raise a subclass of Exception, such as ValueError; anything else ends the program that calls the subject."
+RETURN = "A layer must return or raise: remove calls that end the process (sys.exit, os._exit), and fix crashes."
 FASTER = "Pass a shorter sample, or a longer time limit; or fix what does not end."
 
 
@@ -37,16 +37,16 @@ def report_timeout(seconds: float, step: str, where: str = "") -> Finding:
 
 def report_process_end(status: int, step: str) -> Finding:
     """Return the finding of a subject that ended the process in which it ran, with an exit status or by a signal."""
-    how = f"with exit status {status}"
+    how = f"ended with exit status {status}"
     if status < 0:
         with contextlib.suppress(ValueError):
-            how = f"by {signal.Signals(-status).name}"
-    return Finding("unfinished", f"the process in which it ran was ended {how}{describe_step(step)}", RETURN, 3.0, "stopped")
+            how = f"was ended by {signal.Signals(-status).name}"
+    return Finding("unfinished", f"the process in which it ran {how}{describe_step(step)}", RETURN, 3.0, "stopped")
 
 
 def describe_step(step: str) -> str:
     """Return the words for the step that was examined."""
-    return f", in the examination of its {step}" if step else ""
+    return f", while examining its {step}" if step else ""
 
 
 def locate_error(error: BaseException) -> str:

@@ -20,10 +20,10 @@ ONE, WIDE = (200,), 2048  # the only length tried for layers wider than WIDE, wh
 WHOLE = (32, 64, 256)  # for subjects that take only whole blocks, or fewer tokens
 NEAR, NEAR_HALF = 1e-3, 0.05  # of the largest output, above which two lengths disagree
 BLOCKS = (
-    "Block by block: where a block's maximum is above the one so far, multiply the sum and the output so far by "
-    "exp(old - new), and divide by the sum once, at the end; a scale or a table made for few tokens is rebuilt for more."
+    "In each block: if its maximum exceeds the running maximum, multiply the running sum and output by exp(old - new); divide "
+    "by the sum once, at the end. Rebuild a scale or a table that was made for fewer tokens."
 )
-LAST = "Go over every block of keys, the last and shorter one too: range(0, t, block), keys[start : min(start + block, t)]."
+LAST = "Loop over every block of keys, including the shorter last one: range(0, t, block), keys[start : min(start + block, t)]."
 
 
 def choose_lengths(width: int) -> tuple[int, ...]:
@@ -80,9 +80,9 @@ def find_formula_difference(case: Case, match: Match, lengths: list[int], close:
         products = products or {name: made for name, made in target.products.items() if made.dim() == 3}
         apart = compute_differences(trial, match)
         if (apart > close).any():
-            told = f"{format_formula(match)}, which outputs of {case.shapes.tokens} tokens are"
-            finding = explain_difference(case, inputs, apart > close, f"{float(apart.max()):.2g} of the largest from {told}")
-    return f", their outputs the formula's to {close:.0e}" if finding is None else finding
+            told = f"from {format_formula(match)}, which holds for {case.shapes.tokens} tokens"
+            finding = explain_difference(case, inputs, apart > close, f"{float(apart.max()):.2g} of the largest output {told}")
+    return f", outputs within {close:.0e} of the formula" if finding is None else finding
 
 
 def compute_differences(trial: Trial, match: Match) -> Tensor:
@@ -114,7 +114,7 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
         apart = (short - long).abs().amax(-1).nan_to_num() / long.nan_to_num().abs().max().clamp_min(1e-300)
         if not (apart > near).any():
             continue
-        told = f"{float(apart.max()):.2g} of the largest from that of {t} tokens of which these are the first"
+        told = f"{float(apart.max()):.2g} of the largest output from the first {n} of {t} tokens"
         finding = explain_difference(case, take_first_tokens(base, n), apart > near, told)
         if finding.kind != "wrong mask":  # the longer output may be the wrong one, or both are right, with positions that scale
             finding = explain_difference(
@@ -122,8 +122,10 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
             )
         if finding.kind == "wrong mask":
             return finding
-        return Unknown(f"whether more tokens follow the same formula: with {n} tokens outputs are up to {told}", evidence.ALONE)
-    return f", the first outputs the same to {near:.0e}" if steps else ""
+        return Unknown(
+            f"whether more tokens follow the same formula: with {n} tokens outputs differ by up to {told}", evidence.ALONE
+        )
+    return f", common outputs within {near:.0e} of each other" if steps else ""
 
 
 def check_equal_values(case: Case, t: int, near: float) -> Finding | None:
@@ -134,8 +136,8 @@ def check_equal_values(case: Case, t: int, near: float) -> Finding | None:
     least, most = float(few.max()), float(many.max())
     if least > near / 10 or most < max(10 * near, 100 * least):  # few outputs differ already: positions enter, or a sink
         return None
-    told = f"of {t} tokens that are all alike outputs differ by {most:.2g} of the largest, of {len(few)} they do not"
-    return Finding("not normalised", f"{told}: rows of weights do not add to one", BLOCKS, 0.8, "norm")
+    told = f"if all values are equal, outputs for {t} tokens differ by {most:.2g} of the largest, for {len(few)} they do not"
+    return Finding("not normalised", f"{told}: rows of weights do not sum to one", BLOCKS, 0.8, "norm")
 
 
 def compute_spread(y: Tensor) -> Tensor:
@@ -173,9 +175,9 @@ def explain_difference(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, fa
         if float(off.max()) > NEAR_HALF:
             row = int(off.argmax())
             return Finding(
-                "not normalised", f"with {t} tokens row {row} of weights adds to {ones[row, 0]:.3g}", BLOCKS, 0.8, "norm"
+                "not normalised", f"with {t} tokens row {row} of weights sums to {ones[row, 0]:.3g}", BLOCKS, 0.8, "norm"
             )
-    return Finding("wrong blocks", f"with {t} tokens outputs from {i} on are up to {far}", BLOCKS, 0.8, "length")
+    return Finding("wrong blocks", f"with {t} tokens outputs from {i} on differ by up to {far}", BLOCKS, 0.8, "length")
 
 
 def find_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:

@@ -15,9 +15,7 @@ EACH = 3  # findings of one cause
 NAMED = 2.0  # the strength of findings by the identified formula
 READ = ("weights", "scale", "heads", "roles")  # the probes of how scores become weights
 MIXING = ("split", "merge", "share", "axis", "norm")  # fields whose deviations pass on tokens that the mask hides
-OR_MIXED = (
-    "Where the mask is right: heads joined without a transpose, or a softmax over another axis, let tokens through as well."
-)
+OR_MIXED = "If the mask is correct: heads joined without a transpose, or a softmax over another axis, leak tokens too."
 FOLLOWING = ("future leak", "wrong mask", "inverted mask", "padding leak", "batch leak")
 
 
@@ -80,7 +78,7 @@ def collect_probe_results(case: Case, name: str, look: Probe) -> Iterator[Findin
         yield from look(case)
     except SubjectError as error:
         yield Unknown(
-            f"what was asked of its {name}: it {error.did}", "a layer that takes such inputs, or the sample= that it takes"
+            f"the rest of its {name}: it {error.did}", "a layer that accepts these inputs, or a sample= that it accepts"
         )
 
 
@@ -104,7 +102,7 @@ def adjust_cures(findings: tuple[Finding, ...], case: Case) -> tuple[Finding, ..
     if match is None or match.has_deviation("mask") or not any(match.has_deviation(field) for field in MIXING):
         return findings
     first, *rest = findings
-    cure = f"It follows from the {first.kind}: mend that, and look again."
+    cure = f"It follows from the {first.kind}: fix that and examine again."
     return (first, *(replace(one, cure=cure) if one.kind in FOLLOWING and one.strength < NAMED else one for one in rest))
 
 
@@ -114,8 +112,14 @@ def list_notes(case: Case, inside: Case | None) -> tuple[str, ...]:
     if case.subject.form == "x":
         size = f"x ({shapes.batch}, {shapes.tokens}, {shapes.width}) {dtype}"
     else:
-        size = f"q of {shapes.heads} heads, k and v of {shapes.groups}, {shapes.tokens} tokens, width {shapes.width}, {dtype}"
-    read = "" if inside is None else f"how scores become weights: read in {inside.subject.name}, with what it is given there"
+        size = (
+            f"q with {shapes.heads} heads, k and v with {shapes.groups}, {shapes.tokens} tokens, width {shapes.width}, {dtype}"
+        )
+    read = (
+        ""
+        if inside is None
+        else f"weights, scale, heads and roles: checked in {inside.subject.name}, with the inputs that it gets there"
+    )
     return tuple(note for note in (case.subject.note, size, read) if note)
 
 

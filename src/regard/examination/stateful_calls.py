@@ -17,9 +17,9 @@ from regard.examination.snapshot import take_snapshot
 
 Said = list[Finding | Checked]
 CLOSE = 1e3  # times rounding: calls of parts sum in another order
-FORGET = "Keep nothing in the module that changes what its next call gives; or reset it for each sequence."
-PARTS = "two calls of parts of a sequence give what one of all does; it began anew for all else"
-CACHE = "what it keeps from call to call is a cache"
+FORGET = "Keep no state in the module that changes the output of its next call, or reset it for each sequence."
+PARTS = "two calls on parts of a sequence give the outputs of one call on all of it; it was reset before all other calls"
+CACHE = "the state that it keeps from call to call is a cache"
 
 
 def detect_state(subject: SubjectAdapter, shapes: InputShapes) -> tuple[SubjectAdapter, Said]:
@@ -74,8 +74,8 @@ def check_state_as_cache(
         if measure_distance(whole, torch.cat(parts, 1), CLOSE) == 0:
             return Checked(CACHE, f"{told}: {PARTS}")
     told += (
-        f": the same input gives outputs {measure_distance(whole, second):.2g} apart, and a sequence in parts "
-        "not what it gives whole"
+        f": two calls with the same input differ by {measure_distance(whole, second):.2g}, and a sequence in parts does not "
+        "give the outputs of the whole"
     )
     return Finding("wrong cache", told, FORGET, 3.0, "state")
 

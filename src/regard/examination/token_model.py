@@ -17,7 +17,7 @@ from regard.examination.inplace_writes import InplaceWrites
 from regard.examination.restore_state import preserve_state
 
 TOKENS, FEWER, BATCH = 8, (6, 4, 3, 2, 1), 2
-MORE = "Pass sample=, ids (b, t) that it takes; or where it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
+MORE = "Pass sample=, ids (b, t) that it takes; or if it takes more: examine(lambda ids: model(sources, ids), sample=ids)."
 MOST = 256  # tokens of a sample to examine
 COPIED = 2**25  # numbers of a model to copy, to restore them if they change
 
@@ -69,7 +69,7 @@ def make_token_model(subject: object, sample: Any = None, most: int = MOST) -> T
         return None
     ids = sample.detach() if sample.dim() == 2 else sample.detach().unsqueeze(0)
     if ids.dim() != 2 or not ids.numel():
-        raise ConfigError(f"a sample of token ids is (b, t) or (t,), got {tuple(sample.shape)}.")
+        raise ConfigError(f"a sample of token ids must be (b, t) or (t,), got {tuple(sample.shape)}.")
     return TokenModel(get_subject_name(plain), plain, module, ids[:, :most], ids.shape[1])
 
 
@@ -97,7 +97,7 @@ def find_token_ids(module: nn.Module) -> Tensor | None:
                 return ids
             taken = ids if taken is None and found else taken  # a classifier, or the last token's logits alone
     if taken is None and wrong:
-        raise ConfigError(f"{get_subject_name(module)} looks up token ids, and raises {wrong}. {MORE}")
+        raise ConfigError(f"{get_subject_name(module)} looks up token ids, and raised {wrong}. {MORE}")
     return taken
 
 

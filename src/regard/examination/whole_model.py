@@ -25,17 +25,19 @@ from regard.observe import record
 
 TRIED = 16  # tokens to change, one at a time
 FORWARDS = TOKENS + 26  # about as many as an examination takes, for a progress bar
-HIDE = "Hide what the rule hides in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
-NEXT = "In that layer the diagonal is one off: triu(diagonal=1) hides what comes later. "
-SHOW = "Hide no more than the rule does: in that layer give only the keys that may not be seen the score -inf."
-MIX = "Keep tokens and sequences apart in that module: norms over the last axis alone, no mean, view or shift over tokens."
-ATTEND = f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that layer', 'it')} Else keep tokens apart in it."
-TURNED = "If it is meant to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
-NONE = "a model with attention in it, whose weights are not 0"
-DRAW = "Draw in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
+HIDE = "Apply the expected mask in that layer, before its softmax: scores.masked_fill(~mask, -torch.inf), or is_causal=True."
+NEXT = "In that layer the diagonal is off by one: triu(diagonal=1) hides the later tokens. "
+SHOW = "Hide no more than the expected mask does: in that layer set only the scores of keys that it hides to -inf."
+MIX = "Keep tokens and sequences separate in that module: norms over the last axis only, no mean, view or shift over tokens."
+ATTEND = (
+    f"If that module is attention: {HIDE[0].lower()}{HIDE[1:].replace('that layer', 'it')} If not, keep tokens separate in it."
+)
+TURNED = "If it is intended to take ids (t, b): examine(lambda ids: model(ids.T).transpose(0, 1), sample=ids)."
+NONE = "a model that contains attention, with weights other than 0"
+DRAW = "Apply dropout in training only: nn.Dropout, or F.dropout(x, p, training=self.training)."
 LOAD = "Load or train these weights again: NaN or inf in them reaches every output."
-BLIND = "Fix that module. If it is attention, let each query see a key, its own at least: softmax over only -inf is NaN."
-EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), say, where those come with targets"
+BLIND = "Fix that module. If it is attention, let each query see at least its own key: softmax over only -inf is NaN."
+EACH = "the logits of every token: examine(lambda ids: model(ids, ids)[0], sample=ids), if it returns them only with targets"
 BOTH = "only the decoder's ids: examine(lambda ids: model(sources, ids), sample=ids)"
 
 
@@ -95,14 +97,15 @@ def explain_error(model: TokenModel, error: SubjectError) -> Finding | Unknown:
     except SubjectError as own:
         return report_refusal([str(own)])
     return Unknown(
-        f"more of it: it {error.did}", "a sample of ids that it takes, and takes with other ids of it in their places"
+        f"the rest of the model: it {error.did}",
+        "a sample of ids that it accepts, also with one id replaced by another of them",
     )
 
 
 def describe_call(model: TokenModel) -> str:
     """Describe how a model was called."""
     t, least = model.ids.shape[1], f", the first of {model.sample_length:,}" if model.sample_length > model.ids.shape[1] else ""
-    changed = f"; {TRIED} of the tokens were changed from end to end" if t > TRIED else ""
+    changed = f"; {TRIED} of the tokens were replaced, one at a time" if t > TRIED else ""
     size = sum(one.numel() for one in model.module.parameters())
     return f"token ids {tuple(model.ids.shape)}{least}{changed}; {size:,} parameters"
 
@@ -169,7 +172,7 @@ class ModelExamination:
         if seeing.layers:
             told = "the scale, the heads and the roles in each layer"
             yield Unknown(
-                told, f"a layer alone, with what it takes: examine(model.{format_module_path(seeing.layers[0].name)})"
+                told, f"a layer alone, with its own inputs: examine(model.{format_module_path(seeing.layers[0].name)})"
             )
 
     def report_nonfinite(self, outputs: Tensor) -> Finding:
@@ -178,10 +181,10 @@ class ModelExamination:
         told = f"output {row} of the model is not finite"
         weights = [name for name, one in self.model.module.named_parameters() if not one.isfinite().all()]
         if weights:
-            more = f" and of {len(weights) - 1} more" if len(weights) > 1 else ""
-            return Finding("blind row", f"{told}: numbers of the weight {weights[0]}{more} are not", LOAD, cause="blind")
+            more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+            return Finding("blind row", f"{told}: there is NaN or inf in the weight {weights[0]}{more}", LOAD, cause="blind")
         where = localize.find_breaking_module(self.model)
-        told += f"; the first module that makes it so is {where}" if where else ""
+        told += f"; the first module with outputs that are not finite is {where}" if where else ""
         return Finding("blind row", told, BLIND, cause="blind")
 
     def report_randomness(self, change: Tensor) -> Finding:
@@ -265,16 +268,17 @@ class ModelExamination:
             yield self.report_leak(more, moved)
         if less:
             i, j = (int(n) for n in (self.allowed & ~(less[0].weights > 0)).nonzero()[0])
-            told = f"{less[0].name}: row {i} may see token {j}, and puts no weight on it{format_layer_count(less)}"
+            told = f"{less[0].name}: row {i} may see token {j}, but puts no weight on it{format_layer_count(less)}"
             yield Finding("wrong mask", told, SHOW, 1.8, "mask")
         if layers and not more and not less:
             windows = [one.name for one in layers if not torch.equal(one.weights > 0, self.allowed)]
-            told = f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would have shown"
-            window = f"; {len(windows)} of them see only tokens that are near, as with a window" if windows else ""
-            yield Checked("no layer sees what it may not", told + window)
+            told = f"the recorded weights of {len(layers)} layer{'s' * (len(layers) > 1)}, any weight above 0 would be detected"
+            window = f"; {len(windows)} of them see only nearby tokens, as with a window" if windows else ""
+            yield Checked("no layer sees a hidden token", told + window)
         if seeing.missed or not layers:
             yield Unknown(
-                f"who sees whom in every layer ({describe_missed(seeing.missed)})", describe_layer_call(seeing.missed)
+                f"which tokens each query sees in every layer ({describe_missed(seeing.missed)})",
+                describe_layer_call(seeing.missed),
             )
 
     def find_extra(self, seen: LayerWeights) -> Tensor:
@@ -301,7 +305,7 @@ class ModelExamination:
     ) -> Iterator[Finding | Checked | Unknown | Visibility]:
         """Yield what moves in the whole model, if it gave outputs."""
         if outputs is None or moved is None:
-            yield Unknown("what moves from end to end: no output (b, t, n) came", EACH)
+            yield Unknown("which outputs depend on which tokens from end to end: the model returned no output (b, t, n)", EACH)
         else:
             yield from self.check_moves(seeing, moved, outputs)
 
@@ -320,20 +324,23 @@ class ModelExamination:
             where = localize.find_moving_module(self.model, self.replace_token(j), b, i)
             told = f"changing a token of sequence 0 moves outputs of another by {moved.across:.2g}{format_module(where)}"
             yield Finding("batch leak", told, f"{MIX} {TURNED}" if self.has_tokens_first() else MIX, 1.2, "batch")
-        told = f"a change of {least:.0e}, of outputs up to {float(outputs.abs().max()):.1g}, would have shown"
+        told = f"a change of {least:.0e}, with outputs up to {float(outputs.abs().max()):.1g}, would be detected"
         if leaking.any() and not any(self.find_extra(one).any() for one in seeing.layers):
             n = int(leaking.any(0).nonzero()[-1])
             i, j = int(leaking[:, n].int().argmax()), moved.tokens[n]
             where = localize.find_moving_module(self.model, self.replace_token(j), 0, i)
             if seeing.has_cross_attention and "decoder" not in where:
-                yield Unknown("what moves from end to end: the same ids go to an encoder, which may see all of them", BOTH)
+                yield Unknown(
+                    "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all",
+                    BOTH,
+                )
                 return
             told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"
             yield Finding("future leak" if j > i else "wrong mask", told, choose_cure(self.model, where), 1.5, "mask")
         elif not leaking.any() and moved.across <= least:
-            yield Checked("from end to end no output moves with what it may not see", told)
+            yield Checked("from end to end no output depends on a hidden token", told)
             if len(meets) > 1 and not (found & (torch.arange(len(found))[:, None] != torch.tensor(moved.tokens))).any():
-                yield Unknown("anything of attention: no output moves with any other token", NONE)
+                yield Unknown("any property of the attention: no output depends on any other token", NONE)
         yield make_visibility(meets, found, moved, least)
 
 
@@ -387,14 +394,14 @@ def choose_cure(model: TokenModel, where: str) -> str:
 
 
 def format_module(where: str) -> str:
-    """Format the module where an error begins: `; the first module that moves there is blocks.2.up`."""
-    return f"; the first module that moves there is {where}" if where else ""
+    """Format the module where an error begins: `; the first module whose output changes there is blocks.2.up`."""
+    return f"; the first module whose output changes there is {where}" if where else ""
 
 
 def format_layer_count(layers: Sequence[LayerWeights]) -> str:
-    """Format the number of further layers: `; so in 3 more layers`."""
+    """Format the number of further layers: `; the same in 3 more layers`."""
     more = len({one.name for one in layers}) - 1
-    return f"; so in {more} more layer{'s' * (more > 1)}" if more else ""
+    return f"; the same in {more} more layer{'s' * (more > 1)}" if more else ""
 
 
 def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
@@ -403,7 +410,7 @@ def describe_missed(missed: Sequence[tuple[str, str]]) -> str:
     for name, reason in missed:
         reasons.setdefault(reason, []).append(name)
     said = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {why}" for why, names in reasons.items()]
-    return "; ".join(said[:2]) or "no attention of it was recorded"
+    return "; ".join(said[:2]) or "no attention was recorded"
 
 
 def describe_layer_call(missed: Sequence[tuple[str, str]]) -> str:

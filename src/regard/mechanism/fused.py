@@ -114,7 +114,10 @@ def can_lose_nan(request: Request) -> bool:
         return False
     try:
         largest = (
-            max(abs(request.scale), 1.0) * request.q.shape[3] * find_largest_magnitude(request.q) * find_largest_magnitude(request.k)
+            max(abs(request.scale), 1.0)
+            * request.q.shape[3]
+            * find_largest_magnitude(request.q)
+            * find_largest_magnitude(request.k)
         )
         return not (largest + (0.0 if request.bias is None else max(request.bias.detach().amax().item(), 0.0)) < LARGEST_SCORE)
     except RuntimeError:  # under vmap, on the meta device

@@ -52,24 +52,26 @@ def test_a_match_is_written_as_its_formula(key, written):
 
 
 def test_keys_of_fewer_heads_are_counted():
-    assert format_formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 of keys"
+    assert format_formula(identified(made(Plain, 24, 6, 2))) == "softmax(q kᵀ / √4) v with 6 heads and 2 key heads"
 
 
 def test_evidence_says_how_exactly_and_how_far_from_right():
     match = identified(made(SINGLE["scale", "none"]))
     told = describe_evidence(match, "scale")
-    assert told.startswith("the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads so computed to ")
-    assert f"differ by {match.right_error:.2g}" in told
+    assert told.startswith(
+        "the scores are not scaled. The outputs equal softmax(q kᵀ) v with 3 heads computed this way to within "
+    )
+    assert f"differs by {match.right_error:.2g}" in told
 
 
 def test_a_right_layer_says_how_exactly_it_is_right():
     assert describe_equality(identified(made(Plain))).startswith("equals softmax(q kᵀ / √4) v with 3 heads to ")
-    assert "with the mistake that is named" in describe_equality(identified(made(SINGLE["mask", "zero"])))
+    assert "with the reported mistake" in describe_equality(identified(made(SINGLE["mask", "zero"])))
 
 
 def test_a_scale_without_a_name_is_told_beside_the_expected_one():
     match = identified(made(wrong(scale=lambda self, s, t: s * 0.3)))
-    assert find_mistake(match, "scale").does == "the scores are multiplied by 0.3, where 0.5 is expected"
+    assert find_mistake(match, "scale").does == "the scores are multiplied by 0.3, but 0.5 is expected"
     assert "pass scale=0.3" in find_mistake(match, "scale").cure
 
 

@@ -34,14 +34,14 @@ def test_weights_that_are_not_finite_are_told_by_name():
     layer = Layer(hiding(later))
     nn.init.constant_(layer.W_key.weight, torch.nan)
     (finding,) = check_case(case_of(layer))
-    assert finding.evidence.startswith("W_key.weight holds NaN")
+    assert finding.evidence.startswith("W_key.weight contains NaN")
 
 
 @pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min])
 def test_a_row_that_may_see_nothing_and_sees_all_is_found(value):
     (finding,) = check_case(case_of(Layer(hiding(ruled(STRICT), value)), STRICT))
     assert finding.kind == "blind row"
-    assert "row 0 may see nothing, and sees 5 of 6 tokens" in finding.evidence
+    assert "row 0 may see nothing, but sees 5 of 6 tokens" in finding.evidence
 
 
 def test_a_row_that_may_see_nothing_and_sees_nothing_is_checked():
@@ -54,7 +54,7 @@ def test_a_row_that_may_see_nothing_and_is_nan_is_found():
     table[2] = False
     case = case_of(lambda q, k, v: (q @ k.mT).masked_fill(~table, -torch.inf).softmax(-1) @ v, Given(table))
     (finding,) = check_case(case)
-    assert "row 2 may see nothing, so its context is 0" in finding.evidence
+    assert "row 2 may see nothing, so its context should be 0" in finding.evidence
 
 
 def test_its_own_token_that_a_residual_passes_on_is_no_finding():

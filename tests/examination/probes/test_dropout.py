@@ -106,7 +106,7 @@ def test_what_stands_after_a_norm_cannot_be_told():
 def test_what_training_does_to_buffers_is_not_taken_for_dropout():
     layer = Dropped("weights", 0.0)
     parametrizations.spectral_norm(layer.W_query)
-    assert [one.what for one in check_case(case_of(layer.eval()))] == ["nothing is drawn in evaluation"]
+    assert [one.what for one in check_case(case_of(layer.eval()))] == ["evaluation is not random"]
     layer.dropout.p = P
     said = list(check_case(case_of(layer.eval())))
     assert kinds(said) == []
@@ -114,7 +114,7 @@ def test_what_training_does_to_buffers_is_not_taken_for_dropout():
 
 
 def test_a_layer_without_dropout_is_asked_no_more():
-    assert [one.what for one in check_case(case_of(Layer(weigh)))] == ["nothing is drawn in evaluation"]
+    assert [one.what for one in check_case(case_of(Layer(weigh)))] == ["evaluation is not random"]
 
 
 def test_the_module_stays_in_evaluation():

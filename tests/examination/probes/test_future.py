@@ -44,7 +44,7 @@ def test_a_mask_that_begins_one_too_late_is_told():
 
 def test_a_faint_leak_is_found_and_told_to_be_faint():
     (finding,) = check_case(case_of(Layer(hiding(later, -14.0))))
-    assert "faintly" in finding.evidence
+    assert "weakly" in finding.evidence
 
 
 @pytest.mark.parametrize("weights", [hiding(later), hiding(later, -1e9), hiding(later, -1e4)])

@@ -29,7 +29,7 @@ def test_heads_that_attend_to_one_another_are_found():
 
 def test_which_of_q_k_and_v_are_viewed_is_told():
     (finding,) = said(made(SINGLE["split", "v"]))
-    assert finding.evidence.startswith("v become heads by a view")
+    assert finding.evidence.startswith("v are split into heads by a view")
     assert ".transpose(1, 2)" in finding.cure
 
 
@@ -59,7 +59,7 @@ def test_key_heads_of_a_function_in_the_wrong_order_are_found():
 
 def test_heads_of_a_function_that_answer_to_anothers_keys_are_found():
     (finding,) = said(attention(heads=lambda k: k.flip(1)))
-    assert finding.evidence == "changing head 0 of k moves head 2 of the output, another head's"
+    assert finding.evidence == "changing head 0 of k moves head 2 of the output, which should not depend on it"
     (finding,) = said(attention(norm=lambda s: s.softmax(-1).mean(1, keepdim=True).expand_as(s)))
     assert finding.kind == "mixed heads"
 

@@ -25,7 +25,7 @@ def test_padding_that_is_hidden_is_no_finding():
 def test_padding_that_is_seen_is_a_finding_with_its_sequence():
     (finding,) = said(torch.zeros(2, 7, 7, dtype=torch.bool))
     assert finding.kind == "padding leak"
-    assert "sequence 0, which has 3, is padding" in finding.evidence
+    assert "sequence 0, which has length 3, is padding" in finding.evidence
 
 
 def test_padding_that_the_future_hides_from_real_queries_is_not_asked_about_them():
@@ -50,7 +50,7 @@ def test_padding_in_the_second_sequence_alone_is_found():
     hidden = ~REAL[:, None].repeat(1, 7, 1)
     hidden[1] = False
     (finding,) = said(hidden)
-    assert "sequence 1, which has 5" in finding.evidence
+    assert "sequence 1, which has length 5" in finding.evidence
 
 
 def test_nothing_is_said_to_be_hidden_where_nothing_could_be_seen():

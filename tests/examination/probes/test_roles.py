@@ -25,9 +25,9 @@ def test_exchanged_roles_of_a_layer_are_found(key):
 
 def test_what_stands_where_is_told():
     (finding,) = said(made(SINGLE["roles", "qkk"]))
-    assert finding.evidence.startswith("the key stands where the value belongs. The outputs equal softmax(q kᵀ / √4) k")
+    assert finding.evidence.startswith("the key is used as the value. The outputs equal softmax(q kᵀ / √4) k")
     (finding,) = said(made(roles("v", "k", "v")))
-    assert finding.evidence.startswith("the value stands where the query belongs")
+    assert finding.evidence.startswith("the value is used as the query")
 
 
 def test_an_output_projection_that_is_left_out_is_found():

@@ -26,7 +26,7 @@ def test_a_wrong_scale_is_found_with_its_cure(name):
 
 
 def test_the_width_of_the_model_in_the_place_of_the_heads_is_told():
-    assert "√12, of the whole width, not of one head's" in said(made(SINGLE["scale", "model"])).evidence
+    assert "√12, where 12 is the width of all heads, not of one" in said(made(SINGLE["scale", "model"])).evidence
 
 
 def test_a_right_scale_is_checked():

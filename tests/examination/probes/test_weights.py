@@ -43,7 +43,7 @@ def test_what_identification_names_is_a_finding(key, kind):
 
 def test_the_lectures_leaking_mask_says_which_token_is_seen():
     (finding,) = [one for one in said(made(SINGLE["mask", "zero"])) if isinstance(one, Finding)]
-    assert "0 is written where -inf belongs" in finding.evidence
+    assert "hidden scores are set to 0 instead of -inf" in finding.evidence
     assert "moves output 0" in finding.evidence
     assert "-torch.inf" in finding.cure
 
@@ -75,7 +75,7 @@ def test_softcap_bias_and_sinks_are_no_faults(name):
 
 def test_keys_that_fill_up_a_block_are_no_sink():
     (finding,) = [one for one in said(keys_filled_up, Everything()) if isinstance(one, Finding)]
-    assert "where there is one token less" in finding.evidence
+    assert "with one token less" in finding.evidence
 
 
 def test_heads_that_are_mixed_or_subtracted_cannot_be_told():
@@ -99,7 +99,7 @@ def test_functions_outside_the_family_are_read():
 
 def test_the_row_that_does_not_add_to_one_is_told():
     (finding,) = [one for one in said(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
-    assert "the weights of row 0 of head 0 add to 0.5, not to 1" in finding.evidence
+    assert "the weights of row 0 of head 0 sum to 0.5, not to 1" in finding.evidence
 
 
 def test_weights_that_a_layer_returns_are_read_where_nothing_matches():
@@ -132,8 +132,8 @@ def test_constant_sequences_do_not_tell_that_rows_add_to_one():
             return scores.softmax(-1) / 2
 
     checked, unknown = said(made(Halved))
-    assert "add to the same" in checked.what
-    assert "add to one" in unknown.what
+    assert "have the same sum" in checked.what
+    assert "sum to one" in unknown.what
 
 
 def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -95,7 +96,7 @@ def test_typing_translates_and_each_axis_has_the_words_of_its_own_text():
 
 
 def test_a_text_that_cannot_be_translated_is_refused_in_a_sentence():
-    adapter = adapt_translator("small", small("transformer"))
+    adapter = adapt_translator("small", copy.deepcopy(small("transformer")))
     with pytest.raises(DataError, match="no word"):
         record_text(adapter, " \n", 2048)
     with pytest.raises(ConfigError, match=r"reads at most 5 tokens here, but the text has 7"):

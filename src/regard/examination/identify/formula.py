@@ -32,15 +32,15 @@ def format_factor(match: Match) -> str:
 
 
 def format_heads(match: Match) -> str:
-    """Format the numbers of heads: `1 head`, `8 heads and 2 of keys`."""
+    """Format the numbers of heads: `1 head`, `8 heads and 2 key heads`."""
     number = f"{match.heads} head{'s' * (match.heads != 1)}"
-    return number if match.groups == match.heads else f"{number} and {match.groups} of keys"
+    return number if match.groups == match.heads else f"{number} and {match.groups} key head{'s' * (match.groups != 1)}"
 
 
 def describe_equality(match: Match) -> str:
     """Describe how exactly the formula is known."""
-    mistakes = "" if match.is_right else ", with the mistake that is named,"
-    return f"equals {format_formula(match)}{mistakes} to {max(match.error, 1e-16):.0e}"
+    mistakes = "" if match.is_right else " (with the reported mistake)"
+    return f"equals {format_formula(match)}{mistakes} to within {max(match.error, 1e-16):.0e}"
 
 
 def describe_evidence(match: Match, field: str) -> str:
@@ -51,8 +51,8 @@ def describe_evidence(match: Match, field: str) -> str:
     beside = " (together with another mistake)" if others and match.variant.mask != "measured" else ""
     doubt = describe_rivals(match)
     return (
-        f"{does}. The outputs equal {format_formula(match)} so computed to {match.error:.0e}{beside}; "
-        f"the right formula would differ by {match.right_error:.2g}{doubt}"
+        f"{does}. The outputs equal {format_formula(match)} computed this way to within {match.error:.0e}{beside}; "
+        f"the correct formula differs by {match.right_error:.2g}{doubt}"
     )
 
 
@@ -64,4 +64,4 @@ def describe_rivals(match: Match) -> str:
 
 def format_variant(variant: Variant) -> str:
     """Format a variant by its deviations."""
-    return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the right formula"
+    return " and ".join(f"{name}: {value}" for name, value in variant.deviations.items()) or "the correct formula"

@@ -7,7 +7,7 @@ from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
 CURE = (
-    "Keep the batch on its own axis: modules of torch take (t, b, c) unless batch_first=True, and view or reshape must not mix "
+    "Keep the batch on its own axis: torch modules take (t, b, c) unless batch_first=True, and view or reshape must not mix "
     "the first two axes. Scores are (b, h, q, k): q @ k.transpose(-2, -1)."
 )
 
@@ -17,13 +17,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     if not case.subject.is_batched:
         return
     if case.shapes.batch < 2:
-        yield Unknown("whether the sequences of a batch see one another", "a sample of two sequences")
+        yield Unknown("whether the sequences of a batch depend on one another", "a sample of two sequences")
         return
     if evidence.has_no_dependency(case):
         return
     across = case.measured_dependency.across_sequences
     if not (across > case.measured_dependency.threshold).any():
-        yield Checked("no sequence sees another of its batch", evidence.describe_sensitivity(case))
+        yield Checked("no sequence depends on another one of its batch", evidence.describe_sensitivity(case))
         return
     b, other = divmod(int(across.argmax()), len(across))
     strength = case.measured_dependency.strength[b, :, other].nan_to_num()

@@ -9,11 +9,11 @@ from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
 NAN = (
-    "A row of scores that is -inf throughout has no softmax. Hide keys (the last axis), never queries, and let each query "
-    "see a token at least; where it may see none its weights are 0: weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
+    "The softmax of a row of only -inf is NaN. Hide keys (the last axis), never queries, and let each query see at least one "
+    "token; if it may see none, set its weights to 0: weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
 )
 UNIFORM = (
-    "A finite number in place of -inf makes a row that may see nothing see everything alike. Set its weights to 0: "
+    "With a finite number instead of -inf, a query that may see nothing sees every token equally. Set its weights to 0: "
     "weights.masked_fill(~mask.any(-1, keepdim=True), 0)."
 )
 
@@ -32,12 +32,12 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         b = int(seeing.any(-1).any(-1).int().argmax())
         i = int(seeing[b].any(-1).int().argmax())
         keys = [int(j) for j in seeing[b, i].nonzero().flatten()]
-        told = f"row {i} may see nothing, and sees {len(keys)} of {seeing.shape[-1]} tokens, {evidence.format_numbers(keys)}"
+        told = f"row {i} may see nothing, but sees {len(keys)} of {seeing.shape[-1]} tokens: {evidence.format_numbers(keys)}"
         yield Finding("blind row", told, UNIFORM, cause="blind")
         return
     empty = int((~expected.any(-1)).sum())
     what = "every output is finite" + (f", and {empty} rows that may see nothing see nothing" if empty else "")
-    yield Checked(what, f"at {broken.numel()} rows of ordinary inputs")
+    yield Checked(what, f"in {broken.numel()} rows of ordinary inputs")
 
 
 def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: Tensor) -> Finding:
@@ -47,8 +47,8 @@ def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: 
     if weights:
         return Finding(
             "blind row",
-            f"{weights[0]} holds NaN or inf, and so the output does",
-            "Give the layer finite weights.",
+            f"{weights[0]} contains NaN or inf, and so does the output",
+            "Load or train the weights again: they must be finite.",
             1.5,
             "blind",
         )
@@ -66,7 +66,9 @@ def report_nonfinite_row(case: Case, context: Tensor, broken: Tensor, expected: 
         )
     may = int(expected[b, i].sum())
     told += (
-        f"; row {i} may see {may} of {expected.shape[-1]} tokens" if may else f"; row {i} may see nothing, so its context is 0"
+        f"; row {i} may see {may} of {expected.shape[-1]} tokens"
+        if may
+        else f"; row {i} may see nothing, so its context should be 0"
     )
     return Finding("blind row", told, NAN, strength=1.1, cause="blind")
 

@@ -15,16 +15,19 @@ from regard.examination.restore_state import seed_generators
 DRAWS, PART = 4096, 512  # sequences in training mode, and how many of them at a time
 SURE, LEAST, LARGE = 6.0, 0.005, 3.0  # standard errors and distance from 1 that make a mean differ; a size of inputs
 STRAIGHT = 1e-3  # of an output: tolerance for being affine in the input
-RESCALED = "in training the mean of what dropout gives is what evaluation gives"
+RESCALED = "the mean output with dropout in training equals the output in evaluation"
 DRAWN = (
-    "Drop in training only: F.dropout(weights, p, training=self.training), nn.Dropout, or "
+    "Apply dropout in training only: F.dropout(weights, p, training=self.training), nn.Dropout, or "
     "dropout_p=self.p if self.training else 0.0 for F.scaled_dot_product_attention."
 )
 DIVIDE = (
-    "Divide what is kept by 1 - p, as F.dropout and nn.Dropout do, and drop weights last, after they are divided by their sum: "
+    "Divide the kept weights by 1 - p, as F.dropout and nn.Dropout do, and apply dropout last, after the softmax: "
     "F.dropout(scores.softmax(-1), p, training=self.training)."
 )
-AFTER = "Drop weights, after the softmax, never scores: weights = F.dropout(scores.softmax(-1), p, training=self.training)."
+AFTER = (
+    "Apply dropout to the weights, after the softmax, not to the scores: "
+    "weights = F.dropout(scores.softmax(-1), p, training=self.training)."
+)
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -35,13 +38,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         told = f"two calls of the {what} with the same input differ by {change:.2g}"
         yield Finding("dropout in evaluation", told, DRAWN, 3.0, "dropout")
         return
-    yield Checked("nothing is drawn in evaluation", "two calls give the same")
+    yield Checked("evaluation is not random", "two calls give the same outputs")
     call = make_training_call(case)
     if call is not None and measure_spread(call, case.make_usual_inputs(), case) > 0:
         if has_fixed_buffers(case):
             yield from check_training(case, call)
         else:
-            yield Unknown(f"whether {RESCALED}", "a layer whose buffers stay as they are in training")
+            yield Unknown(f"whether {RESCALED}", "a layer whose buffers do not change in training")
 
 
 def measure_randomness(case: Case) -> float:
@@ -113,7 +116,7 @@ def check_training(case: Case, call: Call) -> Iterator[Finding | Checked | Unkno
         said = list(check_single_token(case, call)) if case.can_resize and case.subject.form == "x" else []
     except Exception:  # refusing another shape is allowed
         said = []
-    yield from said or [Unknown(f"whether {RESCALED}", "a layer that takes a single token, and any number of sequences")]
+    yield from said or [Unknown(f"whether {RESCALED}", "a layer that accepts a single token and any number of sequences")]
 
 
 def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | Unknown]:
@@ -125,13 +128,13 @@ def check_single_token(case: Case, call: Call) -> Iterator[Finding | Checked | U
         if told is not None:
             yield Finding("dropout not rescaled", told, AFTER, 1.0, "dropout")
     elif not is_affine(case):
-        yield Unknown(f"whether {RESCALED}", "the attention without norms and feed-forward parts around it")
+        yield Unknown(f"whether {RESCALED}", "the attention alone, without norms and feed-forward parts")
     else:
         told = describe_mean_difference(case, call)
         if told is not None:
-            yield Finding("dropout not rescaled", f"of a single token {told}", DIVIDE, 1.5, "dropout")
+            yield Finding("dropout not rescaled", f"with a single token {told}", DIVIDE, 1.5, "dropout")
         else:
-            yield Checked(RESCALED, f"{DRAWS} draws of one token, a mean {100 * LEAST:.1f} % off might have shown")
+            yield Checked(RESCALED, f"{DRAWS} draws of one token; a mean {100 * LEAST:.1f} % off might be detected")
 
 
 def is_affine(case: Case) -> bool:
@@ -181,6 +184,6 @@ def describe_score_dropout(case: Case, call: Call) -> str | None:
         return None
     t, far = x.shape[1], float((mean.abs() * sure).max())
     return (
-        f"of a single token nothing is dropped; of {t} tokens the mean of {DRAWS} outputs in training is {far:.2g} from "
-        "evaluation: scores are dropped, not weights"
+        f"with a single token nothing is dropped; with {t} tokens the mean of {DRAWS} outputs in training differs from "
+        f"evaluation by {far:.2g}: scores are dropped, not weights"
     )

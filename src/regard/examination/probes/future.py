@@ -9,7 +9,7 @@ from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
 HIDE = (
-    "Give every later key the score -inf before the softmax: scores = scores.masked_fill(torch.ones(t, t, "
+    "Set the score of every later key to -inf before the softmax: scores = scores.masked_fill(torch.ones(t, t, "
     "dtype=torch.bool).triu(1), -torch.inf)."
 )
 
@@ -57,10 +57,10 @@ def describe_leaks(case: Case, leaks: Tensor, hidden: Tensor) -> tuple[str, str]
     if leaks.shape[-1] > 2 and (leaks == (measured & next_one)).all():
         return (
             " (each query sees one token too many)",
-            f"The diagonal is one off: triu(diagonal=1) hides what comes later. {HIDE}",
+            f"The diagonal is off by one: triu(diagonal=1) hides the later tokens. {HIDE}",
         )
     weakest = float(case.measured_dependency.within_sequence[0][leaks].min()) if leaks.any() else 1.0
     if weakest < 1e-4:
-        return " (faintly)", f"What hides a score is finite and too small, or it comes after the softmax. {HIDE}"
+        return " (weakly)", f"Hidden scores are finite and not low enough, or the mask is applied after the softmax. {HIDE}"
     every = bool((leaks == measured).all())
     return (" (every query sees every later token)" if every else ""), HIDE

@@ -13,12 +13,12 @@ from regard.examination.report import Checked, Finding, Unknown
 
 SEEDS = 3
 CUT = (
-    "Compute with the weight itself: no .detach(), .data, .item() or torch.no_grad() between it and the output; call each "
-    "projection that is made."
+    "Compute with the weight itself: no .detach(), .data, .item() or torch.no_grad() between it and the output; call every "
+    "projection that __init__ creates."
 )
 NAN = (
-    "A row of -inf has a softmax whose gradient is NaN, even where its weights are set to 0 afterwards: give such rows a "
-    "finite score before the softmax, scores.masked_fill(~mask.any(-1, keepdim=True), 0)."
+    "The gradient of the softmax of a row of only -inf is NaN, even if its weights are set to 0 afterwards: give such rows "
+    "finite scores before the softmax, scores.masked_fill(~mask.any(-1, keepdim=True), 0)."
 )
 SOURCE = re.compile(r"context|memory|cross|encoder|source|src|cond|key|value|kv|other|image|text|^y$|^z$|^xa$")
 ASIDE = re.compile(r"mask|cache|past|bias|pos|weight|len")
@@ -32,13 +32,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     unknown = list(find_unregistered(module))
     if unknown:
-        told = f"{format_names(unknown)} in a plain list or attribute: parameters() does not name them"
+        told = f"{format_names(unknown)} in a plain list or attribute: missing from parameters()"
         yield Finding("not trainable", told, LIST, 1.0, "gradient")
     asking = {name: weight for name, weight in module.named_parameters() if weight.requires_grad and weight.is_floating_point()}
     if not asking:
         return
     if any(weight.is_inference() for weight in asking.values()):
-        yield Unknown("whether every weight gets a gradient", "a layer that is not made in torch.inference_mode()")
+        yield Unknown("whether every weight gets a gradient", "a layer that was not created in torch.inference_mode()")
         return
     try:
         found = compute_weight_gradients(case, list(asking.values()))
@@ -46,23 +46,24 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         yield Unknown("whether every weight gets a gradient", f"a backward pass that runs; it {error.did}")
         return
     if found is None:
-        told = f"no gradient goes from the output to any of its {len(asking)} weights that ask for one"
+        told = f"none of its {len(asking)} weights with requires_grad=True gets a gradient from the output"
         yield Finding("not trainable", told, CUT, 1.3, "gradient")
         return
     got = dict(zip(asking, found, strict=True))
     broken = [name for name, slope in got.items() if slope is not None and not slope.isfinite().all()]
     without = [name for name, slope in got.items() if slope is None and has_trained_neighbor(module, name, got)]
     if broken and has_finite_output(case):
-        told = f"the gradient of {format_names(broken)} is NaN, though every output is a number"
+        told = f"the gradient of {format_names(broken)} is NaN, though every output is finite"
         yield Finding("not trainable", told, NAN, 1.2, "gradient")
     elif without and (spare := find_unused_source(case)):
         yield Unknown(
-            f"whether {format_names(without)} gets a gradient: it may belong to `{spare}`", f"a sample with `{spare}`"
+            f"whether {format_names(without)} gets a gradient: it may be used only with `{spare}`",
+            f"a function that passes `{spare}`",
         )
     elif without:
-        yield Finding("not trainable", f"no gradient goes to {format_names(without)}", CUT, 1.1, "gradient")
+        yield Finding("not trainable", f"no gradient reaches {format_names(without)}", CUT, 1.1, "gradient")
     elif not unknown and not broken:
-        yield Checked("every weight that asks for a gradient gets one", f"{sum(s is not None for s in found)} weights")
+        yield Checked("every weight with requires_grad=True gets a gradient", f"{sum(s is not None for s in found)} weights")
 
 
 def compute_weight_gradients(case: Case, weights: list[Tensor]) -> list[Tensor | None] | None:
@@ -103,7 +104,7 @@ def compute_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor | No
     try:
         slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
     except Exception as error:  # a kernel without a gradient, or a user's own backward
-        raise SubjectError("the way back", error) from error
+        raise SubjectError("the backward pass", error) from error
     return slopes if all(slope is not None for slope in slopes) else accumulate_gradients(value, weights)
 
 
@@ -116,7 +117,7 @@ def accumulate_gradients(value: Tensor, weights: list[Tensor]) -> tuple[Tensor |
         value.backward()
         return tuple(weight.grad for weight in weights)
     except Exception as error:
-        raise SubjectError("the way back", error) from error
+        raise SubjectError("the backward pass", error) from error
     finally:
         for weight, grad in zip(weights, kept, strict=True):
             weight.grad = grad

@@ -12,8 +12,8 @@ from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import CAUSES, describe_mixed_heads, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
-WHAT = "heads stay apart"
-APART = "Let no product or view run over the axis of heads: q, k and v are (b, h, t, d) throughout."
+WHAT = "heads are independent"
+APART = "Keep the axis of heads separate in every product and view: q, k and v are (b, h, t, d) throughout."
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -42,7 +42,7 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     if all(match.is_verified(field) for field in fields):
         yield Checked(f"{WHAT}: {formula.format_heads(match)}", formula.describe_equality(match))
     else:
-        yield Unknown(f"whether {WHAT}: other ways give the same outputs", "a layer whose weights are not zero")
+        yield Unknown(f"whether {WHAT}: other splits give the same outputs", "a layer whose weights are not zero")
 
 
 def check_function(case: Case) -> Iterator[Finding | Checked]:
@@ -57,9 +57,11 @@ def check_function(case: Case) -> Iterator[Finding | Checked]:
             wrong = describe_mixed_heads("share", "tiled")
             yield Finding(wrong.kind, f"{describe_move(name, found & ~own)}: {wrong.does}", wrong.cure, 1.6, "heads")
         else:
-            yield Finding("mixed heads", f"{describe_move(name, found & ~own)}, another head's", APART, 1.2, "heads")
+            yield Finding(
+                "mixed heads", f"{describe_move(name, found & ~own)}, which should not depend on it", APART, 1.2, "heads"
+            )
         return
-    yield Checked(WHAT, f"a change of {weight_reading.get_tolerance(case):.0e} in another head would have shown")
+    yield Checked(WHAT, f"a change of {weight_reading.get_tolerance(case):.0e} in another head would be detected")
 
 
 def find_moving_heads(case: Case, place: int, n: int) -> Tensor:

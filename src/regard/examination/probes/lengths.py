@@ -13,8 +13,8 @@ from regard.examination.report import Checked, Finding, Unknown
 LONGEST, SHORT = 1100, 64  # tokens
 BLOCKS = 32  # tokens, from which a kernel may work in blocks
 CURE = (
-    "Make the mask for the tokens that came: mask[:t, :t] of one that is long enough, or a new one for each length; in a "
-    "kernel mask every block that the diagonal crosses."
+    "Make the mask for the current number of tokens: mask[:t, :t] of a long enough mask, or a new one for each length; in a "
+    "kernel, mask every block that the diagonal crosses."
 )
 
 
@@ -41,9 +41,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
 
 def report_same_rule(taken: list[int], refused: list[int], how: str) -> Checked:
     """Return the result that lengths make no difference."""
-    told = f"; it refuses {evidence.format_numbers(sorted(refused))}" if refused else ""
+    told = f"; it rejects {evidence.format_numbers(sorted(refused))}" if refused else ""
     tokens = f"{', '.join(map(str, sorted(taken)))} token{'s' * (taken != [1])}"
-    return Checked("shorter and longer inputs follow the same rule", f"with {tokens}{how}{told}")
+    return Checked("shorter and longer inputs give consistent outputs", f"with {tokens}{how}{told}")
 
 
 def choose_other_lengths(case: Case) -> list[int]:
@@ -78,7 +78,7 @@ def check_length(case: Case, t: int) -> Finding | bool:
         rows = int(broken[0].int().argmax()) if broken[0].any() else 0
         return Finding(
             "blind row",
-            f"with {t} token{'s' * (t > 1)} row {rows} is not finite, though it may see {int(expected[0, rows].sum())}",
+            f"with {t} token{'s' * (t > 1)} row {rows} is not finite, but may see {int(expected[0, rows].sum())} of them",
             CURE,
             0.9,
             "length",

@@ -20,12 +20,12 @@ APART = 1e-3  # of log weights, above which a shift changes them
 SHIFTS = (1, 2, 3)  # positions to shift by: a grid of rows shows its distances after a row
 ROWS = 3  # queries to check
 PLACES = (
-    "Give each token the position that it has along the tokens' axis, arange(t): angles (t, d / 2) fit q and k (b, h, t, d); "
-    "before the transpose, (b, t, h, d), they must be (t, 1, d / 2). Turn keys as well as queries. A bias differs from key to "
-    "key: -slope * (i - j)."
+    "Give each token its position along the axis of tokens, arange(t): angles (t, d / 2) broadcast to q and k (b, h, t, d); "
+    "before the transpose, (b, t, h, d), they must be (t, 1, d / 2). Rotate keys as well as queries. A bias must differ from "
+    "key to key: -slope * (i - j)."
 )
-TURN = "Turn both, queries and keys, each by its own position: q, k = rotate(q, cos, sin), rotate(k, cos, sin)."
-UNSURE = "the layer without its positions, where the order must not matter; nothing, where it makes positions as it runs"
+TURN = "Rotate both queries and keys, each by its own position: q, k = rotate(q, cos, sin), rotate(k, cos, sin)."
+UNSURE = "the layer without its positions, if the order must not matter; nothing, if it computes positions in its forward"
 
 
 class QueryRow(NamedTuple):
@@ -49,14 +49,14 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     held = position_tensors.find_position_tensors(case.subject.module)
     seen = evidence.format_numbers(row.others)
     if share > get_least_ratio(best):
-        told = f"tokens {seen} in another order move output {evidence.format_token(case, row.i)} by {moved:.2g}"
+        told = f"reordering tokens {seen} moves output {evidence.format_token(case, row.i)} by {moved:.2g}"
         yield from report_order(best, held, told)
     elif held:
-        told = f"output {evidence.format_token(case, row.i)} is the same with tokens {seen} in another order"
+        told = f"reordering tokens {seen} does not change output {evidence.format_token(case, row.i)}"
         yield from report_idle_positions(best, rows, next(iter(held)), told)
     else:
-        least_seen = f"of what other tokens in their place do {get_least_ratio(best):.0e} would have shown"
-        yield Checked("the order of tokens does not matter, as no position enters", least_seen)
+        least_seen = f"{get_least_ratio(best):.0e} of the effect of replacing the tokens would be detected"
+        yield Checked("the order of tokens does not matter, as expected without positions", least_seen)
 
 
 def choose_rows(case: Case) -> list[QueryRow]:
@@ -101,7 +101,7 @@ def get_least_ratio(case: Case) -> float:
 
 def report_idle_positions(case: Case, rows: list[QueryRow], name: str, told: str) -> Iterator[Finding | Unknown]:
     """Yield the result for positions that are held where order does not matter: unused, all alike, or wrong."""
-    what = f"whether the order of tokens is to matter: it does not, though it holds {name}"
+    what = f"whether the order of tokens should matter: it does not, though there is {name}"
     try:
         asking = make_changed_case(case, position_tensors.require_position_gradients)
         inside = (
@@ -115,15 +115,15 @@ def report_idle_positions(case: Case, rows: list[QueryRow], name: str, told: str
     except (SubjectError, RuntimeError):  # no backward pass, or tensors that cannot be written
         drawn = None
     if drawn is None:
-        yield Unknown(what, "a module that can be copied, its positions among its parameters or buffers")
+        yield Unknown(what, "a module that can be copied, with its positions in parameters or buffers")
     elif hidden:
-        yield Unknown(f"{what}; with other numbers in it the order matters", "the layer when it is trained")
+        yield Unknown(f"{what}; with other numbers in it the order matters", "the trained layer")
     elif not inside:
-        yield Unknown(
-            f"{what}, and no gradient goes there", "the layer with what makes it use it: lambda x: layer(x, positions)"
-        )
+        yield Unknown(f"{what}, and no gradient reaches it", "a call in which the layer uses it: lambda x: layer(x, positions)")
     else:
-        yield Finding("wrong positions", f"{told}, though {inside[0]} enters: the same for all keys", PLACES, 1.2, "positions")
+        yield Finding(
+            "wrong positions", f"{told}, though {inside[0]} is used: it acts the same on all keys", PLACES, 1.2, "positions"
+        )
 
 
 def make_changed_case(case: Case, change: Callable[[nn.Module], nn.Module]) -> tuple[Case, nn.Module] | None:
@@ -140,15 +140,15 @@ def report_order(case: Case, held: dict[str, Tensor], told: str) -> Iterator[Fin
     change = measure_shifts(case) if case.expects == Causal() else None
     name = next(iter(held), "")
     if change is not None and change < APART:
-        same = f"further on the same tokens have the same log weights to {change:.0e}"
-        yield Checked("positions enter by distance", f"{told}; {same}")
+        same = f"at shifted positions the same tokens have the same log weights to within {change:.0e}"
+        yield Checked("positions act by distance", f"{told}; {same}")
     elif change is not None and position_tensors.is_relative_encoding(held) and is_plain_softmax(case):
-        far = f"further on, differences of the same tokens' log weights change by {change:.2g}"
-        yield Finding("wrong positions", f"{far}: {name} enters by place, not by distance", TURN, 1.4, "positions")
+        far = f"at shifted positions, differences of the same tokens' log weights change by {change:.2g}"
+        yield Finding("wrong positions", f"{far}: {name} acts by absolute position, not by distance", TURN, 1.4, "positions")
     elif held:
-        yield Checked("the order of tokens matters, as it may where positions are held", f"{told}; it holds {name}")
+        yield Checked("the order of tokens matters, as expected with positions", f"{told}; there is {name}")
     elif case.match is None:  # an identified formula has no positions, and its mistake is reported
-        yield Unknown(f"whether the order of tokens may matter: {told}, and no positions are found in it", UNSURE)
+        yield Unknown(f"whether the order of tokens may matter: {told}, and no positions were found in the layer", UNSURE)
 
 
 def is_plain_softmax(case: Case) -> bool:

@@ -15,10 +15,12 @@ SCORES, HALF = (1e2, 1e3, 1e4), (1e2,)  # half precision, and the products of a 
 SIZES, HALF_SIZES = (4.0, 16.0, 64.0, 256.0), (4.0, 16.0)  # of inputs, if scores are not known
 HIDDEN = 1e-3  # of an output, below which a change is rounding
 STABLE = (
-    "Take away each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
+    "Subtract each row's maximum before exp, as torch.softmax does: weights = torch.softmax(scores, dim=-1). In half "
     "precision compute scores and softmax in float32."
 )
-LOWEST = "Hide with scores.masked_fill(~mask, -torch.inf), or by torch.finfo(scores.dtype).min: -1e4 is a score like others."
+LOWEST = (
+    "Hide with scores.masked_fill(~mask, -torch.inf), or with torch.finfo(scores.dtype).min: visible scores can be below -1e4."
+)
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -44,11 +46,13 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         shown = None if has_leak(case) else describe_unhidden_token(case, inputs, context, size)
         if shown is not None:
             below = f"; with {tried[-1]} it stays hidden" if tried else ""
-            why = f"with {told}, {shown}: the number for -inf is not below them{below}"
+            why = f"with {told}, {shown}: the number used for -inf is not below them{below}"
             yield Finding("overflow", why, LOWEST, 1.1, "overflow")
             return
         tried.append(told)
-    yield Checked(f"large scores give numbers{'' if has_leak(case) else ', and hide what is hidden'}", f"with {told}")
+    yield Checked(
+        f"large scores give finite outputs{'' if has_leak(case) else ', and hidden keys stay hidden'}", f"with {told}"
+    )
 
 
 def choose_input_sizes(case: Case) -> Iterator[tuple[float, str]]:

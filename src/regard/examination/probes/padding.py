@@ -10,12 +10,12 @@ from regard.examination.case import Case
 from regard.examination.report import Checked, Finding, Unknown
 
 CURE = (
-    "Hide the padded keys before the softmax: scores.masked_fill(~real[:, None, None, :], -torch.inf), real (b, k) True where "
-    "a token is."
+    "Hide the padded keys before the softmax: scores.masked_fill(~real[:, None, None, :], -torch.inf), with real (b, k) True "
+    "for tokens and False for padding."
 )
 WRONG_SIDE = (
-    "The mask of the padding is turned round, or on the wrong side: hide the keys from each sequence's length on, and mind "
-    "whether True means a token or padding to the function that takes it."
+    "The padding mask is inverted, or on the wrong side: hide the keys from each sequence's length on, and check whether True "
+    "means a token or padding in the function that takes the mask."
 )
 
 
@@ -28,7 +28,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     b, q, k = case.get_expected_visibility(*inputs).shape
     hidden = find_padded_keys(case, b, q, k) & find_real_queries(case, b, q, k)
     if not hidden.any():
-        yield Unknown("whether padding is hidden", f"a sample with padding: no key of {k} is padding under {padding}")
+        yield Unknown("whether padding is hidden", f"a sample with padding: with {padding}, none of the {k} keys is padding")
         return
     leaks = hidden & case.measured_dependency.visible
     if not leaks.any() and evidence.has_no_dependency(case):
@@ -40,7 +40,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     i = int(leaks[row].any(-1).int().argmax())
     j = int(case.measured_dependency.within_sequence[row, i].masked_fill(~leaks[row, i], 0).argmax())
     real = padding.padded_lengths[row if len(padding.padded_lengths) > 1 else 0]
-    told = f"{evidence.describe_dependency(case, i, j, row)}, and token {j} of sequence {row}, which has {real}, is padding"
+    told = (
+        f"{evidence.describe_dependency(case, i, j, row)}, and token {j} of sequence {row}, which has length {real}, is padding"
+    )
     instead = find_missing_tokens(case, row, i)
     if instead:
         told += f"; its real tokens {evidence.format_numbers(instead)} are hidden instead"

@@ -11,23 +11,24 @@ from regard.examination.report import Checked, Finding, Unknown
 from regard.mechanism import Causal, Mask
 
 INVERT = (
-    "The mask is turned round: what it hides is what may be seen. True means may be seen in F.scaled_dot_product_attention and "
-    "in scores.masked_fill(~mask, -torch.inf); in nn.MultiheadAttention and nn.Transformer it means may not: hand these ~mask."
+    "The mask is inverted: it hides the keys that should be visible. True means visible in F.scaled_dot_product_attention and "
+    "in scores.masked_fill(~mask, -torch.inf), but hidden in nn.MultiheadAttention and nn.Transformer: pass ~mask to these."
 )
 SELF = "Let each query see its own token: hide with triu(diagonal=1), not triu(diagonal=0); keep tril(diagonal=0)."
 BOUND = "Fix the bound of the mask: for query i and key j, the visible pairs are"
-OWN = "whether attention itself sees its own token"
+OWN = "whether a query sees its own token in the attention itself"
 ALONE = (
-    "If there is attention in it, its mask or its axes keep every token to itself: scores are q @ k.transpose(-2, -1), (q, k)."
+    "If the module contains attention, its mask or its axes separate all tokens: scores are q @ k.transpose(-2, -1), of shape "
+    "(q, k)."
 )
-LESS = "Hide no more than the rule does: give only the keys that may not be seen the score -inf."
+LESS = "Hide no more than the expected mask does: set only the scores of keys that it hides to -inf."
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check what is seen and should not be, other than by future and padding, and what is not seen and should be."""
     if evidence.has_no_dependency(case):
         if case.measured_dependency.measured_rows.any():
-            yield Unknown("who sees whom: no output depends on any token", "a layer whose weights are not zero")
+            yield Unknown("which tokens each query sees: no output depends on any token", "a layer whose weights are not zero")
         return
     table = VisibilityComparison(case)
     if table.is_inverted:
@@ -35,7 +36,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     elif table.extra.any() or (table.missing.any() and not table.padding_seen):
         yield report_wrong_mask(case, table)  # the padding probe reports tokens hidden instead of padding
     elif table.judged.any():
-        yield Checked(f"every query sees all that {case.expects} lets it see", evidence.describe_sensitivity(case))
+        yield Checked(f"every query sees all tokens that {case.expects} allows", evidence.describe_sensitivity(case))
     if case.subject.form == "x" and not table.own_is_plain and not table.missing.any() and case.match is None:
         yield Unknown(OWN, evidence.ALONE)
 
@@ -102,7 +103,7 @@ def report_inverted_mask(case: Case, table: VisibilityComparison) -> Finding:
     i = int(telling[b].any(-1).int().argmax())
     sees = [int(j) for j in table.found[b, i].nonzero().flatten()]
     may = [int(j) for j in table.expected[b, i].nonzero().flatten()]
-    told = f"query {i} sees token{format_plural(sees)}, and may see token{format_plural(may)}: the mask is turned round"
+    told = f"query {i} sees token{format_plural(sees)}, but should see token{format_plural(may)}: the mask is inverted"
     return Finding("inverted mask", told, INVERT, strength=1.3, cause="mask")
 
 
@@ -116,22 +117,22 @@ def report_wrong_mask(case: Case, table: VisibilityComparison) -> Finding:
     missing, extra = table.missing, table.extra
     if not extra.any() and not (missing & ~table.own).any() and int(missing.sum()) > 1:
         b, i, j = (int(n) for n in missing.nonzero()[0])
-        told = f"query {i} does not see its own token {evidence.format_token(case, j)}: its value is no part of output {i}"
+        told = f"query {i} does not see its own token {evidence.format_token(case, j)}: its value does not reach output {i}"
         return Finding("wrong mask", told, SELF, strength + 0.25, cause)  # ranks above the blind first row that it causes
     if missing.any() and not (table.found & table.judged & ~table.own).any():
         pairs = int(missing.sum((1, 2)).max())
-        told = f"no output moves with any token but its own, where {case.expects} lets {pairs} pairs of two meet"
+        told = f"no output depends on any token but its own, but {case.expects} allows {pairs} pairs of different tokens"
         return Finding("wrong mask", told, ALONE, strength, cause)
     b, i, j = (int(n) for n in (extra if extra.any() else missing).nonzero()[0])
     if extra.any():
         told = f"{evidence.describe_dependency(case, i, j, b)}, which it may not see"
     else:
         told = f"query {i} may see token {evidence.format_token(case, j)}, but changing it does not move output {i}"
-        told += f"; so for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
+        told += f"; the same for {int(missing[b].sum())} of {int((table.expected & table.judged)[b].sum())} pairs"
     named = next((rule for rule in list_similar_masks(case.expects) if is_rule_found(case, rule, table)), None)
     if named is None:
         return Finding("wrong mask", told, LESS, strength, cause)
-    told += f". What is seen is {named} rather than {case.expects}"
+    told += f". The measured mask is {named}, not {case.expects}"
     return Finding("wrong mask", told, f"{BOUND} {case.expects.condition}.", strength, cause)
 
 
@@ -155,4 +156,4 @@ def list_similar_masks(mask: Mask) -> Iterator[Mask]:
 
 def format_plural(numbers: list[int]) -> str:
     """Format numbers after a noun: ` 0`, or `s 0 and 3`."""
-    return f"{'s' * (len(numbers) > 1)} {evidence.format_numbers(numbers)}" if numbers else "s of none"
+    return f"{'s' * (len(numbers) > 1)} {evidence.format_numbers(numbers)}" if numbers else "s (none)"

@@ -14,23 +14,26 @@ TIMES = 100.0  # times that effect bounds a right layer's error: the most of a h
 HALF_TIMES = 4.0  # in half precision, where sums are kept in float32: the most was 2.4
 LONG = 300  # tokens: more than 256, where a sum of ones in bfloat16 stops growing
 INSIDE = "Compute in the dtype of the input, scores and softmax at least in float32: torch.softmax(scores.float(), dim=-1)."
-SUMS = "Add up in float32, and round once at the end: torch.softmax and @ do so inside."
+SUMS = "Accumulate in float32 and round once, at the end, as torch.softmax and @ do."
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     """Check for steps in a smooth function, and for an error beyond what rounding inputs and weights causes."""
     exact = case.double
     if exact is None:
-        needs = "a layer that copy.deepcopy copies and that runs in float64 after .double()"
-        yield Unknown(f"whether numbers are rounded inside: {case.narrow}", needs)
+        needs = "a layer that copy.deepcopy can copy and that runs in float64 after .double()"
+        yield Unknown(f"whether intermediate results are rounded: {case.narrow}", needs)
         return
     step, bend = max(((step, measure_bending(exact, step)) for step in STEPS), key=lambda one: one[1] / one[0])
     if bend > CURVED * step:
-        told = f"in float64 outputs jump: over a step of {step:g} of the input they bend by {bend:.2g} of how far they go"
-        yield Finding("wrong precision", f"{told}; inside, numbers are rounded to fewer bits", INSIDE, 1.0, "precision")
+        told = f"in float64, for an input step of {step:g}, outputs are off a straight line by {bend:.2g} of their change"
+        yield Finding("wrong precision", f"{told}; intermediate results are rounded to fewer bits", INSIDE, 1.0, "precision")
         return
     if exact is case:
-        yield Checked("numbers keep their precision inside", f"outputs bend by {bend:.0e} over a step of {step:g}")
+        yield Checked(
+            "intermediate results are not rounded to fewer bits",
+            f"for an input step of {step:g}, outputs are off a straight line by {bend:.0e} of their change",
+        )
         return
     yield from check_error(case, exact)
 
@@ -62,13 +65,15 @@ def check_error(case: Case, exact: Case) -> Iterator[Finding | Checked | Unknown
     share, error, budget, t = max(shares)
     times = HALF_TIMES if torch.finfo(dtype).bits == 16 else TIMES
     if share > times:
-        told = f"with {t} tokens outputs in {bits} are {error:.2g} of the largest from those in float64"
+        told = f"with {t} tokens, outputs in {bits} differ from float64 by {error:.2g} of the largest"
         yield Finding(
-            "wrong precision", f"{told}; rounding inputs and weights moves them by {budget:.1g}", SUMS, 1.0, "precision"
+            "wrong precision", f"{told}; rounding inputs and weights changes them by {budget:.1g}", SUMS, 1.0, "precision"
         )
     else:
-        told = f"with {t} tokens {share:.2g} times what rounding inputs and weights makes; {times:g} times would have shown"
-        yield Checked(f"the error in {bits} is a right layer's", told)
+        told = (
+            f"with {t} tokens, {share:.2g} times the effect of rounding inputs and weights; {times:g} times would be detected"
+        )
+        yield Checked(f"the error in {bits} is that of a correct layer", told)
 
 
 def get_coarser_dtype(case: Case) -> torch.dtype:

@@ -40,9 +40,9 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     )
     largest = float(expected.abs().max())
     if change <= COMPILED * dependency.estimate_rounding(case.subject.dtype) * largest:
-        yield Checked("compiled, it gives what it gives uncompiled", f"to {change:.1g}; all else is of the uncompiled one")
+        yield Checked("compiled and uncompiled outputs are equal", f"to within {change:.1g}; all other checks ran uncompiled")
     else:
-        told = f"compiled, its output differs by {change:.2g}, of numbers up to {largest:.2g}"
+        told = f"compiled, its output differs by {change:.2g}, with outputs up to {largest:.2g}"
         yield Finding(
             "wrong precision", told, "Compile it again (torch.compiler.reset()), or report it to torch.", cause="compiled"
         )

@@ -1,4 +1,4 @@
-"""Check that query, key and value are not exchanged, and that each is used."""
+"""Check that query, key and value are used in their roles, and that each is used."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,10 @@ from regard.examination.identify.match import Match
 from regard.examination.identify.mistakes import CAUSES, ROLE, find_mistake
 from regard.examination.report import Checked, Finding, Unknown
 
-WHAT = "query, key and value each play their part"
+WHAT = "query, key and value are used in their roles"
 NEEDS = "projections with known names: W_query, W_key, W_value"
 NAMES = ("query", "key", "value")
-ONE = "whether the keys are meant to be the values: one projection makes both"
+ONE = "whether the keys are intended as the values: one projection makes both"
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -64,7 +64,7 @@ def check_function(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     slope = weight_reading.measure_slope(case)
     if slope is None:
-        yield Unknown("whether query and key are exchanged", "the function without what it does to q and k first")
+        yield Unknown("whether query and key are exchanged", "the function without its changes to q and k before the scores")
     elif abs(slope.across) > abs(slope.along):
         told = f"log weights follow k qᵀ (times {slope.across:.3g}), not q kᵀ (times {slope.along:.1g})"
         yield Finding("wrong roles", f"{told}: queries and keys are exchanged", ROLE, 1.5, "roles")

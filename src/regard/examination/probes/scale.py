@@ -27,7 +27,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
         return
     expected = heads_width**-0.5 if case.scale is None else case.scale
     if abs(found / expected - 1) < OFF:
-        yield Checked(WHAT, f"log weights follow the scores times {found:.4g}, where {expected:.4g} is expected")
+        yield Checked(WHAT, f"log weights follow the scores times {found:.4g}, and {expected:.4g} is expected")
     else:
         yield report_wrong_scale(found, expected, heads_width, case.scale is not None)
 
@@ -40,7 +40,7 @@ def check_match(match: Match) -> Iterator[Finding | Checked | Unknown]:
     elif match.is_verified("scale"):
         yield Checked(WHAT, formula.describe_equality(match))
     elif not match.has_deviation("norm"):
-        yield Unknown(f"{WHAT}: every scale gives these outputs", "a layer whose weights are not zero, or more tokens")
+        yield Unknown(f"{WHAT}: every scale gives the same outputs", "a layer whose weights are not zero, or more tokens")
 
 
 def find_head_width(case: Case) -> int | None:
@@ -53,7 +53,7 @@ def find_head_width(case: Case) -> int | None:
 def report_wrong_scale(found: float, expected: float, d: int, stated: bool) -> Finding:
     """Return the finding of a wrong scale that was measured from weights."""
     meant = "the stated" if stated else f"1 / √{d} ="
-    told = f"log weights follow the scores times {found:.4g}, where {meant} {expected:.4g} is expected"
-    line = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k of one head"
-    cure = f"Multiply the scores by {expected:.4g}: {line}. Where {found:.4g} is meant, pass scale={found:.4g}."
+    told = f"log weights follow the scores times {found:.4g}, but {meant} {expected:.4g} is expected"
+    line = "scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1]), with k split into heads"
+    cure = f"Multiply the scores by {expected:.4g}: {line}. If {found:.4g} is intended, pass scale={found:.4g}."
     return Finding("wrong scale", told, cure, 1.5, "scale")

@@ -14,10 +14,12 @@ from regard.examination.probes import future, padding
 from regard.examination.report import Checked, Finding, Unknown
 
 NAMED = ("zero", "zeroed weights", "one added", "one added to hidden", "minus one")
-CURE = f"Take the softmax once, over the keys, after the mask: {SOFTMAX}."
-ROWS = "rows of weights add to one"
-FILLED = "Give keys that only fill up a block the score -inf before the softmax: a score of 0 is a weight of exp(0) = 1."
-SAME = "rows of weights add to the same"
+CURE = f"Apply the softmax once, over the keys, after the mask: {SOFTMAX}."
+ROWS = "rows of weights sum to one"
+FILLED = (
+    "Set the scores of keys that only fill up a block to -inf before the softmax: a score of 0 gives a weight of exp(0) = 1."
+)
+SAME = "rows of weights have the same sum"
 
 
 def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
@@ -46,7 +48,9 @@ def check_match(case: Case, match: Match) -> Iterator[Finding | Checked | Unknow
     if all(match.is_verified(field) for field in ("norm", "axis")) and match.variant.mask != "zeroed weights":
         yield Checked(f"{ROWS}, over the keys", formula.describe_equality(match))
     elif not match.has_deviation("norm") and not match.has_deviation("axis") and match.variant.mask != "zeroed weights":
-        yield Unknown("how scores become weights: other formulas give the same outputs", "a layer whose weights are not zero")
+        yield Unknown(
+            "how weights are computed from scores: other formulas give the same outputs", "a layer whose weights are not zero"
+        )
 
 
 def get_leak_kind(case: Case) -> str:
@@ -64,7 +68,7 @@ def describe_leak(case: Case) -> str:
     if not places:
         return ""
     b, i, j = places[0]
-    return f". So {evidence.describe_dependency(case, i, j, b)}, which it may not see"
+    return f". As a result, {evidence.describe_dependency(case, i, j, b)}, which it may not see"
 
 
 def check_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | Unknown]:
@@ -77,14 +81,14 @@ def check_weights(case: Case, weights: Tensor) -> Iterator[Finding | Checked | U
     if not weights[seen].isfinite().all():
         return
     if not off.any() and weights[seen].min() > -near:
-        yield Checked(f"{ROWS}, over the keys", f"read to {float((rows - 1).abs()[seen].max()):.0e}")
+        yield Checked(f"{ROWS}, over the keys", f"to within {float((rows - 1).abs()[seen].max()):.0e}")
         return
     for axis, name in ((-2, "queries"), (1, "heads"), (0, "batch")):
         if weights.shape[axis] > 1 and ((weights.sum(axis) - 1).abs() < near).all():
             yield Finding(
                 "wrong axis",
                 f"{AXES[name]}: {describe_row(rows, off)}",
-                f"Each query's row adds to one: {SOFTMAX}.",
+                f"Let each query's row sum to one: {SOFTMAX}.",
                 1.5,
                 "axis",
             )
@@ -96,7 +100,7 @@ def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: T
     """Return what explains rows that do not add to one: a mistake, a sink, or mixed heads."""
     near, told, of_function = weight_reading.get_tolerance(case), describe_row(rows, off), case.subject.form == "qkv"
     if has_mixed_heads(rows, seen, near, weights):
-        return Unknown(f"whether {ROWS}: {told}, and so in every row, as of mixed or subtracted heads", evidence.ALONE)
+        return Unknown(f"whether {ROWS}: {told}, the same in every row, as with mixed or subtracted heads", evidence.ALONE)
     if weights[seen].min() < -near:
         told = f"weights are negative, down to {float(weights[seen].min()):.2g}"
         sure = Finding("not normalised", told, CURE, 1.5, "softmax")
@@ -104,16 +108,18 @@ def explain_rows(case: Case, weights: Tensor, rows: Tensor, off: Tensor, seen: T
     if (rows[seen] > 1 + near).any() or is_unlike_sink(case, rows):
         return Finding("not normalised", told, CURE, 1.5, "softmax")
     if has_filled_keys(case):
-        told += ", and to another number where there is one token less: keys that are no tokens have weight"
+        told += ", and to another number with one token less: keys that are not tokens have weight"
         return Finding("not normalised", told, FILLED, 1.5, "softmax")
-    return Unknown(f"whether {ROWS}: {told}, as with a sink", "the same without its sink" if of_function else evidence.ALONE)
+    return Unknown(
+        f"whether {ROWS}: {told}, as with a sink", "the function without its sink" if of_function else evidence.ALONE
+    )
 
 
 def describe_row(rows: Tensor, off: Tensor) -> str:
-    """Describe the first wrong row: `the weights of row 0 add to 0.31, not to 1`."""
+    """Describe the first wrong row: `the weights of row 0 sum to 0.31, not to 1`."""
     b, h, i = off.nonzero()[0].tolist()
     head = f" of head {h}" if rows.shape[1] > 1 else ""
-    return f"the weights of row {i}{head} add to {float(rows[b, h, i]):.3g}, not to 1"
+    return f"the weights of row {i}{head} sum to {float(rows[b, h, i]):.3g}, not to 1"
 
 
 def has_mixed_heads(rows: Tensor, seen: Tensor, near: float, weights: Tensor) -> bool:
@@ -176,7 +182,7 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
         return
     apart = max(float((one - rows[:, :1]).abs().max()) for one in outputs) / top
     if apart < weight_reading.get_tolerance(case) and len(outputs) > 1:
-        yield Checked(f"{SAME}: of equal tokens every output is the same, at two lengths", f"to {apart:.0e}")
+        yield Checked(f"{SAME}: for equal tokens every output is the same, at two lengths", f"to within {apart:.0e}")
     elif (
         len(outputs) > 1
         and is_on_a_line(rows, case)
@@ -184,12 +190,14 @@ def check_constant_sequences(case: Case) -> Iterator[Finding | Checked | Unknown
         and future.find_hidden_future(case)[:, 0].any()
     ):
         told = (
-            f"of equal tokens output 0 is {compute_distance_ratio(outputs):.2g} times as far from the last where "
-            "there is one token less"
+            f"for equal tokens, output 0 is {compute_distance_ratio(outputs):.2g} times as far from the last with one "
+            "token less"
         )
-        yield Finding("not normalised", f"{told}: what a row adds to depends on tokens it may not see", CURE, 0.9, "softmax")
+        yield Finding("not normalised", f"{told}: the sum of a row depends on tokens that it may not see", CURE, 0.9, "softmax")
     else:
-        yield Unknown(f"whether {ROWS}: outputs of equal tokens differ, by positions, a residual or a sink", evidence.ALONE)
+        yield Unknown(
+            f"whether {ROWS}: outputs for equal tokens differ, due to positions, a residual or a sink", evidence.ALONE
+        )
     if apart < weight_reading.get_tolerance(case):
         yield Unknown(f"whether {ROWS}, over the keys and not another axis", evidence.ALONE)
 
