@@ -22,7 +22,7 @@ from regard.compiled import processor
 ROOT = Path(__file__).parents[1]
 KERNELS = (
     "tests/compiled",
-    "tests/products",
+    "tests/matmul",
     "tests/mechanism/test_cpu.py",
     "tests/map/test_numba_passes.py",
     "tests/models/test_compiled_gpt2.py",
@@ -30,7 +30,7 @@ KERNELS = (
 )
 NUMERICAL = (
     "tests/compiled",
-    "tests/products",
+    "tests/matmul",
     "tests/mechanism",
     "tests/map",
     "tests/generate",
