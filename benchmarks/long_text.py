@@ -15,7 +15,8 @@ from benchmarks.tables import Table
 from benchmarks.timing import held
 from regard.cli.model_loading import load_model
 from regard.observe import load, record
-from regard.observe.head_kinds import Head, HeadOptions, Heads, classify_heads
+from regard.observe.head_kinds import Head, Heads, classify_heads
+from regard.observe.head_scores import HeadOptions
 from regard.show.head_figure import figure
 
 LENGTH = 32_768

@@ -111,7 +111,7 @@ def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
 
 @settings(max_examples=60)
 @given(ASKED, st.data())
-def test_retrieval_is_the_weight_of_questions_on_the_needle(asked, data):
+def test_the_needle_weight_is_the_weight_of_questions_on_the_needle(asked, data):
     m, dense = both(asked)
     _, _, q, k = dense.shape
     start = data.draw(st.integers(0, k))
@@ -119,7 +119,7 @@ def test_retrieval_is_the_weight_of_questions_on_the_needle(asked, data):
     questions = data.draw(st.lists(st.integers(0, q - 1), min_size=1, unique=True))
     inside = slice(needle.start, needle.stop)
     mass = dense.mean(lambda b, h, i: dense.weights[b, h, i, inside].sum(), lambda b, h, i: i in questions)
-    close(detectors.retrieval(m, inside, questions), mass)
+    close(detectors.weight_on_needle(m, inside, questions), mass)
     most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
     close(detectors.needle_hit_rate(m, inside, questions), most)
 

@@ -1,3 +1,4 @@
+import json
 import math
 import sys
 import types
@@ -7,10 +8,11 @@ import torch
 
 from bounds import sum_bound
 from dense import Recorded, close
-from regard import AttentionMap, Causal, ConfigError, Padding
+from regard import AttentionMap, Causal, ConfigError, Padding, ShapeError
 from regard.observe import detectors, patterns
-from regard.observe.head_kinds import heads, infer_kind
+from regard.observe.head_kinds import Head, heads, infer_kind
 from regard.observe.map_view import MapView
+from regard.observe.score_interval import Score
 from regard.observe.value_norms import weight_by_norm
 
 B, H, G, T, D = 2, 4, 2, 37, 11
@@ -34,7 +36,7 @@ def planted(t, width=16):
     A token's code and a position's are random signs; keys and queries hold the codes of what they are to be found by.
     """
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, t // 4, (t // 2,), generator=generator).repeat(2)
+    tokens = torch.randint(0, t // 16, (t // 2,), generator=generator).repeat(2)  # each some 16 times: more often than itself
     codes = torch.randn(t, width, generator=generator)
     codes /= codes.norm(dim=-1, keepdim=True)  # a code is nearer to itself than to any other
     place, token = codes, codes.flip(0)[tokens]
@@ -90,7 +92,7 @@ def test_more_is_asked_by_its_own_argument():
     expected = {
         "back 5": detectors.weight_on_previous(m, 5),
         "local": detectors.local_weight(m, 3),
-        "retrieval": detectors.retrieval(m, slice(4, 6), [T - 1, T - 2]),
+        "needle": detectors.weight_on_needle(m, slice(4, 6), [T - 1, T - 2]),
         "mine": m.mass(mine).mean(-1),
         "first by norm": weight_by_norm(m, values, projection).weight_on_first(),
     }
@@ -145,7 +147,7 @@ def test_cross_attention_has_the_scores_that_mean_something_there():
     m = AttentionMap(torch.randn(B, H, 5, D).double(), torch.randn(B, G, T, D).double(), Padding([T - 3, T]))
     found = heads(Recorded([m], tokens=WORDS), kind="cross")
     assert found.detectors == ("first token", "sink", "keys", "heavy", "punctuation", "entropy", "breadth")
-    assert {row.kind for row in found} <= {"first token", "broad", "mixed"}
+    assert {row.kind for row in found} <= {"first token", "broad", "unclear"}
     entropy = m.entropy().mean(2).mean(0)
     close(tensor_of(row.scores["entropy"] for row in found), entropy)
 
@@ -178,8 +180,8 @@ def test_planted_heads_are_found_in_a_text_of_16384_tokens():
     assert broad["first token"] == pytest.approx(sum(1 / n for n in range(1, t + 1)) / t, rel=near)
     assert broad["distance"] == pytest.approx((t - 1) / 4, rel=near)
     assert broad["breadth"] == pytest.approx(1, rel=near)
-    assert broad["retrieval"] == pytest.approx(40 / t, rel=near)
-    count = torch.zeros(t // 4)
+    assert broad["needle"] == pytest.approx(40 / t, rel=near)
+    count = torch.zeros(t // 16)
     earlier = torch.empty(t)
     for i, token in enumerate(tokens.tolist()):
         earlier[i] = count[token]
@@ -188,20 +190,92 @@ def test_planted_heads_are_found_in_a_text_of_16384_tokens():
     assert broad["duplicate"] == pytest.approx(float(duplicate), rel=near)
 
 
+def near(mean: float, half: float = 0.01) -> Score:
+    """A score whose interval is so wide on either side."""
+    return Score(mean, mean - half, mean + half, 100)
+
+
 @pytest.mark.parametrize(
-    ("scores", "kind"),
+    ("scores", "halfway", "kind"),
     [
-        ({"previous token": 0.5, "induction": 0.6, "first token": 0.7}, "induction"),
-        ({"previous token": 0.39, "itself": math.nan, "first token": 0.4}, "first token"),
-        ({"breadth": 0.5, "local": 1.0, "halfway": 0.6}, "broad"),
-        ({"local": 0.61, "halfway": 0.6}, "local"),
-        ({"local": 0.59, "halfway": 0.6}, "mixed"),
-        ({"local": 1.0, "halfway": 1.0}, "mixed"),
-        ({"first token": math.nan, "breadth": math.nan}, "mixed"),
+        ({"previous token": near(0.5), "induction": near(0.6), "first token": near(0.55)}, 1.0, "induction"),
+        ({"previous token": near(0.6), "first token": near(0.615)}, 1.0, "unclear"),  # their intervals overlap
+        ({"previous token": near(0.405)}, 1.0, "unclear"),  # the interval reaches below the threshold
+        ({"previous token": near(0.42)}, 1.0, "previous token"),
+        ({"itself": Score(math.nan), "first token": near(0.32)}, 1.0, "first token"),
+        ({"first token": near(0.305)}, 1.0, "unclear"),
+        ({"first token": Score(0.9)}, 1.0, "unclear"),  # of one query: without an interval
+        ({"breadth": near(0.52), "local": near(0.9)}, 0.6, "broad"),
+        ({"breadth": near(0.505), "local": near(0.62)}, 0.6, "local"),
+        ({"local": near(0.605)}, 0.6, "unclear"),
+        ({"local": near(1.0)}, 1.0, "unclear"),
+        ({"first token": Score(math.nan), "breadth": Score(math.nan)}, math.nan, "unclear"),
     ],
 )
-def test_the_kind_follows_its_rule(scores, kind):
-    assert infer_kind({"first token": 0.0, "breadth": 0.0} | scores) == kind
+def test_the_kind_follows_its_rule(scores, halfway, kind):
+    row = Head(0, "layer.0", 0, kind, {"first token": near(0.0), "breadth": near(0.0), "local": near(0.0)} | scores)
+    assert infer_kind(row.scores, halfway) == kind
+    if kind == "unclear":
+        assert row.sentence.startswith("no clear kind: ")
+    else:
+        assert row.sentence.startswith("attends to ")
+        assert row.sentence.endswith(" on 100 queries")
+
+
+def test_the_sentence_of_an_unclear_head_lists_its_scores_largest_first():
+    scores = {"previous token": near(0.2), "itself": Score(math.nan), "first token": near(0.3), "breadth": near(0.1)}
+    row = Head(0, "layer.0", 0, "unclear", scores)
+    assert row.sentence == "no clear kind: first token 0.30 (0.29 to 0.31); previous token 0.20 (0.19 to 0.21)"
+
+
+def test_a_table_as_plain_values_is_json():
+    table = heads(Recorded(maps(1), tokens=WORDS))
+    rows = json.loads(json.dumps(table.to_dicts()))
+    assert [(row["layer"], row["name"], row["head"], row["kind"], row["sentence"]) for row in rows] == [
+        (row.layer, row.name, row.head, row.kind, row.sentence) for row in table
+    ]
+    for row, one in zip(rows, table, strict=True):
+        for name, score in one.scores.items():
+            assert row["scores"][name]["mean"] == pytest.approx(score)
+            assert row["scores"][name]["count"] == score.count
+            if name != "heavy":  # no mean of queries, but two documents
+                assert score.count == B * T or name in ("previous token", "duplicate", "induction")
+            assert row["scores"][name]["low"] <= score <= row["scores"][name]["high"]
+
+
+def weight_on_second_key(m):
+    """The weight on the second key."""
+    return m[:, :, :, 1]
+
+
+def largest_weight(m):
+    """The largest weight of a head."""
+    return m.dense().amax((2, 3))
+
+
+def test_a_users_own_scores_are_columns_with_intervals_and_their_docstrings():
+    m = maps(1)[0]
+    table = heads(Recorded([m], tokens=WORDS), scores=[weight_on_second_key, largest_weight])
+    close(tensor_of(row.scores["weight on second key"] for row in table), m.dense()[..., 1].mean(2).mean(0))
+    close(tensor_of(row.scores["largest weight"] for row in table), m.dense().amax((2, 3)).mean(0))
+    assert {row.scores["weight on second key"].count for row in table} == {B * T}
+    assert table.definitions["largest weight"] == "The largest weight of a head."
+    assert table.sort_by("largest weight")[0].scores["largest weight"] == max(row.scores["largest weight"] for row in table)
+
+
+@pytest.mark.parametrize("wrong", [lambda m: m.dense(), lambda m: 1.0, "a name", weight_on_second_key.__name__])
+def test_a_users_score_that_is_no_score_is_refused(wrong):
+    with pytest.raises(ConfigError, match="docstring"):
+        heads(Recorded(maps(1)), scores=[wrong])
+
+
+def test_a_users_score_of_another_shape_is_refused():
+    def whole(m):
+        """The matrix."""
+        return m.dense()
+
+    with pytest.raises(ShapeError, match=r"'whole' must be a tensor \(b, h\)"):
+        heads(Recorded(maps(1)), scores=[whole])
 
 
 def test_a_table_sorts_picks_and_counts():
@@ -219,7 +293,7 @@ def test_heads_without_a_score_are_sorted_last():
     found = heads(Recorded(maps(1, Causal() & Padding([0, 0])) + maps(1)), layers=[0, 1])
     ranked = found.sort_by("entropy")
     assert [row.layer for row in ranked] == [1] * H + [0] * H
-    assert ranked[-1].kind == "mixed"
+    assert ranked[-1].kind == "unclear"
     assert " - " in str(found)
 
 
@@ -238,7 +312,10 @@ def test_a_data_frame_has_a_line_for_each_head(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", pandas)
     found = heads(Recorded(maps(1)))
     lines = found.to_pandas()
-    assert lines[3] == {"layer": 0, "name": "layer.0", "head": 3, "kind": found[3].kind} | dict(found[3].scores)
+    plain = {"layer": 0, "name": "layer.0", "head": 3, "kind": found[3].kind, "sentence": found[3].sentence}
+    scores = found[3].scores
+    limits = {f"{name} {end}": getattr(score, end) for name, score in scores.items() for end in ("low", "high", "count")}
+    assert lines[3] == pytest.approx(plain | dict(scores) | limits, nan_ok=True)
 
 
 def test_a_machine_without_pandas_is_told_what_to_install(monkeypatch):

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from observe.models import gpt2, words
 from regard import AttentionMap, ConfigError
 from regard.observe import record
-from regard.observe.head_kinds import PATTERNS, Head, Heads, heads
+from regard.observe.head_kinds import ACTIONS, THRESHOLDS, Head, Heads, heads
 from regard.show.head_figure import BINS, figure
 from regard.show.head_summary import (
     KIND_MEANINGS,
@@ -48,7 +48,8 @@ def test_on_a_narrow_screen_the_sentences_take_more_lines(width):
 
 
 def test_every_pattern_that_names_a_head_has_its_sentence():
-    assert {*PATTERNS, "first token", "broad", "local", "mixed"} == set(KIND_MEANINGS)
+    assert {*THRESHOLDS, "broad", "local"} == set(ACTIONS)
+    assert {*ACTIONS, "unclear"} == set(KIND_MEANINGS)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -115,7 +116,7 @@ def test_the_strongest_link_of_cross_attention_goes_from_one_text_to_the_other()
     dense = cross().map(0, kind="cross").dense()[0, 0]
     query, key = divmod(int(dense.argmax()), len(READ))
     (_, line) = [
-        line.plain for line in render_links(cross(), Heads(tuple(replace(row, kind="mixed") for row in found)), 80, "cross")
+        line.plain for line in render_links(cross(), Heads(tuple(replace(row, kind="unclear") for row in found)), 80, "cross")
     ]
     assert line.endswith(f"{WRITTEN[query].strip()} → {READ[key].strip()}")
     assert line.split()[1] == f"{float(dense.max()):.2f}"

@@ -15,7 +15,7 @@ for one in ROWS[49::50]:
 def head_rows(last, steps=(1, 100, 200)):
     """Rows of heads whose score of each detector ends with those given, (layer, head): score."""
     return [
-        {"step": step, "layer": layer, "head": head, "on": on, "kind": "mixed", detector: score * step / steps[-1]}
+        {"step": step, "layer": layer, "head": head, "on": on, "kind": "unclear", detector: score * step / steps[-1]}
         for step in steps
         for (layer, head), score in last.items()
         for detector, on in training_curves.DETECTORS

@@ -90,6 +90,7 @@ CALLS = [
             "needle": without(SLICE, "none"),
             "questions": without(INDEX, "a lone surrogate"),
             "projections": without(SCALARS, "none") | constant(a_number=3),
+            "scores": without(SCALARS, "an empty list") | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m]),
         },
     ),
     Call(

@@ -4,6 +4,7 @@ Exit code 2 if the model, the text or the settings cannot be used.
 """
 
 import argparse
+import json
 import re
 import sys
 import time
@@ -18,13 +19,13 @@ from regard.cli.model_loading import TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError, DataError
 from regard.observe import Recording, record
-from regard.observe.head_kinds import HeadOptions, Heads
-from regard.observe.head_kinds import classify_heads as typed
+from regard.observe.head_kinds import Heads, classify_heads
+from regard.observe.head_scores import HeadOptions
 from regard.observe.recording import KINDS
 from regard.show import recording_views
 from regard.show.axis_words import choose_attention_kind, describe_bytes
 from regard.show.head_grids import render_grids
-from regard.show.head_summary import render_kinds, render_links, render_table, select_clearest
+from regard.show.head_summary import render_kinds, render_links, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, get_palette, open_console, print_wrapped
 from regard.show.terminal_colors import measure_window
@@ -91,6 +92,8 @@ def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> t
 def print_report(recording: Recording, options: argparse.Namespace, line: str = "") -> None:
     """Print the requested part of a recording: a head, a row, or an overview."""
     console = open_console()
+    if options.json and (options.head is not None or options.query is not None):
+        raise ConfigError("--json prints the table of the heads: leave out --head and --query.")
     place = None if options.head is None else recording_views.parse_layer_head(options.head)
     kind = choose_attention_kind(recording, options.attention)
     line = f"{line} {describe_kind(recording, kind)}".strip()
@@ -123,7 +126,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
     names = recording.layers(kind)
     wanted, count = HeadOptions(recording.tokens), len(names) * recording.map(0, kind=kind).shape[1]
     heads = Heads(
-        tuple(iterate_with_bar("classifying heads", typed(recording, wanted, kind=kind), count)),
+        tuple(iterate_with_bar("classifying heads", classify_heads(recording, wanted, kind=kind), count)),
         wanted.describe_missing_scores(kind),
     )
     if options.kind is not None and not len(heads.select_kind(options.kind)):
@@ -131,6 +134,9 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
         raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {there}.")
     shown = heads.select_kind(options.kind) if options.kind else heads
     shown = shown.sort_by(options.sort) if options.sort else shown
+    if options.json:
+        print(json.dumps(shown.to_dicts(), allow_nan=False))
+        return
     counts = ", ".join(f"{n} {one}{'s' * (n != 1)}" for n, one in ((len(names), "layer"), (len(heads), "head")))
     print_wrapped(console, Text(f"{escape_text(recording.model)}: {counts}. {line}".strip(), style="bold"))
     print_lines(console, render_kinds(heads, console.width))
@@ -138,6 +144,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
     parts = (
         recording_views.render_text(recording, measure_window(console), options.all, kind),
         render_table(shown, console.width, whole),
+        render_sentences(shown if whole else select_clearest(shown), console.width),
         render_links(recording, shown, console.width, kind),
         render_grids(recording, shown if whole else select_clearest(shown), console.width, get_palette(console), kind),
     )

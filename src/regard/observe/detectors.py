@@ -1,10 +1,10 @@
 """Detectors: numbers that describe what a head does with its rows, (b, h) scores, each a mean over the queries that count.
 
-Each takes a map, or a view of one that several detectors share. A score is NaN where no query counts. Detectors that need
-tokens are in `patterns.py`; norm-weighted maps have those that need values.
+Each takes a map, or a view of one that several detectors share. A score is NaN where no query counts. `detector.queries(look)`
+returns the score of each query instead of the mean. Detectors that need tokens are in `patterns.py`; norm-weighted maps have
+those that need values.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,100 +15,104 @@ from regard.map import AttentionMap
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_count, check_number, describe_value
-from regard.observe.map_view import SAMPLE, MapView, select_spaced, view_map
+from regard.observe.map_view import SAMPLE, MapView, average_over_queries, select_spaced, view_map
+from regard.observe.score_interval import QueryScores
 
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink
 HEAVY = 0.05  # of the keys: the heavy hitters
 ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
-Score = Callable[[int, int, Tensor, Tensor], Tensor]
+SampleScore = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
-def weight_on_previous(m: AttentionMap | MapView, back: int = 1) -> Tensor:
+@average_over_queries
+def weight_on_previous(m: MapView, back: int = 1) -> QueryScores:
     """Return the mean of A[i, p(i) - back], where p(i) is the query's position: the weight on the token `back` before it.
 
     The mean is over the queries that may see such a key: the first token has no previous one and is left out.
     Source: Voita et al. 2019 (positional heads); Elhage et al. 2021 (previous token heads).
     """
-    look = view_map(m)
-    return look.average_queries(look.diagonal(back), look.is_visible(look.positions - back))
+    return m.score_queries(m.diagonal(back), m.is_visible(m.positions - back))
 
 
-def weight_on_self(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def weight_on_self(m: MapView) -> QueryScores:
     """Return the mean of A[i, p(i)]: the weight on the query's own token.
 
     Source: Clark et al. 2019, section 3.1.
     """
-    return weight_on_previous(m, 0)
+    return weight_on_previous.queries(m, 0)
 
 
-def weight_on_first(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def weight_on_first(m: MapView) -> QueryScores:
     """Return the mean of A[i, first]: the weight on the first token that is not padding; its own row counts too.
 
     Source: Xiao et al. 2023; Gu et al. 2024, who take the same mean.
     """
-    look = view_map(m)
-    return look.average_queries(look.first_token_weight)
+    return m.score_queries(m.first_token_weight)
 
 
-def sink_rate(m: AttentionMap | MapView, more_than: float = MANY) -> Tensor:
+@average_over_queries
+def sink_rate(m: MapView, more_than: float = MANY) -> QueryScores:
     """Return the share of queries with more than `more_than` of their weight on the first token.
 
     Source: the default 0.3 is the threshold of Gu et al. 2024, who apply it to the mean.
     """
-    look, more_than = view_map(m), check_number("more_than", more_than)
-    return look.average_queries((look.first_token_weight > more_than).double())
+    more_than = check_number("more_than", more_than)
+    return m.score_queries((m.first_token_weight > more_than).double())
 
 
-def entropy(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def entropy(m: MapView) -> QueryScores:
     """Return the mean of -Σ w log w, nats: 0 for a query that attends to one key alone.
 
     Source: Clark et al. 2019, section 3.2; the weight of a sink is not part of the sum.
     """
-    look = view_map(m)
-    return look.average_queries(look.overview.entropy)
+    return m.score_queries(m.overview.entropy)
 
 
-def effective_keys(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def effective_keys(m: MapView) -> QueryScores:
     """Return the mean of e^entropy: the number of keys a query attends to, if it attended to them equally."""
-    look = view_map(m)
-    return look.average_queries(look.overview.entropy.exp())
+    return m.score_queries(m.overview.entropy.exp())
 
 
-def breadth(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def breadth(m: MapView) -> QueryScores:
     """Return the mean of e^entropy / n for a query that may see n keys: 1 where it attends to all of them equally.
 
     The mean is over at most 256 of the queries that count, evenly spaced.
     """
-    look = view_map(m)
-    return average_sample(look, lambda row, head, queries, seen: look.overview.entropy[row, head, queries].exp() / seen.sum(-1))
+    return score_sample(m, lambda row, head, queries, seen: m.overview.entropy[row, head, queries].exp() / seen.sum(-1))
 
 
-def distance(m: AttentionMap | MapView) -> Tensor:
+@average_over_queries
+def distance(m: MapView) -> QueryScores:
     """Return the mean of Σ_j w_j (p(i) - j): how many tokens back a query attends; later keys count as negative.
 
     Source: Vig and Belinkov 2019, whose mean is over weights; here too each row has the same weight.
     """
-    look = view_map(m)
-    return look.average_queries(look.overview.distance)
+    return m.score_queries(m.overview.distance)
 
 
-def local_weight(m: AttentionMap | MapView, window: int = NEAR) -> Tensor:
+@average_over_queries
+def local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     """Return the mean of Σ w_j over the keys with `|p(i) - j| <= window`; the rest of a row is its global share."""
-    look = view_map(m)
-    return look.average_queries(sum_nearby_weight(look, check_count("window", window, 0)))
+    return m.score_queries(sum_nearby_weight(m, check_count("window", window, 0)))
 
 
-def uniform_local_weight(m: AttentionMap | MapView, window: int = NEAR) -> Tensor:
+@average_over_queries
+def uniform_local_weight(m: MapView, window: int = NEAR) -> QueryScores:
     """Return the local weight of a head that attends equally to all keys it may see, over at most 256 queries."""
-    look, window = view_map(m), check_count("window", window, 0)
+    window = check_count("window", window, 0)
 
     def compute_local_share(row: int, head: int, queries: Tensor, seen: Tensor) -> Tensor:
-        away = look.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
+        away = m.positions[row, queries].unsqueeze(-1) - torch.arange(seen.shape[1], device=seen.device)
         return (seen & (away.abs() <= window)).sum(-1) / seen.sum(-1)
 
-    return average_sample(look, compute_local_share)
+    return score_sample(m, compute_local_share)
 
 
 def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tensor:
@@ -126,25 +130,25 @@ def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tenso
     return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
 
 
-def retrieval(m: AttentionMap | MapView, needle: slice, questions: Queries) -> Tensor:
+@average_over_queries
+def weight_on_needle(m: MapView, needle: slice, questions: Queries) -> QueryScores:
     """Return the mean of Σ w_j over the keys of the needle, of the queries in `questions`; both are indices.
 
-    Source: Wu et al. 2024 (retrieval heads), who count how often the key attended to most is the token of the needle that the
-    model then writes. The hit rate of the needle is that count without the condition on what is written.
+    This is no retrieval score: Wu et al. 2024 count how often the key attended to most is the token of the needle that the
+    model then writes. `needle_hit_rate` is that count without the condition on what is written.
     """
-    look = view_map(m)
-    return look.average_queries(
-        scatter_scores(look, questions, lambda rows: look.map[:, :, rows, needle].sum(-1)), mark_queries(look, questions)
+    return m.score_queries(
+        scatter_scores(m, questions, lambda rows: m.map[:, :, rows, needle].sum(-1)), mark_queries(m, questions)
     )
 
 
-def needle_hit_rate(m: AttentionMap | MapView, needle: slice, questions: Queries) -> Tensor:
+@average_over_queries
+def needle_hit_rate(m: MapView, needle: slice, questions: Queries) -> QueryScores:
     """Return the share of the queries in `questions` whose key attended to most lies in the needle."""
-    look = view_map(m)
-    inside = torch.zeros(look.map.shape[3], dtype=torch.bool, device=look.map.device)
+    inside = torch.zeros(m.map.shape[3], dtype=torch.bool, device=m.map.device)
     inside[select_places("needle", needle, len(inside)).to(inside.device)] = True
-    hits = scatter_scores(look, questions, lambda rows: inside[look.map[:, :, rows].argmax(-1)])
-    return look.average_queries(hits, mark_queries(look, questions))
+    hits = scatter_scores(m, questions, lambda rows: inside[m.map[:, :, rows].argmax(-1)])
+    return m.score_queries(hits, mark_queries(m, questions))
 
 
 def weight_on_classes(m: AttentionMap | MapView, classes: Tensor) -> Tensor:
@@ -154,18 +158,23 @@ def weight_on_classes(m: AttentionMap | MapView, classes: Tensor) -> Tensor:
     Source: Clark et al. 2019, section 3.2, for punctuation and separators.
     """
     look = view_map(m)
+    scores = [found.mean() for found in score_classes(look, classes)]
+    empty = torch.zeros(*look.map.shape[:2], 0, dtype=torch.float64, device=look.map.device)
+    return torch.stack(scores, -1) if scores else empty
+
+
+def score_classes(look: MapView, classes: Tensor) -> list[QueryScores]:
+    """Return the weight of each query on the keys of each class, bool (b, n, k). Raises ShapeError."""
     b, _, _, k = look.map.shape
     is_bool = isinstance(classes, Tensor) and classes.dtype == torch.bool and classes.layout is torch.strided
     if not is_bool or classes.dim() != 3 or classes.shape[::2] != (b, k):
         raise ShapeError(f"classes must be bool (b, n, k) = ({b}, n, {k}), got {describe_value(classes)}.")
-    n = classes.shape[1]
     if 2 * int(classes.sum()) > b * k:  # one traversal for all of them
         members = classes.mT.unsqueeze(1).to(look.overview.largest.dtype)  # (b, 1, k, n)
         mass = (look.map @ members).unbind(-1)
     else:
-        mass = tuple(look.compute_mass(classes[:, one]) for one in range(n))
-    scores = [look.average_queries(one) for one in mass]
-    return torch.stack(scores, -1) if n else torch.zeros(*look.map.shape[:2], 0, dtype=torch.float64, device=look.map.device)
+        mass = tuple(look.compute_mass(classes[:, one]) for one in range(classes.shape[1]))
+    return [look.score_queries(one) for one in mass]
 
 
 def sum_nearby_weight(look: MapView, window: int) -> Tensor:
@@ -204,18 +213,18 @@ def scatter_scores(look: MapView, questions: Queries, score: Callable[[Tensor], 
     return found
 
 
-def average_sample(look: MapView, score: Score) -> Tensor:
-    """Return the mean, over at most 256 queries, of a score that depends on which keys they may see, bool (n, k)."""
-    b, h, _, k = look.map.shape
+def score_sample(look: MapView, score: SampleScore) -> QueryScores:
+    """Return, for at most 256 queries of each row, a score that depends on which keys they may see, bool (n, k)."""
+    b, h, q, k = look.map.shape
     every = torch.arange(k, device=look.map.device)
-    found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
+    found = torch.zeros(b, h, q, dtype=torch.float64, device=look.map.device)
+    sampled = torch.zeros(b, 1, q, dtype=torch.bool, device=look.map.device)
     for row in range(b):
-        scores: list[list[Tensor]] = [[] for _ in range(h)]
         for queries in select_spaced(look.is_counted[row].any(0), SAMPLE).split(max(1, BLOCK_NUMBERS // max(k, 1))):
+            sampled[row, 0, queries] = True
             seen = torch.empty(0)
             for head in range(h):
                 if not look.has_shared_mask or not head:
                     seen = look.can_see(row, head, queries.unsqueeze(-1), every)
-                scores[head].append(score(row, head, queries, seen)[look.is_counted[row, head, queries]])
-        found[row] = torch.stack([torch.cat(each).double().mean() if each else found[row, 0] for each in scores])
-    return found
+                found[row, head, queries] = score(row, head, queries, seen).double()
+    return look.score_queries(found, sampled)

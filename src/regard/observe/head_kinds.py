@@ -1,4 +1,4 @@
-"""Classification of heads: one row for each head of a recording, with its kind and the score of every detector."""
+"""Classification of heads: one row for each head of a recording, with its kind, the score of every detector, and a sentence."""
 
 import importlib
 import math
@@ -11,25 +11,34 @@ from torch import Tensor
 from regard.errors import ConfigError, MissingNameError, OutOfRangeError
 from regard.html_repr import HtmlRepr
 from regard.map.indexing import check_slice
-from regard.mechanism.arguments import (
-    check_count,
-    check_floating,
-    check_index,
-    check_instance,
-    check_integer,
-    check_sequence,
-    describe_value,
-)
-from regard.observe import detectors, patterns, text_table, words
+from regard.mechanism.arguments import check_index, check_instance, check_integer, check_sequence, describe_value
+from regard.observe import detectors, text_table, words
 from regard.observe.detectors import NEAR, Queries
+from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, estimate_heads, get_score_name
 from regard.observe.map_view import MapView
-from regard.observe.patterns import Duplicate, Induction
 from regard.observe.recording import Recording, join_names
-from regard.observe.value_norms import weight_by_norm
+from regard.observe.score_interval import Score
 from regard.observe.words import Class, Tokens
 
-MARKED = 0.4  # the mean weight on a pattern, or on the first token, that names a head
-PATTERNS = ("previous token", "itself", "duplicate", "induction")
+THRESHOLDS = {  # of the weight that names a head
+    "previous token": 0.4,
+    "itself": 0.4,
+    "duplicate": 0.4,
+    "induction": 0.4,
+    "first token": 0.3,  # Gu et al. 2024
+}
+BROAD = 0.5  # of the keys
+UNCLEAR = "unclear"  # the kind of a head whose scores leave it open
+ACTIONS = {
+    "previous token": "attends to the previous token",
+    "itself": "attends to its own token",
+    "duplicate": "attends to earlier occurrences of its token",
+    "induction": "attends to what followed its token before",
+    "first token": "attends to the first token",
+    "broad": "attends to half of its keys or more",
+    "local": "attends to tokens nearby",
+}
+RULES = {"broad": "breadth", "local": "local"}  # scores of kinds with another name
 SHORT = {  # names of columns
     "previous token": "prev",
     "itself": "self",
@@ -38,69 +47,48 @@ SHORT = {  # names of columns
     "first token": "first",
     "distance": "dist",
 }
-PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
-
-
-@dataclass(frozen=True, eq=False)
-class HeadOptions:
-    """The optional settings of `heads`, with their defaults."""
-
-    tokens: Tokens | None = None
-    offsets: Sequence[int] = ()
-    window: int = NEAR
-    classes: Mapping[str, Class] = field(default_factory=lambda: PUNCTUATION)
-    needle: slice | None = None
-    questions: Queries | None = None
-    projections: Sequence[Tensor] | None = None
-
-    def check(self) -> None:
-        """Raise ConfigError if a setting is wrong."""
-        for offset in check_sequence("offsets", self.offsets):
-            check_count("an offset", offset, 0)
-        check_count("window", self.window, 0)
-        if not isinstance(self.classes, Mapping):
-            raise ConfigError(
-                f"classes must be bool tensors or functions of a word, by name; got {describe_value(self.classes)}."
-            )
-        for name, rule in self.classes.items():
-            if not (isinstance(name, str) and (isinstance(rule, Tensor) or callable(rule))):
-                raise ConfigError(f"classes must be bool tensors or functions of a word, by name; got {describe_value(rule)}.")
-        if self.needle is not None:
-            check_slice("needle", check_instance("needle", self.needle, slice))
-        if self.questions is not None and self.needle is None:
-            raise ConfigError("questions needs a needle: pass the keys of the needle as needle=slice(start, stop).")
-        if self.projections is not None:
-            each_one = (
-                self.projections if isinstance(self.projections, Tensor) else check_sequence("projections", self.projections)
-            )
-            for projection in [each_one] if isinstance(each_one, Tensor) else each_one:
-                check_floating("a projection", projection)
-
-    @property
-    def available_classes(self) -> dict[str, Class]:
-        """The classes that can be evaluated: functions of words only if there are words."""
-        words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
-        return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
-
-    def describe_missing_scores(self, kind: str = "self") -> tuple[str, ...]:
-        """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
-        lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
-        lost += [name for name in self.classes if name not in self.available_classes]
-        return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
+LISTED_SCORES = 3  # scores in the sentence of a head that is unclear
 
 
 @dataclass(frozen=True)
 class Head:
     """One head: its layer by number and by name, its own number, its kind, and its scores by detector name.
 
-    A score is the mean over the batch rows in which a query counts; NaN where there is none.
+    A score is a number, the mean over the documents of the mean over the queries that count, with low, high and count.
     """
 
     layer: int
     name: str
     head: int
     kind: str
-    scores: Mapping[str, float]
+    scores: Mapping[str, Score]
+
+    @property
+    def sentence(self) -> str:
+        """What the head does and how sure that is, with the score that decides its kind; its largest scores if none does."""
+        if self.kind != UNCLEAR:
+            return f"{ACTIONS[self.kind]}: {describe_score(self.scores[RULES.get(self.kind, self.kind)])}"
+        known = sorted(
+            (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
+        )
+        listed = "; ".join(f"{name} {describe_interval(self.scores[name])}" for name in known[:LISTED_SCORES])
+        return f"no clear kind: {listed or 'no query counts'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return layer, name, head, kind, sentence and scores as plain values, for JSON."""
+        scores = {name: score.to_dict() for name, score in self.scores.items()}
+        plain = {name: getattr(self, name) for name in ("layer", "name", "head", "kind", "sentence")}
+        return {**plain, "scores": scores}
+
+
+def describe_interval(score: Score) -> str:
+    """Return a score with its interval, such as "0.91 (0.90 to 0.92)"."""
+    return f"{score:.2f} ({score.low:.2f} to {score.high:.2f})" if score.low == score.low else f"{score:.2f} (no interval)"
+
+
+def describe_score(score: Score) -> str:
+    """Return a score with its interval and the number of queries."""
+    return f"{describe_interval(score)} on {score.count:,} quer{'y' if score.count == 1 else 'ies'}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +97,7 @@ class Heads(HtmlRepr):
 
     rows: tuple[Head, ...]
     notes: tuple[str, ...] = ()
+    definitions: Mapping[str, str] = field(default_factory=dict)  # of the scores that the user added, from their docstrings
 
     def __iter__(self) -> Iterator[Head]:
         return iter(self.rows)
@@ -145,13 +134,20 @@ class Heads(HtmlRepr):
         return replace(self, rows=tuple(row for row in self.rows if row.kind == kind))
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame with one line for each head. Raises ConfigError if pandas is not installed."""
+        """Return a DataFrame with one line for each head. Raises ConfigError if pandas is not installed.
+
+        Its columns are layer, name, head, kind, sentence, and for each score its name, and its name with " low", " high" and
+        " count".
+        """
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise ConfigError("a DataFrame needs pandas, which is not installed: pip install pandas.") from None
-        plain = ("layer", "name", "head", "kind")
-        return pandas.DataFrame([{**{name: getattr(row, name) for name in plain}, **row.scores} for row in self.rows])
+        return pandas.DataFrame([make_line(row) for row in self.rows])
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return each head as {layer, name, head, kind, sentence, scores: {name: {mean, low, high, count}}}, for JSON."""
+        return [row.to_dict() for row in self.rows]
 
     def format_lines(self, width: int = text_table.WIDTH) -> tuple[list[str], tuple[str, ...]]:
         """Return a line of titles and one for each head with the scores that fit the width, and the names of the others."""
@@ -167,6 +163,14 @@ class Heads(HtmlRepr):
         return "\n".join([*text, *kept, *self.notes])
 
 
+def make_line(row: Head) -> dict[str, Any]:
+    """Return the line of a head in a data frame."""
+    line: dict[str, Any] = {name: getattr(row, name) for name in ("layer", "name", "head", "kind", "sentence")}
+    for name, score in row.scores.items():
+        line |= {name: float(score), f"{name} low": score.low, f"{name} high": score.high, f"{name} count": score.count}
+    return line
+
+
 def heads(
     recording: Recording,
     *,
@@ -180,27 +184,32 @@ def heads(
     needle: slice | None = None,
     questions: Queries | None = None,
     projections: Sequence[Tensor] | None = None,
+    scores: Sequence[UserScore] = (),
 ) -> Heads:
-    """Classify each head of a recording: return a table with its kind and the score of every detector.
+    """Classify each head of a recording: return a table with its kind and the score of every detector, with its 95 % interval.
 
     kind, part and layers select modules, as in recording.map. tokens, words or ids (k,) or (b, k), replace recording.tokens.
     offsets are further distances back, scored like the previous token; window is what counts as local; classes are sets of
     keys, bool (k,) or a function of a word; needle (keys) and questions (queries) are those of a needle prompt; projections are
-    W_output (h, e, c) of each selected layer, for the norms of values if the recording kept them.
+    W_output (h, e, c) of each selected layer, for the norms of values if the recording kept them. scores are functions of an
+    AttentionMap (b, h, q, k) that return a number for each head (b, h) or query (b, h, q); each has a docstring.
 
-    The kind is the name of the largest of the scores previous token, itself, duplicate and induction if it is at least 0.4;
-    else "first token" if that score is; else "broad" if e^entropy is at least half of the keys a query may see; else "local" if
-    the local share is more than half way from that of equal weights to 1; else "mixed".
+    The interval is over documents, the rows of the batch; of a single one over eight segments of its queries. A head has the
+    kind previous token, itself, duplicate or induction if the interval of that score is above 0.4, or first token if it is
+    above 0.3 (Gu et al. 2024), and above the interval of each of the other four. Otherwise it is "broad" if the interval of
+    e^entropy / keys is above 0.5, "local" if that of the local weight is more than half way from that of equal weights to 1,
+    and else "unclear": its sentence lists the largest scores.
     """
     check_instance("recording", recording, Recording, "Record a model with regard.record(model).")
     tokens = recording.tokens if tokens is None else words.check_tokens(tokens)
-    wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections)
+    wanted = HeadOptions(tokens, offsets, window, classes, needle, questions, projections, scores)
     wanted.check()
     rows = tuple(classify_heads(recording, wanted, kind=kind, part=part, layers=layers))
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    return Heads(rows, wanted.describe_missing_scores(kind))
+    definitions = {get_score_name(score): (score.__doc__ or "").strip() for score in scores}
+    return Heads(rows, wanted.describe_missing_scores(kind), definitions)
 
 
 def classify_heads(
@@ -227,17 +236,14 @@ def classify_heads(
         theirs = replace(wanted, tokens=words.select_key_words(wanted.tokens, kind, names[number]))
         tokens = None if theirs.tokens is None else words.convert_to_ids(theirs.tokens, b, k, m.device)
         look = MapView(m if some is None else m.select(heads=some), tokens, own=kind == "self")
-        found = compute_scores(look, theirs)
         values = recording.values(number, kind=kind, part=part)
-        if values is not None:
-            values = values if some is None else values[:, [head * values.shape[1] // h for head in some]]
-            projection = None if wanted.projections is None else wanted.projections[n][list(asked)]
-            found["first by norm"] = weight_by_norm(look, values, projection).weight_on_first()
-        kinds = infer_kinds(look, wanted, found)
-        means = {name: score.nanmean(0).tolist() for name, score in found.items()}
+        if values is not None and some is not None:
+            values = values[:, [head * values.shape[1] // h for head in some]]
+        projection = None if wanted.projections is None else wanted.projections[n][list(asked)]
+        found = estimate_heads(look, theirs, values, projection)
+        halfway = compute_halfway_weights(look, wanted.window)
         for place, head in enumerate(asked):
-            own = {name: score[place] for name, score in means.items()}
-            yield Head(number, names[number], numbers[head], kinds[place], own)
+            yield Head(number, names[number], numbers[head], infer_kind(found[place], halfway[place]), found[place])
 
 
 def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[int]:
@@ -252,44 +258,20 @@ def resolve_layers(layers: Sequence[int | str], names: Sequence[str]) -> list[in
     return found
 
 
-def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, Tensor]:
-    """Return the score (b, h) of every detector by its name, in the order of the columns."""
-    found: dict[str, Tensor] = {}
-    if look.own:
-        found |= {"previous token": detectors.weight_on_previous(look), "itself": detectors.weight_on_self(look)}
-        if look.tokens is not None:
-            found |= {"duplicate": patterns.score(look, Duplicate()), "induction": patterns.score(look, Induction())}
-    found |= {"first token": detectors.weight_on_first(look), "sink": detectors.sink_rate(look)}
-    if look.own:
-        found |= {f"back {back}": detectors.weight_on_previous(look, back) for back in wanted.offsets}
-    if wanted.needle is not None:
-        questions = slice(None) if wanted.questions is None else wanted.questions
-        found["retrieval"] = detectors.retrieval(look, wanted.needle, questions)
-    if look.own:
-        found |= {"local": detectors.local_weight(look, wanted.window), "distance": detectors.distance(look)}
-    found |= {"keys": detectors.effective_keys(look), "heavy": detectors.heavy_hitter_share(look)}
-    if rules := wanted.available_classes:
-        b, _, _, k = look.map.shape
-        mass = detectors.weight_on_classes(look, words.mark_classes(wanted.tokens, rules, b, k, look.map.device))
-        found |= dict(zip(rules, mass.unbind(-1), strict=True))
-    return {**found, "entropy": detectors.entropy(look), "breadth": detectors.breadth(look)}
+def compute_halfway_weights(look: MapView, window: int) -> list[float]:
+    """Return the local weight of each head half way between equal weights and 1; NaN where keys are of another text."""
+    if not look.own:
+        return [math.nan] * look.map.shape[1]
+    return [float(x) for x in (1 + detectors.uniform_local_weight(look, window).nanmean(0)) / 2]
 
 
-def infer_kinds(look: MapView, wanted: HeadOptions, found: Mapping[str, Tensor]) -> list[str]:
-    """Return the kind of each head, by the rule of `heads`."""
-    means = {name: score.nanmean(0).tolist() for name, score in found.items()}
-    if look.own:
-        means["halfway"] = ((1 + detectors.uniform_local_weight(look, wanted.window).nanmean(0)) / 2).tolist()
-    return [infer_kind({name: score[head] for name, score in means.items()}) for head in range(look.map.shape[1])]
-
-
-def infer_kind(means: Mapping[str, float]) -> str:
-    """Return the kind of a head with these scores."""
-    marked = {name: means[name] for name in PATTERNS if means.get(name, 0) >= MARKED}
-    if marked:
-        return max(marked, key=lambda name: marked[name])
-    if means["first token"] >= MARKED:
-        return "first token"
-    if means["breadth"] >= 0.5:
+def infer_kind(scores: Mapping[str, Score], halfway: float = math.nan) -> str:
+    """Return the kind of a head with these scores, by the rule of `heads`."""
+    known = {name: scores[name] for name in THRESHOLDS if name in scores and not math.isnan(scores[name].low)}
+    for name, score in known.items():
+        others = [other.high for key, other in known.items() if key != name]
+        if score.low > THRESHOLDS[name] and all(score.low > high for high in others):
+            return name
+    if scores["breadth"].low > BROAD:
         return "broad"
-    return "local" if means.get("local", 0) > means.get("halfway", 1) else "mixed"
+    return "local" if "local" in scores and scores["local"].low > halfway else UNCLEAR

@@ -1,8 +1,11 @@
 """A view of a map for detectors: its statistics, the positions of its queries, what they may see, and which of them count."""
 
+import functools
+import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Concatenate, ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -12,8 +15,10 @@ from regard.map import AttentionMap, passes
 from regard.map.attention_map import Overview
 from regard.map.plane import BLOCK_NUMBERS, Denominators, Plane
 from regard.mechanism.arguments import check_instance, describe_value
+from regard.observe.score_interval import QueryScores
 
 SAMPLE = 256  # rows, for a detector that samples them
+P = ParamSpec("P")
 
 
 class MapView:
@@ -121,8 +126,11 @@ class MapView:
 
     def average_queries(self, found: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean of (b, h, q) over the queries that count and are in `among`, (b, h); NaN where there are none."""
-        among = self.is_counted if among is None else self.is_counted & among
-        return found.where(among, 0).sum(-1, dtype=torch.float64) / among.sum(-1)
+        return self.score_queries(found, among).mean()
+
+    def score_queries(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
+        """Return a score of each query (b, h, q), with the queries that count and are in `among`."""
+        return QueryScores(found, self.is_counted if among is None else self.is_counted & among)
 
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""
@@ -179,3 +187,26 @@ def select_spaced(among: Tensor, n: int) -> Tensor:
 def view_map(m: AttentionMap | MapView) -> MapView:
     """Return a view as it is, or a new view of a map."""
     return m if isinstance(m, MapView) else MapView(m)
+
+
+class Detector(Protocol[P]):
+    """A function from a map to the mean score of each head, (b, h); `queries` returns the scores of a view's queries."""
+
+    queries: Callable[Concatenate[MapView, P], QueryScores]
+
+    def __call__(self, m: AttentionMap | MapView, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Return the mean over the queries that count."""
+
+
+def average_over_queries(queries: Callable[Concatenate[MapView, P], QueryScores]) -> Detector[P]:
+    """Make a detector of a function that scores queries."""
+
+    @functools.wraps(queries)
+    def detect(m: AttentionMap | MapView, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return queries(view_map(m), *args, **kwargs).mean()
+
+    signature = inspect.signature(queries)
+    first, *others = signature.parameters.values()
+    shown = first.replace(name="m", annotation=AttentionMap | MapView)
+    vars(detect).update(queries=queries, __signature__=signature.replace(parameters=[shown, *others], return_annotation=Tensor))
+    return cast(Detector[P], detect)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.observe.map_view import MapView, view_map
+from regard.observe.map_view import MapView, average_over_queries, view_map
+from regard.observe.score_interval import QueryScores
 
 PAIRS = 2**18  # pairs of query and key per step
 FEW = 128  # keys of a query, up to which its pairs are computed singly, together with those of other groups
@@ -74,14 +75,14 @@ class Induction:
         return match_occurrences(look, 1)
 
 
-def score(m: AttentionMap | MapView, pattern: Pattern) -> Tensor:
+@average_over_queries
+def score(look: MapView, pattern: Pattern) -> QueryScores:
     """Return the mean of Σ w_j over the keys of a pattern, of the queries that may see one, (b, h); NaN where there is none.
 
     With Induction this is the prefix matching score of Olsson et al. 2022, which they measure on repeated random tokens.
     """
-    look = view_map(m)
     found = pattern.match(look)
-    return look.average_queries(found.weight, found.count > 0)
+    return look.score_queries(found.weight, found.count > 0)
 
 
 def share(m: AttentionMap | MapView, pattern: Pattern, without: Sequence[Without] = ()) -> Tensor:

@@ -9,6 +9,7 @@ from regard.errors import ShapeError
 from regard.map import AttentionMap
 from regard.mechanism.heads import share
 from regard.observe.map_view import MapView, view_map
+from regard.observe.score_interval import QueryScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +26,12 @@ class NormWeighted:
 
     def weight_on_first(self) -> Tensor:
         """Return the mean share of the first token, (b, h), over the queries that count and have a total above 0."""
+        return self.score_first().mean()
+
+    def score_first(self) -> QueryScores:
+        """Return each query's share of the first token."""
         norms = [self.norms[row, :, first] for row, first in enumerate(self.look.first_token_indices)]
-        return self._share(self.look.first_token_weight * torch.stack(norms).unsqueeze(-1))
+        return self._score_share(self.look.first_token_weight * torch.stack(norms).unsqueeze(-1))
 
     def weight_on_previous(self, back: int = 1) -> Tensor:
         """Return the mean share of the key `back` before the query's own position, (b, h); back=0 is its own.
@@ -49,8 +54,11 @@ class NormWeighted:
         return (self.look.map.mT @ counted).squeeze(-1) * self.norms
 
     def _share(self, found: Tensor, among: Tensor | None = None) -> Tensor:
+        return self._score_share(found, among).mean()
+
+    def _score_share(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
         some = self.total > 0
-        return self.look.average_queries(found / self.total.where(some, 1), some if among is None else some & among)
+        return self.look.score_queries(found / self.total.where(some, 1), some if among is None else some & among)
 
 
 def weight_by_norm(m: AttentionMap | MapView, values: Tensor, projection: Tensor | None = None) -> NormWeighted:

@@ -10,25 +10,16 @@ from rich.text import Text
 
 from regard.map import AttentionMap
 from regard.observe import Recording
-from regard.observe.head_kinds import Head, Heads
+from regard.observe.head_kinds import ACTIONS, UNCLEAR, Head, Heads
 from regard.show.axis_words import AxisWords, get_axis_words
 from regard.show.heat_map import wrap_sentence
 from regard.show.shaded_text import BREAK, get_visible_text
 from regard.show.terminal import truncate_end, truncate_start
 
 MAX_PER_KIND = 3  # heads of a kind in a short table
-RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "mixed": "entropy"}  # ranks a kind
+RANKING_SCORES = {"first token": "first token", "broad": "breadth", "local": "local", "unclear": "entropy"}  # ranks a kind
 UNINFORMATIVE_KINDS = ("first token", "itself", "broad")  # kinds whose strongest link adds nothing
-KIND_MEANINGS = {
-    "previous token": "attends to the word before",
-    "itself": "attends to the word itself",
-    "duplicate": "attends to earlier occurrences of the same word",
-    "induction": "attends to what followed the same word before",
-    "first token": "attends to the first word of the text",
-    "broad": "attends to half of what it may see, or more",
-    "local": "attends to words nearby",
-    "mixed": "none of the others",
-}
+KIND_MEANINGS = {**ACTIONS, UNCLEAR: "no score is clearly above its threshold and the others"}
 WEIGHT_TOLERANCE = 1e-5  # difference below which two weights are equal
 WORDS_BEFORE = 4  # words shown before the source of a link
 
@@ -60,6 +51,18 @@ def render_table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     if len(shown) < len(heads):
         yield from wrap_sentence(f"the clearest of {len(heads)} heads; --all shows all, --help explains the columns", width)
     yield from (Text(note, style="dim") for note in heads.notes)
+
+
+def render_sentences(heads: Heads, width: int) -> Iterator[Text]:
+    """Generate a line for each head that says what it does and how sure that is; longer ones take more lines."""
+    if not len(heads):
+        return
+    yield from wrap_sentence("what they do: the score, its 95 % interval, and on how many queries", width)
+    for row in heads:
+        start = f"{row.layer}.{row.head}".ljust(6)
+        for part in textwrap.wrap(row.sentence, max(width - len(start), 8)):
+            yield Text.assemble((start, "bold"), part)
+            start = " " * len(start)
 
 
 def render_links(recording: Recording, heads: Heads, width: int, kind: str = "self") -> Iterator[Text]:

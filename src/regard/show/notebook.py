@@ -19,6 +19,7 @@ from regard.map import AttentionMap
 from regard.mechanism import Steps
 from regard.observe import Recording
 from regard.observe.head_kinds import Heads
+from regard.observe.head_scores import UNBOUNDED_SCORES
 from regard.show.axis_words import get_key_words
 from regard.show.color_ramp import choose_ink, shade
 from regard.show.color_scale import MAX_LINEAR_TOKENS, MIN_LOG_WEIGHT, Linear, Log, Scale, choose_scale
@@ -35,7 +36,6 @@ MAX_HEADS, HEAD_CELLS, SINGLE_HEAD_CELLS = (
 )  # heads of a map that are drawn; cells per side of each; of a single head
 TILE_CELLS, MAX_SHEET_WEIGHTS = 24, 2**28  # cells per side of each head of a recording; maximum weights read for a sheet
 MAX_LETTERS, MAX_LISTED_WORDS = 400, 4096  # letters shown of a recording's text; maximum words that the pointer can show
-UNBOUNDED_SCORES = ("distance", "keys", "entropy")  # scores that are not shares of 1
 MAX_WIDTH, MAX_HEIGHT = 760.0, 520.0  # maximum pixels of a sheet of all heads
 THUMBNAIL_PIXELS = 150.0  # pixels of one head of several
 

@@ -59,7 +59,7 @@ def test_a_head_that_is_gone_over(path, monkeypatch):
 
 def test_what_kind_heads_are(monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 0)
-    monkeypatch.setattr(head_kinds, "compute_scores", held := Held(head_kinds.compute_scores))
+    monkeypatch.setattr(head_kinds, "estimate_heads", held := Held(head_kinds.estimate_heads))
     with joined(), asking(recorded()) as client:
         left(client, held, "/api/r/r1/heads")
     assert held.times == 1

@@ -42,6 +42,9 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the table that `regard look` and `regard heads` share."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (parser.epilog or "") + COLUMNS
+    parser.add_argument(
+        "--json", action="store_true", help="print the heads as JSON: layer, head, kind, sentence, scores with intervals"
+    )
     parser.add_argument("--all", action="store_true", help="a row for every head, not only for the clearest of each kind")
     parser.add_argument("--kind", metavar="KIND", help="only heads of this kind, e.g. induction")
     parser.add_argument(

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.observe import head_kinds
-from regard.observe.head_kinds import Head, HeadOptions
+from regard.observe.head_kinds import Head
+from regard.observe.head_scores import HeadOptions
 from regard.show.page.head_pictures import Alive
 from regard.show.page.recording_entry import Place, RecordingEntry
 from regard.show.page.select_head import select_head
@@ -46,4 +47,5 @@ def compute_rows(entry: RecordingEntry, place: Place, wanted: HeadOptions, alive
 def convert_row(row: Head) -> dict[str, Any]:
     """Convert a row to JSON."""
     scores = {name: score if math.isfinite(score) else None for name, score in row.scores.items()}
-    return {"layer": row.layer, "name": row.name, "head": row.head, "kind": row.kind, "scores": scores}
+    plain = {name: getattr(row, name) for name in ("layer", "name", "head", "kind", "sentence")}
+    return {**plain, "scores": scores}

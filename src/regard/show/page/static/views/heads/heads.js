@@ -148,7 +148,7 @@ function labelTiles(it, state) {
 function labelTile(it, state, { layer, head }, element, found) {
   const scores = Object.entries(found?.scores ?? {}).map(([key, value]) => `${key} ${formatThreeDigits(value)}`);
   element.href = it.app.link({ view: "map", layer, head, x: null, y: null, zoom: null });
-  element.title = found ? [`${found.kind}: ${SENTENCES[found.kind] ?? ""}`, ...scores].join("\n") : "";
+  element.title = found ? [`${found.kind}: ${found.sentence}`, ...scores].join("\n") : "";
   element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
   element.querySelector(".head-kind").textContent = found?.kind ?? "";
   element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);

@@ -4,14 +4,14 @@ import { el } from "../../drawing/elements.js";
 import { canExamine } from "./visibility_panel.js";
 
 export const SENTENCES = {
-  "previous token": "attends to the word before",
-  itself: "attends to the word itself",
-  duplicate: "attends to earlier occurrences of the same word",
-  induction: "attends to what followed the same word before",
-  "first token": "attends to the first word of the text",
-  broad: "attends to half of what it may see, or more",
-  local: "attends to words nearby",
-  mixed: "none of the others",
+  "previous token": "attends to the previous token",
+  itself: "attends to its own token",
+  duplicate: "attends to earlier occurrences of its token",
+  induction: "attends to what followed its token before",
+  "first token": "attends to the first token",
+  broad: "attends to half of its keys or more",
+  local: "attends to tokens nearby",
+  unclear: "no score is clearly above its threshold and the others",
 };
 
 // Sets the controls: `rows` are what is known of the heads, by name; `detectors` are there once all are known.

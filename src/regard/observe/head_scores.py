@@ -1,0 +1,143 @@
+"""The scores of the heads of one layer on a text, by the detectors that the settings select, with their intervals."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map import AttentionMap
+from regard.map.indexing import check_slice
+from regard.mechanism.arguments import check_count, check_floating, check_instance, check_sequence, describe_value
+from regard.observe import detectors, patterns, words
+from regard.observe.detectors import NEAR, Queries
+from regard.observe.map_view import MapView
+from regard.observe.patterns import Duplicate, Induction
+from regard.observe.score_interval import QueryScores, Score, estimate_scores
+from regard.observe.value_norms import weight_by_norm
+from regard.observe.words import Class, Tokens
+
+PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
+UNBOUNDED_SCORES = ("distance", "keys", "entropy")  # all others are shares, from 0 to 1
+UserScore = Callable[[AttentionMap], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadOptions:
+    """The optional settings of `heads`, with their defaults."""
+
+    tokens: Tokens | None = None
+    offsets: Sequence[int] = ()
+    window: int = NEAR
+    classes: Mapping[str, Class] = field(default_factory=lambda: PUNCTUATION)
+    needle: slice | None = None
+    questions: Queries | None = None
+    projections: Sequence[Tensor] | None = None
+    scores: Sequence[UserScore] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError if a setting is wrong."""
+        for offset in check_sequence("offsets", self.offsets):
+            check_count("an offset", offset, 0)
+        check_count("window", self.window, 0)
+        if not isinstance(self.classes, Mapping):
+            raise ConfigError(
+                f"classes must be bool tensors or functions of a word, by name; got {describe_value(self.classes)}."
+            )
+        for name, rule in self.classes.items():
+            if not (isinstance(name, str) and (isinstance(rule, Tensor) or callable(rule))):
+                raise ConfigError(f"classes must be bool tensors or functions of a word, by name; got {describe_value(rule)}.")
+        if self.needle is not None:
+            check_slice("needle", check_instance("needle", self.needle, slice))
+        if self.questions is not None and self.needle is None:
+            raise ConfigError("questions needs a needle: pass the keys of the needle as needle=slice(start, stop).")
+        if self.projections is not None:
+            each_one = (
+                self.projections if isinstance(self.projections, Tensor) else check_sequence("projections", self.projections)
+            )
+            for projection in [each_one] if isinstance(each_one, Tensor) else each_one:
+                check_floating("a projection", projection)
+
+        for score in check_sequence("scores", self.scores):
+            if not callable(score) or not getattr(score, "__name__", "") or not (score.__doc__ or "").strip():
+                raise ConfigError(
+                    "scores must be functions of an AttentionMap, each with a docstring that says what it computes; got "
+                    f"{describe_value(score)}."
+                )
+
+    @property
+    def available_classes(self) -> dict[str, Class]:
+        """The classes that can be evaluated: functions of words only if there are words."""
+        words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
+        return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
+
+    def describe_missing_scores(self, kind: str = "self") -> tuple[str, ...]:
+        """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
+        lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
+        lost += [name for name in self.classes if name not in self.available_classes]
+        return (f"without words for the keys there is no {', '.join(lost)}: set recording.tokens.",) if lost else ()
+
+
+def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores | Tensor]:
+    """Return the score of every detector by its name, in the order of the columns: of each query, or (b, h) of each head."""
+    found: dict[str, QueryScores | Tensor] = {}
+    if look.own:
+        found["previous token"] = detectors.weight_on_previous.queries(look)
+        found["itself"] = detectors.weight_on_self.queries(look)
+        if look.tokens is not None:
+            found["duplicate"] = patterns.score.queries(look, Duplicate())
+            found["induction"] = patterns.score.queries(look, Induction())
+    found["first token"] = detectors.weight_on_first.queries(look)
+    found["sink"] = detectors.sink_rate.queries(look)
+    if look.own:
+        found |= {f"back {back}": detectors.weight_on_previous.queries(look, back) for back in wanted.offsets}
+    if wanted.needle is not None:
+        questions = slice(None) if wanted.questions is None else wanted.questions
+        found["needle"] = detectors.weight_on_needle.queries(look, wanted.needle, questions)
+    if look.own:
+        found["local"] = detectors.local_weight.queries(look, wanted.window)
+        found["distance"] = detectors.distance.queries(look)
+    found["keys"] = detectors.effective_keys.queries(look)
+    found["heavy"] = detectors.heavy_hitter_share(look)
+    if rules := wanted.available_classes:
+        b, _, _, k = look.map.shape
+        marked = words.mark_classes(wanted.tokens, rules, b, k, look.map.device)
+        found |= dict(zip(rules, detectors.score_classes(look, marked), strict=True))
+    found["entropy"] = detectors.entropy.queries(look)
+    found["breadth"] = detectors.breadth.queries(look)
+    return {**found, **{get_score_name(score): compute_user_score(look, score) for score in wanted.scores}}
+
+
+def estimate_heads(
+    look: MapView, wanted: HeadOptions, values: Tensor | None = None, projection: Tensor | None = None
+) -> list[dict[str, Score]]:
+    """Return the scores of each head of a map; with its values (b, g, k, e) that of the first token by norm, too."""
+    found = compute_scores(look, wanted)
+    if values is not None:
+        found["first by norm"] = weight_by_norm(look, values, projection).score_first()
+    own = {get_score_name(score) for score in wanted.scores}
+    estimates = {
+        name: estimate_scores(score, (-math.inf, math.inf) if name in own or name in UNBOUNDED_SCORES else (0.0, 1.0))
+        for name, score in found.items()
+    }
+    return [{name: heads[head] for name, heads in estimates.items()} for head in range(look.map.shape[1])]
+
+
+def get_score_name(score: UserScore) -> str:
+    """Return the name of a user's score: that of the function, with spaces."""
+    return str(getattr(score, "__name__", "score")).replace("_", " ")
+
+
+def compute_user_score(look: MapView, score: UserScore) -> QueryScores | Tensor:
+    """Return the result of a user's function. Raises ShapeError if it is neither (b, h) nor (b, h, q)."""
+    found = score(look.map)
+    shape = look.map.shape
+    if isinstance(found, Tensor) and found.shape == shape[:3]:
+        return look.score_queries(found)
+    if not isinstance(found, Tensor) or found.shape != shape[:2]:
+        raise ShapeError(
+            f"the score {get_score_name(score)!r} must be a tensor (b, h) = {shape[:2]} or (b, h, q) = {shape[:3]}, got "
+            f"{describe_value(found)}."
+        )
+    return found

@@ -1,0 +1,124 @@
+"""Scores with intervals: the mean of a score over queries, and between which limits it is known."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CONFIDENCE = 0.95
+SEGMENTS = 8  # of one document
+MOST_FREEDOM = 1000  # degrees of freedom; above, Student's t is the normal distribution to 0.2 %
+
+
+class Score(float):
+    """A mean, with the limits `low` and `high` of its 95 % interval and `count`, the number of queries it is a mean of.
+
+    The limits are NaN where they are not known: see `estimate_scores`.
+    """
+
+    low: float
+    high: float
+    count: int
+
+    def __new__(cls, mean: float, low: float = math.nan, high: float = math.nan, count: int = 0) -> "Score":
+        score = super().__new__(cls, mean)
+        score.low, score.high, score.count = low, high, count
+        return score
+
+    def __getnewargs__(self) -> tuple[float, float, float, int]:
+        return float(self), self.low, self.high, self.count
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Return mean, low, high and count; None for what is not known."""
+        numbers = {"mean": float(self), "low": self.low, "high": self.high}
+        return {**{name: x if math.isfinite(x) else None for name, x in numbers.items()}, "count": self.count}
+
+
+@dataclass(frozen=True, eq=False)
+class QueryScores:
+    """A score of each query, `values`, and whether the query counts, `among`, both (b, h, q)."""
+
+    values: Tensor
+    among: Tensor
+
+    def mean(self) -> Tensor:
+        """Return the mean over the queries that count, (b, h); NaN where there are none."""
+        return self.values.where(self.among, 0).sum(-1, dtype=torch.float64) / self.among.sum(-1)
+
+
+def estimate_scores(found: QueryScores | Tensor, limits: tuple[float, float] = (-math.inf, math.inf)) -> list[Score]:
+    """Return a Score for each head: the mean over documents (batch rows) of the mean over the queries that count.
+
+    Of several documents the interval is Student's, over the means of the documents: between which limits the mean over more
+    documents of this kind lies. Of a single document it is Student's over the means of eight consecutive segments with equally
+    many queries each (method of batch means): how sure the mean is for this text, not for others. Of fewer than two queries
+    there is none, nor of a single number (b, h) that is no mean of queries. `limits` are those that a score cannot exceed.
+    """
+    if isinstance(found, Tensor):
+        means, counts = found.double(), torch.zeros(found.shape, dtype=torch.int64)
+    else:
+        means, counts = found.mean(), found.among.sum(-1)
+    return [
+        estimate_score(
+            means[:, head].tolist(),
+            [] if isinstance(found, Tensor) else average_segments(found, head),
+            int(counts[:, head].sum()),
+            limits,
+        )
+        for head in range(means.shape[1])
+    ]
+
+
+def estimate_score(
+    documents: Sequence[float], segments: Sequence[float], count: int, limits: tuple[float, float] = (-math.inf, math.inf)
+) -> Score:
+    """Return the Score of a head from its means by document, NaN for a document that has none, and by segment if it is one."""
+    known = [mean for mean in documents if not math.isnan(mean)]
+    if not known:
+        return Score(math.nan)
+    mean = math.fsum(known) / len(known)
+    sample = known if len(known) > 1 else segments
+    if len(sample) < 2:
+        return Score(mean, count=count)
+    middle = math.fsum(sample) / len(sample)
+    variance = math.fsum((x - middle) ** 2 for x in sample) / (len(sample) - 1)
+    half = compute_student_quantile(len(sample) - 1) * math.sqrt(variance / len(sample))
+    return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count)
+
+
+def average_segments(found: QueryScores, head: int) -> list[float]:
+    """Return the means of the segments of the first document in which a head has queries that count; at most eight."""
+    rows = found.among[:, head].any(-1).nonzero().flatten()
+    if len(rows) != 1:
+        return []
+    counted = found.values[rows[0], head][found.among[rows[0], head]].double()
+    number = min(SEGMENTS, len(counted))
+    return [float(part.mean()) for part in counted.tensor_split(number)] if number > 1 else []
+
+
+@functools.cache
+def compute_student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Return t with P(-t < T < t) = confidence for Student's T with so many degrees of freedom.
+
+    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection.
+    """
+    freedom = min(freedom, MOST_FREEDOM)
+    low, high = 0.0, math.pi / 2  # of the angle atan(t / √freedom)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if compute_student_probability(middle, freedom) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def compute_student_probability(angle: float, freedom: int) -> float:
+    """Return P(-t < T < t) for t = √freedom tan(angle)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for n in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (n - 1) / n
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
