@@ -14,7 +14,7 @@ LAYERS = [
     {"map", "layers", "text", "weights", "generate"},
     {"models", "lectures"},
     {"observe"},
-    {"examination"},  # a whole model is examined through what is observed of it
+    {"examination", "probe"},  # a whole model is examined through what is observed of it
     {"train", "evaluate"},
     {"show"},
     {"cli"},

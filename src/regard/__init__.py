@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.probe.probe_heads import probe_heads
     from regard.show.head_figure import figure
     from regard.show.page import serve
     from regard.show.page.single_file import page
@@ -85,6 +86,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.probe.probe_heads": ("probe_heads",),
     "regard.show.head_figure": ("figure",),
     "regard.show.page": ("serve",),
     "regard.show.page.single_file": ("page",),
@@ -139,6 +141,7 @@ __all__ = [
     "intervene",
     "load",
     "page",
+    "probe_heads",
     "quantise",
     "record",
     "rollout",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bounds import attention_bounds, entropy_bound
 from dense import both, close
-from regard import AttentionMap, Causal, Given, Padding, Window
+from regard import AttentionMap, Causal, Given, Padding, ShapeError, Window
 from regard.map import plane
 from regard.observe import detectors
 from regard.observe.map_view import MapView
@@ -212,3 +212,60 @@ def test_a_head_in_which_no_query_counts_has_no_score():
         detectors.heavy_hitter_share,
     ):
         assert detector(m).isnan().all()
+
+
+@settings(max_examples=60)
+@given(ASKED)
+def test_the_positional_variance_is_the_coefficient_of_determination_of_the_distance(asked):
+    m, dense = both(asked)
+    found = detectors.positional_variance(m)
+    for b in range(m.shape[0]):
+        for h in range(m.shape[1]):
+            by_distance = {}
+            for i in range(m.shape[2]):
+                if dense.counts(b, h, i):
+                    for j in range(m.shape[3]):
+                        if dense.sees(b, h, i, j):
+                            by_distance.setdefault(dense.positions[b][i] - j, []).append(float(dense.weights[b, h, i, j]))
+            weights = [w for group in by_distance.values() for w in group]
+            mean = sum(weights) / max(len(weights), 1)
+            total = sum((w - mean) ** 2 for w in weights)
+            rest = sum((w - sum(group) / len(group)) ** 2 for group in by_distance.values() for w in group)
+            if total <= 1e-10 * sum(w * w for w in weights):
+                continue  # equal weights: whether the last bit is left is rounding
+            assert float(found[b, h]) == pytest.approx(1 - rest / total, abs=1e-5)
+
+
+def test_a_head_that_looks_by_position_alone_is_explained_and_one_of_random_words_is_not():
+    torch.manual_seed(0)
+    place = torch.linalg.qr(torch.randn(64, 64))[0]
+    before = AttentionMap(place.roll(1, 0).view(1, 1, 64, 64), place.view(1, 1, 64, 64), Causal(), scale=300.0)
+    assert float(detectors.positional_variance(before)) > 0.95  # all but the first row
+    words = AttentionMap(torch.randn(1, 1, 64, 8) * 3, torch.randn(1, 1, 64, 8) * 3, Causal())
+    assert float(detectors.positional_variance(words)) < 0.2
+    flat = AttentionMap(torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 9, 4))
+    assert math.isnan(float(detectors.positional_variance(flat)))
+
+
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Padding([T - 6, T])])
+def test_the_receiver_kurtosis_is_that_of_the_mean_weights_from_later_sentences(mask):
+    m = maps(mask)
+    numbers = torch.arange(T) // 2
+    found = detectors.receiver_kurtosis(m, numbers.expand(B, T))
+    weights = m.dense()
+    lengths = [T - 6, T] if mask != Causal() else [T, T]
+    for b, length in enumerate(lengths):
+        for h in range(H):
+            received = []
+            for sentence in range(int(numbers.max()) + 1):
+                keys = [j for j in range(T) if numbers[j] == sentence]
+                queries = [i for i in range(length) if numbers[i] - sentence >= 4]
+                if queries:
+                    received.append(float(weights[b, h][queries][:, keys].mean()))
+            x = torch.tensor(received, dtype=torch.float64)
+            deviation = x - x.mean()
+            expected = deviation.pow(4).mean() / deviation.square().mean() ** 2 - 3
+            assert float(found[b, h]) == pytest.approx(float(expected), rel=1e-6)
+    assert detectors.receiver_kurtosis(m, torch.zeros(B, T, dtype=torch.int64)).isnan().all()
+    with pytest.raises(ShapeError, match="number of each key's sentence"):
+        detectors.receiver_kurtosis(m, numbers)

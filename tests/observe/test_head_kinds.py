@@ -73,6 +73,7 @@ def test_a_table_has_a_row_for_each_head_with_the_mean_of_each_detector():
             "punctuation": detectors.weight_on_classes(
                 look, torch.tensor([word == "," for word in WORDS]).expand(B, 1, T)
             ).squeeze(-1),
+            "positional": detectors.positional_variance(look),
             "entropy": detectors.entropy(look),
             "breadth": detectors.breadth(look),
         }
@@ -238,7 +239,7 @@ def test_a_table_as_plain_values_is_json():
         for name, score in one.scores.items():
             assert row["scores"][name]["mean"] == pytest.approx(score)
             assert row["scores"][name]["count"] == score.count
-            if name != "heavy":  # no mean of queries, but two documents
+            if name not in ("heavy", "positional"):  # no means of queries, but of two documents
                 assert score.count == B * T or name in ("previous token", "duplicate", "induction")
             assert row["scores"][name]["low"] <= score <= row["scores"][name]["high"]
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dense import both, close
-from regard import AttentionMap, ShapeError
+from regard import AttentionMap, Causal, Padding, ShapeError
 from regard.observe.value_norms import compute_value_norms, weight_by_norm
 from strategies import requests
 
@@ -64,3 +64,15 @@ def test_values_that_do_not_fit_are_told(values):
 def test_a_projection_has_its_rows_by_head():
     with pytest.raises(ShapeError, match="projection must be"):
         compute_value_norms(torch.randn(B, G, T, E), (B, H, T, T), torch.randn(H * E, C))
+
+
+def test_the_first_value_is_measured_by_the_median_of_the_others():
+    m = AttentionMap(torch.randn(2, 2, 6, 3), torch.randn(2, 2, 6, 3), Causal() & Padding([4, 6]))
+    values = torch.randn(2, 1, 6, 5).double()
+    values[:, :, 0] *= 0.01
+    found = weight_by_norm(m, values).first_value_ratio()
+    norms = values.norm(dim=-1)[:, 0]
+    for row, length in enumerate((4, 6)):
+        others = sorted(norms[row, 1:length].tolist())
+        expected = float(norms[row, 0]) / others[(len(others) - 1) // 2]
+        torch.testing.assert_close(found[row], torch.full((2,), expected, dtype=torch.float64), rtol=1e-5, atol=0)

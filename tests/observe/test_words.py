@@ -73,3 +73,17 @@ def test_words_of_two_texts_go_to_the_axes_that_they_are_of():
 def test_words_of_other_axes_are_refused(given):
     with pytest.raises(ConfigError, match='"rows"'):
         words.TextPair.from_tokens(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("The cat sat . The dog ran !", [0, 0, 0, 0, 1, 1, 1, 1]),
+        ('"Stop." he said. No', [0, 1, 1, 2]),
+        ("one two three", [0, 0, 0]),
+        ("What ? ? ! Nothing .", [0, 0, 0, 0, 1, 1]),
+        (". . begins", [0, 0, 1]),
+    ],
+)
+def test_sentences_are_numbered_by_what_ends_them(text, numbers):
+    assert words.number_sentences([f" {word}" for word in text.split()]) == numbers

@@ -146,7 +146,7 @@ CALLS = [
         lambda: {"changes": [regard.KnockOut(0)]},
         {"model": without(OBJECT, "none"), "changes": constant(a_number=[3])},
     ),
-    Call("KnockOut", changed(regard.KnockOut), lambda: {"layer": 0}, CHANGE),
+    Call("KnockOut", changed(regard.KnockOut), lambda: {"layer": 0}, CHANGE | {"by": CHOICE}),
     Call("CutEdges", changed(regard.CutEdges), lambda: {"layer": 0}, {"queries": PLACES, "keys": PLACES, **CHANGE}),
     Call(
         "Temperature",

@@ -35,6 +35,13 @@ def folder() -> Path:
     return Path(kept.name)
 
 
+@cache
+def language_model() -> regard.GPT2:
+    """One layer of two heads with 30 tokens."""
+    torch.manual_seed(0)
+    return regard.GPT2(regard.GPT2Config(layers=1, heads=2, width=8, context=12, vocabulary=30))
+
+
 def table() -> Any:
     return regard.heads(recorded())
 
@@ -90,7 +97,24 @@ CALLS = [
             "needle": without(SLICE, "none"),
             "questions": without(INDEX, "a lone surrogate"),
             "projections": without(SCALARS, "none") | constant(a_number=3),
-            "scores": without(SCALARS, "an empty list") | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m]),
+            "scores": without(SCALARS, "an empty list")
+            | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m]),
+        },
+    ),
+    Call(
+        "probe_heads",
+        regard.probe_heads,
+        lambda: {"model": language_model()},
+        {
+            "model": OBJECT | constant(a_layer=torch.nn.Linear(3, 3)),
+            "vocabulary": without(COUNT, "none"),
+            "begin": without(COUNT, "none") | constant(out_of_range=30),
+            "context": without(COUNT, "none") | constant(zero=0),
+            **{name: COUNT | constant(one=1, billions=10**10) for name in ("seeds", "length", "repeats")},
+            "ablate": CHOICE,
+            "by": CHOICE,
+            "unembedding": without(SCALARS, "none") | constant(a_number=3, of_another_width=torch.ones(30, 3)),
+            "watch": without(SCALARS, "an object") | constant(a_number=3),
         },
     ),
     Call(

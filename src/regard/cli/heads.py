@@ -1,18 +1,39 @@
 """Run `regard heads`.
 
-Exit code 2 if the file is not a recording.
+Exit code 2 if the file is not a recording, or if the model cannot be probed.
 """
 
 import argparse
+import json
+from collections.abc import Iterable
+from typing import Any
 
-from regard.cli.look import print_report
+from rich.text import Text
+
+from regard.cli.look import print_lines, print_report, select_rows
+from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.cli.progress_bar import iterate_with_bar
+from regard.errors import ConfigError
 from regard.observe import load
+from regard.probe.probe_heads import probe_heads
+from regard.probe.repeated_tokens import SEEDS
 from regard.show.axis_words import choose_attention_kind
+from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
+from regard.show.terminal import escape_text, open_console, print_wrapped
+
+OF_PROBES = ("seeds", "ablate", "by")
+OF_RECORDINGS = ("attention", "head", "query", "page")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Classify the heads and print."""
+    """Classify the heads of a recording or of a model and print."""
+    if (options.recording is None) == (options.model is None):
+        raise ConfigError("pass a recording, or --model and the name of a model.")
+    if options.model is not None:
+        refuse_options(options, OF_RECORDINGS, "--{0} shows a recording: leave it out with --model.")
+        return probe_model(options)
+    refuse_options(options, OF_PROBES, "--{0} is of a probe: it needs --model.")
     recording = load(options.recording)
     kind = choose_attention_kind(recording, options.attention)
     q, k = recording.map(0, kind=kind).shape[2:]
@@ -21,4 +42,38 @@ def run(options: argparse.Namespace) -> int:
         page(recording, options.page)
         line += f" Page: {options.page}."
     print_report(recording, options, line)
+    return 0
+
+
+def refuse_options(options: argparse.Namespace, names: Iterable[str], sentence: str) -> None:
+    """Raise ConfigError if one of these options is given."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ConfigError(sentence.format(name))
+
+
+def probe_model(options: argparse.Namespace) -> int:
+    """Probe a model and print its heads."""
+    foreign = load_model(options.model, CAUSAL_LM)
+    settings: dict[str, Any] = {"ablate": options.ablate or "patterns", "by": options.by or "mean"}
+    table = probe_heads(
+        foreign.model,
+        seeds=SEEDS if options.seeds is None else options.seeds,
+        watch=lambda rows, count: iterate_with_bar("ablating heads", rows, count),
+        **settings,
+    )
+    shown = select_rows(table, options)
+    if options.json:
+        print(json.dumps(shown.to_dicts(), allow_nan=False))
+        return 0
+    console = open_console()
+    print_wrapped(console, Text(f"{escape_text(foreign.name)}: {len(table)} heads.", style="bold"))
+    print_lines(console, render_kinds(table, console.width))
+    whole = options.all or bool(options.kind or options.sort)
+    lines = [
+        render_table(shown, console.width, whole),
+        render_sentences(shown if whole else select_clearest(shown), console.width),
+    ]
+    for part in lines:
+        print_lines(console, [Text(), *part])
     return 0

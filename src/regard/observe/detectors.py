@@ -5,6 +5,8 @@ returns the score of each query instead of the mean. Detectors that need tokens 
 those that need values.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,6 +23,8 @@ from regard.observe.score_interval import QueryScores
 NEAR = 16  # tokens on either side that count as local
 MANY = 0.3  # of a row's weight: above it the first token is a sink
 HEAVY = 0.05  # of the keys: the heavy hitters
+RECEIVER_DISTANCE = 4  # sentences between one that receives weight and those that give it
+SMALLEST_VARIANCE = 1e-12  # of the mean square: below it all weights are equal up to rounding
 ROWS = 256  # rows of the band per block
 Queries = Sequence[int] | slice | Tensor
 SampleScore = Callable[[int, int, Tensor, Tensor], Tensor]
@@ -128,6 +132,66 @@ def heavy_hitter_share(m: AttentionMap | MapView, share: float = HEAVY) -> Tenso
     most = (look.is_real_key.sum(-1, keepdim=True) * share).ceil().clamp(min=1)
     among = torch.arange(ranked.shape[-1], device=ranked.device) < most
     return ranked.where(among, 0).sum(-1) / ranked.sum(-1)
+
+
+def positional_variance(m: AttentionMap | MapView) -> Tensor:
+    """Return the share of the variance of the weights that their distance explains, (b, h): 1 where a head ignores the words.
+
+    1 - Σ (w_ij - mean of all w with the same distance)² / Σ (w_ij - mean of all w)², over what the queries may see, of at most
+    256 queries, evenly spaced. NaN where all weights are equal.
+    Source: positional heads, Voita et al. 2019; the share is the coefficient of determination of the distance.
+    """
+    look = view_map(m)
+    b, h, _, k = look.map.shape
+    every = torch.arange(k, device=look.map.device)
+    found = torch.zeros(b, h, dtype=torch.float64, device=look.map.device)
+    for row, head in itertools.product(range(b), range(h)):
+        queries = select_spaced(look.is_counted[row, head], SAMPLE)
+        own = look.positions[row, queries]
+        lowest, highest = (int(own.min()), int(own.max())) if len(own) else (0, 0)
+        sums, counts = torch.zeros(2, highest - lowest + k, dtype=torch.float64, device=found.device)
+        squares = torch.zeros((), dtype=torch.float64, device=found.device)
+        for part, weights in look.iterate_blocks(row, head, queries, every):
+            seen = look.can_see(row, head, queries[part].unsqueeze(-1), every)
+            away = (own[part].unsqueeze(-1) - every - lowest + k - 1)[seen]  # the distance, from 0
+            sums.index_add_(0, away, weights[seen].double())
+            counts.index_add_(0, away, torch.ones_like(away, dtype=torch.float64))
+            squares += weights[seen].double().square().sum()
+        mean = sums.sum() ** 2 / counts.sum()
+        explained = (sums.square() / counts.clamp(min=1)).sum() - mean
+        total = squares - mean
+        found[row, head] = explained / total if total > SMALLEST_VARIANCE * squares else math.nan
+    return found
+
+
+def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
+    """Return the excess kurtosis, over sentences, of the mean weight that each receives from sentences 4 or more later, (b, h).
+
+    A large number means that few sentences receive nearly all of the weight: a receiver head. sentences (b, k) is the number of
+    the sentence of each key, from 0. NaN with fewer than 4 sentences that another follows at that distance.
+    Source: Bogdan et al. 2025, "Thought anchors"; kurtosis as m4 / m2² - 3.
+    """
+    look = view_map(m)
+    b, h, _, k = look.map.shape
+    if not isinstance(sentences, Tensor) or sentences.shape != (b, k) or sentences.dtype != torch.int64:
+        raise ShapeError(f"sentences must be the number of each key's sentence, ({b}, {k}); got {describe_value(sentences)}.")
+    numbers = sentences.to(look.map.device)
+    count = int(numbers.max()) + 1 if k else 0
+    members = (numbers.unsqueeze(-1) == torch.arange(count, device=numbers.device)).to(look.overview.largest.dtype)
+    weight = (look.map @ members.unsqueeze(1)).double()  # (b, h, q, sentences)
+    found = torch.full((b, h), math.nan, dtype=torch.float64, device=look.map.device)
+    for row in range(b):
+        own = numbers[row, look.positions[row].clamp(0, k - 1)]
+        later = (own.unsqueeze(-1) - torch.arange(count, device=own.device) >= RECEIVER_DISTANCE).unsqueeze(0)  # (1, q, s)
+        later = later & look.is_counted[row].unsqueeze(-1)
+        pairs = later.sum(1) * members[row].sum(0)
+        received = weight[row].where(later, 0).sum(1) / pairs.clamp(min=1)
+        for head in range(h):
+            x = received[head][pairs[head] > 0]
+            if len(x) >= RECEIVER_DISTANCE:
+                x = x - x.mean()
+                found[row, head] = x.pow(4).mean() / x.square().mean() ** 2 - 3
+    return found
 
 
 @average_over_queries

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,7 @@ ACTIONS = {
     "broad": "attends to half of its keys or more",
     "local": "attends to tokens nearby",
 }
+EFFECT = "effect"  # the score that is the rise of the loss without the head
 RULES = {"broad": "breadth", "local": "local"}  # scores of kinds with another name
 SHORT = {  # names of columns
     "previous token": "prev",
@@ -67,7 +69,12 @@ class Head:
     def sentence(self) -> str:
         """What the head does and how sure that is, with the score that decides its kind; its largest scores if none does."""
         if self.kind != UNCLEAR:
-            return f"{ACTIONS[self.kind]}: {describe_score(self.scores[RULES.get(self.kind, self.kind)])}"
+            found = f"{ACTIONS[self.kind]}: {describe_score(self.scores[RULES.get(self.kind, self.kind)])}"
+            if self.kind == "first token" and "first value" in self.scores:
+                found += f"; its value is {self.scores['first value']:.2f} times as long as the others' median"
+            if self.kind == "induction" and "copying" in self.scores:
+                found += f"; raises its logit by {describe_interval(self.scores['copying'])}"
+            return f"{found}{describe_effect(self.scores[EFFECT])}" if EFFECT in self.scores else found
         known = sorted(
             (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
         )
@@ -84,6 +91,16 @@ class Head:
 def describe_interval(score: Score) -> str:
     """Return a score with its interval, such as "0.91 (0.90 to 0.92)"."""
     return f"{score:.2f} ({score.low:.2f} to {score.high:.2f})" if score.low == score.low else f"{score:.2f} (no interval)"
+
+
+def describe_effect(score: Score) -> str:
+    """Return what the loss does without the head."""
+    if math.isnan(score):
+        return ""
+    if score.low > 0 or score.high < 0:
+        low, high = sorted((abs(score.low), abs(score.high)))
+        return f"; without it the loss {'rises' if score > 0 else 'falls'} by {abs(score):.3f} ({low:.3f} to {high:.3f})"
+    return f"; without it the loss does not clearly change ({score.low:.3f} to {score.high:.3f})"
 
 
 def describe_score(score: Score) -> str:
@@ -159,8 +176,8 @@ class Heads(HtmlRepr):
 
     def __str__(self) -> str:
         text, hidden = self.format_lines()
-        kept = (f"not shown, but in every row's scores: {', '.join(hidden)}",) if hidden else ()
-        return "\n".join([*text, *kept, *self.notes])
+        others = f"not shown, but in every row's scores: {', '.join(hidden)}" if hidden else ""
+        return "\n".join([*text, *textwrap.wrap(others, text_table.WIDTH), *self.notes])
 
 
 def make_line(row: Head) -> dict[str, Any]:
@@ -235,7 +252,7 @@ def classify_heads(
         asked = range(len(numbers)) if some is None else some
         theirs = replace(wanted, tokens=words.select_key_words(wanted.tokens, kind, names[number]))
         tokens = None if theirs.tokens is None else words.convert_to_ids(theirs.tokens, b, k, m.device)
-        look = MapView(m if some is None else m.select(heads=some), tokens, own=kind == "self")
+        look = MapView(m if some is None else m.select(heads=some), tokens, kind == "self", wanted.queries)
         values = recording.values(number, kind=kind, part=part)
         if values is not None and some is not None:
             values = values[:, [head * values.shape[1] // h for head in some]]
@@ -270,7 +287,8 @@ def infer_kind(scores: Mapping[str, Score], halfway: float = math.nan) -> str:
     known = {name: scores[name] for name in THRESHOLDS if name in scores and not math.isnan(scores[name].low)}
     for name, score in known.items():
         others = [other.high for key, other in known.items() if key != name]
-        if score.low > THRESHOLDS[name] and all(score.low > high for high in others):
+        copies = name != "induction" or "copying" not in scores or scores["copying"].low > 0
+        if score.low > THRESHOLDS[name] and all(score.low > high for high in others) and copies:
             return name
     if scores["breadth"].low > BROAD:
         return "broad"

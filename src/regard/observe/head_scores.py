@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
@@ -19,7 +21,7 @@ from regard.observe.value_norms import weight_by_norm
 from regard.observe.words import Class, Tokens
 
 PUNCTUATION: Mapping[str, Class] = {"punctuation": words.is_punctuation}
-UNBOUNDED_SCORES = ("distance", "keys", "entropy")  # all others are shares, from 0 to 1
+UNBOUNDED_SCORES = ("distance", "keys", "entropy", "first value", "receiver")  # all others are shares, from 0 to 1
 UserScore = Callable[[AttentionMap], Tensor]
 
 
@@ -35,6 +37,7 @@ class HeadOptions:
     questions: Queries | None = None
     projections: Sequence[Tensor] | None = None
     scores: Sequence[UserScore] = ()
+    queries: slice = field(default_factory=lambda: slice(None))  # over which the scores are means
 
     def check(self) -> None:
         """Raise ConfigError if a setting is wrong."""
@@ -72,6 +75,14 @@ class HeadOptions:
         words_known = self.tokens is not None and not isinstance(self.tokens, Tensor)
         return {name: rule for name, rule in self.classes.items() if words_known or isinstance(rule, Tensor)}
 
+    def number_sentences(self, rows: int) -> Tensor | None:
+        """Return the number of the sentence of each word, (b, k); None without words, or where there are too few sentences."""
+        if self.tokens is None or isinstance(self.tokens, Tensor) or not len(self.tokens):
+            return None
+        texts: Any = [self.tokens] * rows if isinstance(self.tokens[0], str) else self.tokens
+        found = torch.tensor([words.number_sentences(text) for text in texts])
+        return found if int(found.max()) >= 2 * detectors.RECEIVER_DISTANCE - 1 else None
+
     def describe_missing_scores(self, kind: str = "self") -> tuple[str, ...]:
         """Return a sentence, in a tuple, on the scores that cannot be computed without words; empty if there are none."""
         lost = [name for name in ("duplicate", "induction") if self.tokens is None and kind == "self"]
@@ -104,6 +115,11 @@ def compute_scores(look: MapView, wanted: HeadOptions) -> dict[str, QueryScores 
         b, _, _, k = look.map.shape
         marked = words.mark_classes(wanted.tokens, rules, b, k, look.map.device)
         found |= dict(zip(rules, detectors.score_classes(look, marked), strict=True))
+    if look.own:
+        found["positional"] = detectors.positional_variance(look)
+    sentences = wanted.number_sentences(look.map.shape[0])
+    if look.own and sentences is not None:
+        found["receiver"] = detectors.receiver_kurtosis(look, sentences)
     found["entropy"] = detectors.entropy.queries(look)
     found["breadth"] = detectors.breadth.queries(look)
     return {**found, **{get_score_name(score): compute_user_score(look, score) for score in wanted.scores}}
@@ -115,7 +131,8 @@ def estimate_heads(
     """Return the scores of each head of a map; with its values (b, g, k, e) that of the first token by norm, too."""
     found = compute_scores(look, wanted)
     if values is not None:
-        found["first by norm"] = weight_by_norm(look, values, projection).score_first()
+        weighted = weight_by_norm(look, values, projection)
+        found |= {"first by norm": weighted.score_first(), "first value": weighted.first_value_ratio()}
     own = {get_score_name(score) for score in wanted.scores}
     estimates = {
         name: estimate_scores(score, (-math.inf, math.inf) if name in own or name in UNBOUNDED_SCORES else (0.0, 1.0))

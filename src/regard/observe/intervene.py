@@ -26,6 +26,7 @@ from regard.observe.recording import KINDS, Recording
 
 Layer = int | str | None
 Heads = int | Sequence[int] | None
+REPLACEMENTS = ("zero", "mean", "resample")
 Places = slice | int | Sequence[int] | Tensor | None
 
 
@@ -69,15 +70,29 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class KnockOut(Change):
-    """Set the context of a head to 0, as if its part of the output projection were 0."""
+    """Replace the context of a head, so that it says nothing about this input.
+
+    by: "zero", as if the head's part of the output projection were 0; "mean", the mean over the batch at each position (Wang
+    et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows.
+    """
 
     layer: Layer = None
     head: Heads = None
+    by: str = "zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("by", self.by, REPLACEMENTS)
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        kept = torch.ones(context.shape[1], dtype=context.dtype, device=context.device)
-        kept[self.resolve_heads(context.shape[1])] = 0
-        return torch.where(kept.view(-1, 1, 1) == 0, context.new_zeros(()), context)
+        if self.by != "zero" and len(context) < 2:
+            raise ConfigError(f"by={self.by!r} replaces a head's context by that of other rows: the batch needs at least 2.")
+        chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
+        chosen[self.resolve_heads(context.shape[1])] = True
+        other = context.new_zeros(())
+        if self.by != "zero":
+            other = context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
+        return torch.where(chosen.view(-1, 1, 1), other, context)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,16 +25,17 @@ class MapView:
     """A view of one map that caches what detectors need: `detector(m)` makes its own, `detector(look)` shares one.
 
     A query counts if it sees something and, where keys are its own tokens (`own`), sees its own too, unless no query of its
-    batch row and head does: so a query on padding does not count. tokens are ids of the keys, (b, k).
+    batch row and head does: so a query on padding does not count. tokens are ids of the keys, (b, k). `queries`, a slice,
+    restricts the means to these queries.
     """
 
-    def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True) -> None:
+    def __init__(self, m: AttentionMap, tokens: Tensor | None = None, own: bool = True, queries: slice = slice(None)) -> None:
         b, h, _, k = check_instance("m", m, AttentionMap, "recording.map(layer) returns one.").shape
         if not b * h:
             raise ShapeError(f"the map is (b, h, q, k) = {m.shape}, which holds no matrix: b and h must be at least 1.")
         if tokens is not None and (not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.shape != (b, k)):
             raise ShapeError(f"tokens must be ids (b, k) = ({b}, {k}), one for each key; got {describe_value(tokens)}.")
-        self.map, self.tokens, self.own = m, tokens, own
+        self.map, self.tokens, self.own, self.queries = m, tokens, own, queries
         self._last: tuple[tuple[int, int], Plane] | None = None
 
     @cached_property
@@ -130,7 +131,10 @@ class MapView:
 
     def score_queries(self, found: Tensor, among: Tensor | None = None) -> QueryScores:
         """Return a score of each query (b, h, q), with the queries that count and are in `among`."""
-        return QueryScores(found, self.is_counted if among is None else self.is_counted & among)
+        among = self.is_counted if among is None else self.is_counted & among
+        chosen = torch.zeros_like(among)
+        chosen[..., self.queries] = among[..., self.queries]
+        return QueryScores(found, chosen)
 
     def is_visible(self, keys: Tensor) -> Tensor:
         """Return whether each query may see the key given for it, by index (b, q), as (b, h, q); False for an index outside."""

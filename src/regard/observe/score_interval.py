@@ -28,8 +28,8 @@ class Score(float):
         score.low, score.high, score.count = low, high, count
         return score
 
-    def __getnewargs__(self) -> tuple[float, float, float, int]:
-        return float(self), self.low, self.high, self.count
+    def __reduce__(self) -> tuple[type["Score"], tuple[float, float, float, int]]:
+        return Score, (float(self), self.low, self.high, self.count)
 
     def to_dict(self) -> dict[str, float | int | None]:
         """Return mean, low, high and count; None for what is not known."""

@@ -42,6 +42,20 @@ class NormWeighted:
         norms = self.norms.gather(2, keys.clamp(0, self.norms.shape[2] - 1).unsqueeze(1).expand(*self.norms.shape[:2], -1))
         return self._share(self.look.diagonal(back) * norms, self.look.is_visible(keys))
 
+    def first_value_ratio(self) -> Tensor:
+        """Return the norm of the first token's value over the median norm of the other tokens' values, (b, h).
+
+        Far below 1, the weight on the first token moves nothing: the head is parked there. NaN without another token.
+        Source: Gu et al. 2024, who find the values of attention sinks to be small.
+        """
+        ratios = []
+        for row, first in enumerate(self.look.first_token_indices):
+            others = self.look.is_real_key[row].clone()
+            others[:, first] = False
+            norms = self.norms[row].double().masked_fill(~others, torch.nan)
+            ratios.append(self.norms[row, :, first].double() / norms.nanmedian(-1).values)
+        return torch.stack(ratios)
+
     def mass(self, keys: slice | Tensor) -> Tensor:
         """Return the mean share of a set of keys, a slice or a bool (k,), as (b, h)."""
         chosen = torch.zeros_like(self.norms)

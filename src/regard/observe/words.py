@@ -46,6 +46,18 @@ class TextPair(Sequence[Any]):
         return self.read[index]
 
 
+def number_sentences(words: Sequence[str]) -> list[int]:
+    """Return the number of each word's sentence, from 0: one ends with ., ! or ?, and with what closes it."""
+    numbers, number, ended = [], 0, False
+    for word in words:
+        text = word.strip(MARKS)
+        if ended and text and any(one.isalnum() for one in text):
+            number, ended = number + 1, False
+        numbers.append(number)
+        ended = ended or text.rstrip("\"')]”’»").endswith((".", "!", "?"))
+    return numbers
+
+
 def select_axis_words(tokens: Words | None, kind: str, name: str) -> tuple[Words | None, Words | None]:
     """Return the words of a layer's queries and keys, by its kind and its module's path; None where there are none.
 

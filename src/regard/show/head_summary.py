@@ -50,7 +50,7 @@ def render_table(heads: Heads, width: int, whole: bool) -> Iterator[Text]:
     yield from map(Text, rest)
     if len(shown) < len(heads):
         yield from wrap_sentence(f"the clearest of {len(heads)} heads; --all shows all, --help explains the columns", width)
-    yield from (Text(note, style="dim") for note in heads.notes)
+    yield from (line for note in heads.notes for line in wrap_sentence(note, width))
 
 
 def render_sentences(heads: Heads, width: int) -> Iterator[Text]:

@@ -4,8 +4,36 @@ import argparse
 
 from regard.cli.arguments.look import add_table_arguments
 
+EPILOG = """\
+FILE is a recording: the heads are described on its text. With --model, the
+model reads random tokens that are repeated, which tells apart heads that text
+does not: induction heads are named only where they copy, too.
+
+  copying       logits by which a head raises the tokens it attends to
+  ov            eigenvalues of its OV circuit, from -1 to 1: all positive
+  effect        by how many nats the loss rises without the head
+
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `regard heads`."""
-    parser.add_argument("recording", metavar="FILE", help="what `regard look --out` or recording.save wrote")
+    parser.epilog = EPILOG
+    parser.add_argument("recording", metavar="FILE", nargs="?", help="what `regard look --out` or recording.save wrote")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="instead of FILE: probe a language model: pocket, smollm2, a folder, a .gguf file or a name on the hub",
+    )
+    parser.add_argument("--seeds", metavar="N", type=int, help="rows of the probe (8)")
+    parser.add_argument(
+        "--ablate",
+        choices=("patterns", "all", "none"),
+        help="measure what the loss does without the heads that a pattern names, without each head, or not at all (patterns)",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("zero", "mean", "resample"),
+        help="what stands for an ablated head: 0, or the mean or one of other rows (mean)",
+    )
     add_table_arguments(parser)

@@ -1,0 +1,57 @@
+"""Copying: whether a head raises the logit of the token that it attends to."""
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError
+from regard.mechanism.heads import share
+from regard.observe.map_view import MapView
+from regard.observe.score_interval import QueryScores
+from regard.probe.model_parts import LayerParts, ModelParts, Norm
+
+
+def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: ModelParts, tokens: Tensor) -> QueryScores:
+    """Return Σ_j A_ij (ℓ_ij(t_j) - mean over t of ℓ_ij(t)) for each query i, in logits, (b, h, q).
+
+    ℓ_ij(t) = u_tᵀ N(v_j W_O) / s_i is what key j's value adds to the logit of token t by the direct path: W_O is the head's
+    part of the output projection, N the linear part of the last norm, s_i the scale by which that norm divides at query i, u_t
+    a row of the unembedding. Above 0, the head raises the logit of the tokens that it attends to, over those of other tokens.
+    Nothing is stored that is larger than (b, h, k, e). values (b, g, k, e); tokens (b, k).
+    Source: direct logit attribution, Elhage et al. 2021; copying of attended tokens, Olsson et al. 2022.
+    """
+    if layer.output is None:
+        raise ConfigError("the output projection of this layer was not found.")
+    words = parts.unembedding - parts.unembedding.mean(0)
+    reader = parts.norm.apply_transposed(words[tokens])  # (b, k, c)
+    seen = torch.einsum("bkc,hec->bhke", reader, layer.output)
+    added = (share(values.float().cpu(), look.map.shape[1]) * seen).sum(-1, keepdim=True)  # of each key, (b, h, k, 1)
+    scale = parts.norm.measure_scale(parts.final.cpu()).unsqueeze(1)  # (b, 1, q)
+    return look.score_queries((look.map @ added.to(look.overview.largest)).squeeze(-1).double().cpu() / scale)
+
+
+def score_ov_eigenvalues(layer: LayerParts, parts: ModelParts) -> Tensor:
+    """Return Σ λ / Σ |λ| over the eigenvalues λ of each head's OV circuit, (h,): 1 where all are positive, which is copying.
+
+    The circuit W_E N_in W_V W_O N_out W_U maps each token to the logits that it raises where it is attended to; the linear
+    parts of the norms are folded in, and the unembedding is centered, which changes no probability. Its n x n eigenvalues are
+    those of an e x e matrix. Positions, and what earlier layers add to the embedding, are left out.
+    Source: Elhage et al. 2021, "copying / primitive in-context learning".
+    """
+    if layer.output is None or layer.value is None or parts.embedding is None or layer.norm is None:
+        raise ConfigError("the value projection, the output projection or the embedding of this layer was not found.")
+    inner = compute_vocabulary_product(parts, layer.norm)
+    value = share(layer.value.transpose(1, 2).unsqueeze(0), len(layer.output))[0].transpose(1, 2)  # (h, c, e)
+    circuit = layer.output.double() @ inner @ value.double()  # (h, e, e)
+    found = torch.linalg.eigvals(circuit)
+    score: Tensor = found.real.sum(-1) / found.abs().sum(-1)
+    return score
+
+
+def compute_vocabulary_product(parts: ModelParts, norm: Norm) -> Tensor:
+    """Return N_out W_U W_E N_in, (c, c): what a head's output and input share through the vocabulary, float64."""
+    assert parts.embedding is not None
+    words = parts.unembedding - parts.unembedding.mean(0)
+    product = (words.T @ parts.embedding).double()
+    written: Tensor = parts.norm.apply_transposed(product.T).T  # over the residual that a head writes
+    found: Tensor = norm.apply_transposed(written)
+    return found

@@ -1,0 +1,219 @@
+"""The linear parts around attention, found in any model by running it: which modules they are is measured, not read from names.
+
+The model runs once on a probe while hooks keep what goes into and out of its modules at a few positions. A module is the
+output projection of a layer if its input equals the layer's context, head by head; it is the value projection if the values
+are columns of its output; it is the last norm if the logits are its output times the unembedding. Each linear map is then read
+off by the module's own forward on the unit vectors, so that quantized, adapted and renamed modules work alike.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.observe.recording import Recording
+
+POSITIONS = 8  # at which inputs and outputs are compared
+NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or half precision
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """What went into a module and came out of it at the first positions of the first row, (p, c_in) and (p, c_out)."""
+
+    module: nn.Module
+    name: str
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """y = gain (x - mean(x)) / scale(x) + shift, without the mean if not `is_centered`; a model without a norm has gain 1."""
+
+    gain: Tensor  # (c,)
+    is_centered: bool
+
+    def apply_transposed(self, u: Tensor) -> Tensor:
+        """Return the u' (..., c) for which u'ᵀ x = uᵀ (gain (x - mean(x))) for every x."""
+        found = u * self.gain
+        return found - found.mean(-1, keepdim=True) if self.is_centered else found
+
+    def measure_scale(self, x: Tensor) -> Tensor:
+        """Return the scale by which a vector (..., c) is divided: its deviation, or root mean square, (...)."""
+        x = x.double()
+        x = x - x.mean(-1, keepdim=True) if self.is_centered else x
+        return x.square().mean(-1).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerParts:
+    """The projections of one attention layer, by head: `output` (h, e, c), `value` (g, c, e), None where not found."""
+
+    output: Tensor | None
+    value: Tensor | None
+    norm: Norm | None  # before the value projection
+
+
+@dataclass(frozen=True, eq=False)
+class ModelParts:
+    """Embedding and unembedding (n, c), last norm, what goes into it (b, t, c), and the parts of each layer by its name."""
+
+    embedding: Tensor | None
+    unembedding: Tensor
+    norm: Norm
+    final: Tensor
+    layers: Mapping[str, LayerParts]
+
+
+class ActivationTrace:
+    """Hooks that keep what goes into and out of the modules of one forward pass."""
+
+    def __init__(self) -> None:
+        self.linear: list[Activation] = []
+        self.norms: list[Activation] = []
+        self.last: Tensor | None = None  # the whole input of the last norm
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator["ActivationTrace"]:
+        """Keep activations within the context."""
+        handles = [
+            module.register_forward_hook(self.make_hook(name), with_kwargs=True)
+            for name, module in model.named_modules()
+            if isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() in (1, 2)
+            if not isinstance(module, nn.Embedding)
+        ]
+        try:
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def make_hook(self, name: str) -> Any:
+        """Return a hook that keeps the activation of a module."""
+
+        def keep(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+            if x is None or not isinstance(result, Tensor) or x.dim() < 2:
+                return
+            found = Activation(module, name, cut_positions(x), cut_positions(result))
+            if module.weight.dim() == 2:  # type: ignore[operator]
+                self.linear.append(found)
+            elif x.shape == result.shape:
+                self.norms.append(found)
+                self.last = x.detach()
+
+        return keep
+
+
+def cut_positions(x: Tensor) -> Tensor:
+    """Return the first positions of the first row of (b, t, c) or (t, c), in float32."""
+    row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
+    return row[:POSITIONS].float().clone()
+
+
+def find_parts(
+    model: nn.Module, trace: ActivationTrace, recording: Recording, logits: Tensor, unembedding: Tensor | None = None
+) -> ModelParts:
+    """Find the linear parts of a model from the trace and the recording (with values) of the same forward pass.
+
+    `logits` (b, t, n) are what the model returned. Raises ConfigError if the unembedding is not found, or if the logits are not
+    the output of the last norm times the unembedding.
+    """
+    words = find_embedding(model, "get_output_embeddings", "head") if unembedding is None else unembedding
+    embedding = find_embedding(model, "get_input_embeddings", "tokens")
+    words = embedding if words is None else words
+    if words is None:
+        raise ConfigError(
+            "the matrix that turns vectors into logits was not found: pass it as unembedding=, (n, c), one row for each token."
+        )
+    last, final = trace.norms[-1] if trace.norms else None, trace.last
+    if last is not None and len(last.y[0]) != words.shape[1]:
+        raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
+    if last is None or final is None or not is_near(cut_positions(logits), last.y @ words.detach().float().T):
+        raise ConfigError(
+            "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
+            "computed."
+        )
+    names = dict(enumerate(recording.layers()))
+    layers = {name: find_layer(recording, number, trace) for number, name in names.items()}
+    return ModelParts(
+        None if embedding is None else embedding.detach().float(), words.detach().float(), fit_norm(last), final.float(), layers
+    )
+
+
+def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | None:
+    """Return the weight (n, c) of a model's embedding or unembedding: by transformers' method, or of this package's GPT-2."""
+    method = getattr(model, getter, None)
+    found = method() if callable(method) else getattr(model, attribute, None)
+    weight = getattr(found, "weight", None)
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> LayerParts:
+    """Find the projections of a layer: modules whose input is its context, and whose output holds its values."""
+    values, m = recording.values(number), recording.map(number)
+    if values is None:
+        return LayerParts(None, None, None)
+    h, groups = m.shape[1], values.shape[1]
+    v = values[:1].float()
+    joined = (m.select(batch=0) @ v)[0, :, :POSITIONS].transpose(0, 1).flatten(1).float()  # (p, h e)
+    output = None
+    projection = next((one for one in trace.linear if is_near(one.x, joined)), None)
+    if projection is not None and not any(is_near(norm.x, projection.y) for norm in trace.norms):  # it is added as it is
+        matrix = read_matrix(projection)
+        output = None if matrix is None else matrix.view(h, -1, matrix.shape[1])
+    for one in trace.linear:
+        columns = [find_columns(one.y, v[0, group, :POSITIONS]) for group in range(groups)]
+        if None not in columns and (matrix := read_matrix(one)) is not None:
+            e = v.shape[-1]
+            value = torch.stack([matrix[:, start : start + e] for start in columns if start is not None])
+            before = next((norm for norm in trace.norms if norm.y.shape == one.x.shape and is_near(norm.y, one.x)), None)
+            return LayerParts(output, value, Norm(torch.ones(matrix.shape[0]), False) if before is None else fit_norm(before))
+    return LayerParts(output, None, None)
+
+
+def is_near(one: Tensor, other: Tensor) -> bool:
+    """Return whether two activations are the same up to rounding."""
+    if one.shape != other.shape:
+        return False
+    return bool((one - other).norm() <= NEAR * other.norm()) and bool(other.norm() > 0)
+
+
+def find_columns(y: Tensor, v: Tensor) -> int | None:
+    """Return the first column of y (p, n) at which v (p, e) stands; None if it does not."""
+    p, e = v.shape
+    if y.shape[0] != p or y.shape[1] < e:
+        return None
+    distance = (y[:, : y.shape[1] - e + 1] - v[:, :1]).norm(dim=0)
+    for start in (distance <= NEAR * v[:, 0].norm().clamp(min=1e-9)).nonzero().flatten().tolist():
+        if is_near(y[:, start : start + e], v):
+            return int(start)
+    return None
+
+
+@torch.no_grad()
+def read_matrix(one: Activation) -> Tensor | None:
+    """Return the matrix (c_in, c_out) of a linear module, from its forward on the unit vectors; None if it is not linear."""
+    weight: Any = one.module.weight
+    unit = torch.eye(one.x.shape[1], device=weight.device, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
+    shift = one.module(torch.zeros_like(unit[:1]))
+    matrix = (one.module(unit) - shift).float().cpu()
+    return matrix if is_near(one.x.cpu() @ matrix + shift.float().cpu(), one.y.cpu()) else None
+
+
+def fit_norm(one: Activation) -> Norm:
+    """Return the gain of a norm, by least squares for each channel; whichever of layer norm and RMS norm fits better."""
+    fits = []
+    for centered in (True, False):
+        x = one.x.double()
+        x = x - x.mean(-1, keepdim=True) if centered else x
+        z, y = x / x.square().mean(-1, keepdim=True).sqrt(), one.y.double()
+        z0, y0 = (z - z.mean(0), y - y.mean(0)) if centered else (z, y)  # an RMS norm has no shift
+        gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
+        fits.append((float((gain * z0 - y0).norm()), Norm(gain.float().cpu(), centered)))
+    return min(fits, key=lambda fit: fit[0])[1]

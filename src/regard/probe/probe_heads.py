@@ -1,0 +1,197 @@
+"""probe_heads: what each head of a model does on repeated random tokens, how sure that is, and what is lost without it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_choice, check_floating, check_instance, describe_value
+from regard.observe.head_kinds import EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
+from regard.observe.head_scores import HeadOptions
+from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
+from regard.observe.map_view import MapView
+from regard.observe.record import record
+from regard.observe.recording import Recording
+from regard.observe.score_interval import QueryScores, Score, estimate_scores
+from regard.probe.copying import score_copying, score_ov_eigenvalues
+from regard.probe.model_parts import ActivationTrace, LayerParts, ModelParts, find_embedding, find_parts
+from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_probe_of_model
+
+ABLATED_HEADS = ("patterns", "all", "none")
+PATTERN_KINDS = tuple(kind for kind in THRESHOLDS if kind != "first token")
+FIRST_COLUMNS = ("previous token", "itself", "duplicate", "induction", "copying", "ov", "first token", "sink", EFFECT)
+
+
+def probe_heads(
+    model: nn.Module,
+    *,
+    vocabulary: int | None = None,
+    begin: int | None = None,
+    context: int | None = None,
+    seeds: int = SEEDS,
+    length: int = LENGTH,
+    repeats: int = REPEATS,
+    ablate: str = "patterns",
+    by: str = "mean",
+    unembedding: Tensor | None = None,
+    watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda rows, count: rows,
+) -> Heads:
+    """Classify each head of a language model on repeated random tokens: return the table of `regard.heads`, with more scores.
+
+    The probe has `seeds` rows: the model's begin token, `length` random tokens of its vocabulary, and the same tokens again,
+    `repeats` times in all, within its context; vocabulary, begin and context are read from the model's config unless given. The
+    scores are means over the later copies, where every pattern can occur, and the intervals are over the seeds. There are those
+    of `regard.heads`, of which "induction" is here the prefix matching score of Olsson et al. 2022, and:
+
+    - "copying": by how many logits the head raises the tokens it attends to over other tokens, by the direct path through the
+      output projection and the last norm (`regard.probe.copying.score_copying`);
+    - "ov": the eigenvalue score of the head's OV circuit, from -1 to 1 (Elhage et al. 2021); one number, without an interval;
+    - "effect": by how many nats the loss on the repeated tokens rises without the head. by says what replaces it, "zero",
+      "mean" or "resample" (`regard.KnockOut`); ablate says for which heads, "patterns" (those that a pattern names), "all" or
+      "none". Each head takes one forward.
+
+    An induction head needs both prefix matching above 0.4 and copying above 0. `unembedding` (n, c) is needed only where the
+    model has no get_output_embeddings. `watch` is called with the heads to ablate and their number, for a progress bar.
+    Raises ConfigError if the model cannot be probed.
+    """
+    check_instance("model", model, nn.Module, "Pass a language model that maps tokens (b, t) to logits.")
+    check_choice("ablate", ablate, ABLATED_HEADS)
+    check_choice("by", by, REPLACEMENTS)
+    if not callable(watch):
+        raise ConfigError(f"watch must be a function of the heads and their number, got {describe_value(watch)}.")
+    if unembedding is not None and check_floating("unembedding", unembedding).dim() != 2:
+        raise ConfigError(f"unembedding must be (n, c), one row for each token, got {describe_value(unembedding)}.")
+    given = {name: value for name, value in {"begin": begin, "context": context}.items() if value is not None}
+    size = find_vocabulary(model, unembedding) if vocabulary is None else vocabulary
+    probe = make_probe_of_model(model, size, seeds=seeds, length=length, repeats=repeats, **given)
+    tokens = probe.tokens.to(next(model.parameters(), torch.empty(0)).device)
+    with evaluate_mode(model), torch.no_grad():
+        trace = ActivationTrace()
+        with trace.watch(model), record(model, keep="values") as recording:
+            logits = compute_logits(model, tokens)
+        parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
+        rows = list(add_circuits(recording, probe, parts))
+        chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
+        loss = compute_losses(logits, probe)
+        effects = {
+            (row.layer, row.head): measure_effect(model, row, by, probe, tokens, loss) for row in watch(chosen, len(chosen))
+        }
+    rows = [
+        replace(row, scores=order_scores({**row.scores, **effects.get((row.layer, row.head), {})}, bool(chosen)))
+        for row in rows
+    ]
+    return Heads(tuple(rows), (describe_probe(probe), *notes))
+
+
+def find_vocabulary(model: nn.Module, unembedding: Tensor | None) -> int:
+    """Return the number of tokens of a model. Raises ConfigError if it is not known."""
+    config = getattr(model, "config", None)
+    for name in ("vocab_size", "vocabulary"):
+        if isinstance(getattr(config, name, None), int):
+            return int(getattr(config, name))
+    found = unembedding if unembedding is not None else find_embedding(model, "get_output_embeddings", "head")
+    if found is None:
+        raise ConfigError("the size of the model's vocabulary was not found: pass vocabulary=, the number of its tokens.")
+    return len(found)
+
+
+@contextmanager
+def evaluate_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model and its modules in evaluation mode within the context."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def compute_logits(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits (b, t, n) of a model. Raises ConfigError if it returns none."""
+    found = model(tokens)
+    logits = getattr(found, "logits", found[0] if isinstance(found, tuple) else found)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
+        raise ConfigError(
+            f"the model must return logits (b, t, n) for tokens {tuple(tokens.shape)}, as a tensor or as .logits; load it with "
+            "its head, e.g. AutoModelForCausalLM."
+        )
+    return logits.detach()
+
+
+def try_to_find_parts(
+    model: nn.Module, trace: ActivationTrace, recording: Recording, logits: Tensor, unembedding: Tensor | None
+) -> tuple[ModelParts | None, tuple[str, ...]]:
+    """Return the parts of a model, or None and a note that says why copying cannot be computed.
+
+    Raises ConfigError if the unembedding was given and does not fit.
+    """
+    try:
+        parts = find_parts(model, trace, recording, logits, unembedding)
+    except ConfigError as error:
+        if unembedding is not None:
+            raise
+        return None, (f"without copying: {error}",)
+    missing = sum(part.output is None for part in parts.layers.values())
+    note = f"without copying in {missing} of {len(parts.layers)} layers: their output projection was not found."
+    return parts, (note,) if missing else ()
+
+
+def add_circuits(recording: Recording, probe: Probe, parts: ModelParts | None) -> Iterator[Head]:
+    """Yield the rows of `regard.heads` on the probe with the scores of copying, by which induction heads are then named."""
+    options = HeadOptions(probe.tokens, classes={}, queries=probe.later_copies)
+    for number, name in enumerate(recording.layers()):
+        layer = LayerParts(None, None, None) if parts is None else parts.layers[name]
+        values, copying, circuits = recording.values(number), [Score(float("nan"))], [Score(float("nan"))]
+        if parts is not None and layer.output is not None and values is not None:
+            copying = estimate_scores(
+                score_copying(MapView(recording.map(number), queries=probe.later_copies), values, layer, parts, probe.tokens)
+            )
+            if layer.value is not None and parts.embedding is not None:
+                circuits = [Score(x, x, x) for x in score_ov_eigenvalues(layer, parts).tolist()]
+        for row in classify_heads(recording, options, layers=[number]):
+            scores = dict(row.scores)
+            if parts is not None and layer.output is not None:
+                scores |= {"copying": copying[row.head], "ov": circuits[min(row.head, len(circuits) - 1)]}
+                row = replace(row, scores=scores, kind=confirm_kind(row.kind, scores))
+            yield row
+
+
+def confirm_kind(kind: str, scores: dict[str, Score]) -> str:
+    """Return the kind that was inferred without copying, unless it is induction and the head does not copy."""
+    return infer_kind(scores) if kind == "induction" else kind
+
+
+def compute_losses(logits: Tensor, probe: Probe) -> Tensor:
+    """Return the loss of each repeated token, in nats, (b, q)."""
+    predicted = logits[:, probe.repeated].float().cpu()
+    following = probe.tokens[:, probe.repeated.start + 1 : probe.repeated.stop + 1]
+    return F.cross_entropy(predicted.transpose(1, 2), following, reduction="none")
+
+
+def measure_effect(model: nn.Module, row: Head, by: str, probe: Probe, tokens: Tensor, loss: Tensor) -> dict[str, Score]:
+    """Return by how much the loss rises without a head, with its interval over the seeds."""
+    with intervene(model, KnockOut(row.layer, row.head, by)):
+        rise = (compute_losses(compute_logits(model, tokens), probe) - loss).unsqueeze(1)
+    return {EFFECT: estimate_scores(QueryScores(rise, torch.ones_like(rise, dtype=torch.bool)))[0]}
+
+
+def order_scores(scores: dict[str, Score], with_effect: bool) -> dict[str, Score]:
+    """Return the scores in the order of the columns; NaN for the effect of a head that was not ablated."""
+    found = {EFFECT: Score(float("nan")), **scores} if with_effect else scores
+    return {name: found[name] for name in (*FIRST_COLUMNS, *found) if name in found}
+
+
+def describe_probe(probe: Probe) -> str:
+    """Return a sentence on the probe."""
+    b, t = probe.tokens.shape
+    begin = "the begin token, " if probe.begin else "no begin token, "
+    return (
+        f"{b} seeds of {t} tokens: {begin}{probe.length} random tokens, {(t - probe.begin) // probe.length} times. Intervals: "
+        "95 %, over the seeds."
+    )

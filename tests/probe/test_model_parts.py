@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+import regard
+from probe.small_models import C, E, G, H, make_model
+from regard import ConfigError
+from regard.probe.model_parts import ActivationTrace, find_parts
+from regard.probe.repeated_tokens import make_probe_of_model
+
+NEAR = {"rtol": 1e-4, "atol": 1e-5}  # float32: a gain is fitted to eight positions
+
+
+def run(model):
+    """The parts of a model, and what each layer's attention added to the residual stream."""
+    probe = make_probe_of_model(model, 61)
+    trace = ActivationTrace()
+    with torch.no_grad(), trace.watch(model), regard.record(model, keep="values") as recording:
+        logits = model(probe.tokens).logits
+    return find_parts(model, trace, recording, logits), recording
+
+
+def test_gpt2s_parts_are_its_weights():
+    model = make_model("gpt2")
+    parts, _ = run(model)
+    for layer, block in zip(parts.layers.values(), model.transformer.h, strict=True):
+        torch.testing.assert_close(layer.output, block.attn.c_proj.weight.view(H, E, C), **NEAR)
+        value = block.attn.c_attn.weight[:, 2 * C :].view(C, H, E).transpose(0, 1)
+        torch.testing.assert_close(layer.value, value, **NEAR)
+        assert layer.norm.is_centered
+        torch.testing.assert_close(layer.norm.gain, block.ln_1.weight.detach(), **NEAR)
+    torch.testing.assert_close(parts.norm.gain, model.transformer.ln_f.weight.detach(), **NEAR)
+    assert torch.equal(parts.unembedding, model.lm_head.weight)
+
+
+def test_a_projection_of_q_k_and_v_by_head_is_taken_apart():
+    model = make_model("gpt_neox")
+    parts, _ = run(model)
+    for layer, block in zip(parts.layers.values(), model.gpt_neox.layers, strict=True):
+        fused = block.attention.query_key_value.weight.view(H, 3, E, C)[:, 2]
+        torch.testing.assert_close(layer.value, fused.transpose(1, 2), **NEAR)
+        torch.testing.assert_close(layer.output, block.attention.dense.weight.T.view(H, E, C), **NEAR)
+    assert not torch.equal(parts.unembedding, parts.embedding)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_grouped_heads_and_root_mean_square_norms_are_found(name):
+    model = make_model(name)
+    parts, _ = run(model)
+    plus = 1 if name == "gemma" else 0  # Gemma multiplies by 1 + weight
+    for layer, block in zip(parts.layers.values(), model.model.layers, strict=True):
+        torch.testing.assert_close(layer.output, block.self_attn.o_proj.weight.T.view(H, E, C), **NEAR)
+        value = block.self_attn.v_proj.weight.view(G, E, C).transpose(1, 2)
+        torch.testing.assert_close(layer.value, value, **NEAR)
+        assert not layer.norm.is_centered
+        torch.testing.assert_close(layer.norm.gain, block.input_layernorm.weight.detach() + plus, **NEAR)
+    torch.testing.assert_close(parts.norm.gain, model.model.norm.weight.detach() + plus, **NEAR)
+
+
+def test_a_projection_that_a_norm_follows_is_not_taken_for_what_is_added():
+    parts, _ = run(make_model("gemma2"))
+    assert all(layer.output is None for layer in parts.layers.values())
+
+
+def test_logits_of_another_head_are_refused():
+    model = make_model("llama")
+    probe = make_probe_of_model(model, 61)
+    trace = ActivationTrace()
+    with torch.no_grad(), trace.watch(model), regard.record(model, keep="values") as recording:
+        logits = model(probe.tokens).logits
+    with pytest.raises(ConfigError, match="not the output of the last norm times the unembedding"):
+        find_parts(model, trace, recording, logits.flip(-1))
+    with pytest.raises(ConfigError, match="not the output of the last norm times the unembedding"):
+        find_parts(model, trace, recording, logits, unembedding=torch.randn(61, C))
+
+
+def test_the_hooks_are_removed_even_after_an_error():
+    model = make_model("gpt2")
+    with pytest.raises(RuntimeError, match="stop"), ActivationTrace().watch(model):
+        raise RuntimeError("stop")
+    assert not any(module._forward_hooks for module in model.modules())
