@@ -1,13 +1,13 @@
-// The search for a word among the words of a recording, however long it is.
+// The search for a word in a recording of any length.
 
 import { el } from "../drawing/elements.js";
 import { formatCount } from "../drawing/number_format.js";
 import { formatPlainWord } from "../drawing/words.js";
 
-const MOST = 50; // found words listed
+const MOST = 50; // maximum number of words listed
 const PAGE = 2000;
 
-// A function that opens the search; what is chosen becomes the query.
+// Return a function that opens the search; the selected word becomes the query.
 export function createSearch(app) {
   return () => {
     if (!app.summary()) return;

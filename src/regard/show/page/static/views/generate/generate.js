@@ -1,4 +1,4 @@
-// Generate: words appear one by one, each with what it looked at and what else was likely.
+// The Generate view: words appear one by one, each with the words it attends to and the likely alternatives.
 
 import { el } from "../../drawing/elements.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
@@ -6,12 +6,12 @@ import { formatPercent } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 import { buildLayout } from "./generate_layout.js";
 
-const LINKED = 400; // letters of a text that the link holds
+const LINKED = 400; // maximum number of letters of a text in the link
 
 export const view = { name: "generate", title: "Generate", question: "Which word comes next, and why?", bar: [], mount };
 
-// `it` is what the functions below share: the words that came, as the server told them, what they go on from and how many were
-// asked for; the one looked into, null for the last; the recording of it all; and the run that goes on.
+// `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
+// number of words; the index of the selected word, null for the last; the recording; and the current run.
 function mount(stage, app) {
   const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null };
   it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => it.running?.abort(), pick: (n) => pickToken(it, n) });
@@ -20,10 +20,10 @@ function mount(stage, app) {
   return { draw() {}, leave: () => it.running?.abort(), keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
 }
 
-// What the link holds of an earlier run.
+// Restore the prompt and the temperature of the link.
 function resumeState({ page }, state) {
   page.form.elements.text.value = state.text ?? "";
-  if (state.heat) page.warm(state.heat); // not `temperature`: that is a switch of Steps
+  if (state.heat) page.warm(state.heat); // not `temperature`, which is a switch of Steps
   if (!state.text) page.form.elements.text.focus();
 }
 
@@ -95,7 +95,7 @@ function finishGeneration(it, summary) {
   it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
 }
 
-// What was stopped has no recording yet; Type makes one of the same words.
+// Return the message of a stopped run, which has no recording, with a link that opens its text in Type.
 function makeStopError({ app, written, begun }, asked) {
   if (!written.length) return asked ? "Stopped before the first word came." : "";
   const text = begun + written.map((one) => one.word).join("");

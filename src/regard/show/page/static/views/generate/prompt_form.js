@@ -1,11 +1,12 @@
-// The box of Generate: where the text begins, how many words are to come, how warm and by which dice.
+// The form of Generate: the prompt, the number of words, the temperature and the seed.
 
 import { el } from "../../drawing/elements.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
-const LETTERS = 72; // of a sentence that is offered
+const LETTERS = 72; // maximum number of letters of an example sentence
 
-// run({text, tokens, temperature, seed}) and stop() are told; `warm` sets the temperature, `busy` whether words are coming.
+// Create the form; it calls run({text, tokens, temperature, seed}) and stop(). `warm` sets the temperature, `busy` whether the
+// model is running.
 export function createPromptForm(app, { run, stop }) {
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "The beginning", placeholder: "Begin, and the model goes on", maxlength: app.start.limits.characters });
   const go = el("button", { class: "primary" }, "Go on");
@@ -35,7 +36,7 @@ export function createPromptForm(app, { run, stop }) {
   };
 }
 
-// Enter sends, with Shift it begins a line; Escape leaves the box.
+// Handle the keys of the prompt: Enter submits it, Shift+Enter starts a new line, Escape leaves the field.
 function readPromptForm(event, text, form) {
   if (event.key === "Escape") text.blur();
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

@@ -1,10 +1,10 @@
-// What stands in words beside the squares of who sees whom: what was found of the model, and of one pair of words.
+// The sentences next to the squares of who may see whom: the findings on the model, and one pair of words.
 
 import { el } from "../../drawing/elements.js";
 import { formatRounded } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 
-// What was found, in a sentence.
+// Describe the result of an examination in one sentence.
 export function describeExamination(model, { sees, reach, findings }) {
   if (!reach) return `${model}: ${findings.length ? "something is not as expected" : "nothing was found"}.`;
   const of = `${model}: of ${reach.words.length === 1 ? "this word" : `these ${reach.words.length} words`}`;
@@ -15,7 +15,7 @@ export function describeExamination(model, { sees, reach, findings }) {
   return sees === "all" ? `${of}, each sees every other.` : `${of}, none sees a later one.`;
 }
 
-// The report's lines: findings with what to do, what was checked and how closely, what cannot be told.
+// List the lines of the report: findings with their cure, checks with their sensitivity, and what could not be checked.
 export function listExaminationLines({ sees, findings, checked, unknown }) {
   const line = (name, ...said) => [el("dt", {}, name), el("dd", {}, said)];
   const cure = (text) => el("span", { class: "note" }, text);
@@ -28,7 +28,7 @@ export function listExaminationLines({ sees, findings, checked, unknown }) {
   ].flat(2);
 }
 
-// A pair of words: whether the query i may see the key j, and does.
+// Describe a pair of words: whether query i may see key j, and whether it does.
 export function describePair({ words, expected, found, strength }, i, j) {
   const query = `${quoteWord(words[i])} (token ${i})`;
   const key = i === j ? "itself" : `${quoteWord(words[j])} (token ${j}), which ${j > i ? "comes later" : "came before"}`;
@@ -39,7 +39,7 @@ export function describePair({ words, expected, found, strength }, i, j) {
   return `${query} may ${may ? "" : "not "}see ${key}: it does. ${how}`;
 }
 
-// How many words see something that they may not (sign 1), or do not see something that they may (-1).
+// Count the words that see a word they may not see (sign 1), or do not see a word they may see (sign -1).
 function listWordsWith({ expected, found }, sign) {
   return expected.filter((row, i) => row.some((may, j) => Number(found[i][j]) - Number(may) === sign)).length;
 }

@@ -1,4 +1,4 @@
-// What stands beside a map: the exact weight, score and rank of one cell, and the strongest links of what is pinned.
+// The readout next to a map: the exact weight, score and rank of a cell, and the strongest links of a pinned row or column.
 
 import { el, isTouch } from "../../drawing/elements.js";
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
@@ -21,7 +21,7 @@ export function createReadout(app) {
   const element = el("aside", { class: "readout", "aria-label": "Under the pointer" }, cell, links);
   let [asking, standing, linked] = [null, "", ""];
 
-  // A cell {q, k} or null; what is pinned; what its pixel shows where that holds more than one weight.
+  // Show a cell {q, k} or null, the links of the pinned row or column, and the value of a pixel that covers many weights.
   function show(at, pinned, pixel) {
     linksOf(pinned);
     const place = app.place();
@@ -38,7 +38,7 @@ export function createReadout(app) {
       return;
     }
     said(at);
-    fields.weight.title = ""; // what still stands there is of the cell before
+    fields.weight.title = ""; // the text is still that of the previous cell
     cell.classList.add("asking");
     exact(at, place);
   }
@@ -71,7 +71,7 @@ export function createReadout(app) {
     }
   }
 
-  // The strongest links of a pinned row or column, each a step away.
+  // Show the strongest links of a pinned row or column.
   async function linksOf({ q, k }) {
     const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null]);
     if (name === linked) return;

@@ -1,4 +1,4 @@
-// What a query looks at, as bars.
+// The weights of a query as bars.
 
 import { formatColor, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -6,9 +6,9 @@ import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { makeNamer } from "./narration.js";
 
-const BARS = 16; // words listed with their weights
+const BARS = 16; // maximum number of words listed
 
-// Where something is switched, a mark for what the head itself does.
+// Render the bars; if a switch is set, a mark shows the original weight of the head.
 export function renderBars(told, data, at, pickColumn, pickRow) {
   const [now, own] = [told.steps.weights[at.row], told.own.weights[at.row]];
   const all = now.map((_, j) => j);

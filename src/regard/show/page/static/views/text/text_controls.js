@@ -1,9 +1,9 @@
-// The controls over a text: which way the links go, and which heads, several of which show their mean.
+// The controls above a text: the direction of the links, and the heads; several heads show their mean.
 
 import { el } from "../../drawing/elements.js";
 import { renderChoice, getHeadNumber } from "../../frame/controls.js";
 
-// The heads that a state chooses.
+// Return the heads that a state selects.
 export function getSelectedHeads(app, state) {
   const named = state.heads ? state.heads.split(",").map(Number) : [state.head];
   const found = named.filter((head) => head < app.attention().layers[state.layer].heads);
@@ -20,7 +20,7 @@ export function renderTextControls(element, app, state) {
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
-// A chip for each head, and one for all of them.
+// Render a chip for each head, and one for all heads.
 function renderHeadChips(app, state) {
   const layer = app.attention().layers[state.layer];
   const heads = getSelectedHeads(app, state);
@@ -36,7 +36,7 @@ function renderHeadChips(app, state) {
   return layer.heads > 1 ? [...each, every] : each;
 }
 
-// The changes of the link that add a head or take it away; one stays in any case.
+// Return the changes of the link that add or remove a head; the last head is not removed.
 function toggleHead(heads, head) {
   const next = heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head].sort((a, b) => a - b);
   if (!next.length) return {};

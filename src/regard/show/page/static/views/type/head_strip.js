@@ -1,4 +1,4 @@
-// The heads of a layer at the side of Type: a small picture of each and of their mean, and the chosen one large.
+// The heads of a layer in Type: a small picture of each head and of their mean, and a large one of the selected head.
 
 import { el } from "../../drawing/elements.js";
 import { averageCodes, paintCodes, createPixelCanvas } from "../../drawing/matrix_image.js";
@@ -14,7 +14,7 @@ export function createHeadStrip() {
     el("section", {}, title, alike, strip),
     el("figure", {}, frame, el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at")));
 
-  // Small pictures {codes, shape} in a table of colours; `share` is how far down the word stands that asks.
+  // Draw the pictures {codes, shape} in the colors of a table; `share` is the position of the query from 0 to 1.
   function set({ codes, shape }, head, colours, share, layer, choose) {
     const [h, rows, columns] = shape;
     const of = (n) => (n === null ? averageCodes(codes, shape) : codes.subarray(n * rows * columns, (n + 1) * rows * columns));
@@ -22,7 +22,7 @@ export function createHeadStrip() {
       paintCodes(createPixelCanvas(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
     strip.replaceChildren(...(h === 1 ? [null] : [null, ...Array.from({ length: h }, (_, n) => n)]).map(small));
-    alike.hidden = strip.hidden = h === 1; // the one is drawn large
+    alike.hidden = strip.hidden = h === 1; // the only head has the large picture
     title.textContent = h === 1 ? "Its one head" : "Its heads";
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
     paintCodes(canvas, of(head), rows, columns, colours);

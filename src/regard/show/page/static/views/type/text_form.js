@@ -1,10 +1,10 @@
-// The box of Type, and the sentences that are offered while it is empty.
+// The text field of Type, and the example sentences while it is empty.
 
 import { el } from "../../drawing/elements.js";
 
-const LETTERS = 72; // of a sentence that is offered
+const LETTERS = 72; // maximum number of letters of an example sentence
 
-// run(text) is told; `offer` shows the sentences where the box is empty, `busy` whether the model is running.
+// Create the form; it calls run(text). `offer` shows the sentences if the field is empty, `busy` sets whether the model runs.
 export function createTextForm(app, run) {
   const { translates, translation } = app.start;
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "Your words", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });

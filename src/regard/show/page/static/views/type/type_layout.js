@@ -1,4 +1,4 @@
-// What stands on Type from the first, and how its parts are set: the box, the words, what is expected next, the heads.
+// The layout of Type: the text field, the words, the predicted next words and the heads.
 
 import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -43,7 +43,7 @@ export function buildLayout(app, run) {
       root.setAttribute("aria-busy", String(now));
     },
     words: words.set,
-    // The words that ask, where they are not those that are looked at.
+    // Set the words of the queries if they differ from those of the keys.
     written(words, total, pick) {
       wrote.hidden = !words;
       if (words) written.set(words, total, pick);
@@ -68,7 +68,7 @@ export function buildLayout(app, run) {
   };
 }
 
-// A word that may come next, with its probability.
+// Render a predicted word with its probability.
 function renderPrediction({ word, probability }, top, go) {
   return el("button", { class: "quiet type-expected", title: "Go on with this word", onclick: go },
     el("span", { class: "type-word" }, renderWord(word)),
@@ -76,7 +76,7 @@ function renderPrediction({ word, probability }, top, go) {
     el("span", { class: "numbers" }, formatPercent(probability)));
 }
 
-// The words, each a button; the tab key stops at the picked one alone.
+// Create the words as buttons; the Tab key reaches only the selected one.
 function createParagraph(label) {
   const element = el("div", { class: "words type-words", role: "group", "aria-label": label });
   const more = el("p", { class: "note" });
@@ -111,7 +111,7 @@ function createParagraph(label) {
     bring(word);
   }
 
-  // Scrolls no further than needed to see a word.
+  // Scroll the least distance that makes a word visible.
   function bring(word) {
     const top = word.offsetTop - element.offsetTop;
     const bottom = top + word.offsetHeight;
