@@ -28,7 +28,7 @@ const find = (id) => document.getElementById(id);
 async function bootPage() {
   const notice = createNotices(find("wait"), find("stage"));
   const source = connectSource();
-  notice.wait("Asking what there is to look at");
+  notice.wait("Loading the list of recordings");
   const start = await source.start();
   notice.ready();
   const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
@@ -190,7 +190,7 @@ function runGuarded(app, work) {
 
 function showEmptyPage(page, app) {
   const way = page.start.model ? el("a", { href: app.link({ view: "type" }) }, "Type a sentence") : "Start regard serve with a recording";
-  find("stage").append(el("p", { class: "empty" }, "There is nothing to look at yet. ", way, " and it is drawn here."));
+  find("stage").append(el("p", { class: "empty" }, "There is no recording yet. ", way, " to see its attention here."));
   return {};
 }
 

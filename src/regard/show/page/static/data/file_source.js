@@ -42,14 +42,14 @@ export function createFileSource() {
       const shape = { rows: Math.ceil(queries / 2 ** z), columns: Math.ceil(keys / 2 ** z) };
       if (found) return { level: z, codes: readCodes(found.buffer), ...shape, queries, keys };
     }
-    throw new Fault("This file holds no picture of this head: it was written for fewer of them. `regard serve` shows them all.");
+    throw new Fault("This file contains no picture of this head. To see all heads, run `regard serve` with the recording.");
   }
 
   // Return all weights of a head, if the file contains them.
   async function whole(r, place) {
     const found = await picture(r, place, 0, "mean");
     if (found.level === 0) return found;
-    throw new Fault("This file holds the coarser pictures of so long a text, not its single weights. `regard serve` shows them all.");
+    throw new Fault("This file contains only coarser pictures of this long text. To see single weights, run `regard serve` with the recording.");
   }
 
   // Return the codes of the mean over some heads at n places.
@@ -95,7 +95,7 @@ export function createFileSource() {
       return { words: words.slice(from, to) };
     },
     async *heads(r, { kind, part }) {
-      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file was written without the kinds of its heads.");
+      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file does not contain the kinds of the heads.");
       for (const line of lines.split("\n")) if (line) yield JSON.parse(line);
     },
     async thumbs(r, { kind, part, b, layer }) {
@@ -105,7 +105,7 @@ export function createFileSource() {
       return { codes: joinArrays(all.map((one) => poolCodes(one, shape[1], shape[2]))), shape, sampled: false };
     },
     async *open(r, place) {
-      yield json(`${r}/open?${formatPlace(place)}`, "This file holds nothing of this head.");
+      yield json(`${r}/open?${formatPlace(place)}`, "This file contains no data of this head.");
     },
     async tile(r, { level, row: down, column: across, how, ...place }) {
       return cutTile(await picture(r, place, level, how), level, down, across, how);
@@ -115,16 +115,16 @@ export function createFileSource() {
     column,
     top,
     async steps(r, place) {
-      return json(`${r}/steps?${formatPlace(place)}`, "This file holds no steps of this head: the text is too long for them. `regard serve` shows them.");
+      return json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
     },
     async example({ name, head }) {
-      return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file was written without this example.");
+      return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file does not contain this example.");
     },
     async type() {
-      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+      throw new Fault("A single file cannot run a model. To run one, use `regard serve --model pocket`.");
     },
     async *generate() {
-      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+      throw new Fault("A single file cannot run a model. To run one, use `regard serve --model pocket`.");
     },
   };
 }

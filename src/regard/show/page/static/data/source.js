@@ -54,11 +54,11 @@ async function fetchResponse(address, options) {
     response = await fetch(address, { ...options, headers });
   } catch (fault) {
     if (fault.name === "AbortError") throw fault;
-    throw new Fault("The server does not answer. Is `regard serve` still running? Start it again and reload this page.");
+    throw new Fault("The server does not answer. Check whether `regard serve` is still running; restart it and reload this page.");
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  throw new Fault(told.error ?? `The server answered with an error, ${response.status}, and no sentence about it.`);
+  throw new Fault(told.error ?? `The server answered with status ${response.status} and no error message.`);
 }
 
 async function fetchJson(address, options) {

@@ -25,7 +25,7 @@ function formatPower(value) {
 // Draw a legend as an element.
 export function drawLegend({ title, colour, ticks: marks }) {
   const stops = Array.from({ length: 17 }, (_, n) => formatColor(colour(n / 16)));
-  return el("div", { class: "legend", role: "img", "aria-label": `Colours: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
+  return el("div", { class: "legend", role: "img", "aria-label": `Colors: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
     el("span", {}, title),
     el("div", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }),
     el("div", { class: "ticks numbers" }, marks.map(([place, text]) => el("span", { style: { left: `${100 * place}%` } }, text))),

@@ -33,16 +33,16 @@ export function renderControls(line, view, app, state) {
   const wanted = app ? (asked ?? []) : [];
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
-  const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "a note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
+  const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
   line.replaceChildren(...[el("h1", { class: "question" }, view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
 const MEANT = {
-  attention: "Which of the model’s attentions: of a text to itself, or to another",
-  text: "Which text of those that were run together",
-  layer: "A model looks again and again; each layer works on what the one before found",
-  head: "Each layer looks in several ways at once; a head is one of them",
+  attention: "The kind of attention: from a text to itself, or to another text",
+  text: "One of the texts of the batch",
+  layer: "A model has several layers; each computes on the output of the previous one",
+  head: "Each layer has several heads, and each head has its own attention weights",
 };
 
 const CONTROLS = {
@@ -65,10 +65,10 @@ const CONTROLS = {
     const layer = app.attention().layers[state.layer];
     return renderStepper(app, "head", "head", state.head, Array.from({ length: layer.heads }, (_, head) => String(getHeadNumber(layer, head))));
   },
-  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "What a pixel of many weights shows"),
+  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
   scale(app, state) {
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
-    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Scale of colours: linear shows the strong weights, log the small ones too");
+    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale: linear shows the large weights, log also the small ones");
   },
 };
 

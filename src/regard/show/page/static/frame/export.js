@@ -12,18 +12,18 @@ export function createExporter(app, picture) {
   const save = (kind) => async () => {
     try {
       const shown = picture();
-      if (!shown.svg && !shown.canvas) return app.fail("There is no picture here yet: this view draws one once something is shown.");
+      if (!shown.svg && !shown.canvas) return app.fail("There is no picture to save yet.");
       const name = `regard-${app.state().view}.${kind}`;
       const svg = frameSvg(shown, document.getElementById("caption").textContent);
       return downloadBlob(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rasterizeSvg(svg), name);
     } catch (fault) {
-      return app.fail(`The picture could not be made: ${fault.message}`);
+      return app.fail(`The picture cannot be saved: ${fault.message}`);
     }
   };
   const chosen = (kind) => () => (close(), button.focus(), save(kind)());
   const items = el("div", { hidden: true, role: "menu", id: "save-menu" },
-    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG, as pixels"),
-    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG, as lines"));
+    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG (pixels)"),
+    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG (vectors)"));
   const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save", el("span", { class: "long" }, " picture"));
   const menu = el("div", { class: "menu" }, button, items);
 
@@ -92,7 +92,7 @@ function drawScale(pen, { title, colour, ticks }, y) {
 
 async function rasterizeSvg(svg) {
   const sheet = await loadImage(svg);
-  return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
+  return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser returned no PNG."))), "image/png"));
 }
 
 // Draw an SVG on a canvas, at the resolution of the screen or above.

@@ -10,13 +10,13 @@ const PRESSING = ["Enter", " "];
 export function createKeyboard(app, ofView, hands) {
   const find = createSearch(app);
   const common = [
-    ["[", "the head before", () => stepState(app, "head", -1)],
-    ["]", "the next head", () => stepState(app, "head", 1)],
-    [",", "the layer before", () => stepState(app, "layer", -1)],
-    [".", "the next layer", () => stepState(app, "layer", 1)],
+    ["[", "previous head", () => stepState(app, "head", -1)],
+    ["]", "next head", () => stepState(app, "head", 1)],
+    [",", "previous layer", () => stepState(app, "layer", -1)],
+    [".", "next layer", () => stepState(app, "layer", 1)],
     ["/", "find a word", () => find()],
-    ["?", "these keys", () => list()],
-    ["Escape", "let go of what is pinned", () => app.go({ q: null, k: null })],
+    ["?", "show this list", () => list()],
+    ["Escape", "clear the selection", () => app.go({ q: null, k: null })],
   ];
 
   document.addEventListener("keydown", (event) => {
@@ -34,7 +34,7 @@ export function createKeyboard(app, ofView, hands) {
     const dialog = el("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() },
       ...renderKeyGroup("Keys of this view", own),
       ...renderKeyGroup("Keys of every view", shared),
-      ...renderKeyGroup("Mouse and fingers", hands(), "span"),
+      ...renderKeyGroup("Mouse and touch", hands(), "span"),
       el("form", { method: "dialog", style: { marginTop: "1rem" } }, el("button", { autofocus: true }, "Close")));
     document.body.append(dialog);
     dialog.showModal();

@@ -9,7 +9,7 @@ export function createReadingLine() {
   const element = el("p", { class: "compare-read numbers", "aria-live": "polite" });
 
   function show(now, i, j) {
-    if (i === null) return element.replaceChildren(isTouch() ? "Tap a weight to read it in both." : "Point at a weight to read it in both.");
+    if (i === null) return element.replaceChildren(isTouch() ? "Tap a cell to read its weight in both." : "Point at a cell to read its weight in both.");
     const [a, b] = now.parts.map((one) => (i < one.rows && j < one.columns ? one.weights[i * one.columns + j] : null));
     const inside = i < now.apart.rows && j < now.apart.columns && (a !== null || b !== null);
     return element.replaceChildren(describeCell(now, i, j), renderValue("first", a), renderValue("second", b), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), true) : "");
@@ -47,5 +47,5 @@ export function renderFurthestCells(found, [a, b], pin) {
     el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
     el("span", { class: "numbers" }, `${formatThreeDigits(a.weights[i * a.columns + j] ?? 0)} → ${formatThreeDigits(b.weights[i * b.columns + j] ?? 0)}`),
     el("span", { class: "numbers" }, `${by > 0 ? "+" : ""}${formatThreeDigits(by)}`));
-  return [el("h2", {}, "Where they differ most"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
+  return [el("h2", {}, "Largest differences"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
 }

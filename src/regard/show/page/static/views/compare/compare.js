@@ -10,7 +10,7 @@ import { DIFFERENCE, buildLayout } from "./compare_layout.js";
 const LISTED = 6; // number of largest differences listed
 const KEPT = 12; // maximum number of cached pictures
 
-export const view = { name: "compare", title: "Compare", question: "What is different?", bar: ["scale"], mount };
+export const view = { name: "compare", title: "Compare", question: "What is the difference?", bar: ["scale"], mount };
 
 // `it` is the state that the functions below share: the page, the cached pictures and words by head, and the pictures drawn.
 function mount(stage, app) {
@@ -51,7 +51,7 @@ async function drawView(it, state) {
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
   const level = chooseLevel(...both.flatMap(({ layer }) => [layer.queries, layer.keys]));
-  it.app.wait("Fetching the two heads");
+  it.app.wait("Loading the two heads");
   const parts = await Promise.all(both.map((side) => fetchOnce(it, [side.summary.id, side.place, level], () => fetchPictures(it, side, level, signal))));
   if (signal.aborted) return;
   it.app.ready();
@@ -86,7 +86,7 @@ function renderPictures(it, state) {
   page.list(level ? [] : listFurthestCells(apart, LISTED), parts);
   page.mark(it.drawn, state.q, state.k);
   const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${getHeadNumber(layer, place.head)}`);
-  app.caption(app.el("b", {}, `${a} against ${b}`), ": rows look, columns are looked at; in the difference blue is more in the second, orange less.");
+  app.caption(app.el("b", {}, `${a} against ${b}`), ": rows are queries, columns are keys; in the difference, blue is more in the second, orange is less.");
   if (state.q !== undefined && state.k !== undefined) page.exact(fetchExactWeights(it, state));
 }
 
@@ -94,8 +94,8 @@ function describeDifference({ apart, level }) {
   if (!apart.rows) return "";
   const share = level ? null : computeRowDistance(apart);
   if (share === null) return `Each pixel is the mean of ${2 ** level} by ${2 ** level} weights.`;
-  if (share < 5e-4) return "The two attend alike.";
-  return `On average ${formatThreeDigits(share)} of a word’s attention lies elsewhere in the second (0: alike, 1: nothing in common).`;
+  if (share < 5e-4) return "The two have equal weights.";
+  return `On average, ${formatThreeDigits(share)} of a word’s attention is on other words in the second (0: equal, 1: no overlap).`;
 }
 
 // Fetch the exact weights of a cell on both sides; a side without the cell is null.
@@ -146,13 +146,13 @@ function turnHead(it, by) {
 }
 
 const listKeys = (it) => [
-  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
-  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
-  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
-  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
-  ["}", "the next head, of the second", () => turnHead(it, 1)],
-  ["{", "the head before, of the second", () => turnHead(it, -1)],
-  ["x", "change sides", () => swapSides(it)],
+  ["ArrowUp", "previous query", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "previous key", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "next key", () => stepCell(it, 0, 1)],
+  ["}", "next head of the second", () => turnHead(it, 1)],
+  ["{", "previous head of the second", () => turnHead(it, -1)],
+  ["x", "swap the sides", () => swapSides(it)],
 ];
 
 // Return the difference of the full color, the 99th percentile, so that a few larger ones do not fade the others.

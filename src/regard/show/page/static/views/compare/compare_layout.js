@@ -16,13 +16,13 @@ export function buildLayout(app, { change, typed, pin, swap }) {
   const note = el("p", { class: "note" });
   const read = createReadingLine();
   const list = el("div", { class: "compare-list" });
-  const turner = el("span", { class: "choice compare-turn", role: "group", "aria-label": "Which is shown" });
+  const turner = el("span", { class: "choice compare-turn", role: "group", "aria-label": "Picture shown" });
   const row = el("div", { class: "compare-panes" }, panes.map((one) => one.root));
   const root = el("div", { class: "compare-page" }, told, note, read.element, turner, row, list);
   let now = null; // the pictures drawn, and the pinned cell
 
   panes[1].picks.after(renderTextForm(app, typed));
-  panes[2].shelf.append(el("button", { class: "compare-swap", title: "Change sides (x)", "aria-label": "Change sides", onclick: swap }, "⇄"));
+  panes[2].shelf.append(el("button", { class: "compare-swap", title: "Swap the sides (x)", "aria-label": "Swap the sides", onclick: swap }, "⇄"));
   for (const { frame } of panes) listenToPointer(frame, {
     point: (place) => now && point(...(place ?? now.pinned ?? [null])),
     pick: (place) => now && pin(...place.map((one) => one * 2 ** now.level)),

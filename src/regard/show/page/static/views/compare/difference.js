@@ -31,13 +31,13 @@ export function matchWords(a, b) {
   const differ = a.columns.filter((word, n) => word !== b.columns[n]).length;
   if (same && !differ) return { rows: a.rows.length, columns: a.columns.length, said: "" };
   if (same) {
-    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} not the same: the difference is taken place by place.`;
+    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.`;
     return { rows: a.rows.length, columns: a.columns.length, said };
   }
   const [rows, columns] = [countCommonPrefix(a.rows, b.rows), countCommonPrefix(a.columns, b.columns)];
-  const lengths = `Left there are ${a.columns.length} words, right ${b.columns.length}.`;
-  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They do not begin alike, so there is no difference to draw: compare each with its own words.` };
-  return { rows, columns, said: `${lengths} The first ${columns} are the same, and the difference is taken of these.` };
+  const lengths = `The first text has ${a.columns.length} words, the second ${b.columns.length}.`;
+  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
+  return { rows, columns, said: `${lengths} The first ${columns} are the same; the difference is computed for these.` };
 }
 
 function countCommonPrefix(a, b) {

@@ -29,7 +29,7 @@ function resumeState({ page }, state) {
 
 async function runGeneration(it, { text, tokens, temperature, seed }) {
   const { app, page } = it;
-  if (!text.trim()) return app.fail("Type the beginning first.", page.form);
+  if (!text.trim()) return app.fail("Type a prompt first.", page.form);
   it.running?.abort();
   const mine = new AbortController();
   Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
@@ -90,28 +90,28 @@ function finishGeneration(it, summary) {
   if (it.written.length < it.wanted) it.page.ended(it.written.length);
   it.app.add(summary);
   showToken(it, it.picked ?? getLastIndex(it));
-  const links = [["text", "Read it in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+  const links = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
   const changes = { r: summary.id, q: null, k: null, text: null, heat: null };
   it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
 }
 
 // Return the message of a stopped run, which has no recording, with a link that opens its text in Type.
 function makeStopError({ app, written, begun }, asked) {
-  if (!written.length) return asked ? "Stopped before the first word came." : "";
+  if (!written.length) return asked ? "Stopped before the first word." : "";
   const text = begun + written.map((one) => one.word).join("");
-  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Look at these words in Type"), ".");
+  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Open this text in Type"), ".");
 }
 
 function describePicture({ app, written, picked }, n) {
   const { word, probability } = written[n];
-  const more = picked === null ? "; pick a word to see what it looked at." : "; pick it again to let go.";
+  const more = picked === null ? "; select a word to see its attention." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next word that came", () => stepToken(it, 1)],
-  ["ArrowLeft", "the word before", () => stepToken(it, -1)],
+  ["ArrowRight", "next word", () => stepToken(it, 1)],
+  ["ArrowLeft", "previous word", () => stepToken(it, -1)],
   ["s", "stop", () => it.running?.abort()],
-  ["i", "write in the box", () => it.page.form.elements.text.focus()],
-  ["Escape", "stop, or let go of the picked word", () => unpickToken(it)],
+  ["i", "edit the prompt", () => it.page.form.elements.text.focus()],
+  ["Escape", "stop, or deselect the word", () => unpickToken(it)],
 ];

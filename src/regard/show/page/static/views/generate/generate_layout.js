@@ -34,7 +34,7 @@ export function buildLayout(app, { run, stop, pick }) {
     add: text.add,
     shade: text.shade,
     count: (n, all) => (progress.textContent = `${n} of ${all} words`),
-    ended: (n) => (progress.textContent = `${n} words; there the model ended the text.`),
+    ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
     look(line, n, pinned) {
       word.show(line);
       text.mark(n, pinned);
@@ -47,7 +47,7 @@ export function buildLayout(app, { run, stop, pick }) {
 function createGeneratedText(pick) {
   const prompt = el("span", { class: "generate-prompt" });
   const came = el("span", { class: "generate-came" });
-  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "The text: pick a word that came to look into it" }, prompt, came);
+  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "Text: select a generated word to see its attention" }, prompt, came);
   const at = (n) => came.querySelector(`[data-n="${n}"]`);
 
   came.addEventListener("click", (event) => {
@@ -104,13 +104,13 @@ function createGeneratedText(pick) {
 function createTokenPanel() {
   const [looked, likely] = [el("ol", { class: "generate-list" }), el("ol", { class: "generate-list" })];
   const which = el("h2");
-  const element = el("aside", { class: "generate-side", "aria-label": "The word that is looked into", hidden: true }, which,
-    el("section", {}, el("h3", {}, "It looked at"), looked, el("p", { class: "note" }, "Shares of its attention: the mean over the heads of the last layers.")),
-    el("section", {}, el("h3", {}, "It might have been"), likely));
+  const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
+    el("section", {}, el("h3", {}, "Attention"), looked, el("p", { class: "note" }, "Weights of the word: the mean over the heads of the last layers.")),
+    el("section", {}, el("h3", {}, "Alternatives"), likely));
 
   function show({ word, probability, likeliest, looked: places }) {
     element.hidden = false;
-    which.replaceChildren("When ", quoteWord(word), " came");
+    which.replaceChildren("Word ", quoteWord(word));
     const paper = (share) => formatColor(shadeWeight(0.25 + 0.75 * share));
     looked.replaceChildren(...places.map((one) => renderProbabilityBar(one.word, one.weight / places[0].weight, formatThreeDigits(one.weight), paper)));
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];

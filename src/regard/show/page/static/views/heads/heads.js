@@ -16,7 +16,7 @@ const AHEAD = "300px"; // distance from the window at which thumbnails are fetch
 export const view = {
   name: "heads",
   title: "Heads",
-  question: "Which of the heads is interesting?",
+  question: "Which heads are interesting?",
   bar: ["attention", "batch", "scale"],
   mount,
 };
@@ -89,12 +89,12 @@ async function fetchKinds(it) {
   const { app } = it;
   const { signal } = it.control;
   const { kind, part } = app.place();
-  app.wait("Asking every head what kind it is");
+  app.wait("Classifying the heads");
   for await (const line of app.source.heads(app.summary().id, { kind, part }, signal)) {
     if (signal.aborted || app.state().view !== "heads") return;
     if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
-      app.wait("Asking every head what kind it is", line.done / line.of);
+      app.wait("Classifying the heads", line.done / line.of);
       labelTiles(it, app.state());
     } else {
       Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
@@ -151,7 +151,7 @@ function labelTile(it, state, { layer, head }, element, found) {
   element.title = found ? [`${found.kind}: ${SENTENCES[found.kind] ?? ""}`, ...scores].join("\n") : "";
   element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
   element.querySelector(".head-kind").textContent = found?.kind ?? "";
-  element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);
+  element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open in Map`);
   element.classList.toggle("chosen", layer === state.layer && head === state.head);
 }
 
@@ -165,7 +165,7 @@ function layOutTiles(it, state) {
   const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
   const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
   it.sheet.replaceChildren(...(grouped ? getLayers(it).map(ofLayer) : [line(null, shown)]));
-  if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head here is of this kind on this text."));
+  if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head is of this kind on this text."));
 }
 
 function selectTile(it, state) {
@@ -181,15 +181,15 @@ function selectTile(it, state) {
 function describeKind(it, { only, layer, head }) {
   const kind = only ?? it.rows.get(getHeadName(it, layer, head))?.kind;
   if (!kind) return "";
-  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${getHeadName(it, layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
+  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Head ${getHeadName(it, layer, head)} is selected, ${kind}: ${SENTENCES[kind] ?? ""}`;
 }
 
 function describePicture(it, state) {
   const { queries, keys } = getLayers(it)[state.layer];
-  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "some of its rows" : "many";
-  const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows the strongest weight of ${some}` : "";
+  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : "its largest weight";
+  const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
-  it.app.caption(el("b", {}, count), ` · in each picture a row is a word that looks (a query), a column one it looks at (a key)${pooled}`);
+  it.app.caption(el("b", {}, count), ` · rows are queries, columns are keys${pooled}`);
 }
 
 // Select another of the shown heads: step(index of the selected head) returns its index.
@@ -211,11 +211,11 @@ function countColumns({ sheet }) {
 }
 
 const listKeys = (it) => [
-  ["ArrowLeft", "the picture before", () => stepHead(it, (now) => now - 1)],
-  ["ArrowRight", "the next picture", () => stepHead(it, (now) => now + 1)],
-  ["ArrowUp", "the picture above", () => stepHead(it, (now) => now - countColumns(it))],
-  ["ArrowDown", "the picture below", () => stepHead(it, (now) => now + countColumns(it))],
-  ["Enter", "open its map", () => it.app.go({ view: "map" })],
+  ["ArrowLeft", "previous head", () => stepHead(it, (now) => now - 1)],
+  ["ArrowRight", "next head", () => stepHead(it, (now) => now + 1)],
+  ["ArrowUp", "head above", () => stepHead(it, (now) => now - countColumns(it))],
+  ["ArrowDown", "head below", () => stepHead(it, (now) => now + countColumns(it))],
+  ["Enter", "open the head in Map", () => it.app.go({ view: "map" })],
 ];
 
 const formatPlural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -23,8 +23,8 @@ export function renderHeadControls(element, app, state, { rows, detectors, whole
   const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
   const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
   element.replaceChildren(
-    el("label", { class: "control" }, el("span", { class: "name" }, "in order of"), select),
-    el("span", { class: "chips", role: "group", "aria-label": "Kinds of head" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+    el("label", { class: "control" }, el("span", { class: "name" }, "sort by"), select),
+    el("span", { class: "chips", role: "group", "aria-label": "Kinds of heads" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
     seen || "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();

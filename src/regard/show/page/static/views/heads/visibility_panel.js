@@ -6,7 +6,7 @@ import { renderChoice } from "../../frame/controls.js";
 import { describeExamination, listExaminationLines, describePair } from "./visibility_text.js";
 import { createSquares } from "./visibility_squares.js";
 
-const WHOM = [["earlier", "those before it"], ["all", "every word"]]; // whom each word is expected to see, beside itself
+const WHOM = [["earlier", "earlier words"], ["all", "every word"]]; // the other words that each word is expected to see
 
 // `it` is the state that the functions below share: the parts of the panel, the answer, and its recording and rule.
 export function createVisibilityPanel(app) {
@@ -32,7 +32,7 @@ async function drawPanel(it, state) {
   const of = JSON.stringify([app.summary().id, sees]);
   if (of !== it.of) {
     it.of = of;
-    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Whom each word is expected to see"));
+    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Words that each word is expected to see"));
     await fetchExamination(it, sees);
   }
   markPair(it);
@@ -44,7 +44,7 @@ async function fetchExamination(it, sees) {
   const { signal } = (it.asking = new AbortController());
   it.answer = null;
   it.said.classList.remove("error");
-  it.said.textContent = `Asking ${app.start.model} who sees whom …`;
+  it.said.textContent = `Examining ${app.start.model} …`;
   try {
     const answer = await app.source.examination(app.summary().id, { sees }, signal);
     if (!signal.aborted) showExamination(it, answer);

@@ -12,7 +12,7 @@ const LESS = "−"; // MORE: sees a word that it may not see; LESS: does not see
 
 // Create the squares; call hover(pair or null) for the pointer, and pick(i, j) for a click or an arrow key.
 export function createSquares({ hover, pick }) {
-  const three = el("div", { class: "sight-squares", tabindex: 0, role: "group", "aria-label": "Who may see whom, and does: arrows go from pair to pair" });
+  const three = el("div", { class: "sight-squares", tabindex: 0, role: "group", "aria-label": "Who may see whom: arrow keys go from pair to pair" });
   const key = el("p", { class: "note sight-key" });
   const element = el("div", {}, three, key);
   let [reach, at] = [null, null];
@@ -78,10 +78,10 @@ function renderLegend({ expected, found }) {
   const signs = new Set(expected.flatMap((row, i) => row.map((_, j) => classifyPair({ expected, found }, i, j)[2][1])));
   const one = (name, style, sign, said) => el("span", {}, el("i", { class: name, style }, sign), ` ${said}`);
   return [
-    "A row is a word that looks (a query), a column one it may look at (a key), from the first layer to the last. ",
+    "Each row is a query, each column a key, through all layers. ",
     one("sight-sees", null, "", "sees "),
     one("", null, "", "does not "),
     signs.has(MORE) && one("", styleDifference(), MORE, "may not, but does "),
-    signs.has(LESS) && one("", null, LESS, "may, but nothing was seen to pass"),
+    signs.has(LESS) && one("", null, LESS, "may, but no effect was found"),
   ].filter(Boolean);
 }

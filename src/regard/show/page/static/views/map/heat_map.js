@@ -12,12 +12,12 @@ import { READ, drawMap as drawMap, listVisibleTiles, chooseTileLevel, measureRoo
 import { createReadout } from "./cell_readout.js";
 
 const SETTLED = 250; // milliseconds without movement before the link stores the viewport
-const NAME = "Map of one head: rows are queries, columns are keys. Arrows step a token.";
+const NAME = "Map of one head: rows are queries, columns are keys. Arrow keys move by one token.";
 
 export const view = {
   name: "map",
   title: "Map",
-  question: "What does one head look at, everywhere?",
+  question: "What does one head attend to?",
   bar: ["attention", "batch", "layer", "head", "how", "scale"],
   mount,
 };
@@ -77,7 +77,7 @@ async function openHead(it, of, place, state) {
   const { app, at } = it;
   it.opening?.abort();
   const control = (it.opening = new AbortController());
-  const said = `Adding up all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
+  const said = `Computing all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
   describePicture(it, state);
   app.wait(said);
   for await (const line of app.source.open(of, place, control.signal)) {
@@ -92,7 +92,7 @@ async function openHead(it, of, place, state) {
 
 function describePicture({ app, at }, state) {
   const kind = at.kind ? ` · ${at.kind}` : "";
-  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · rows are queries, columns are keys");
 }
 
 // Draw once, with the next frame of the screen.
@@ -248,21 +248,21 @@ function exportPicture(at) {
 }
 
 const listKeys = (it) => [
-  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
-  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
-  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
-  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
-  ["+", "closer", () => zoomBy(it, 2)],
-  ["=", "closer", () => zoomBy(it, 2)],
-  ["-", "farther", () => zoomBy(it, 0.5)],
-  ["0", "the whole map", () => (it.at.camera.all(), handleMove(it))],
+  ["ArrowUp", "previous query", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "previous key", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "next key", () => stepCell(it, 0, 1)],
+  ["+", "zoom in", () => zoomBy(it, 2)],
+  ["=", "zoom in", () => zoomBy(it, 2)],
+  ["-", "zoom out", () => zoomBy(it, 0.5)],
+  ["0", "show the whole map", () => (it.at.camera.all(), handleMove(it))],
 ];
 
 const HANDS = [
-  ["wheel, pinch", "closer or farther, where the pointer is"],
-  ["double click", "closer; with Shift farther"],
-  ["drag", "moves the map"],
-  ["click, tap", "keeps a weight, or the row or column of a word at the side"],
+  ["wheel, pinch", "zoom at the pointer"],
+  ["double click", "zoom in; with Shift, zoom out"],
+  ["drag", "move the map"],
+  ["click, tap", "pin a weight; on a word at the side, pin its row or column"],
 ];
 
 const roundNumber = (value) => Number(value.toPrecision(7));

@@ -155,14 +155,14 @@ function drawProfiles(pen, at, box, inks) {
     const most = Math.max(...side, 1e-9);
     const x = box.x + box.width + 6;
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    if (!narrow) pen.text(`how widely each row looks: entropy, to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    if (!narrow) pen.text(`entropy of each row, up to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
   }
   if (under) {
     const most = Math.max(...under, 1e-9);
     const y = box.y + box.height + 6;
     const low = deep - 12;
     pen.clip(box.x, y, box.width, low, () => drawSteps(under, at.keys, (place, value) => [camera.across(place), y + (low * value) / most], (place) => [camera.across(place), y], pen, fill));
-    const told = `how much each column is looked at, to ${formatThreeDigits(most)}`;
+    const told = `attention that each column receives, up to ${formatThreeDigits(most)}`;
     if (box.width > 240) pen.text(told, box.x, y + low + 9, { size, fill: inks.faint });
   }
 }

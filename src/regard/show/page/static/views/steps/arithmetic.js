@@ -13,7 +13,7 @@ export function writeArithmetic(name, problem, steps, i, j) {
 const WRITTEN = {
   scores({ q, k, scores, weight }, steps, i, j) {
     if (weight) return writeTanhTerms(weight, q[i], k[j], steps.scores[i][j]);
-    return scores || !q ? `${formatNumber(steps.scores[i][j])}, as it is given` : writeProducts(q[i], k[j], steps.scores[i][j]);
+    return scores || !q ? `${formatNumber(steps.scores[i][j])} (given)` : writeProducts(q[i], k[j], steps.scores[i][j]);
   },
 
   scaled(problem, { scores, scaled }, i, j) {
@@ -32,7 +32,7 @@ const WRITTEN = {
   weights({ sink, temperature = 1 }, { masked, weights }, i, j) {
     const row = (sink == null ? masked[i] : [...masked[i], sink]).map((score) => score / temperature);
     const top = Math.max(...row);
-    if (top === -Infinity) return "0, for there is nothing to divide";
+    if (top === -Infinity) return "0, because all scores are -inf";
     const sum = row.reduce((total, score) => total + Math.exp(score - top), 0);
     const cooled = temperature === 1 ? formatNumber(masked[i][j]) : `${formatNumber(masked[i][j])} / ${formatNumber(temperature)}`;
     return `e^(${writeTotal([cooled, formatNumber(-top)])}) / ${formatNumber(sum)} = ${formatNumber(weights[i][j])}`;

@@ -19,10 +19,10 @@ export function renderBars(told, data, at, pickColumn, pickRow) {
       el("span", { class: "steps-word" }, data.places && el("span", { class: "note numbers" }, formatCount(data.places[j]), " "), renderWord(data.columns[j])),
       el("span", { class: "steps-track" },
         el("span", { class: "steps-fill", style: { width: `${(100 * now[j]) / top}%`, backgroundColor: formatColor(shadeWeight(0.25 + (0.75 * now[j]) / top)) } }),
-        told.untouched ? null : el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `itself: ${formatThreeDigits(own[j])}` })),
+        told.untouched ? null : el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `original: ${formatThreeDigits(own[j])}` })),
       el("span", { class: "numbers" }, told.steps.masked[at.row][j] === -Infinity ? "–" : formatThreeDigits(now[j]))));
-  const heading = el("h2", {}, "What ", data.partial ? quoteWord(data.rows[0]) : renderQueryPicker(data, at, pickRow), " looks at");
-  return [heading, ...rows, told.untouched ? null : el("p", { class: "note" }, "The thin marks are what the head does without the switches."), all.length > BARS ? el("p", { class: "note" }, `the ${BARS} largest of ${all.length}`) : null].filter(Boolean);
+  const heading = el("h2", {}, "Weights of ", data.partial ? quoteWord(data.rows[0]) : renderQueryPicker(data, at, pickRow));
+  return [heading, ...rows, told.untouched ? null : el("p", { class: "note" }, "The thin marks show the original weights, without the switches."), all.length > BARS ? el("p", { class: "note" }, `the ${BARS} largest of ${all.length}`) : null].filter(Boolean);
 }
 
 function renderQueryPicker(data, at, pickRow) {

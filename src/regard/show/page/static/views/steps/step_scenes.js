@@ -6,11 +6,11 @@ import { listActiveSteps, writeFormulas, writeSentences } from "./narration.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const WIDE = 8; // maximum number of columns of a single row that is not transposed
-const PROJECTED = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value).";
+const PROJECTED = "Queries are compared with keys; the resulting weights combine the values into the context.";
 const ADDED =
-  "x is what asks, y what is looked at: in a translator the state before a word is written, and what was made of each word that " +
-  "was read. A query and a key are added, number by number, bent by tanh and weighed; the sum of that is their score.";
-const OFF = "This step is switched off: the numbers are those of the step before.";
+  "x is the state of the decoder before it writes a word, y the outputs of the encoder for the words of the sentence. The score of " +
+  "a query and a key is the dot product of the weight with tanh(q + k).";
+const OFF = "This step is turned off: its numbers are those of the previous step.";
 
 // Build the scenes of an answer to steps or example: {problem, own, steps, untouched, scenes}; `own` are the steps without
 // switches.

@@ -11,7 +11,7 @@ import { readSettings, createSwitches, UNTOUCHED } from "./switches.js";
 export const view = {
   name: "steps",
   title: "Steps",
-  question: "How does a number come about?",
+  question: "How is each number computed?",
   bar: (state) => (state.r && !state.example ? ["attention", "batch", "layer", "head"] : []),
   mount,
 };
@@ -58,7 +58,7 @@ async function loadData(it, state, key) {
   const example = getExample(it, state);
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
-  app.wait("Fetching the steps");
+  app.wait("Loading the steps");
   const asked = example ? app.source.example({ name: example, head: state.head }, signal) : app.source.steps(state.r, { ...app.place(), q: state.q }, signal);
   it.loaded = { key, data: await asked };
   app.ready();
@@ -158,7 +158,7 @@ function describePicture(it, state) {
   const { data } = it.loaded;
   const ofExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source}` : ""];
   const ofHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
-  const axes = data.partial ? ": a row for each key, the column is the query." : data.rows.length ? ": a row is a word that looks (a query), a column one it looks at (a key)." : ".";
+  const axes = data.partial ? ": rows are keys, the column is the query." : data.rows.length ? ": rows are queries, columns are keys." : ".";
   app.caption(...(getExample(it, state) ? ofExample() : ofHead()), axes);
 }
 
@@ -166,16 +166,16 @@ function copyNumbers(it) {
   const now = it.told && getScene(it);
   if (!now?.panels.length) return;
   const text = now.panels.map(formatTabbed).join("\n\n");
-  navigator.clipboard?.writeText(text).then(() => it.page.copied(), () => it.page.copied("The browser does not allow it."));
+  navigator.clipboard?.writeText(text).then(() => it.page.copied(), () => it.page.copied("The browser does not allow copying."));
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next step; with Shift the next key", (event) => (event.shiftKey ? stepColumn(it, 1) : moveScene(it, 1))],
-  ["ArrowLeft", "the step before; with Shift the key before", (event) => (event.shiftKey ? stepColumn(it, -1) : moveScene(it, -1))],
-  ["ArrowDown", "the next query", () => turnHead(it, 1)],
-  ["ArrowUp", "the query before", () => turnHead(it, -1)],
-  ["c", "copy the numbers, every digit", () => copyNumbers(it)],
-  ["Escape", "as the head does it, nothing picked", () => it.app.go({ ...UNTOUCHED, q: null, k: null, row: null, column: null }, { replace: true })],
+  ["ArrowRight", "next step; with Shift, next key", (event) => (event.shiftKey ? stepColumn(it, 1) : moveScene(it, 1))],
+  ["ArrowLeft", "previous step; with Shift, previous key", (event) => (event.shiftKey ? stepColumn(it, -1) : moveScene(it, -1))],
+  ["ArrowDown", "next query", () => turnHead(it, 1)],
+  ["ArrowUp", "previous query", () => turnHead(it, -1)],
+  ["c", "copy the numbers with every digit", () => copyNumbers(it)],
+  ["Escape", "reset the switches and the selection", () => it.app.go({ ...UNTOUCHED, q: null, k: null, row: null, column: null }, { replace: true })],
 ];
 
 const exportPicture = (it) => it.told && { svg: exportPanels(`${it.loaded.data.title}: ${formatHeading(getScene(it))}`, getScene(it).panels) };

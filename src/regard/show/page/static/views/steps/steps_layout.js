@@ -46,11 +46,11 @@ export function buildLayout(app, move, go) {
 // Render the choice of the recording's words or an example of the lectures.
 function renderExamples(app) {
   const start = (changes) => () => app.go({ ...UNTOUCHED, step: null, head: 0, ...changes });
-  const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "these words");
+  const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "this text");
   const chips = app.start.examples.map(({ name, title, summary }) =>
     el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
   const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
-  const all = [own, el("span", { class: "note" }, "the lectures’:"), ...chips, translation].flat().filter(Boolean);
+  const all = [own, el("span", { class: "note" }, "examples:"), ...chips, translation].flat().filter(Boolean);
   const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
 
   function pick(example) {
@@ -66,7 +66,7 @@ function renderExamples(app) {
 function createStepLine(move, go) {
   const slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => go(slider.steps[slider.value]) });
   const list = el("div", { class: "steps-names" });
-  const back = el("button", { "aria-label": "step before", onclick: () => move(-1) }, "‹");
+  const back = el("button", { "aria-label": "previous step", onclick: () => move(-1) }, "‹");
   const forth = el("button", { "aria-label": "next step", onclick: () => move(1) }, "›");
   const element = el("div", { class: "steps-walk" }, back, el("div", { class: "steps-line" }, el("div", { class: "steps-inner" }, list, slider)), forth);
 

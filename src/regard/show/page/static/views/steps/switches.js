@@ -26,7 +26,7 @@ export function createSwitches(change) {
   const rooted = el("span");
   const warmth = el("input", { type: "range", min: -DECADE, max: DECADE, step: 1, "aria-label": "Temperature", oninput: () => change({ temperature: formatTemperature(warmth.value) }) });
   const told = el("output", { class: "numbers" });
-  const reset = el("button", { class: "chip", onclick: () => change(UNTOUCHED) }, "as the head does it");
+  const reset = el("button", { class: "chip", onclick: () => change(UNTOUCHED) }, "reset");
   const divided = el("label", { class: "control" }, root, rooted);
   const element = el("fieldset", { class: "steps-switches" },
     el("legend", {}, "What if?"),
@@ -60,7 +60,7 @@ export function createSwitches(change) {
 function listChoices(data, cross) {
   if (isCausal(data)) return [["own", "causal"], ["none", "none"]];
   if (isOpen(data)) return cross ? [["own", "none"]] : [["own", "none"], ["causal", "causal"]];
-  return [["own", data.hidden == null ? "its own" : "the wrong one"], ...(cross ? [] : [["causal", "causal"]]), ["none", "none"]];
+  return [["own", data.hidden == null ? "original" : "the wrong one"], ...(cross ? [] : [["causal", "causal"]]), ["none", "none"]];
 }
 
 const formatTemperature = (steps) => (Number(steps) === 0 ? null : (10 ** (steps / DECADE)).toPrecision(3));

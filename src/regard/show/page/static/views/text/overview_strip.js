@@ -3,7 +3,7 @@
 import { readBackground } from "../../drawing/color.js";
 
 export function createOverview(app, text) {
-  const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "The whole text: click to go there" });
+  const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "Overview of the text: click to scroll" });
   let shading = null; // {codes, table}
 
   function draw() {

@@ -20,7 +20,7 @@ const BINS = 64; // number of colors of words
 export const view = {
   name: "text",
   title: "Text",
-  question: "Who looks at whom?",
+  question: "Which words attend to which?",
   bar: ["attention", "batch", "layer", "scale"],
   mount,
 };
@@ -105,7 +105,7 @@ async function shadeTexts(it, state) {
 async function fetchCodes(it, query, of) {
   const { app } = it;
   const control = (it.asking = new AbortController());
-  app.wait(of.incoming ? "Adding up all weights, to know what looks at this word" : "Asking what this word looks at");
+  app.wait(of.incoming ? "Computing the weights of all queries" : "Loading the weights of this word");
   try {
     const codes = await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal);
     if (control !== it.asking) return;
@@ -160,8 +160,8 @@ async function describePicture(it, state) {
   const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
-  const told = incoming ? app.ofTwoTexts() ? "each word is shaded by how much was looked, to write it, at " : "each word is shaded by how much it looks at "
-    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more it ${app.ofTwoTexts() ? "was looked at to write " : "is looked at by "}`;
+  const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
+    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
   app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
 }
 
@@ -173,7 +173,7 @@ async function fetchLinks(it, query, signal) {
     const [word] = await app.words(getWordList(it), shown.place, shown.place + 1);
     if (signal.aborted) return;
     const go = (one) => app.go(shown.incoming && hasTwoTexts(it) ? { q: one.place } : { q: shown.place, k: one.place });
-    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " is looked at most by" : " looks most at");
+    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " receives most attention from" : " attends most to");
     links.replaceChildren(title, listStrongestLinks(found, go));
     app.fail("", links);
   } catch (fault) {
@@ -198,16 +198,16 @@ function leaveView(it) {
 }
 
 const listKeys = (it) => [
-  ["ArrowLeft", "the word before", () => stepWord(it, (q) => q - 1)],
-  ["ArrowRight", "the next word", () => stepWord(it, (q) => q + 1)],
-  ["ArrowUp", "the line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
-  ["ArrowDown", "the line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
-  ["Home", "the first word", () => stepWord(it, () => 0)],
-  ["End", "the last word", () => stepWord(it, () => Infinity)],
-  ["w", "the other way: what looks at it", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
+  ["ArrowLeft", "previous word", () => stepWord(it, (q) => q - 1)],
+  ["ArrowRight", "next word", () => stepWord(it, (q) => q + 1)],
+  ["ArrowUp", "line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
+  ["ArrowDown", "line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
+  ["Home", "first word", () => stepWord(it, () => 0)],
+  ["End", "last word", () => stepWord(it, () => Infinity)],
+  ["w", "change the direction", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
 ];
 
 const HANDS = [
-  ["point", "shades the links of a word"],
-  ["click, tap", "keeps the word; again lets it go"],
+  ["hover", "show the links of a word"],
+  ["click, tap", "select a word; click it again to deselect it"],
 ];

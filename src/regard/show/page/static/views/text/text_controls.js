@@ -13,8 +13,8 @@ export function getSelectedHeads(app, state) {
 export function renderTextControls(element, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
   element.replaceChildren(
-    renderChoice(app, "way", state.way ?? "from", [["from", "what it looks at"], ["to", "what looks at it"]], "Which way the links go"),
-    el("span", { class: "control", role: "group", "aria-label": "Heads, several together show their mean" },
+    renderChoice(app, "way", state.way ?? "from", [["from", "what it attends to"], ["to", "what attends to it"]], "Direction of the links"),
+    el("span", { class: "control", role: "group", "aria-label": "Heads; several show their mean" },
       el("span", { class: "name" }, "heads"), el("span", { class: "chips" }, renderHeadChips(app, state))),
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();

@@ -4,9 +4,9 @@ import { el } from "../../drawing/elements.js";
 import { createScrollingText } from "./scrolling_text.js";
 import { createOverview } from "./overview_strip.js";
 
-const LABELS = { both: "The text", rows: "Queries: these look", columns: "Keys: these are looked at" };
-const TITLES = { rows: "what looks", columns: "what is looked at" };
-const OF_TWO = { rows: "what was written: each word with what was looked at for it", columns: "what was read" };
+const LABELS = { both: "Text", rows: "Queries", columns: "Keys" };
+const TITLES = { rows: "queries", columns: "keys" };
+const OF_TWO = { rows: "translation: select a word to see its attention", columns: "source" };
 
 // Create the texts [{side, text, strip}] in `panes`; call hover(side, place or null) and pick(side, place) for words.
 export function createTextPanes(panes, app, { queries, keys }, { hover, pick }) {

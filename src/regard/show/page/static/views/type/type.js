@@ -16,7 +16,7 @@ const LINKED = 400; // maximum number of letters of a text in the link
 export const view = {
   name: "type",
   title: "Type",
-  question: "What does it do with my words?",
+  question: "What does the model do with my words?",
   bar: (state) => (state.r ? ["attention", "layer"] : []),
   mount,
 };
@@ -171,9 +171,9 @@ function drawPictures({ app, page }, state, q, thumbs) {
 
 function describePicture({ app }, state, asker) {
   const { heads } = app.attention().layers[state.layer];
-  const all = heads === 1 ? "its one head" : `the mean of its ${heads} heads`;
+  const all = heads === 1 ? "its one head" : `mean of its ${heads} heads`;
   const who = `layer ${state.layer}, ${state.of === "head" ? `head ${getStateHeadNumber(app, state)}` : all}`;
-  app.caption(app.el("b", {}, quoteWord(asker)), ` and what ${app.ofTwoTexts() ? "was looked at to write it" : "it looked at"}: ${who}. Pick another word to ask for it.`);
+  app.caption("Attention of ", app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its attention.`);
 }
 
 // Append a predicted word to the text, and run the model.
@@ -199,25 +199,25 @@ function turnHead({ app }, by) {
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next word", () => stepWord(it, 1)],
-  ["ArrowLeft", "the word before", () => stepWord(it, -1)],
-  ["]", "the next head", () => turnHead(it, 1)],
-  ["[", "the head before; before the first the mean", () => turnHead(it, -1)],
-  ["i", "write in the box", () => it.page.form.elements.text.focus()],
+  ["ArrowRight", "next word", () => stepWord(it, 1)],
+  ["ArrowLeft", "previous word", () => stepWord(it, -1)],
+  ["]", "next head", () => turnHead(it, 1)],
+  ["[", "previous head; before the first, the mean", () => turnHead(it, -1)],
+  ["i", "edit the text", () => it.page.form.elements.text.focus()],
 ];
 
 // Describe the largest weights of a word in a sentence.
 function describeRow(weights, words, asks, q) {
   const order = sortByWeight(weights, words);
   if (!order.length) return `${quoteWord(asks)} may see nothing.`;
-  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that find nothing to look at rest on the first word." : "";
-  return `${quoteWord(asks)} looks most at ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
+  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that match no other word often put their attention on the first word." : "";
+  return `${quoteWord(asks)} attends most to ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
 }
 
 // Describe the words of the source with the largest weights for a word of the translation.
 function describeColumn(weights, words, wrote) {
   const found = sortByWeight(weights, words).map((n) => `${quoteWord(words[n])} (${formatRounded(weights[n])})`);
-  return found.length ? `To write ${quoteWord(wrote)} it looked most at ${joinList(found)}.` : `To write ${quoteWord(wrote)} it looked at nothing.`;
+  return found.length ? `To write ${quoteWord(wrote)}, the model attended most to ${joinList(found)}.` : `To write ${quoteWord(wrote)}, the model attended to nothing.`;
 }
 
 // Return the indices of the three largest weights.
