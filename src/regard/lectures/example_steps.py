@@ -114,7 +114,7 @@ def show_matrices(weights: Mapping[str, Tensor], sentence: str) -> ExampleStep:
 
 def show_projections(words: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> ExampleStep:
     """Show the query, key and value of each word, (t, d) or (h, t, d)."""
-    sentence = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value)."
+    sentence = "Queries are compared with keys; the resulting weights combine the values into the context."
     named = (("query", "q", q), ("key", "k", k), ("value", "v", v))
     if q.dim() == 2:
         panels = [make_word_panel(part, words, letter, name) for name, letter, part in named]

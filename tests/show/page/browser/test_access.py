@@ -72,9 +72,9 @@ def drawn(opened, address):
         page = opened(f"{address}#view={view}&r=r1&layer=3&head=1&q=18&k=3&sight=earlier", **look)
         if view != "generate":
             return settled(page)
-        page.get_by_role("textbox", name="The beginning").fill("Once upon a time")
+        page.get_by_role("textbox", name="Prompt").fill("Once upon a time")
         page.locator("select[name=tokens]").select_option("5")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Generate").click()
         page.wait_for_selector(".generate-after a")
         return quiet(page)
 
@@ -140,7 +140,7 @@ def test_all_that_a_mouse_can_press_is_reached_by_tab_and_the_focus_shows(drawn,
 
 def test_each_group_of_choices_says_what_is_chosen(drawn):
     page = drawn("map")
-    page.get_by_role("group", name="Scale of colours").get_by_role("button", name="log").click()
+    page.get_by_role("group", name="Color scale").get_by_role("button", name="log").click()
     until(page, "location.hash.includes('scale=log')")
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     pressed = {

@@ -119,4 +119,4 @@ def test_what_may_not_be_seen_becomes_minus_infinity_and_a_weight_of_nothing(ope
     assert hidden == "1 becomes -inf"
     assert stays == "2.5 (unchanged)"
     assert share == "e^(-inf - 2.5) / 1 = 0"
-    assert nothing == "0, for there is nothing to divide"
+    assert nothing == "0, because all scores are -inf"

@@ -70,7 +70,7 @@ def test_how_much_attention_lies_elsewhere_is_said(opened, address):
 
 def test_a_head_and_itself_attend_alike(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&head=1&layer2=1&head2=1"))
-    assert page.locator(".compare-told").inner_text() == "The two attend alike."
+    assert page.locator(".compare-told").inner_text() == "The two have equal weights."
 
 
 def test_the_places_that_differ_most_are_listed_and_lead_there(opened, address):
@@ -122,7 +122,7 @@ def test_each_side_has_its_own_head_and_they_change_places(opened, address):
 def test_prompts_of_one_length_are_compared_place_by_place(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r2&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
-        f"Both have {T} words, 1 of which is not the same: the difference is taken place by place."
+        f"Both have {T} words, 1 of which is different: the difference is computed position by position."
     )
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
     assert share == expect_moved((Q, K, 1, 0), (*OTHER, 1, 0))
@@ -131,7 +131,7 @@ def test_prompts_of_one_length_are_compared_place_by_place(opened, address):
 def test_prompts_that_begin_alike_are_compared_so_far(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&layer=1&r2=r3&layer2=1&head2=0"))
     assert page.locator(".compare-page > .note").inner_text() == (
-        f"Left there are {T} words, right 11. The first 5 are the same, and the difference is taken of these."
+        f"The first text has {T} words, the second 11. The first 5 are the same; the difference is computed for these."
     )
     share = float(re.search(r"0\.\d+", page.locator(".compare-told").inner_text())[0])
     assert share == expect_moved((Q, K, 1, 0), (*LONGER, 1, 0), 5)
@@ -139,7 +139,7 @@ def test_prompts_that_begin_alike_are_compared_so_far(opened, address):
 
 def test_prompts_with_nothing_in_common_are_told_apart_in_words(opened, address):
     page = drawn(opened(f"{address}#view=compare&r=r1&r2=r4"), panes=2)
-    assert "They do not begin alike" in page.locator(".compare-page > .note").inner_text()
+    assert "They have different beginnings" in page.locator(".compare-page > .note").inner_text()
 
 
 def test_a_long_text_is_compared_in_pixels_of_several_weights(opened, address):
@@ -162,7 +162,7 @@ def test_another_text_is_run_for_the_second_side(opened, address):
     page.keyboard.press("Enter")
     until(page, "location.hash.includes('r2=r6')")
     drawn(page, panes=2)
-    assert page.locator(".compare-page > .note").inner_text().startswith(f"Left there are {T} words, right 3.")
+    assert page.locator(".compare-page > .note").inner_text().startswith(f"The first text has {T} words, the second 3.")
 
 
 def test_on_a_phone_the_pictures_stand_one_at_a_time_in_the_same_place(opened, address):

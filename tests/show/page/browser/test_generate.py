@@ -44,10 +44,10 @@ def address(serving, model):
 
 def written(page, *, temperature: float = 0.0):
     """The page once the model has gone on from the text."""
-    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option(str(COUNT))
     page.get_by_role("slider").fill(str(temperature))
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-after a")
     quiet(page)
     return page
@@ -144,18 +144,18 @@ def waiting(wait) -> GPT2:
 
 def test_stop_ends_it_and_leads_to_the_words_so_far(opened, serving):
     page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: sleep(0.1)))))}#view=generate")
-    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-came .word")
     page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Go on").wait_for()
+    page.get_by_role("button", name="Generate").wait_for()
     count = page.locator(".generate-came .word").count()
     assert 0 < count < 160
     rung(page, 400)  # four words long
     assert page.locator(".generate-came .word").count() == count
     whole = TEXT + came(page)
-    page.get_by_role("link", name="Look at these words in Type").click()
+    page.get_by_role("link", name="Open this text in Type").click()
     until(page, f"document.querySelector('.type-words')?.innerText === {whole!r}")
 
 
@@ -163,9 +163,9 @@ def test_to_leave_generate_is_to_stop_it(opened, serving):
     said = []
     session = Session(None, adapt_model(waiting(lambda: said.append(sleep(0.1)))))
     page = opened(f"{serving(session)}#view=generate")
-    page.get_by_role("textbox", name="The beginning").fill(TEXT)
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
     page.locator("select[name=tokens]").select_option("160")
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-came .word")
     page.get_by_role("navigation", name="Views", exact=True).get_by_role("link", name="Steps").click()
     page.wait_for_selector(".steps-formula b")  # of an example, as nothing was recorded
@@ -176,19 +176,19 @@ def test_to_leave_generate_is_to_stop_it(opened, serving):
 def test_stop_before_the_first_word_is_told(opened, serving):
     stopped = Event()
     page = opened(f"{serving(Session(None, adapt_model(waiting(lambda: stopped.wait(30)))))}#view=generate")
-    page.get_by_role("textbox", name="The beginning").fill(TEXT)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("textbox", name="Prompt").fill(TEXT)
+    page.get_by_role("button", name="Generate").click()
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Go on").wait_for()
+    page.get_by_role("button", name="Generate").wait_for()
     stopped.set()
-    assert page.locator(".generate-after").inner_text() == "Stopped before the first word came."
+    assert page.locator(".generate-after").inner_text() == "Stopped before the first word."
 
 
 def test_of_a_long_beginning_the_words_that_come_are_in_sight(opened, address):
     page = opened(f"{address}#view=generate", height=500)
-    page.get_by_role("textbox", name="The beginning").fill("dabaca" * 37)
+    page.get_by_role("textbox", name="Prompt").fill("dabaca" * 37)
     page.locator("select[name=tokens]").select_option(str(COUNT))
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Generate").click()
     page.wait_for_selector(".generate-after a")
     last = page.locator(".generate-came .word").last.bounding_box()
     frame = page.locator(".generate-words").bounding_box()
@@ -198,16 +198,16 @@ def test_of_a_long_beginning_the_words_that_come_are_in_sight(opened, address):
 
 def test_nothing_to_begin_with_is_told_beside_the_box(opened, address):
     page = opened(f"{address}#view=generate")
-    page.get_by_role("textbox", name="The beginning").press("Enter")
-    assert page.locator(".generate-form + .error").inner_text() == "Type the beginning first."
+    page.get_by_role("textbox", name="Prompt").press("Enter")
+    assert page.locator(".generate-form + .error").inner_text() == "Type a prompt first."
 
 
 def test_what_the_model_cannot_read_is_told_beside_the_box(opened, address):
     page = opened(f"{address}#view=generate", quiet=False)  # the browser itself reports a refused request
-    page.get_by_role("textbox", name="The beginning").fill("1 2 3")
+    page.get_by_role("textbox", name="Prompt").fill("1 2 3")
     page.keyboard.press("Enter")
     page.wait_for_selector(".generate-form + .error")
-    assert page.get_by_role("button", name="Go on").is_visible()
+    assert page.get_by_role("button", name="Generate").is_visible()
 
 
 def test_on_a_phone_the_page_itself_never_scrolls_sideways(opened, address):
@@ -223,4 +223,4 @@ def test_the_picture_that_is_kept_shows_the_text_and_what_was_looked_at(opened, 
     saving.value.save_as(tmp_path / "generate.svg")
     told = [one.text or "" for one in ElementTree.parse(tmp_path / "generate.svg").iter("{http://www.w3.org/2000/svg}text")]
     assert "".join(told).startswith(TEXT + came(page))
-    assert "It looked at" in " ".join(told)
+    assert "Attention" in " ".join(told)

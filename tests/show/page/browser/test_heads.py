@@ -44,7 +44,7 @@ def test_every_head_is_there_with_the_kind_that_heads_finds(opened, address, rec
 
 def test_they_are_sorted_by_a_detector(opened, address, recording):
     page = done(opened(f"{address}#view=heads"))
-    page.get_by_label("in order of").select_option("entropy")
+    page.get_by_label("sort by").select_option("entropy")
     rows = list(regard.heads(recording).sort_by("entropy"))
     assert named(page) == [f"{row.layer}.{row.head}" for row in rows]
     shown = [float(text) for text in page.locator(".head-score").all_inner_texts()]
@@ -86,6 +86,6 @@ def test_what_a_kind_of_head_does_is_said_in_words_and_not_by_the_pointer_alone(
     page = settled(opened(f"{address}#view=heads"))
     until(page, "!document.querySelector('.heads-controls select').disabled")
     kind = next(iter(regard.heads(recording))).kind
-    assert page.locator(".heads-said").inner_text().startswith(f"Marked is head 0.0, {kind}: ")
+    assert page.locator(".heads-said").inner_text().startswith(f"Head 0.0 is selected, {kind}: ")
     page.locator(f"[data-control='only {kind}']").click()
     until(page, f"document.querySelector('.heads-said').textContent.startsWith('{kind}: ')")

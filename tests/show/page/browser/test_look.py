@@ -71,9 +71,9 @@ def test_keys_that_do_the_same_stand_on_one_line_and_what_hands_do_beneath(opene
     page = settled(opened(f"{address}#view=map"))
     page.keyboard.press("?")
     named = page.evaluate("[...document.querySelectorAll('dialog dd')].map((one) => one.textContent)")
-    assert named.count("closer") == 1
+    assert named.count("zoom in") == 1
     assert page.evaluate("[...document.querySelectorAll('dialog dt')].map((one) => one.innerText)").count("+ =") == 1
-    assert page.locator("dialog h2").all_inner_texts() == ["Keys of this view", "Keys of every view", "Mouse and fingers"]
+    assert page.locator("dialog h2").all_inner_texts() == ["Keys of this view", "Keys of every view", "Mouse and touch"]
 
 
 def test_the_list_of_keys_begins_with_its_beginning_on_a_phone(opened, address):

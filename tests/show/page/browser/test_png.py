@@ -39,9 +39,9 @@ def address(serving):
 def drawn(page, view):
     """The page once the view has drawn all; Generate, what it wrote."""
     if view == "generate":
-        page.get_by_role("textbox", name="The beginning").fill("CBABBC")
+        page.get_by_role("textbox", name="Prompt").fill("CBABBC")
         page.locator("select[name=tokens]").select_option("5")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Generate").click()
         page.wait_for_selector(".generate-after a")
     return settled(page)
 

@@ -58,7 +58,7 @@ def test_a_layer_that_leaks_is_seen_in_the_squares_said_in_words_and_read_pair_b
     assert "masked_fill(~mask, -torch.inf)" in told
     assert "may not, but does" in page.locator(".sight-key").inner_text()
     assert read(page).startswith(
-        "‘Lily’ (token 0) may not see ‘had’ (token 1), which comes later: it does. Changing ‘had’ moves"
+        "‘Lily’ (token 0) may not see ‘had’ (token 1), which comes later: it does. Changing ‘had’ changes"
     )
 
     page.locator(".sight-square").nth(1).locator("td[data-i='4'][data-j='9']").hover()
@@ -90,7 +90,7 @@ def test_of_a_right_model_nothing_differs_until_more_is_expected(opened, serving
     page.locator(".sight-square").last.locator("td[data-i='4'][data-j='9']").hover()
     assert read(page) == "‘ball’ (token 4) may not see ‘blue’ (token 9), which comes later: it does not."
     page.get_by_role("button", name="every word").click()
-    answered(page, "pocket: something is not as expected.")
+    answered(page, "pocket: the result is not as expected.")
     assert signs(page)[2] == {(i, j): "−" for i in range(COUNT) for j in range(i + 1, COUNT)}
     assert "wrong mask" in page.locator(".sight-lines").inner_text()
     page.get_by_role("button", name=BUTTON).click()

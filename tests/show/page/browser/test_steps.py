@@ -143,7 +143,7 @@ def test_the_switches_are_used_by_mouse_and_by_keyboard_and_let_go(opened, addre
         "temperature": "10.0",
     }
     torch.testing.assert_close(table(page), attended(1, 2, EVERYTHING, scale=0.1).weights, rtol=0, atol=PLACES)
-    page.get_by_role("button", name="as the head does it").click()
+    page.get_by_role("button", name="reset").click()
     torch.testing.assert_close(table(page), attended(1, 2).weights, rtol=0, atol=PLACES)
     assert "mask" not in link(page)
 

@@ -54,7 +54,7 @@ def test_hovering_a_word_shades_what_it_looked_at(opened, address):
     seen = light(page)
     darker(seen[:12], row[:12])
     assert seen[12:] == [-1] * (T - 12)
-    until(page, "document.querySelector('.text-links h2').textContent.includes('looks most at')")
+    until(page, "document.querySelector('.text-links h2').textContent.includes('attends most to')")
     until(page, "document.querySelector('.text-links .link')")
     first = page.locator(".text-links .link").first
     until(page, f"document.querySelector('.text-links .note').textContent === '{int(row.argmax())}'")
@@ -63,8 +63,8 @@ def test_hovering_a_word_shades_what_it_looked_at(opened, address):
 
 def test_the_other_way_shades_what_looked_at_it(opened, address):
     page = settled(opened(f"{address}#view=text&head=1&q=4"))
-    page.get_by_role("button", name="what looks at it").click()
-    until(page, "document.querySelector('#caption').textContent.includes('how much it looks at')")
+    page.get_by_role("button", name="what attends to it").click()
+    until(page, "document.querySelector('#caption').textContent.includes('how much it attends to')")
     quiet(page)
     seen = light(page)
     assert seen[:4] == [-1] * 4

@@ -153,7 +153,7 @@ def test_a_phone_compares_one_picture_at_a_time_and_a_tap_reads_both_sides(phone
 def test_words_are_typed_and_picked_by_taps(phone):
     page = phone("view=type&r=r1&layer=1")
     page.get_by_role("textbox", name="Your words").fill("CBABBC")
-    page.get_by_role("button", name="Look").tap()
+    page.get_by_role("button", name="Run", exact=True).tap()
     until(page, "document.querySelectorAll('.type-words .word').length === 6")
     page.locator(".type-words .word").nth(2).tap()
     until(page, "location.hash.includes('q=2')")
@@ -163,9 +163,9 @@ def test_words_are_typed_and_picked_by_taps(phone):
 
 def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
     page = phone("view=generate")
-    page.get_by_role("textbox", name="The beginning").fill("CBABBC")
+    page.get_by_role("textbox", name="Prompt").fill("CBABBC")
     page.locator("select[name=tokens]").select_option("5")
-    page.get_by_role("button", name="Go on").tap()
+    page.get_by_role("button", name="Generate").tap()
     page.wait_for_selector(".generate-after a")
     quiet(page)
     came = page.locator(".generate-came .word")
@@ -173,7 +173,7 @@ def test_a_tap_on_a_word_that_came_tells_of_it_and_another_lets_it_go(phone):
     assert last.get_attribute("data-n") == str(came.count() - 1)
     came.nth(1).tap()
     until(page, "document.querySelector('.generate-came [aria-current=true]')?.dataset.n === '1'")
-    assert page.locator(".generate-side h2").inner_text() == f"When ‘{came.nth(1).inner_text()}’ came"
+    assert page.locator(".generate-side h2").inner_text() == f"Word ‘{came.nth(1).inner_text()}’"
     chosen = page.locator(".generate-chosen")
     assert chosen.locator("> :first-child").inner_text() == came.nth(1).inner_text()
     share = chosen.locator(".numbers").inner_text()

@@ -15,7 +15,7 @@ from show.page.browser.patience import quiet, until
 from show.page.browser.recordings import CODE, expect_digits
 from show.page.translators import READ, WRITTEN, small
 
-ROWS, COLUMNS = "what was written", "what was read"
+ROWS, COLUMNS = "translation", "source"
 MIDDLE = 1  # of the transformer's three layers
 PLACES = 5.01e-4  # half a unit of the last of three places
 
@@ -87,7 +87,7 @@ def test_what_is_typed_is_translated_and_a_word_of_it_shades_the_sentence(opened
         ]
         assert [float(one) for one in told] == [expect_digits(weight, CODE * weight) for weight in mean.tolist()]
         best = right.tokens.columns[int(mean.argmax())].strip()
-        assert f"it looked most at ‘{best}’" in page.locator(".type-told").inner_text()
+        assert f"the model attended most to ‘{best}’" in page.locator(".type-told").inner_text()
 
 
 def test_words_of_the_sentence_that_was_read_are_no_buttons(opened, address):
@@ -115,7 +115,7 @@ def test_in_text_a_written_word_shades_those_that_were_read_and_the_other_way(op
     assert right.tokens.columns[int(weights.argmax())].strip() in first
     assert f"{float(weights.max()):.3g}"[:4] in first
     pane(page, COLUMNS).locator(".word", has_text="horse").hover()
-    until(page, "document.querySelector('.text-links h2').textContent.includes('is looked at most by')")
+    until(page, "document.querySelector('.text-links h2').textContent.includes('receives most attention from')")
     quiet(page)
     column = table[:, right.tokens.columns.index(" horse")]
     shades = darkness(page, ROWS)

@@ -1,4 +1,4 @@
-// Boots the page: reads the link, asks what there is, mounts the view that the link names and redraws it when the link changes.
+// Start the page: read the link, load the list of recordings, mount the view in the link and redraw it when the link changes.
 
 import { createWordPages } from "./data/word_pages.js";
 import { connectSource } from "./data/source.js";
@@ -19,16 +19,16 @@ import { view as steps } from "./views/steps/steps.js";
 import { view as text } from "./views/text/text.js";
 import { view as type } from "./views/type/type.js";
 
-const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the questions people ask
-const ALONE = ["type", "steps", "generate"]; // these have something to show without a recording
-const NEAR = 12; // words that are gone back for one with letters
-const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null }; // nothing picked
+const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the tabs
+const ALONE = ["type", "steps", "generate"]; // views that work without a recording
+const NEAR = 12; // maximum number of words to go back to find one with letters
+const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
   const notice = createNotices(find("wait"), find("stage"));
   const source = connectSource();
-  notice.wait("Asking what there is to look at");
+  notice.wait("Loading the list of recordings");
   const start = await source.start();
   notice.ready();
   const page = { source, start, shelf: [...start.recordings], books: new Map(), handle: null, mounted: null, notice };
@@ -40,16 +40,16 @@ async function bootPage() {
   addEventListener("hashchange", follow);
   colour.onThemeChange(follow);
   if (!location.hash) updateLink({ ...parseLink(""), ...makeFirstState(page) }, { replace: true });
-  if (start.translation && parseLink(location.hash).r === start.translation.id) await loadTranslation(page); // which a link may name
+  if (start.translation && parseLink(location.hash).r === start.translation.id) await loadTranslation(page); // a link can name it before it is loaded
   follow();
 }
 
-// Where a page without a link begins: at the words.
+// Return the state of a page that is opened without a link.
 function makeFirstState({ shelf: [summary], start }) {
   return summary ? { view: "text", ...makeInitialState(summary) } : { view: start.model ? "type" : "text" };
 }
 
-// The example of a translation, run where it was not yet.
+// Return the recording of the example translation; run the translator the first time.
 async function loadTranslation({ source, start, notice, shelf }) {
   const known = shelf.find((one) => one.id === start.translation.id);
   if (known) return known;
@@ -66,7 +66,7 @@ async function loadTranslation({ source, start, notice, shelf }) {
   }
 }
 
-// What a view may use.
+// Return the object through which a view uses the page.
 function renderTools(page) {
   const app = {
     source: page.source,
@@ -102,7 +102,7 @@ function renderTools(page) {
     },
     words: (list, from, to) => app.book().words(list, from, to),
     word: (list, place) => app.book().word(list, place),
-    // The last word up to a place that has a letter or a digit, where one stands near: where a view begins.
+    // Return the last of the NEAR words up to a place that has a letter or a digit; without one, return the place.
     telling(list, place) {
       for (let n = place; n >= 0 && n > place - NEAR; n--) if (hasLetters(app.word(list, n))) return n;
       return place;
@@ -120,12 +120,12 @@ function renderTools(page) {
   return app;
 }
 
-// The views that have something to run on here: a page without a model types and generates nothing.
+// List the views that this page can show: Type and Generate need a model.
 const listViews = ({ start }) => VIEWS.filter((one) => one !== type || start.model).filter((one) => one !== generate || start.writes);
 const findView = (page, state) => listViews(page).find((one) => one.name === state.view) ?? text;
 const findSummary = (page, state) => page.shelf.find((one) => one.id === state.r) ?? page.shelf[0];
 
-// A state whose view, recording, kind, part, layer, head and places exist.
+// Return a state whose view, recording, kind, part, layer, head and places exist.
 function clampState(page, state) {
   const summary = findSummary(page, state);
   const found = { ...state, r: summary?.id, view: findView(page, state).name };
@@ -137,13 +137,13 @@ function clampState(page, state) {
   found.b = within(state.b, summary.batch);
   found.layer = within(state.layer, attention.layers.length);
   const layer = attention.layers[found.layer];
-  if (!state.example) found.head = within(state.head, layer.heads); // an example has heads of its own
+  if (!state.example) found.head = within(state.head, layer.heads); // an example has its own heads
   if (state.q !== undefined) found.q = within(state.q, layer.queries);
   if (state.k !== undefined) found.k = within(state.k, layer.keys);
   return found;
 }
 
-// Draws what the link says, mounting its view where another stands.
+// Draw the state of the link; mount its view if another view is mounted.
 function showState(page, app) {
   const state = app.state();
   const view = findView(page, state);
@@ -171,7 +171,7 @@ function leaveView(page) {
   find("stage").scrollTop = 0;
 }
 
-// What a view does, its error said in words wherever it comes, at once or later.
+// Run a function of a view, and show its error, also if it is asynchronous.
 function runGuarded(app, work) {
   const failed = (fault) => {
     if (fault.name === "AbortError") return;
@@ -190,7 +190,7 @@ function runGuarded(app, work) {
 
 function showEmptyPage(page, app) {
   const way = page.start.model ? el("a", { href: app.link({ view: "type" }) }, "Type a sentence") : "Start regard serve with a recording";
-  find("stage").append(el("p", { class: "empty" }, "There is nothing to look at yet. ", way, " and it is drawn here."));
+  find("stage").append(el("p", { class: "empty" }, "There is no recording yet. ", way, " to see its attention here."));
   return {};
 }
 
@@ -203,14 +203,14 @@ function renderTabs(page, app, view) {
   if (current) find("views").scrollLeft = current.offsetLeft - find("views").offsetLeft - 60;
 }
 
-// Where a choice of another recording leads: a place as it was, except from or to one of two texts.
+// Return the changes of the link for another recording: none, or the initial place if either recording has two texts.
 function choosePlace({ shelf }, id) {
   const summary = shelf.find((one) => one.id === id);
   const two = [summary, findSummary({ shelf }, parseLink(location.hash))].some((one) => "source" in one.words);
   return two ? makeInitialState(summary) : {};
 }
 
-// The choice among recordings, where there is one.
+// Render the list of recordings, hidden if there is only one.
 function renderRecordings(page, app) {
   const select = el("select", { "aria-label": "Recording", onchange: () => app.go({ ...EMPTY, r: select.value, ...choosePlace(page, select.value) }) });
   const fill = () => {
@@ -221,7 +221,7 @@ function renderRecordings(page, app) {
     if (now) select.value = now.id;
   };
   fill();
-  new MutationObserver(fill).observe(find("bar"), { childList: true, subtree: true }); // the bar is drawn whenever the link changes
+  new MutationObserver(fill).observe(find("bar"), { childList: true, subtree: true }); // the bar is redrawn whenever the link changes
   return select;
 }
 

@@ -1,10 +1,10 @@
-// The source inside a page that is one file: the same answers, unpacked and reckoned from the pictures that it carries.
+// The source of a page in a single file: the answers of the server, computed from the data in the file.
 
 import { encodeWeight, readCodes, decodeWeight } from "./weight_codes.js";
 import { Fault } from "./page_error.js";
 import { TILE, countLevels } from "./tile_cache.js";
 
-const THUMB = 48; // pixels of a small picture
+const THUMB = 48; // pixels along a side of a thumbnail
 
 export function createFileSource() {
   const start = JSON.parse(document.getElementById("regard-start").textContent);
@@ -12,7 +12,7 @@ export function createFileSource() {
   const opened = new Map();
   const recording = (r) => start.recordings.find((one) => one.id === r);
 
-  // The bytes of an entry, or null where the file has none of that name.
+  // Return the bytes of an entry, or null if the file has no entry of that name.
   function bytes(name) {
     if (!entries.has(name)) return Promise.resolve(null);
     if (!opened.has(name)) opened.set(name, unpackData(JSON.parse(entries.get(name).textContent)));
@@ -29,12 +29,12 @@ export function createFileSource() {
 
   const attentionOf = (r, { kind, part }) => recording(r).attentions.find((one) => one.kind === kind && (one.part ?? "") === (part ?? ""));
 
-  // The queries, keys and heads of a place.
+  // Return the number of queries, keys and heads at a place.
   function size(r, { kind, part, layer }) {
     return attentionOf(r, { kind, part }).layers[layer];
   }
 
-  // The finest whole picture of a place at a level or above: {level, codes, rows, columns}.
+  // Return the finest picture of a whole head at a level or a coarser one: {level, codes, rows, columns, queries, keys}.
   async function picture(r, place, level, how) {
     const { queries, keys } = size(r, place);
     for (let z = level; z < countLevels(queries, keys); z++) {
@@ -42,17 +42,17 @@ export function createFileSource() {
       const shape = { rows: Math.ceil(queries / 2 ** z), columns: Math.ceil(keys / 2 ** z) };
       if (found) return { level: z, codes: readCodes(found.buffer), ...shape, queries, keys };
     }
-    throw new Fault("This file holds no picture of this head: it was written for fewer of them. `regard serve` shows them all.");
+    throw new Fault("This file contains no picture of this head. To see all heads, run `regard serve` with the recording.");
   }
 
-  // All weights of a head, where the file has them.
+  // Return all weights of a head, if the file contains them.
   async function whole(r, place) {
     const found = await picture(r, place, 0, "mean");
     if (found.level === 0) return found;
-    throw new Fault("This file holds the coarser pictures of so long a text, not its single weights. `regard serve` shows them all.");
+    throw new Fault("This file contains only coarser pictures of this long text. To see single weights, run `regard serve` with the recording.");
   }
 
-  // The mean codes of some heads at n places.
+  // Return the codes of the mean over some heads at n places.
   async function mean(r, query, n, at) {
     const heads = query.heads ? String(query.heads).split(",").map(Number) : [query.head];
     const all = await Promise.all(heads.map((head) => whole(r, { ...query, head })));
@@ -95,7 +95,7 @@ export function createFileSource() {
       return { words: words.slice(from, to) };
     },
     async *heads(r, { kind, part }) {
-      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file was written without the kinds of its heads.");
+      const lines = await said(`${r}/heads?kind=${kind}&part=${part ?? ""}`, "This file does not contain the kinds of the heads.");
       for (const line of lines.split("\n")) if (line) yield JSON.parse(line);
     },
     async thumbs(r, { kind, part, b, layer }) {
@@ -105,7 +105,7 @@ export function createFileSource() {
       return { codes: joinArrays(all.map((one) => poolCodes(one, shape[1], shape[2]))), shape, sampled: false };
     },
     async *open(r, place) {
-      yield json(`${r}/open?${formatPlace(place)}`, "This file holds nothing of this head.");
+      yield json(`${r}/open?${formatPlace(place)}`, "This file contains no data of this head.");
     },
     async tile(r, { level, row: down, column: across, how, ...place }) {
       return cutTile(await picture(r, place, level, how), level, down, across, how);
@@ -115,30 +115,30 @@ export function createFileSource() {
     column,
     top,
     async steps(r, place) {
-      return json(`${r}/steps?${formatPlace(place)}`, "This file holds no steps of this head: the text is too long for them. `regard serve` shows them.");
+      return json(`${r}/steps?${formatPlace(place)}`, "This file contains no steps of this head, because the text is too long. To see them, run `regard serve` with the recording.");
     },
     async example({ name, head }) {
-      return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file was written without this example.");
+      return json(`example?name=${name}${head ? `&head=${head}` : ""}`, "This file does not contain this example.");
     },
     async type() {
-      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+      throw new Fault("A single file cannot run a model. To run one, use `regard serve --model pocket`.");
     },
     async *generate() {
-      throw new Fault("A page in a file has no model to run. `regard serve --model pocket` has one.");
+      throw new Fault("A single file cannot run a model. To run one, use `regard serve --model pocket`.");
     },
   };
 }
 
 const formatPlace = ({ kind, part, b, layer, head }) => `kind=${kind}&part=${part ?? ""}&b=${b}&layer=${layer}&head=${head}`;
 
-// Bytes out of base64 of gzip.
+// Decode base64 and decompress gzip.
 async function unpackData(text) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// The weight and score at k of a row of scores, of which only those with a code are visible.
+// Return the weight and score at k of a row of scores; an entry of code 0 is hidden.
 function computeWeight(scores, line, k) {
   let most = -Infinity;
   for (let n = 0; n < line.length; n++) if (line[n]) most = Math.max(most, scores[n]);
@@ -146,11 +146,11 @@ function computeWeight(scores, line, k) {
   for (let n = 0; n < line.length; n++) if (line[n]) sum += Math.exp(scores[n] - most);
   if (!line[k]) return { weight: 0, score: null };
   const [exact, near] = [Math.exp(scores[k] - most) / sum, decodeWeight(line[k])];
-  const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took weight away, which scores alone do not tell
+  const sunk = near > 0 && Math.abs(exact / near - 1) > 1e-3; // a sink took part of the weight, which the scores do not show
   return { weight: sunk ? near : exact, score: scores[k] };
 }
 
-// A tile of a level, out of a whole picture of that level or, where the file has nothing finer, of one above.
+// Cut a tile of a level out of a picture of the whole head at that level or a coarser one.
 function cutTile(whole, level, down, across, how) {
   const up = whole.level - level;
   const last = (tokens) => Math.ceil(tokens / 2 ** level);
@@ -164,7 +164,7 @@ function cutTile(whole, level, down, across, how) {
   return { codes: found, shape, how };
 }
 
-// A picture at most so large, each pixel the largest code of what it covers.
+// Reduce a picture to high x wide pixels, each the largest code of those it covers.
 function poolCodes({ codes: found, rows, columns }, high, wide) {
   const small = new Uint16Array(high * wide);
   for (let r = 0; r < rows; r++) {

@@ -1,4 +1,4 @@
-// What went wrong, as a sentence to show where it happened.
+// An error whose message the page shows as it is.
 export class Fault extends Error {
   name = "Fault";
 }

@@ -1,10 +1,10 @@
-// Where the page's numbers come from: the server beside it, or the data inside the one file.
+// The source of the page's data: the server, or the data in a single file.
 
 import { readCodes } from "./weight_codes.js";
 import { Fault } from "./page_error.js";
 import { createFileSource } from "./file_source.js";
 
-// The source of this page.
+// Return the source of this page.
 export function connectSource() {
   return document.getElementById("regard-start") ? createFileSource() : createServerSource();
 }
@@ -39,13 +39,13 @@ const makePostRequest = (body, signal) => ({
   signal,
 });
 
-// The pairs of a query; what is null or undefined is left out.
+// Format a query string, without empty values.
 export function formatQuery(query) {
   const pairs = Object.entries(query ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return new URLSearchParams(pairs).toString().replaceAll("%2C", ",");
 }
 
-// An answer that is good; the token of the page's own link goes along.
+// Return a successful response, or throw its error as a Fault; the request includes the token of the page's address.
 async function fetchResponse(address, options) {
   const token = new URLSearchParams(location.search).get("token");
   const headers = token ? { ...options.headers, "X-Regard-Token": token } : options.headers;
@@ -54,25 +54,25 @@ async function fetchResponse(address, options) {
     response = await fetch(address, { ...options, headers });
   } catch (fault) {
     if (fault.name === "AbortError") throw fault;
-    throw new Fault("The server does not answer. Is `regard serve` still running? Start it again and reload this page.");
+    throw new Fault("The server does not answer. Check whether `regard serve` is still running; restart it and reload this page.");
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  throw new Fault(told.error ?? `The server answered with an error, ${response.status}, and no sentence about it.`);
+  throw new Fault(told.error ?? `The server answered with status ${response.status} and no error message.`);
 }
 
 async function fetchJson(address, options) {
   return (await fetchResponse(address, options)).json();
 }
 
-// Codes and their shape.
+// Return codes and their shape.
 async function fetchBinary(address, signal) {
   const response = await fetchResponse(address, { signal });
   const shape = (response.headers.get("X-Shape") ?? "").split(",").map(Number);
   return { codes: readCodes(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1" };
 }
 
-// The objects of an answer that streams one a line.
+// Yield the objects of a response that streams one per line.
 async function* fetchLines(address, options) {
   const reader = (await fetchResponse(address, options)).body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
@@ -86,7 +86,7 @@ async function* fetchLines(address, options) {
       if (done) return;
     }
   } finally {
-    reader.cancel().catch(() => {}); // a reader that stops early stops the computation
+    reader.cancel().catch(() => {}); // canceling the response stops the computation
   }
 }
 

@@ -1,17 +1,17 @@
-// The tiles of one head: fetched when they are needed, kept while there is room, coloured when they are drawn.
+// A cache of the tiles of one head, which are fetched on demand and colored when they are drawn.
 
 export const TILE = 256;
-const KEPT = 240; // tiles, of 400 kB
-const AT_ONCE = 4; // requests, so that what is wanted next never waits behind what was wanted before
+const KEPT = 240; // maximum number of tiles, of 400 kB each
+const AT_ONCE = 4; // concurrent requests; few, so that new requests do not wait for old ones
 
-// The number of levels of a map: the last is a single tile.
+// Return the number of levels of a map; the last level is a single tile.
 export function countLevels(queries, keys) {
   let count = 1;
   while (Math.ceil(Math.max(queries, keys) / 2 ** (count - 1)) > TILE) count++;
   return count;
 }
 
-// Tiles by [level, row, column]; fetch(query, signal) gets one, arrived() is called when one is here.
+// Create a cache of tiles by [level, row, column]; fetch(query, signal) returns a tile, arrived() is called after each.
 export function createTileCache(fetch, arrived, failed) {
   const kept = new Map(); // name -> {codes, shape, top, canvas, table}
   const asked = new Map(); // name -> AbortController
@@ -46,14 +46,14 @@ export function createTileCache(fetch, arrived, failed) {
   }
 
   return {
-    // Asks for these, the first first; what was asked for and is not among them is given up.
+    // Request these tiles in this order, and abort all other requests.
     want(places) {
       wanted = places;
       const names = new Set(places.map((place) => place.join(" ")));
       for (const [name, control] of asked) if (!names.has(name)) control.abort();
       next();
     },
-    // A tile that is here, or undefined; it becomes the last to be thrown away.
+    // Return a cached tile or undefined, and mark it as the most recently used.
     at(level, row, column) {
       const name = `${level} ${row} ${column}`;
       const tile = kept.get(name);
@@ -68,7 +68,7 @@ export function createTileCache(fetch, arrived, failed) {
   };
 }
 
-// A tile as a canvas, in the colours of a table (a pixel for every code).
+// Draw a tile on a canvas in the colors of a table (a pixel value for every code).
 export function colorTile(tile, table) {
   if (tile.table === table) return tile.canvas;
   const [rows, columns] = tile.shape;

@@ -1,11 +1,11 @@
-// The words of a recording, of one row of its batch, fetched a page at a time and kept.
+// The words of one batch row of a recording, fetched and cached in pages.
 
 const PAGE = 2000;
 
-// words(list, from, to) waits for them, word(list, place) is what is here already, count(list) how many there are.
+// words(list, from, to) fetches words, word(list, place) returns a word that is fetched already, count(list) their number.
 export function createWordPages(source, summary, b = 0) {
   const lists = summary.words ?? {};
-  const pages = new Map(); // "list page" -> its words, or the promise of them
+  const pages = new Map(); // "list page" -> its words, or a promise of them
 
   for (const [list, { first }] of Object.entries(lists)) {
     if (b === 0 && first.length >= Math.min(PAGE, lists[list].count)) pages.set(`${list} 0`, first.slice(0, PAGE));
@@ -17,7 +17,7 @@ export function createWordPages(source, summary, b = 0) {
       const to = Math.min((n + 1) * PAGE, lists[list].count);
       const asked = source.words(summary.id, { list, from: n * PAGE, to, b: b || null }).then((answer) => answer.words);
       pages.set(name, asked);
-      asked.then((words) => pages.set(name, words), () => pages.delete(name)); // a failure may be tried again
+      asked.then((words) => pages.set(name, words), () => pages.delete(name)); // a failed request can be repeated
     }
     return pages.get(name);
   }

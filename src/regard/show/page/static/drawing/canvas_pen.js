@@ -1,8 +1,8 @@
-// One set of strokes for two papers: the canvas on screen, and the SVG that is kept.
+// Pens with the same methods for a canvas on screen and for an SVG file.
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
 
-// A pen on a canvas; coordinates are CSS pixels.
+// Create a pen that draws on a canvas; coordinates are CSS pixels.
 export function createCanvasPen(context) {
   return {
     rect(x, y, width, height, fill) {
@@ -54,7 +54,7 @@ export function createCanvasPen(context) {
   };
 }
 
-// A pen that writes SVG of a size; whole(svg) sets another picture on it, done() is all of it.
+// Create a pen that writes an SVG of a size; whole(svg) embeds another SVG, done() returns the file.
 export function createSvgPen(width, height, paper) {
   const marks = [];
   let clips = 0;
@@ -92,7 +92,7 @@ export function createSvgPen(width, height, paper) {
   return pen;
 }
 
-// Text that may stand in XML: what XML cannot hold at all is left out.
+// Escape a text for XML, without the characters that XML does not allow.
 const escapeXml = (text) =>
   String(text)
     .replace(/[^\t\n\r\u{20}-\u{D7FF}\u{E000}-\u{FFFD}\u{10000}-\u{10FFFF}]/gu, "")

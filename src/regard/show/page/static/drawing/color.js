@@ -1,28 +1,28 @@
-// The colours of attention: one hue in perceptually even steps, the same ramp as the figures', and the numbers of its legend.
+// The color scale of attention: one hue in perceptually even steps, the same as in the figures, and the ticks of its legend.
 
 import { decodeWeight } from "../data/weight_codes.js";
 
-// OKLCH (lightness, chroma, hue in degrees) of the two ends; on a dark ground what is strong is bright.
+// OKLCH (lightness, chroma, hue in degrees) of the two ends; on a dark background large weights are bright.
 const ENDS = {
   light: [[0.97, 0.012, 250], [0.4, 0.125, 260]],
   dark: [[0.27, 0.025, 260], [0.93, 0.075, 235]],
 };
-const OTHER = { light: [0.5, 0.135, 45], dark: [0.85, 0.11, 60] }; // the far end of what is less, in a difference
+const OTHER = { light: [0.5, 0.135, 45], dark: [0.85, 0.11, 60] }; // the end of negative differences
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
-// Whether the page is on its dark ground.
+// Return whether the page uses the dark theme.
 export const isDark = () => darkness.matches;
 
-// Calls back when the ground changes.
+// Call a listener when the theme changes.
 export const onThemeChange = (listener) => darkness.addEventListener("change", listener);
 
-// The colour [red, green, blue] of a share from 0, faint, to 1, strong.
+// Return the color [red, green, blue] of a share from 0 (faint) to 1 (strong).
 export function shadeWeight(share) {
   const [faint, strong] = ENDS[isDark() ? "dark" : "light"].map(convertToOklab);
   return convertToSrgb(interpolate(faint, strong, clamp(share, 0, 1)));
 }
 
-// The colour of a difference from -1 to 1: none is the ground of the scale, more is the hue of weights, less the other.
+// Return the color of a difference from -1 to 1: the hue of weights above 0, the other hue below 0, faint at 0.
 export function shadeDifference(share) {
   const ground = isDark() ? "dark" : "light";
   const [faint, strong] = ENDS[ground].map(convertToOklab);
@@ -32,41 +32,41 @@ export function shadeDifference(share) {
 
 export const formatColor = ([red, green, blue]) => `rgb(${red} ${green} ${blue})`;
 
-// Black or white, whichever reads better on a colour.
+// Return black or white, whichever has the higher contrast with a color.
 export function chooseInk(colour) {
   return computeContrast([0, 0, 0], colour) >= computeContrast([255, 255, 255], colour) ? "#000" : "#fff";
 }
 
-// The ratio of luminances of two colours, 1 to 21 (WCAG 2).
+// Return the contrast ratio of two colors, 1 to 21 (WCAG 2).
 export function computeContrast(a, b) {
   const [low, high] = [computeLuminance(a), computeLuminance(b)].sort((x, y) => x - y);
   return (high + 0.05) / (low + 0.05);
 }
 
-// A scale of weights: {name, low, high, share(weight)}; log by default where most are small.
+// Create a scale of weights, linear or log: {name, low, high, share(weight)}.
 export function createScale(name, low, high) {
   if (name === "linear") return { name, low: 0, high, share: (w) => w / high };
   const [from, to] = [Math.log2(low), Math.log2(high)];
   return { name: "log", low, high, share: (w) => (w > 0 ? (Math.log2(w) - from) / (to - from) : 0) };
 }
 
-// Log or linear, as a state says or as suits: words are read best by even differences, long rows by even ratios.
+// Return "log" or "linear" as in the state, or the default: linear for words and short rows, log for long rows.
 export const chooseScaleName = (state, keys) => state.scale ?? (state.view === "text" || keys <= 16 ? "linear" : "log");
 
-// The scale that a state asks for, over rows of so many keys whose largest weight drawn is `top`.
+// Create the scale of a state for rows of a number of keys; `top` is the largest weight drawn.
 export function createStateScale(state, keys, top = 1) {
   const name = chooseScaleName(state, keys);
   if (name === "linear") return createScale("linear", 0, roundUp(top));
   return createScale("log", 10 ** -Math.max(2, Math.ceil(Math.log10(keys)) + 1), 1);
 }
 
-// The next of 1, 2, 5, 10 ... at or above a number, so that a legend changes seldom and reads well.
+// Round a number up to 1, 2, 5, 10 ..., so that the legend is readable and rarely changes.
 export function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value || 1));
   return [1, 2, 5, 10].find((digit) => digit * power >= value * 0.999) * power;
 }
 
-// A colour for every code, as the four bytes of a pixel; what nobody may see is left clear.
+// Return the pixel value of every code; the pixel of a hidden entry is transparent.
 export function buildColorTable(chosen) {
   const pixels = new Uint8ClampedArray(4 * 65536);
   const shades = Array.from({ length: 256 }, (_, n) => shadeWeight(n / 255));
@@ -78,7 +78,7 @@ export function buildColorTable(chosen) {
   return new Uint32Array(pixels.buffer);
 }
 
-// The numbers of a legend, each with its place from 0 to 1.
+// List the ticks of a legend as [place from 0 to 1, weight].
 export function listTicks(chosen) {
   if (chosen.name === "linear") return [0, 0.5, 1].map((share) => [share, share * chosen.high]);
   const decades = Math.round(Math.log10(chosen.high / chosen.low));
@@ -88,7 +88,7 @@ export function listTicks(chosen) {
   return found;
 }
 
-// The colour that a custom property of the page holds, for canvases.
+// Return the color of a custom property of the page, for canvases.
 export function readBackground(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -96,13 +96,13 @@ export function readBackground(name) {
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const interpolate = (a, b, share) => a.map((low, n) => low + (b[n] - low) * share);
 
-// OKLCH in the straight axes of OKLab.
+// Convert OKLCH to OKLab.
 function convertToOklab([lightness, chroma, hue]) {
   const turn = (hue * Math.PI) / 180;
   return [lightness, chroma * Math.cos(turn), chroma * Math.sin(turn)];
 }
 
-// OKLab as sRGB (Ottosson 2020).
+// Convert OKLab to sRGB (Ottosson 2020).
 function convertToSrgb([lightness, a, b]) {
   const long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;

@@ -1,18 +1,18 @@
-// Elements of the page, made with text as text: nothing that a token holds is ever read as HTML.
+// Create elements of the page with text as text: a token is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// An element with attributes (a function is a listener, null and false are left out) and children (strings become text).
+// Create an element with attributes (functions are listeners, null and false are omitted) and children (strings are text).
 export function el(tag, attributes = {}, ...children) {
   return setAttributes(document.createElement(tag), attributes, children);
 }
 
-// The same for a picture inside the page.
+// Create an SVG element with attributes and children, as `el` does.
 export function svg(tag, attributes = {}, ...children) {
   return setAttributes(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Whether the page is used by fingers, which point at nothing before they touch it.
+// Return whether the page is used on a touch screen, where nothing can hover.
 export const isTouch = () => matchMedia("(hover: none)").matches;
 
 function setAttributes(element, attributes, children) {

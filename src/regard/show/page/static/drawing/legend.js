@@ -1,15 +1,15 @@
-// The scale of colours at the foot of the page, drawn with its numbers.
+// The color scale at the bottom of the page, with its numbers.
 
 import { formatColor, shadeDifference, shadeWeight, listTicks } from "./color.js";
 import { el } from "./elements.js";
 import { formatThreeDigits } from "./number_format.js";
 
-// What a legend of weights shows: {title, colour(share 0 to 1), ticks: [[place, text]]}.
+// Make the content of a legend of weights: {title, colour(share 0 to 1), ticks: [[place, text]]}.
 export function makeWeightScale(scale, title = "weight") {
   return { title, colour: shadeWeight, ticks: listTicks(scale).map(([place, value]) => [place, formatTick(value, scale)]) };
 }
 
-// What a legend of differences shows, from -high to high.
+// Make the content of a legend of differences, from -high to high.
 export function makeDifferenceScale(high, title = "difference") {
   const places = [[0, -high], [0.5, 0], [1, high]];
   return { title, colour: (share) => shadeDifference(2 * share - 1), ticks: places.map(([place, value]) => [place, value ? formatThreeDigits(value) : "0"]) };
@@ -22,10 +22,10 @@ function formatPower(value) {
   return digits >= -2 ? String(Number(value.toPrecision(1))) : `10⁻${[...String(-digits)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
 }
 
-// The legend as an element.
+// Draw a legend as an element.
 export function drawLegend({ title, colour, ticks: marks }) {
   const stops = Array.from({ length: 17 }, (_, n) => formatColor(colour(n / 16)));
-  return el("div", { class: "legend", role: "img", "aria-label": `Colours: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
+  return el("div", { class: "legend", role: "img", "aria-label": `Colors: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
     el("span", {}, title),
     el("div", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }),
     el("div", { class: "ticks numbers" }, marks.map(([place, text]) => el("span", { style: { left: `${100 * place}%` } }, text))),

@@ -1,9 +1,9 @@
-// Small pictures of a matrix, a pixel a weight, scaled by the page: for heads in a row, and for two beside each other.
+// Small pictures of a matrix with one pixel per weight, which the page scales.
 
 import { encodeWeight, decodeWeight } from "../data/weight_codes.js";
 import { el } from "./elements.js";
 
-// Draws codes (rows, columns) on a canvas, each in its colour of a table of colours.
+// Draw codes (rows, columns) on a canvas in the colors of a table.
 export function paintCodes(canvas, codes, rows, columns, table) {
   Object.assign(canvas, { width: columns, height: rows });
   const image = new ImageData(columns, rows);
@@ -13,7 +13,7 @@ export function paintCodes(canvas, codes, rows, columns, table) {
   return canvas;
 }
 
-// Draws numbers (rows, columns) on a canvas by a function of colour, null where there is nothing to draw.
+// Draw numbers (rows, columns) on a canvas in the colors of a function; null is left transparent.
 export function paintNumbers(canvas, numbers, rows, columns, colour) {
   Object.assign(canvas, { width: columns, height: rows });
   const image = new ImageData(columns, rows);
@@ -22,10 +22,10 @@ export function paintNumbers(canvas, numbers, rows, columns, colour) {
   return canvas;
 }
 
-// A canvas whose pixels stay square and sharp however large it is shown.
+// Create a canvas that is scaled without smoothing.
 export const createPixelCanvas = (attributes) => el("canvas", { ...attributes, class: ["pixels", attributes?.class].filter(Boolean).join(" ") });
 
-// The codes of the mean over the first axis of codes (h, rows, columns).
+// Return the codes of the mean over the first axis of codes (h, rows, columns).
 export function averageCodes(codes, [h, rows, columns]) {
   const size = rows * columns;
   return Uint16Array.from({ length: size }, (_, n) => {

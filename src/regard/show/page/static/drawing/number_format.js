@@ -1,6 +1,6 @@
-// Numbers as people read them: on screen with three digits, in sentences and formulas as regard.show.number_format writes them.
+// Format numbers: with three digits on screen, in sentences and formulas as regard.show.number_format does.
 
-// A number for the screen: three significant digits, those that are not there as a dash.
+// Format a number with three significant digits; a missing number is a dash.
 export function formatThreeDigits(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value < 0 ? "−∞" : "∞";
@@ -19,14 +19,14 @@ function shortenZeros(value) {
   return `${digits}e${power.replace("+", "").replace("-", "−")}`;
 }
 
-// A count with its thousands apart.
+// Format a count with separated thousands.
 export function formatCount(number) {
   return number.toLocaleString("en").replaceAll(",", "\u202f");
 }
 
-const NOISE = 2 ** -21; // of a result of float32, as in regard.show.number_format: the last bits differ from processor to processor
+const NOISE = 2 ** -21; // relative error of a float32 result, as in regard.show.number_format: the last bits depend on the processor
 
-// A number of a calculation, to four places and no more than it needs.
+// Format a number of a calculation with as many places as it needs, at most four.
 export function formatNumber(value) {
   if (!Number.isFinite(value)) return formatInfinite(value);
   if (value !== 0 && !(incrementDigits(value) >= 1e-4 && incrementDigits(value) < 1e6)) return formatGeneral(moveFromHalf(value), 4);
@@ -36,31 +36,31 @@ export function formatNumber(value) {
   return short === "-0" ? "0" : short;
 }
 
-// A number of a sentence: two places, or two digits where it is smaller than that.
+// Format a number of a sentence with two places, or with two significant digits if it is below 0.1.
 export function formatRounded(value) {
   if (!Number.isFinite(value) || value === 0) return formatNumber(value);
   return incrementDigits(value) >= 0.095 && incrementDigits(value) < 1e6 ? formatFixed(moveFromHalf(value, 2), 2) : formatGeneral(moveFromHalf(value), 2);
 }
 
-// Return whether a result of float32 is a number of so many places.
+// Return whether a float32 result has at most `places` decimal places.
 function isExact(value, places) {
   const rounded = Number(value.toFixed(places));
   return Math.abs(rounded - value) <= NOISE * Math.max(Math.abs(rounded), Math.abs(value));
 }
 
-// The size of a number, increased by its error.
+// Return the absolute value of a number, increased by its error.
 function incrementDigits(value) {
   return Math.abs(value) * (1 + NOISE);
 }
 
-// A number moved away from 0 by its error, so that one just below half a unit of its last place is rounded up everywhere.
+// Move a number away from 0 by its error, so that a number just below half a unit of its last place always rounds up.
 function moveFromHalf(value, places) {
   if (places !== undefined && isExact(value, places)) return value;
   const most = places === undefined ? Infinity : 10 ** -places / 8;
   return value + Math.sign(value) * Math.min(Math.abs(value) * NOISE, most);
 }
 
-// The numbers of one table in one format: the places they need, three at most; exponents where three would say nothing.
+// Format the numbers of a table alike, with the places they need, at most three, or with exponents if they do not fit.
 export function alignNumbers(table) {
   const sizes = table.flat().filter((value) => Number.isFinite(value) && value !== 0).map(Math.abs);
   const greatest = Math.max(...sizes, 0);
@@ -77,23 +77,23 @@ function formatText(value, write) {
   return (Number(written) === 0 ? written.replace("-", "") : written).replaceAll("-", "−");
 }
 
-// A share as a percentage of two or three digits.
+// Format a share as a percentage.
 export function formatPercent(value) {
   const hundred = 100 * value;
   if (hundred !== 0 && hundred < 0.01) return "< 0.01 %";
   return `${hundred >= 10 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
 }
 
-// So many places; what lies in the middle goes to the even digit, as in Python.
+// Format a number with a number of places; a tie rounds to the even digit, as in Python.
 function formatFixed(value, places) {
   const text = value.toFixed(places);
-  const middle = Math.abs(value * 2 ** (places + 1)) % 2 === 1; // only halves of a power of two lie exactly there
+  const middle = Math.abs(value * 2 ** (places + 1)) % 2 === 1; // only multiples of a power of two can be an exact tie
   if (!middle || Number(text.at(-1)) % 2 === 0) return text;
   const step = value < 0 ? 10 ** -places : -(10 ** -places);
   return (Number(text) + step).toFixed(places);
 }
 
-// So many significant digits, as Python's format g.
+// Format a number with a number of significant digits, as Python's format g does.
 function formatGeneral(value, digits) {
   const power = Number(value.toExponential(digits - 1).split("e")[1]);
   if (power < -4 || power >= digits) return formatExponent(value.toExponential(digits - 1).replace(/\.?0+e/, "e"));

@@ -1,18 +1,18 @@
-// What stands in a part of the page as an SVG of its words, the grounds behind them, frames and small pictures.
+// Convert a part of the page to SVG: its words, their backgrounds, outlines and small pictures.
 
 import { readBackground } from "./color.js";
 import { createSvgPen } from "./canvas_pen.js";
 
-const EDGE = 16; // pixels about it
+const EDGE = 16; // pixels of margin
 
-// `without` are selectors of what leads elsewhere and says nothing on paper.
+// Return the SVG of an element; `without` selects the parts that a saved picture omits.
 export function snapshotAsSvg(root, without = "nav") {
   const edge = root.getBoundingClientRect();
   const kept = (one) => one.checkVisibility({ visibilityProperty: true }) && !one.closest(without);
   const marks = [...root.querySelectorAll("*")].filter(kept).map((one) => measureElement(one, root));
   const texts = marks.flatMap(({ texts }) => texts);
   const reach = [...texts, ...marks.filter(({ one }) => one.matches("canvas")).flatMap(({ boxes }) => boxes)];
-  const bottom = Math.max(edge.top, ...reach.map((box) => box.bottom)); // what is empty below is left out
+  const bottom = Math.max(edge.top, ...reach.map((box) => box.bottom)); // without the empty space below
   const pen = createSvgPen(Math.ceil(edge.width) + 2 * EDGE, Math.ceil(bottom - edge.top) + 2 * EDGE, readBackground("--paper"));
   const spot = ({ left, top, width, height }) => [left - edge.left + EDGE, top - edge.top + EDGE, width, height];
   for (const mark of marks) for (const box of mark.boxes) if (box.top < bottom) fillBox(pen, mark, spot(box));
@@ -21,7 +21,7 @@ export function snapshotAsSvg(root, without = "nav") {
   return pen.done();
 }
 
-// An element with its style, the boxes and the pieces of text of it that are in sight.
+// Return an element with its style and its visible boxes and words.
 function measureElement(one, root) {
   const seen = (about) => (box) => box.width > 0 && isVisible(box, about, root);
   return { one, look: getComputedStyle(one), boxes: [...one.getClientRects()].filter(seen(one.parentElement)), texts: measureWords(one).filter(seen(one)) };
@@ -36,11 +36,11 @@ function fillBox(pen, { one, look }, [x, y, width, height]) {
 
 function writeText(pen, text, look, [x, y, width, height]) {
   const letters = { size: parseFloat(look.fontSize), fill: look.color, weight: look.fontWeight, font: look.fontFamily };
-  if (look.writingMode.startsWith("vertical")) pen.text(text, x + width / 2, y + height, { ...letters, turn: -90 }); // words over columns read upwards
+  if (look.writingMode.startsWith("vertical")) pen.text(text, x + width / 2, y + height, { ...letters, turn: -90 }); // words over columns read upward
   else pen.text(text, x, y + height / 2, letters);
 }
 
-// The words of an element's own text as boxes, each where it stands: a text may be broken into lines anywhere.
+// Return a box for each word of an element's own text, because the text can break into lines anywhere.
 function measureWords(one) {
   if (one.matches("select")) return [locateSelectedOption(one)];
   const found = [];
@@ -62,7 +62,7 @@ function locateSelectedOption(select) {
   return Object.assign(new DOMRect(left + inset, top, width, height), { text: select.selectedOptions[0]?.textContent ?? "" });
 }
 
-// Whether the middle of a box is in sight of all that scrolls about it.
+// Return whether the center of a box is inside all scrolling elements around it.
 function isVisible(box, one, root) {
   const [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
   for (let about = one; about && about !== root.parentElement; about = about.parentElement) {

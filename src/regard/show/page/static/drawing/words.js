@@ -1,11 +1,11 @@
-// Words as they stand in a text: spaces and line ends shown by a thin mark, whatever else cannot be seen spelled out.
+// Render words of a text with thin marks for spaces and line ends, and codes for other invisible characters.
 
 import { el } from "./elements.js";
 
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and their like
-const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters beside them
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/u; // control characters, direction marks and similar
+const JOINS = new Set(["\u200c", "\u200d"]); // these shape the letters next to them
 
-// The parts of a word: [kind, text] of kinds text, space, end (of a line), code (of what cannot be seen).
+// Split a word into parts [kind, text] of the kinds text, space, end (of a line) and code (of an invisible character).
 export function splitWord(word) {
   const found = [];
   for (const letter of String(word)) {
@@ -18,10 +18,10 @@ export function splitWord(word) {
 
 const nameCharacter = (letter) => (letter === "\t" ? "⇥" : letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0"));
 
-// A word as one line of plain text, for canvases, labels and titles, without the spaces about it; cut to `most` letters
-// where one is given.
+// Format a word as one line of plain text without surrounding spaces, for canvases, labels and titles, of at most `most`
+// letters.
 export function formatPlainWord(word, most = Infinity) {
-  const marks = { space: "\u00b7", end: "↵" }; // a dot where a word is nothing but spaces
+  const marks = { space: "\u00b7", end: "↵" }; // a dot for a word of spaces alone
   const found = splitWord(String(word).replace(/^ +(?=[^ ])|(?<=[^ ]) +$/g, "")).flatMap(([kind, text], n, all) => {
     const inside = kind === "space" && n > 0 && n < all.length - 1;
     return [...(inside ? "\u00a0" : marks[kind] ?? (kind === "code" ? `‹${text}›` : text))];
@@ -29,16 +29,16 @@ export function formatPlainWord(word, most = Infinity) {
   return found.length <= most ? found.join("") : found.slice(0, most - 1).join("") + "…";
 }
 
-// A word without its marks, for sentences: "‘it’".
+// Quote a word for a sentence: "‘it’".
 export function quoteWord(word) {
   const bare = formatPlainWord(String(word).trim() || word, 24);
   return `‘${bare}’`;
 }
 
-// Whether a word has a letter or a digit in it.
+// Return whether a word has a letter or a digit.
 export const hasLetters = (word) => /[\p{L}\p{N}]/u.test(word ?? "");
 
-// The children of an element that shows a word, cut to `most` letters.
+// Return the children of an element that shows a word, of at most `most` letters.
 export function renderWord(word, most = Infinity) {
   const cut = String(word).length > most ? `${String(word).slice(0, most - 1)}…` : word;
   return splitWord(cut).map(([kind, text]) => {

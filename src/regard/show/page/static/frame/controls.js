@@ -1,20 +1,20 @@
-// The controls that views share: which attention, batch row, layer and head; mean or max; log or linear colour.
+// The controls that views share: attention, batch row, layer and head; mean or max; log or linear colors.
 
 import { TILE } from "../data/tile_cache.js";
 import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
 
-// The attention of a recording that a state names, or its first.
+// Return the attention that a state names, or the first of the recording.
 export function findAttention(summary, state) {
   const all = summary.attentions;
   return all.find((one) => one.kind === state.kind && one.part === (state.part ?? one.part)) ?? all[0];
 }
 
-// Whether an attention is that of one text to another, such as of a translation to the sentence it was made of.
+// Return whether an attention is from one text to another, such as from a translation to its source.
 export const isCrossText = (summary, attention) => attention?.kind === "cross" && "source" in summary.words;
 
-// Where a recording is looked at first: in the attention of one text to another where it has that, in the layer in the middle,
-// since the first look at little but neighbours, under all heads, since the first head is as good as any.
+// Return the initial place in a recording: cross attention if it has any, all heads, and the middle layer, because the first
+// layers attend mostly to neighbors.
 export function makeInitialState(summary) {
   const { kind, part, layers } = summary.attentions.find((one) => isCrossText(summary, one)) ?? summary.attentions[0];
   const layer = Math.floor(layers.length / 2);
@@ -22,27 +22,27 @@ export function makeInitialState(summary) {
   return { kind, part: summary.attentions.length > 1 ? part : null, layer, head: 0, heads: heads > 1 ? Array.from({ length: heads }, (_, n) => n).join() : null };
 }
 
-// The number of a layer's head in the model, of which perhaps only some heads were recorded.
+// Return the number of a head in the model; a recording can contain only some of the heads.
 export const getHeadNumber = (layer, head) => layer.numbers?.[head] ?? head;
-export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().layers[state.layer], state.head); // of the one chosen
+export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().layers[state.layer], state.head); // of the selected head
 
-// Draws the bar of a view; controls that stand already keep the focus.
+// Render the controls of a view; the focused control keeps the focus.
 export function renderControls(line, view, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
-  const asked = typeof view.bar === "function" ? view.bar(state) : view.bar; // some views have other controls for other things
+  const asked = typeof view.bar === "function" ? view.bar(state) : view.bar; // some views choose their controls by the state
   const wanted = app ? (asked ?? []) : [];
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
-  const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "a note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
+  const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
   line.replaceChildren(...[el("h1", { class: "question" }, view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
 const MEANT = {
-  attention: "Which of the model’s attentions: of a text to itself, or to another",
-  text: "Which text of those that were run together",
-  layer: "A model looks again and again; each layer works on what the one before found",
-  head: "Each layer looks in several ways at once; a head is one of them",
+  attention: "The kind of attention: from a text to itself, or to another text",
+  text: "One of the texts of the batch",
+  layer: "A model has several layers; each computes on the output of the previous one",
+  head: "Each layer has several heads, and each head has its own attention weights",
 };
 
 const CONTROLS = {
@@ -65,14 +65,14 @@ const CONTROLS = {
     const layer = app.attention().layers[state.layer];
     return renderStepper(app, "head", "head", state.head, Array.from({ length: layer.heads }, (_, head) => String(getHeadNumber(layer, head))));
   },
-  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "What a pixel of many weights shows"),
+  how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
   scale(app, state) {
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
-    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Scale of colours: linear shows the strong weights, log the small ones too");
+    return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale: linear shows the large weights, log also the small ones");
   },
 };
 
-// The longer side of the matrix; one that is a single tile has a pixel for every weight, so there is nothing to pool.
+// Return the longer side of the matrix; a matrix of a single tile has a pixel for every weight, so nothing is pooled.
 const getLongestAxis = (app, state) => Math.max(app.attention().layers[state.layer].queries, app.attention().layers[state.layer].keys);
 const listNumbers = (count) => Array.from({ length: count }, (_, n) => String(n));
 
@@ -80,7 +80,7 @@ function renderControl(name, ...children) {
   return el("label", { class: "control", title: MEANT[name] }, el("span", { class: "name" }, name), ...children);
 }
 
-// A list of numbers with a button to either side.
+// Render a list of numbers with a button on either side.
 function renderStepper(app, name, key, value, options) {
   const go = (next) => app.go({ [key]: next });
   const select = el("select", { "data-control": key, "aria-label": name, class: "numbers", onchange: () => go(Number(select.value)) },
@@ -89,7 +89,7 @@ function renderStepper(app, name, key, value, options) {
   return el("span", { class: "control", title: MEANT[name] }, el("span", { class: "name" }, name), el("span", { class: "stepper" }, step(-1, "‹", "previous"), select, step(1, "›", "next")));
 }
 
-// One of a few, side by side.
+// Render a choice among a few options as a row of buttons.
 export function renderChoice(app, key, value, options, label) {
   return el("span", { class: "choice", role: "group", "aria-label": label, title: label }, options.map(([name, text]) =>
     el("button", { "data-control": `${key} ${name}`, "aria-pressed": String(name === value), onclick: () => app.go({ [key]: name }) }, text)));

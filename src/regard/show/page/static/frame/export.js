@@ -1,29 +1,29 @@
-// What is on screen as a picture to keep: PNG, or SVG where lines and letters stay lines and letters.
+// Save the picture on screen as PNG, or as SVG with lines and text as vectors.
 
 import { formatColor, readBackground } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
 import { createSvgPen } from "../drawing/canvas_pen.js";
 
-const FINER = 2; // pixels of a PNG for each of the page's, or as many as the screen has where those are more
-const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels about the caption, of a line of it, and of its letters
+const FINER = 2; // minimum pixels of a PNG per CSS pixel; the pixel ratio of the screen if that is larger
+const [EDGE, LINE, LETTER] = [16, 19, 13]; // pixels: margin of the caption, line height, font size
 
-// The menu of a view's picture; picture() is that of the view that stands, {svg or canvas, legend}.
+// Create the menu that saves the picture of a view; picture() returns {svg or canvas, legend} of the mounted view.
 export function createExporter(app, picture) {
   const save = (kind) => async () => {
     try {
       const shown = picture();
-      if (!shown.svg && !shown.canvas) return app.fail("There is no picture here yet: this view draws one once something is shown.");
+      if (!shown.svg && !shown.canvas) return app.fail("There is no picture to save yet.");
       const name = `regard-${app.state().view}.${kind}`;
       const svg = frameSvg(shown, document.getElementById("caption").textContent);
       return downloadBlob(kind === "svg" ? new Blob([svg], { type: "image/svg+xml" }) : await rasterizeSvg(svg), name);
     } catch (fault) {
-      return app.fail(`The picture could not be made: ${fault.message}`);
+      return app.fail(`The picture cannot be saved: ${fault.message}`);
     }
   };
   const chosen = (kind) => () => (close(), button.focus(), save(kind)());
   const items = el("div", { hidden: true, role: "menu", id: "save-menu" },
-    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG, as pixels"),
-    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG, as lines"));
+    el("button", { role: "menuitem", onclick: chosen("png") }, "PNG (pixels)"),
+    el("button", { role: "menuitem", onclick: chosen("svg") }, "SVG (vectors)"));
   const button = el("button", { class: "quiet", "aria-haspopup": "menu", "aria-expanded": "false", "aria-controls": "save-menu", onclick: () => (items.hidden ? open() : close()) }, "Save", el("span", { class: "long" }, " picture"));
   const menu = el("div", { class: "menu" }, button, items);
 
@@ -51,7 +51,7 @@ export function createExporter(app, picture) {
   return menu;
 }
 
-// A picture over the line that says what it is, with the scale of its colours.
+// Return an SVG of a picture with its caption and its color scale.
 function frameSvg({ svg, canvas, legend }, caption) {
   const inner = svg ?? embedCanvas(canvas);
   const [width, height] = ["width", "height"].map((side) => Number(inner.match(new RegExp(`^<svg[^>]* ${side}="([\\d.]+)"`))[1]));
@@ -69,7 +69,7 @@ function embedCanvas(canvas) {
   return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}"><image width="${width}" height="${height}" href="${canvas.toDataURL()}"/></svg>\n`;
 }
 
-// Words in lines no wider than so many pixels.
+// Break a text into lines of at most `room` pixels.
 function wrapText(text, room) {
   const ruler = el("canvas").getContext("2d");
   ruler.font = `${LETTER}px system-ui, sans-serif`;
@@ -92,10 +92,10 @@ function drawScale(pen, { title, colour, ticks }, y) {
 
 async function rasterizeSvg(svg) {
   const sheet = await loadImage(svg);
-  return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("it has no pixels."))), "image/png"));
+  return new Promise((resolve, reject) => sheet.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser returned no PNG."))), "image/png"));
 }
 
-// SVG on a canvas, at least as fine as the screen.
+// Draw an SVG on a canvas, at the resolution of the screen or above.
 async function loadImage(svg) {
   const address = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
   try {

@@ -1,22 +1,22 @@
-// The keyboard: keys that every view shares, those of the view that stands, the list of them all, and the search for a word.
+// The keyboard: the keys of every view, the keys of the mounted view, the list of keys, and the search for a word.
 
 import { el } from "../drawing/elements.js";
 import { createSearch } from "./word_search.js";
 
-const OWNERS = "input, textarea, select, dialog, [contenteditable], [role=slider], [role=listbox]"; // these keep their keys
-const PRESSED = "a[href], button, summary, [role=button]"; // these are pressed by the keys that press
+const OWNERS = "input, textarea, select, dialog, [contenteditable], [role=slider], [role=listbox]"; // elements that handle keys themselves
+const PRESSED = "a[href], button, summary, [role=button]"; // elements that Enter and Space activate
 const PRESSING = ["Enter", " "];
 
 export function createKeyboard(app, ofView, hands) {
   const find = createSearch(app);
   const common = [
-    ["[", "the head before", () => stepState(app, "head", -1)],
-    ["]", "the next head", () => stepState(app, "head", 1)],
-    [",", "the layer before", () => stepState(app, "layer", -1)],
-    [".", "the next layer", () => stepState(app, "layer", 1)],
+    ["[", "previous head", () => stepState(app, "head", -1)],
+    ["]", "next head", () => stepState(app, "head", 1)],
+    [",", "previous layer", () => stepState(app, "layer", -1)],
+    [".", "next layer", () => stepState(app, "layer", 1)],
     ["/", "find a word", () => find()],
-    ["?", "these keys", () => list()],
-    ["Escape", "let go of what is pinned", () => app.go({ q: null, k: null })],
+    ["?", "show this list", () => list()],
+    ["Escape", "clear the selection", () => app.go({ q: null, k: null })],
   ];
 
   document.addEventListener("keydown", (event) => {
@@ -34,11 +34,11 @@ export function createKeyboard(app, ofView, hands) {
     const dialog = el("dialog", { "aria-label": "Keys", onclose: () => dialog.remove() },
       ...renderKeyGroup("Keys of this view", own),
       ...renderKeyGroup("Keys of every view", shared),
-      ...renderKeyGroup("Mouse and fingers", hands(), "span"),
+      ...renderKeyGroup("Mouse and touch", hands(), "span"),
       el("form", { method: "dialog", style: { marginTop: "1rem" } }, el("button", { autofocus: true }, "Close")));
     document.body.append(dialog);
     dialog.showModal();
-    dialog.scrollTop = 0; // the button that has the focus is at the end of a long list
+    dialog.scrollTop = 0; // the focused button is at the end of a long list
   }
 
   const button = el("button", { class: "quiet", "aria-label": "Keys", title: "Keys (?)", onclick: list }, "?");
@@ -47,7 +47,7 @@ export function createKeyboard(app, ofView, hands) {
 
 const NAMES = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc", " ": "Space" };
 
-// What keys or hands do, those that do the same on one line.
+// Render the keys or gestures of a group; those with the same effect share a line.
 function renderKeyGroup(title, pairs, tag = "kbd") {
   const lines = new Map();
   for (const [key, what] of pairs) lines.set(what, [...(lines.get(what) ?? []), key]);
@@ -55,7 +55,7 @@ function renderKeyGroup(title, pairs, tag = "kbd") {
   return lines.size ? [el("h2", {}, title), el("dl", {}, [...lines].map(([what, keys]) => [el("dt", {}, names(keys)), el("dd", {}, what)]))] : [];
 }
 
-// A step to the next head or layer, if there is one.
+// Go to the next or previous head or layer, if there is one.
 function stepState(app, key, by) {
   if (!app.summary()) return;
   const state = app.state();

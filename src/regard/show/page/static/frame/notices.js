@@ -1,13 +1,13 @@
-// What the page says of itself: how far a long wait is, and errors beside the thing that caused them.
+// Notices of the page: the progress of a long wait, and errors next to the element that caused them.
 
 import { el } from "../drawing/elements.js";
 
-const PATIENCE = 300; // milliseconds before a wait is spoken of
+const PATIENCE = 300; // milliseconds before a wait is shown
 
 export function createNotices(line, stage) {
   let timer = null;
   let said = null;
-  const beside = new Map(); // element -> the error that stands after it
+  const beside = new Map(); // element -> the error shown after it
 
   function draw() {
     line.hidden = false;
@@ -16,7 +16,7 @@ export function createNotices(line, stage) {
   }
 
   return {
-    // Says what is waited for, after a moment, with its share from 0 to 1 where that is known.
+    // Show a wait after PATIENCE milliseconds, with its progress from 0 to 1 if that is known.
     wait(text, share) {
       said = { text, share };
       if (!line.hidden) draw();
@@ -27,7 +27,7 @@ export function createNotices(line, stage) {
       timer = null;
       line.hidden = true;
     },
-    // Shows an error after an element, the stage by default; without text takes it away.
+    // Show an error after an element, the stage by default; an empty text removes the error.
     fail(text, element = stage) {
       beside.get(element)?.remove();
       beside.delete(element);

@@ -1,9 +1,9 @@
-// The state of the page, as readable pairs after the # of its address: what a link holds, and what back and forward undo.
+// The state of the page as readable pairs after the # of its address: links contain it, and the history restores it.
 
 const NUMBERS = ["b", "layer", "head", "q", "k", "x", "y", "zoom"];
 const FIRST = { view: "text", kind: "self", part: null, b: 0, layer: 0, head: 0 };
 
-// The state that a hash says; what it leaves out is as at the start.
+// Return the state of a hash, with defaults for what it omits.
 export function parseLink(hash) {
   const state = { ...FIRST };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
@@ -13,7 +13,7 @@ export function parseLink(hash) {
   return state;
 }
 
-// The hash of a state, the shortest that says it, with spaces and commas left readable.
+// Return the shortest hash of a state, with readable commas and colons.
 export function formatLink(state) {
   const pairs = Object.entries(state).filter(([name, value]) => name === "view" || !isDefault(value, FIRST[name]));
   const order = ["view", "r", "kind", "part", "b", "layer", "head", "q", "k"];
@@ -26,7 +26,7 @@ function isDefault(value, first) {
   return value === null || value === undefined || value === "" || value === first;
 }
 
-// Goes to a state: a new entry of the history, or in place of the present one.
+// Set the address to a state, as a new entry of the history or in place of the current one.
 export function updateLink(state, { replace = false } = {}) {
   const hash = formatLink(state);
   if (hash === location.hash) return;

@@ -1,19 +1,19 @@
-// The search for a word among the words of a recording, however long it is.
+// The search for a word in a recording of any length.
 
 import { el } from "../drawing/elements.js";
 import { formatCount } from "../drawing/number_format.js";
 import { formatPlainWord } from "../drawing/words.js";
 
-const MOST = 50; // found words listed
+const MOST = 50; // maximum number of words listed
 const PAGE = 2000;
 
-// A function that opens the search; what is chosen becomes the query.
+// Return a function that opens the search; the selected word becomes the query.
 export function createSearch(app) {
   return () => {
     if (!app.summary()) return;
     const list = app.attention().rows;
     let running = 0;
-    const input = el("input", { type: "search", "aria-label": "Find a word", placeholder: "a word, or its number", autofocus: true, oninput: () => look() });
+    const input = el("input", { type: "search", "aria-label": "Find a word", placeholder: "a word or its number", autofocus: true, oninput: () => look() });
     const found = el("div", { class: "found" });
     const told = el("p", { class: "note", role: "status" });
     const close = (q) => {
@@ -45,7 +45,7 @@ export function createSearch(app) {
           if (hits < MOST && word.toLowerCase().includes(wanted)) hits += found.append(row(from + n, word, words[n - 1], words[n + 1])) ?? 1;
         }
       }
-      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : "No word here holds these letters.";
+      told.textContent = hits ? `${hits === MOST ? `the first ${MOST}` : hits} found` : "No word contains these letters.";
     }
 
     const row = (place, word, before, after) => el("button", { type: "button", onclick: () => close(place) },

@@ -1,21 +1,21 @@
-// What stands in words under the pictures of Compare: the weights at a place of both sides, and where they differ most.
+// The sentences of Compare: the weights of a cell on both sides, and the largest differences.
 
 import { el, isTouch } from "../../drawing/elements.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 
-// The line that reads a cell in both sides; cell i, j of the pictures `now`, or null.
+// Create the line that shows the weights of a cell i, j of the pictures `now` on both sides; i is null for no cell.
 export function createReadingLine() {
   const element = el("p", { class: "compare-read numbers", "aria-live": "polite" });
 
   function show(now, i, j) {
-    if (i === null) return element.replaceChildren(isTouch() ? "Tap a weight to read it in both." : "Point at a weight to read it in both.");
+    if (i === null) return element.replaceChildren(isTouch() ? "Tap a cell to read its weight in both." : "Point at a cell to read its weight in both.");
     const [a, b] = now.parts.map((one) => (i < one.rows && j < one.columns ? one.weights[i * one.columns + j] : null));
     const inside = i < now.apart.rows && j < now.apart.columns && (a !== null || b !== null);
     return element.replaceChildren(describeCell(now, i, j), renderValue("first", a), renderValue("second", b), inside ? renderValue("difference", (b ?? 0) - (a ?? 0), true) : "");
   }
 
-  // Every digit of the two cells, where there is one.
+  // Append every digit of both cells; a side without the cell is null.
   function exact(cells) {
     const told = (cell) => (cell.visible ? `${cell.weight}, rank ${cell.rank} of ${cell.of}` : "not visible");
     element.append(...cells.map((cell, n) => cell && el("span", { class: "note" }, `${n ? "second" : "first"}: ${told(cell)}`)).filter(Boolean));
@@ -41,11 +41,11 @@ function renderValue(name, number, signed) {
   return el("span", {}, `${name} `, el("b", {}, text));
 }
 
-// The places [[row, column, difference]] that differ most, each a button.
+// Render a list of cells [[row, column, difference]] with a button for each.
 export function renderFurthestCells(found, [a, b], pin) {
   const line = ([i, j, by]) => el("button", { class: "quiet compare-place", onclick: () => pin(i, j) },
     el("span", {}, renderWord(a.words.rows[i]), " → ", renderWord(a.words.columns[j])),
     el("span", { class: "numbers" }, `${formatThreeDigits(a.weights[i * a.columns + j] ?? 0)} → ${formatThreeDigits(b.weights[i * b.columns + j] ?? 0)}`),
     el("span", { class: "numbers" }, `${by > 0 ? "+" : ""}${formatThreeDigits(by)}`));
-  return [el("h2", {}, "Where they differ most"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
+  return [el("h2", {}, "Largest differences"), el("ol", {}, found.map((one) => el("li", {}, line(one))))];
 }

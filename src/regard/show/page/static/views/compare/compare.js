@@ -1,4 +1,4 @@
-// Compare: two heads, prompts or recordings side by side, and what is more or less in the second.
+// The Compare view: two heads, prompts or recordings side by side, and their difference.
 
 import * as colour from "../../drawing/color.js";
 import { makeDifferenceScale } from "../../drawing/legend.js";
@@ -7,12 +7,12 @@ import { getHeadNumber, findAttention } from "../../frame/controls.js";
 import { subtractWeights, listFurthestCells, chooseLevel, computeRowDistance, fetchPicture, matchWords } from "./difference.js";
 import { DIFFERENCE, buildLayout } from "./compare_layout.js";
 
-const LISTED = 6; // of the places that differ most
-const KEPT = 12; // pictures
+const LISTED = 6; // number of largest differences listed
+const KEPT = 12; // maximum number of cached pictures
 
-export const view = { name: "compare", title: "Compare", question: "What is different?", bar: ["scale"], mount };
+export const view = { name: "compare", title: "Compare", question: "What is the difference?", bar: ["scale"], mount };
 
-// `it` is what the functions below share: the page, the pictures and words that are kept, by what they are of, and what is drawn.
+// `it` is the state that the functions below share: the page, the cached pictures and words by head, and the pictures drawn.
 function mount(stage, app) {
   const it = { app, kept: new Map(), drawn: null, asking: null };
   it.page = buildLayout(app, {
@@ -25,14 +25,14 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave: () => it.asking?.abort(), keys: listKeys(it), picture: () => it.drawn && { svg: it.page.sheet() } };
 }
 
-// The two sides that a state names: {summary, attention, place, layer}.
+// Return both sides of a state: {summary, attention, place, layer}.
 function listSides(it, state) {
   const { app } = it;
   const first = { summary: app.summary(), attention: app.attention(), place: app.place(), layer: app.attention().layers[state.layer] };
   return [first, chooseSecondSide(it, state, first)];
 }
 
-// The second side; the next head of the first where it names none.
+// Return the second side; by default the next head of the first side.
 function chooseSecondSide({ app }, state, first) {
   const summary = app.shelf().find((one) => one.id === state.r2) ?? first.summary;
   const same = summary === first.summary;
@@ -51,7 +51,7 @@ async function drawView(it, state) {
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
   const level = chooseLevel(...both.flatMap(({ layer }) => [layer.queries, layer.keys]));
-  it.app.wait("Fetching the two heads");
+  it.app.wait("Loading the two heads");
   const parts = await Promise.all(both.map((side) => fetchOnce(it, [side.summary.id, side.place, level], () => fetchPictures(it, side, level, signal))));
   if (signal.aborted) return;
   it.app.ready();
@@ -86,7 +86,7 @@ function renderPictures(it, state) {
   page.list(level ? [] : listFurthestCells(apart, LISTED), parts);
   page.mark(it.drawn, state.q, state.k);
   const [a, b] = it.drawn.both.map(({ place, layer }) => `layer ${place.layer}, head ${getHeadNumber(layer, place.head)}`);
-  app.caption(app.el("b", {}, `${a} against ${b}`), ": rows look, columns are looked at; in the difference blue is more in the second, orange less.");
+  app.caption(app.el("b", {}, `${a} against ${b}`), ": rows are queries, columns are keys; in the difference, blue is more in the second, orange is less.");
   if (state.q !== undefined && state.k !== undefined) page.exact(fetchExactWeights(it, state));
 }
 
@@ -94,17 +94,17 @@ function describeDifference({ apart, level }) {
   if (!apart.rows) return "";
   const share = level ? null : computeRowDistance(apart);
   if (share === null) return `Each pixel is the mean of ${2 ** level} by ${2 ** level} weights.`;
-  if (share < 5e-4) return "The two attend alike.";
-  return `On average ${formatThreeDigits(share)} of a word’s attention lies elsewhere in the second (0: alike, 1: nothing in common).`;
+  if (share < 5e-4) return "The two have equal weights.";
+  return `On average, ${formatThreeDigits(share)} of a word’s attention is on other words in the second (0: equal, 1: no overlap).`;
 }
 
-// The weights at a place of both sides, every digit, where both have it.
+// Fetch the exact weights of a cell on both sides; a side without the cell is null.
 function fetchExactWeights({ app, drawn }, { q, k }) {
   const cell = async ({ summary, place, layer }) => (q < layer.queries && k < layer.keys ? app.source.cell(summary.id, { ...place, q, k }) : null);
   return Promise.all(drawn.both.map(cell));
 }
 
-// Another layer, head or recording for a side; the other stays where it is.
+// Change the layer, head or recording of one side; the other side stays the same.
 function changeSide(it, side, changes) {
   const { kind, layer, head } = listSides(it, it.app.state())[1].place;
   const named = Object.entries(changes).map(([name, value]) => [side ? `${name}2` : name, value]);
@@ -117,7 +117,7 @@ function swapSides(it) {
   it.app.go({ ...b.place, r: b.summary.id, ...other, r2: a.summary.id, q: null, k: null });
 }
 
-// Runs the model on a text, which becomes the second side.
+// Run the model on a text, and show it on the second side.
 async function runSecondText({ app }, text, form) {
   if (!text.trim()) return app.fail("Type at least one word first.", form);
   app.wait(`Running ${app.start.model}`);
@@ -146,16 +146,16 @@ function turnHead(it, by) {
 }
 
 const listKeys = (it) => [
-  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
-  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
-  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
-  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
-  ["}", "the next head, of the second", () => turnHead(it, 1)],
-  ["{", "the head before, of the second", () => turnHead(it, -1)],
-  ["x", "change sides", () => swapSides(it)],
+  ["ArrowUp", "previous query", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "previous key", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "next key", () => stepCell(it, 0, 1)],
+  ["}", "next head of the second", () => turnHead(it, 1)],
+  ["{", "previous head of the second", () => turnHead(it, -1)],
+  ["x", "swap the sides", () => swapSides(it)],
 ];
 
-// The difference that has the full colour: few pixels are further from 0, and these do not pale all others.
+// Return the difference of the full color, the 99th percentile, so that a few larger ones do not fade the others.
 function findLargest(weights) {
   const sizes = weights.filter((value) => value).map(Math.abs).sort((a, b) => a - b);
   return colour.roundUp(Math.max(sizes[Math.floor(0.99 * sizes.length)] ?? 0, 1e-6));

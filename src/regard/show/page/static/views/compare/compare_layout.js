@@ -1,4 +1,4 @@
-// What stands on Compare from the first, and how its parts are set: two pictures and their difference, and what reads them.
+// The layout of Compare: two pictures and their difference, and the sentences about them.
 
 import { el } from "../../drawing/elements.js";
 import { drawLegend, makeWeightScale } from "../../drawing/legend.js";
@@ -7,35 +7,35 @@ import { createPane } from "./matrix_pane.js";
 import { renderFurthestCells, createReadingLine } from "./cell_text.js";
 
 const NAMES = ["first", "second", "second − first"];
-export const DIFFERENCE = 2; // the pane that is shown first where only one has room
+export const DIFFERENCE = 2; // the default pane where only one fits
 
-// change(side, changes), typed(text, form), pin(q, k) and swap() are told what hands do.
+// Build the layout; user input calls change(side, changes), typed(text, form), pin(q, k) and swap().
 export function buildLayout(app, { change, typed, pin, swap }) {
   const panes = NAMES.map((name) => createPane(name));
   const told = el("p", { class: "compare-told", "aria-live": "polite" });
   const note = el("p", { class: "note" });
   const read = createReadingLine();
   const list = el("div", { class: "compare-list" });
-  const turner = el("span", { class: "choice compare-turn", role: "group", "aria-label": "Which is shown" });
+  const turner = el("span", { class: "choice compare-turn", role: "group", "aria-label": "Picture shown" });
   const row = el("div", { class: "compare-panes" }, panes.map((one) => one.root));
   const root = el("div", { class: "compare-page" }, told, note, read.element, turner, row, list);
-  let now = null; // what is drawn, and the cell that is pinned
+  let now = null; // the pictures drawn, and the pinned cell
 
   panes[1].picks.after(renderTextForm(app, typed));
-  panes[2].shelf.append(el("button", { class: "compare-swap", title: "Change sides (x)", "aria-label": "Change sides", onclick: swap }, "⇄"));
+  panes[2].shelf.append(el("button", { class: "compare-swap", title: "Swap the sides (x)", "aria-label": "Swap the sides", onclick: swap }, "⇄"));
   for (const { frame } of panes) listenToPointer(frame, {
     point: (place) => now && point(...(place ?? now.pinned ?? [null])),
     pick: (place) => now && pin(...place.map((one) => one * 2 ** now.level)),
   });
 
-  // Marks a cell in all three, and says what it holds.
+  // Mark a cell in all three pictures, and show its weights.
   function point(i, j) {
     const sizes = [...now.parts, now.apart];
     panes.forEach((one, n) => one.point(sizes[n], i, j));
     read.show(now, i, j);
   }
 
-  // Which pane is shown where only one has room.
+  // Select the pane that is shown where only one fits.
   function turn(shown) {
     const button = (name, n) => el("button", { "data-control": `pane ${n}`, "aria-pressed": String(n === shown), onclick: () => app.go({ pane: n === DIFFERENCE ? null : n }, { replace: true }) }, name);
     turner.replaceChildren(...NAMES.map(button));
@@ -73,7 +73,7 @@ export function buildLayout(app, { change, typed, pin, swap }) {
   };
 }
 
-// The box for another text, which the second side then shows.
+// Render the box for a text that the second side shows.
 function renderTextForm(app, typed) {
   const box = el("input", { type: "text", "aria-label": "Another text for the second side", placeholder: "another text" });
   const form = el("form", { class: "compare-typed", hidden: !app.start.model, onsubmit: (event) => {
@@ -83,7 +83,7 @@ function renderTextForm(app, typed) {
   return form;
 }
 
-// The pointer over a picture: the cell under it, [row, column], or null.
+// Call point([row, column] or null) and pick([row, column]) for the cell under the pointer.
 function listenToPointer(frame, { point, pick }) {
   const at = (event) => {
     const [rows, columns] = [Number(frame.dataset.rows), Number(frame.dataset.columns)];

@@ -1,16 +1,16 @@
-// Two matrices of weights beside each other: which of their words stand for the same, and how far their rows are apart.
+// The difference of two matrices of weights: the words that they share, and the distance between their rows.
 
 import { decodeWeight } from "../../data/weight_codes.js";
 
 const TILE = 256;
-const MOST = 2 * TILE; // pixels along a side of a picture
+const MOST = 2 * TILE; // maximum pixels along a side of a picture
 
-// The level of detail at which both fit in a picture: 0 is every weight.
+// Return the finest level of detail at which both fit in a picture; level 0 has every weight.
 export function chooseLevel(...counts) {
   return Math.max(0, Math.ceil(Math.log2(Math.max(...counts) / MOST)));
 }
 
-// A whole level of a head as {weights, rows, columns}: null where nothing may be seen.
+// Fetch a whole level of a head as {weights, rows, columns}; a hidden weight is null.
 export async function fetchPicture(source, r, place, { queries, keys }, level, signal) {
   const [rows, columns] = [queries, keys].map((count) => Math.ceil(count / 2 ** level));
   const weights = new Array(rows * columns).fill(null);
@@ -25,19 +25,19 @@ export async function fetchPicture(source, r, place, { queries, keys }, level, s
   return { weights, rows, columns };
 }
 
-// What of two texts can be laid on each other, {rows, columns, said}: all, or the beginning that they share, or nothing.
+// Return the part of two texts that can be compared, {rows, columns, said}: all, their common beginning, or nothing.
 export function matchWords(a, b) {
   const same = a.rows.length === b.rows.length && a.columns.length === b.columns.length;
   const differ = a.columns.filter((word, n) => word !== b.columns[n]).length;
   if (same && !differ) return { rows: a.rows.length, columns: a.columns.length, said: "" };
   if (same) {
-    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} not the same: the difference is taken place by place.`;
+    const said = `Both have ${a.columns.length} words, ${differ} of which ${differ === 1 ? "is" : "are"} different: the difference is computed position by position.`;
     return { rows: a.rows.length, columns: a.columns.length, said };
   }
   const [rows, columns] = [countCommonPrefix(a.rows, b.rows), countCommonPrefix(a.columns, b.columns)];
-  const lengths = `Left there are ${a.columns.length} words, right ${b.columns.length}.`;
-  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They do not begin alike, so there is no difference to draw: compare each with its own words.` };
-  return { rows, columns, said: `${lengths} The first ${columns} are the same, and the difference is taken of these.` };
+  const lengths = `The first text has ${a.columns.length} words, the second ${b.columns.length}.`;
+  if (Math.min(rows, columns) < 2) return { rows: 0, columns: 0, said: `${lengths} They have different beginnings, so there is no difference to show.` };
+  return { rows, columns, said: `${lengths} The first ${columns} are the same; the difference is computed for these.` };
 }
 
 function countCommonPrefix(a, b) {
@@ -46,11 +46,11 @@ function countCommonPrefix(a, b) {
   return count;
 }
 
-// b - a over what can be laid on each other, {weights, rows, columns}, at a level of detail.
+// Return b - a over their common part, {weights, rows, columns}, at a level of detail.
 export function subtractWeights(a, b, common, level) {
   const [rows, columns] = [common.rows, common.columns].map((count, n) => {
     const whole = count === [a.of.rows, a.of.columns][n] && count === [b.of.rows, b.of.columns][n];
-    return whole ? Math.ceil(count / 2 ** level) : Math.floor(count / 2 ** level); // a pixel of other words besides is left out
+    return whole ? Math.ceil(count / 2 ** level) : Math.floor(count / 2 ** level); // without a pixel that also covers other words
   });
   const weights = Array.from({ length: rows * columns }, (_, n) => {
     const [i, j] = [Math.floor(n / columns), n % columns];
@@ -60,7 +60,7 @@ export function subtractWeights(a, b, common, level) {
   return { weights, rows, columns };
 }
 
-// The share of a word's attention that lies elsewhere, the mean of ½ Σ |a - b| over rows: 0 alike, 1 nothing in common.
+// Return the mean of ½ Σ |a - b| over the rows, from 0 (equal) to 1 (no overlap).
 export function computeRowDistance({ weights, rows, columns }) {
   if (!rows) return null;
   let sum = 0;
@@ -70,12 +70,12 @@ export function computeRowDistance({ weights, rows, columns }) {
       const one = weights[i * columns + j] ?? 0;
       [apart, lack] = [apart + Math.abs(one), lack + one];
     }
-    sum += (apart + Math.abs(lack)) / 2; // what a row lacks of the other is one more key
+    sum += (apart + Math.abs(lack)) / 2; // the difference of the row sums counts as one more key
   }
   return sum / rows;
 }
 
-// The places of the n numbers furthest from 0.
+// List the n numbers furthest from 0 as [row, column, number].
 export function listFurthestCells({ weights, columns }, n) {
   const order = weights.map((_, place) => place).filter((place) => weights[place]);
   order.sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]));

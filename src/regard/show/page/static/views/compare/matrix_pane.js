@@ -1,11 +1,11 @@
-// A picture of Compare with its controls, the words along it, and its legend.
+// A picture of Compare with its controls, words and legend.
 
 import { el } from "../../drawing/elements.js";
 import { paintNumbers, createPixelCanvas } from "../../drawing/matrix_image.js";
 import { formatPlainWord } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/controls.js";
 
-const WORDS = 24; // columns whose words have room along a picture
+const WORDS = 24; // maximum number of rows and columns of a picture with words
 
 export function createPane(name) {
   const head = el("div", { class: "compare-head" });
@@ -42,7 +42,7 @@ export function createPane(name) {
     scale.replaceChildren(key);
   }
 
-  // Marks cell i, j of a picture so large, or none.
+  // Mark cell i, j of a picture of rows x columns, or none.
   function point({ rows: high, columns: wide }, i, j) {
     mark.hidden = i === null || i >= high || j >= wide;
     if (!mark.hidden) Object.assign(mark.style, { left: `${(100 * j) / wide}%`, top: `${(100 * i) / high}%`, width: `${100 / wide}%`, height: `${100 / high}%` });
@@ -51,5 +51,5 @@ export function createPane(name) {
   return { root, shelf, picks, frame, set, draw, point };
 }
 
-// A word as a label; a single letter needs no turning.
+// Render a word as a label; a single letter is not rotated.
 const renderBareWord = (word) => el("span", { class: formatPlainWord(word).length === 1 && "upright" }, formatPlainWord(word));

@@ -1,4 +1,4 @@
-// Generate: words appear one by one, each with what it looked at and what else was likely.
+// The Generate view: words appear one by one, each with the words it attends to and the likely alternatives.
 
 import { el } from "../../drawing/elements.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
@@ -6,12 +6,12 @@ import { formatPercent } from "../../drawing/number_format.js";
 import { quoteWord } from "../../drawing/words.js";
 import { buildLayout } from "./generate_layout.js";
 
-const LINKED = 400; // letters of a text that the link holds
+const LINKED = 400; // maximum number of letters of a text in the link
 
 export const view = { name: "generate", title: "Generate", question: "Which word comes next, and why?", bar: [], mount };
 
-// `it` is what the functions below share: the words that came, as the server told them, what they go on from and how many were
-// asked for; the one looked into, null for the last; the recording of it all; and the run that goes on.
+// `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
+// number of words; the index of the selected word, null for the last; the recording; and the current run.
 function mount(stage, app) {
   const it = { app, written: [], begun: "", wanted: 0, picked: null, made: null, running: null };
   it.page = buildLayout(app, { run: (asked) => runGeneration(it, asked), stop: () => it.running?.abort(), pick: (n) => pickToken(it, n) });
@@ -20,16 +20,16 @@ function mount(stage, app) {
   return { draw() {}, leave: () => it.running?.abort(), keys: listKeys(it), picture: () => it.written.length && { svg: snapshotAsSvg(it.page.body) } };
 }
 
-// What the link holds of an earlier run.
+// Restore the prompt and the temperature of the link.
 function resumeState({ page }, state) {
   page.form.elements.text.value = state.text ?? "";
-  if (state.heat) page.warm(state.heat); // not `temperature`: that is a switch of Steps
+  if (state.heat) page.warm(state.heat); // not `temperature`, which is a switch of Steps
   if (!state.text) page.form.elements.text.focus();
 }
 
 async function runGeneration(it, { text, tokens, temperature, seed }) {
   const { app, page } = it;
-  if (!text.trim()) return app.fail("Type the beginning first.", page.form);
+  if (!text.trim()) return app.fail("Type a prompt first.", page.form);
   it.running?.abort();
   const mine = new AbortController();
   Object.assign(it, { running: mine, written: [], begun: text, wanted: tokens, picked: null, made: null });
@@ -90,28 +90,28 @@ function finishGeneration(it, summary) {
   if (it.written.length < it.wanted) it.page.ended(it.written.length);
   it.app.add(summary);
   showToken(it, it.picked ?? getLastIndex(it));
-  const links = [["text", "Read it in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
+  const links = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
   const changes = { r: summary.id, q: null, k: null, text: null, heat: null };
   it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
 }
 
-// What was stopped has no recording yet; Type makes one of the same words.
+// Return the message of a stopped run, which has no recording, with a link that opens its text in Type.
 function makeStopError({ app, written, begun }, asked) {
-  if (!written.length) return asked ? "Stopped before the first word came." : "";
+  if (!written.length) return asked ? "Stopped before the first word." : "";
   const text = begun + written.map((one) => one.word).join("");
-  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Look at these words in Type"), ".");
+  return el("span", {}, "Stopped. ", el("a", { href: app.link({ view: "type", text: text.slice(0, LINKED), r: "new" }) }, "Open this text in Type"), ".");
 }
 
 function describePicture({ app, written, picked }, n) {
   const { word, probability } = written[n];
-  const more = picked === null ? "; pick a word to see what it looked at." : "; pick it again to let go.";
+  const more = picked === null ? "; select a word to see its attention." : "; click it again to deselect it.";
   app.caption(app.el("b", {}, quoteWord(word)), ` had the probability ${formatPercent(probability)}`, more);
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next word that came", () => stepToken(it, 1)],
-  ["ArrowLeft", "the word before", () => stepToken(it, -1)],
+  ["ArrowRight", "next word", () => stepToken(it, 1)],
+  ["ArrowLeft", "previous word", () => stepToken(it, -1)],
   ["s", "stop", () => it.running?.abort()],
-  ["i", "write in the box", () => it.page.form.elements.text.focus()],
-  ["Escape", "stop, or let go of the picked word", () => unpickToken(it)],
+  ["i", "edit the prompt", () => it.page.form.elements.text.focus()],
+  ["Escape", "stop, or deselect the word", () => unpickToken(it)],
 ];

@@ -1,4 +1,4 @@
-// What stands on Generate from the first, and how its parts are set: the box, the text that grows, the word looked into.
+// The layout of Generate: the prompt, the generated text and the selected word.
 
 import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -6,9 +6,9 @@ import { formatPercent, formatThreeDigits } from "../../drawing/number_format.js
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { createPromptForm } from "./prompt_form.js";
 
-const NEAR = 60; // pixels from the end of the text, within which it follows what comes
+const NEAR = 60; // maximum pixels from the end of the text at which it scrolls along with new words
 
-// run, stop and pick(n) are told what hands do.
+// Build the layout; user input calls run, stop and pick(n).
 export function buildLayout(app, { run, stop, pick }) {
   const ask = createPromptForm(app, { run, stop });
   const text = createGeneratedText(pick);
@@ -34,7 +34,7 @@ export function buildLayout(app, { run, stop, pick }) {
     add: text.add,
     shade: text.shade,
     count: (n, all) => (progress.textContent = `${n} of ${all} words`),
-    ended: (n) => (progress.textContent = `${n} words; there the model ended the text.`),
+    ended: (n) => (progress.textContent = `${n} words; the model ended the text here.`),
     look(line, n, pinned) {
       word.show(line);
       text.mark(n, pinned);
@@ -43,11 +43,11 @@ export function buildLayout(app, { run, stop, pick }) {
   };
 }
 
-// The text: its beginning, and the words that came, each a button.
+// Create the text: the prompt, and the generated words as buttons.
 function createGeneratedText(pick) {
   const prompt = el("span", { class: "generate-prompt" });
   const came = el("span", { class: "generate-came" });
-  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "The text: pick a word that came to look into it" }, prompt, came);
+  const element = el("div", { class: "words generate-words", role: "group", "aria-label": "Text: select a generated word to see its attention" }, prompt, came);
   const at = (n) => came.querySelector(`[data-n="${n}"]`);
 
   came.addEventListener("click", (event) => {
@@ -60,7 +60,7 @@ function createGeneratedText(pick) {
     event.target.closest("[data-n]")?.click();
   });
 
-  // The word looked into, of which alone the tab key stops.
+  // Mark the selected word, the only one that the Tab key reaches.
   function mark(n, pinned) {
     came.querySelector("[aria-current]")?.removeAttribute("aria-current");
     came.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
@@ -70,11 +70,11 @@ function createGeneratedText(pick) {
     if (focused) at(n).focus();
   }
 
-  // The words that this one looked at, where they are among those that came: the beginning is not cut into words here.
+  // Shade the generated words that word n attends to; the prompt is not split into words here.
   function shadeWords(words, n, made) {
     for (const span of came.querySelectorAll("[data-n]")) Object.assign(span.style, { backgroundColor: "", color: "" });
-    const read = made?.attentions[0]?.layers[0].keys; // all but the last word, which was written and not read
-    const first = words[0].place ?? (read && read - (words.length - 1)); // the place of the first word that came
+    const read = made?.attentions[0]?.layers[0].keys; // all tokens except the last, which was generated and not read
+    const first = words[0].place ?? (read && read - (words.length - 1)); // the position of the first generated word
     if (first === undefined) return;
     const top = Math.max(...words[n].looked.map((one) => one.weight), 1e-6);
     for (const { place, weight } of words[n].looked) {
@@ -100,17 +100,17 @@ function createGeneratedText(pick) {
   };
 }
 
-// The word that is looked into: what it looked at, and what it might have been.
+// Create the panel of the selected word: the words it attends to, and the alternatives.
 function createTokenPanel() {
   const [looked, likely] = [el("ol", { class: "generate-list" }), el("ol", { class: "generate-list" })];
   const which = el("h2");
-  const element = el("aside", { class: "generate-side", "aria-label": "The word that is looked into", hidden: true }, which,
-    el("section", {}, el("h3", {}, "It looked at"), looked, el("p", { class: "note" }, "Shares of its attention: the mean over the heads of the last layers.")),
-    el("section", {}, el("h3", {}, "It might have been"), likely));
+  const element = el("aside", { class: "generate-side", "aria-label": "Selected word", hidden: true }, which,
+    el("section", {}, el("h3", {}, "Attention"), looked, el("p", { class: "note" }, "Weights of the word: the mean over the heads of the last layers.")),
+    el("section", {}, el("h3", {}, "Alternatives"), likely));
 
   function show({ word, probability, likeliest, looked: places }) {
     element.hidden = false;
-    which.replaceChildren("When ", quoteWord(word), " came");
+    which.replaceChildren("Word ", quoteWord(word));
     const paper = (share) => formatColor(shadeWeight(0.25 + 0.75 * share));
     looked.replaceChildren(...places.map((one) => renderProbabilityBar(one.word, one.weight / places[0].weight, formatThreeDigits(one.weight), paper)));
     const all = likeliest.some((one) => one.word === word) ? likeliest : [...likeliest, { word, probability }];
@@ -120,7 +120,7 @@ function createTokenPanel() {
   return { element, show };
 }
 
-// A word with a bar and a number.
+// Render a word with a bar and a number.
 function renderProbabilityBar(word, share, text, paper, chosen) {
   const fill = { width: `${100 * share}%`, ...(paper && { backgroundColor: paper(share) }) };
   return el("li", { class: chosen ? "generate-bar generate-chosen" : "generate-bar" },

@@ -1,21 +1,22 @@
-// The box of Generate: where the text begins, how many words are to come, how warm and by which dice.
+// The form of Generate: the prompt, the number of words, the temperature and the seed.
 
 import { el } from "../../drawing/elements.js";
 
 const COUNTS = [5, 20, 40, 80, 160, 300];
-const LETTERS = 72; // of a sentence that is offered
+const LETTERS = 72; // maximum number of letters of an example sentence
 
-// run({text, tokens, temperature, seed}) and stop() are told; `warm` sets the temperature, `busy` whether words are coming.
+// Create the form; it calls run({text, tokens, temperature, seed}) and stop(). `warm` sets the temperature, `busy` whether the
+// model is running.
 export function createPromptForm(app, { run, stop }) {
-  const text = el("textarea", { name: "text", rows: 2, "aria-label": "The beginning", placeholder: "Begin, and the model goes on", maxlength: app.start.limits.characters });
-  const go = el("button", { class: "primary" }, "Go on");
+  const text = el("textarea", { name: "text", rows: 2, "aria-label": "Prompt", placeholder: "Type a prompt for the model to continue", maxlength: app.start.limits.characters });
+  const go = el("button", { class: "primary" }, "Generate");
   const halt = el("button", { type: "button", class: "generate-stop", hidden: true, onclick: stop }, "Stop");
   const settings = renderSamplingControls(app);
   const form = el("form", { class: "generate-form", onsubmit: (event) => {
     event.preventDefault();
     run({ text: text.value, ...settings.values() });
   } }, text, el("div", { class: "generate-go" }, go, halt));
-  const offers = el("div", { class: "generate-offers" }, el("span", { class: "note" }, "Or begin with:"), app.start.sentences.map((one) =>
+  const offers = el("div", { class: "generate-offers" }, el("span", { class: "note" }, "Or try:"), app.start.sentences.map((one) =>
     el("button", { class: "chip", onclick: () => ((text.value = one), form.requestSubmit()) }, one.length > LETTERS ? `${one.slice(0, LETTERS - 2)}…` : one)));
   const offer = () => (offers.hidden = text.value.trim() !== "");
   text.addEventListener("input", offer);
@@ -35,7 +36,7 @@ export function createPromptForm(app, { run, stop }) {
   };
 }
 
-// Enter sends, with Shift it begins a line; Escape leaves the box.
+// Handle the keys of the prompt: Enter submits it, Shift+Enter starts a new line, Escape leaves the field.
 function readPromptForm(event, text, form) {
   if (event.key === "Escape") text.blur();
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -54,9 +55,9 @@ function renderSamplingControls(app) {
   };
   const named = (name, control, beside, title) => el("label", { class: "control", title }, el("span", { class: "name" }, name), control, beside);
   const element = el("div", { class: "generate-settings" },
-    named("words", tokens, null, "How many are to come at most"),
-    named("temperature", warmth, told, "0 always takes the likeliest word, 1 as the model expects, 2 wilder"),
-    named("seed", seed, null, "The same seed throws the same dice: the same words come again"));
+    named("words", tokens, null, "Maximum number of words to generate"),
+    named("temperature", warmth, told, "0 always selects the likeliest word, 1 samples from the model’s probabilities, 2 samples from flatter ones"),
+    named("seed", seed, null, "Seed of the random numbers: the same seed gives the same words"));
   const values = () => ({ tokens: Number(tokens.value), temperature: Number(warmth.value), seed: Number(seed.value) || 0 });
   return { element, warm, values };
 }

@@ -1,4 +1,4 @@
-// The Heads view: every layer and head as a small picture, named by its kind, sorted or filtered by what the detectors say.
+// The Heads view: every head as a small picture with its kind, sorted or filtered by the scores of the detectors.
 
 import { createStateScale, buildColorTable } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -10,21 +10,21 @@ import { SENTENCES, renderHeadControls } from "./kind_filter.js";
 import { exportSheet } from "./svg_sheet.js";
 import { createVisibilityPanel } from "./visibility_panel.js";
 
-const THUMB = 48; // pixels of a small picture
-const AHEAD = "300px"; // below the window, where pictures are asked for already
+const THUMB = 48; // pixels along a side of a thumbnail
+const AHEAD = "300px"; // distance from the window at which thumbnails are fetched
 
 export const view = {
   name: "heads",
   title: "Heads",
-  question: "Which of the heads is interesting?",
+  question: "Which heads are interesting?",
   bar: ["attention", "batch", "scale"],
   mount,
 };
 
 const NOTHING = () => ({ rows: new Map(), detectors: [], notes: [], thumbs: new Map(), tiles: new Map(), whole: false, laid: "" });
 
-// `it` is what the functions below share: the parts of the page, and of the recording it is of: what is known of its heads by
-// name, the detectors once all are known, the small pictures by layer, and the tiles that show them by name.
+// `it` is the state that the functions below share: the parts of the page, and for its recording the scores of the heads by
+// name, the detectors once all heads are scored, the thumbnails by layer, and the tiles by name.
 function mount(stage, app) {
   stage.classList.add("heads");
   const controls = el("div", { class: "heads-controls" });
@@ -42,15 +42,15 @@ function mount(stage, app) {
 }
 
 const getLayers = ({ app }) => app.attention().layers;
-const getHeadName = (it, layer, head) => `${layer}.${getHeadNumber(getLayers(it)[layer], head)}`; // as the model counts its heads
+const getHeadName = (it, layer, head) => `${layer}.${getHeadNumber(getLayers(it)[layer], head)}`; // with the number of the head in the model
 const getHeadRow = (it, one) => it.rows.get(one.name);
 
-// Every head, {layer, head, name}.
+// List every head as {layer, head, name}.
 function getAllTiles(it) {
   return getLayers(it).flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, name: getHeadName(it, layer, head) })));
 }
 
-// Those that are shown, in their order.
+// List the heads that are shown, in their order.
 function listShownHeads(it, state) {
   const kept = getAllTiles(it).filter((one) => !state.only || getHeadRow(it, one)?.kind === state.only);
   if (!it.whole || !it.detectors.includes(state.by)) return kept;
@@ -71,7 +71,7 @@ function drawView(it, state) {
   return it.seen.draw(state);
 }
 
-// Another recording, or another text of its batch.
+// Reset the view for another recording or another text of its batch.
 function resetView(it, of) {
   it.control.abort();
   it.near.disconnect();
@@ -84,17 +84,17 @@ function resetView(it, of) {
   });
 }
 
-// Asks what kinds they are: a head a line, so that each has its name as soon as it is known.
+// Fetch the kinds of the heads, one line per head, and label each head as soon as its line arrives.
 async function fetchKinds(it) {
   const { app } = it;
   const { signal } = it.control;
   const { kind, part } = app.place();
-  app.wait("Asking every head what kind it is");
+  app.wait("Classifying the heads");
   for await (const line of app.source.heads(app.summary().id, { kind, part }, signal)) {
     if (signal.aborted || app.state().view !== "heads") return;
     if (line.row) {
       it.rows.set(`${line.row.layer}.${line.row.head}`, line.row);
-      app.wait("Asking every head what kind it is", line.done / line.of);
+      app.wait("Classifying the heads", line.done / line.of);
       labelTiles(it, app.state());
     } else {
       Object.assign(it, { detectors: line.detectors, notes: line.notes, whole: true });
@@ -104,7 +104,7 @@ async function fetchKinds(it) {
   app.ready();
 }
 
-// The small pictures of a layer.
+// Fetch the thumbnails of a layer.
 async function fetchThumbnails(it, layer) {
   const { app } = it;
   if (it.thumbs.has(layer)) return;
@@ -121,7 +121,7 @@ async function fetchThumbnails(it, layer) {
   }
 }
 
-// Draws them in the colours of the present scale.
+// Draw the thumbnails of a layer in the colors of the current scale.
 function shadeLayer(it, layer) {
   const found = it.thumbs.get(layer);
   if (!found) return;
@@ -140,7 +140,7 @@ function createTile(it, one) {
   return element;
 }
 
-// Names, scores and links of the tiles, which stay where they are.
+// Update the names, scores and links of all tiles in place.
 function labelTiles(it, state) {
   for (const one of getAllTiles(it)) labelTile(it, state, one, it.tiles.get(one.name), getHeadRow(it, one));
 }
@@ -151,11 +151,11 @@ function labelTile(it, state, { layer, head }, element, found) {
   element.title = found ? [`${found.kind}: ${found.sentence}`, ...scores].join("\n") : "";
   element.querySelector(".head-score").textContent = it.detectors.includes(state.by) ? formatThreeDigits(found?.scores[state.by]) : "";
   element.querySelector(".head-kind").textContent = found?.kind ?? "";
-  element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open its map`);
+  element.setAttribute("aria-label", `Layer ${layer}, head ${getHeadNumber(getLayers(it)[layer], head)}${found ? `, ${found.kind}` : ""}: open in Map`);
   element.classList.toggle("chosen", layer === state.layer && head === state.head);
 }
 
-// Lays the tiles out, layer by layer where they stand in that order.
+// Arrange the tiles: by layer if they are neither sorted nor filtered.
 function layOutTiles(it, state) {
   const shown = listShownHeads(it, state);
   const grouped = shown.length && !it.detectors.includes(state.by) && !state.only;
@@ -165,7 +165,7 @@ function layOutTiles(it, state) {
   const line = (title, heads) => el("section", { class: "heads-layer" }, title && el("h2", {}, title), el("div", { class: "heads-row" }, heads.map((one) => it.tiles.get(one.name))));
   const ofLayer = (_, layer) => line(`layer ${layer}`, shown.filter((one) => one.layer === layer));
   it.sheet.replaceChildren(...(grouped ? getLayers(it).map(ofLayer) : [line(null, shown)]));
-  if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head here is of this kind on this text."));
+  if (!shown.length) it.sheet.append(el("p", { class: "note" }, "No head is of this kind on this text."));
 }
 
 function selectTile(it, state) {
@@ -177,22 +177,22 @@ function selectTile(it, state) {
   describePicture(it, state);
 }
 
-// What the kind that is asked for does, else that of the head that is marked.
+// Describe the kind of the filter, or else the kind of the selected head.
 function describeKind(it, { only, layer, head }) {
   const kind = only ?? it.rows.get(getHeadName(it, layer, head))?.kind;
   if (!kind) return "";
-  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Marked is head ${getHeadName(it, layer, head)}, ${kind}: ${SENTENCES[kind] ?? ""}`;
+  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Head ${getHeadName(it, layer, head)} is selected, ${kind}: ${SENTENCES[kind] ?? ""}`;
 }
 
 function describePicture(it, state) {
   const { queries, keys } = getLayers(it)[state.layer];
-  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "some of its rows" : "many";
-  const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows the strongest weight of ${some}` : "";
+  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : "its largest weight";
+  const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
-  it.app.caption(el("b", {}, count), ` · in each picture a row is a word that looks (a query), a column one it looks at (a key)${pooled}`);
+  it.app.caption(el("b", {}, count), ` · rows are queries, columns are keys${pooled}`);
 }
 
-// Marks another of those that are shown: step(the place of the marked one).
+// Select another of the shown heads: step(index of the selected head) returns its index.
 function stepHead(it, step) {
   const state = it.app.state();
   const shown = listShownHeads(it, state);
@@ -203,7 +203,7 @@ function stepHead(it, step) {
   it.tiles.get(next.name).focus({ preventScroll: false });
 }
 
-// How many pictures stand in a line.
+// Return the number of pictures in a row.
 function countColumns({ sheet }) {
   const [first, ...rest] = sheet.querySelectorAll(".head");
   const next = rest.findIndex((one) => one.offsetTop > first.offsetTop);
@@ -211,11 +211,11 @@ function countColumns({ sheet }) {
 }
 
 const listKeys = (it) => [
-  ["ArrowLeft", "the picture before", () => stepHead(it, (now) => now - 1)],
-  ["ArrowRight", "the next picture", () => stepHead(it, (now) => now + 1)],
-  ["ArrowUp", "the picture above", () => stepHead(it, (now) => now - countColumns(it))],
-  ["ArrowDown", "the picture below", () => stepHead(it, (now) => now + countColumns(it))],
-  ["Enter", "open its map", () => it.app.go({ view: "map" })],
+  ["ArrowLeft", "previous head", () => stepHead(it, (now) => now - 1)],
+  ["ArrowRight", "next head", () => stepHead(it, (now) => now + 1)],
+  ["ArrowUp", "head above", () => stepHead(it, (now) => now - countColumns(it))],
+  ["ArrowDown", "head below", () => stepHead(it, (now) => now + countColumns(it))],
+  ["Enter", "open the head in Map", () => it.app.go({ view: "map" })],
 ];
 
 const formatPlural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

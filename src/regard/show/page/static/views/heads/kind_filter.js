@@ -1,4 +1,4 @@
-// The kinds of head in plain words, and the controls that order and filter heads by what the detectors say.
+// The descriptions of the kinds of heads, and the controls that sort and filter heads.
 
 import { el } from "../../drawing/elements.js";
 import { canExamine } from "./visibility_panel.js";
@@ -14,7 +14,7 @@ export const SENTENCES = {
   unclear: "no score is clearly above its threshold and the others",
 };
 
-// Sets the controls: `rows` are what is known of the heads, by name; `detectors` are there once all are known.
+// Render the controls: `rows` are the scores of the heads by name; `detectors` are known once all heads are scored.
 export function renderHeadControls(element, app, state, { rows, detectors, whole }) {
   const focused = document.activeElement?.getAttribute("data-control");
   const select = el("select", { "data-control": "by", disabled: !whole, onchange: () => app.go({ by: select.value || null }) },
@@ -23,14 +23,14 @@ export function renderHeadControls(element, app, state, { rows, detectors, whole
   const toggle = () => app.go({ sight: state.sight ? null : "earlier" });
   const seen = canExamine(app.summary()) && el("button", { "data-control": "sight", "aria-expanded": String(Boolean(state.sight)), onclick: toggle }, "Who may see whom?");
   element.replaceChildren(
-    el("label", { class: "control" }, el("span", { class: "name" }, "in order of"), select),
-    el("span", { class: "chips", role: "group", "aria-label": "Kinds of head" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
+    el("label", { class: "control" }, el("span", { class: "name" }, "sort by"), select),
+    el("span", { class: "chips", role: "group", "aria-label": "Kinds of heads" }, chip("", "all"), countKinds(rows).map(([kind, count]) => chip(kind, `${kind} ${count}`))),
     seen || "",
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
-// The kinds [[kind, how many heads]], the most frequent first.
+// Count the heads of each kind: [[kind, count]], the most frequent first.
 function countKinds(rows) {
   const counts = new Map();
   for (const { kind } of rows.values()) if (kind) counts.set(kind, (counts.get(kind) ?? 0) + 1);

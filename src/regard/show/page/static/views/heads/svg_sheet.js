@@ -1,9 +1,9 @@
-// The sheet of Heads as an SVG to keep: the pictures with their names, as they stand on the page.
+// Export the sheet of Heads as SVG: the pictures with their names, arranged as on the page.
 
 import { readBackground } from "../../drawing/color.js";
 import { createSvgPen } from "../../drawing/canvas_pen.js";
 
-const EDGE = 16; // pixels about it
+const EDGE = 16; // pixels of margin
 
 export function exportSheet(stage) {
   const edge = stage.querySelector(".heads-sheet").getBoundingClientRect();
@@ -11,7 +11,7 @@ export function exportSheet(stage) {
     const { left, top, width, height } = element.getBoundingClientRect();
     return [left - edge.left + EDGE, top - edge.top + EDGE, width, height];
   };
-  const wide = Math.max(...[...stage.querySelectorAll(".head")].map((head) => spot(head)[0] + spot(head)[2]), 0); // what is empty beside them is left out
+  const wide = Math.max(...[...stage.querySelectorAll(".head")].map((head) => spot(head)[0] + spot(head)[2]), 0); // without the empty space at the right
   const pen = createSvgPen(Math.ceil(wide) + EDGE, Math.ceil(edge.height) + 2 * EDGE, readBackground("--paper"));
   for (const title of stage.querySelectorAll(".heads-layer h2")) {
     const [x, y, , height] = spot(title);

@@ -1,4 +1,4 @@
-// Who sees whom in the page's model: a panel of Heads that asks when it is opened, draws what is expected and found, and says it.
+// Who may see whom in the page's model: a panel of Heads that runs regard.examine when it opens, and shows its report.
 
 import { el } from "../../drawing/elements.js";
 import { hasLetters } from "../../drawing/words.js";
@@ -6,9 +6,9 @@ import { renderChoice } from "../../frame/controls.js";
 import { describeExamination, listExaminationLines, describePair } from "./visibility_text.js";
 import { createSquares } from "./visibility_squares.js";
 
-const WHOM = [["earlier", "those before it"], ["all", "every word"]]; // whom each word is expected to see, beside itself
+const WHOM = [["earlier", "earlier words"], ["all", "every word"]]; // the other words that each word is expected to see
 
-// `it` is what the functions below share: the parts of the panel, of which recording and rule its answer is, and the answer.
+// `it` is the state that the functions below share: the parts of the panel, the answer, and its recording and rule.
 export function createVisibilityPanel(app) {
   const said = el("p", { class: "sight-said", "aria-live": "polite" });
   const whom = el("div", { class: "control" });
@@ -21,7 +21,7 @@ export function createVisibilityPanel(app) {
   return { element: it.element, draw: (state) => drawPanel(it, state), leave: () => it.asking?.abort() };
 }
 
-// Whether a recording is of what the page's model read here, which alone can be asked.
+// Return whether a recording can be examined: only one that the page's model made on this server.
 export const canExamine = (summary) => Boolean(summary?.examines);
 
 async function drawPanel(it, state) {
@@ -32,7 +32,7 @@ async function drawPanel(it, state) {
   const of = JSON.stringify([app.summary().id, sees]);
   if (of !== it.of) {
     it.of = of;
-    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Whom each word is expected to see"));
+    it.whom.replaceChildren(el("span", { class: "name" }, "expected: each word sees"), renderChoice(app, "sight", sees, WHOM, "Words that each word is expected to see"));
     await fetchExamination(it, sees);
   }
   markPair(it);
@@ -44,14 +44,14 @@ async function fetchExamination(it, sees) {
   const { signal } = (it.asking = new AbortController());
   it.answer = null;
   it.said.classList.remove("error");
-  it.said.textContent = `Asking ${app.start.model} who sees whom …`;
+  it.said.textContent = `Examining ${app.start.model} …`;
   try {
     const answer = await app.source.examination(app.summary().id, { sees }, signal);
     if (!signal.aborted) showExamination(it, answer);
   } catch (fault) {
     if (fault.name === "AbortError") return;
     showExamination(it, null);
-    it.of = ""; // another look asks again
+    it.of = ""; // the next draw sends the request again
     it.said.classList.add("error");
     it.said.textContent = fault.message;
   }
@@ -64,7 +64,7 @@ function showExamination(it, answer) {
   it.squares.set(answer?.reach);
 }
 
-// The pair of the link; of what it leaves out, the first pair that should not be there, else a word and the one after it.
+// Return the pair of the link; by default the first pair of a leak, else a word in the middle and the next one.
 function getPickedPair({ app, answer }) {
   const reach = answer?.reach;
   if (!reach) return null;
@@ -76,7 +76,7 @@ function getPickedPair({ app, answer }) {
   return [row, k < length ? k : Math.min(row + 1, length - 1)];
 }
 
-// A word in the middle that says something, as does the one after it.
+// Find a word in the middle that has letters, as has the next word.
 function findMiddleWord(words) {
   const middle = Math.floor((words.length - 1) / 2);
   const found = words.findIndex((word, n) => n >= middle && hasLetters(word) && hasLetters(words[n + 1]));

@@ -1,18 +1,18 @@
-// Three squares of who sees whom, expected, found and their difference; pointer and arrows go from pair to pair in all three.
+// Three squares of who may see whom: expected, found and their difference; pointer and arrow keys select a pair in all three.
 
 import { formatColor, shadeDifference, chooseInk } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
 import { formatPlainWord } from "../../drawing/words.js";
 
 const TITLES = ["expected", "found", "difference"];
-const LETTERS = 9; // of a word beside a square
+const LETTERS = 9; // of a word next to a square
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 const MORE = "+";
-const LESS = "−"; // sees what it may not, does not see what it may
+const LESS = "−"; // MORE: sees a word that it may not see; LESS: does not see a word that it may see
 
-// hover(pair or null) is told of the pointer, pick(i, j) of a click or an arrow.
+// Create the squares; call hover(pair or null) for the pointer, and pick(i, j) for a click or an arrow key.
 export function createSquares({ hover, pick }) {
-  const three = el("div", { class: "sight-squares", tabindex: 0, role: "group", "aria-label": "Who may see whom, and does: arrows go from pair to pair" });
+  const three = el("div", { class: "sight-squares", tabindex: 0, role: "group", "aria-label": "Who may see whom: arrow keys go from pair to pair" });
   const key = el("p", { class: "note sight-key" });
   const element = el("div", {}, three, key);
   let [reach, at] = [null, null];
@@ -42,7 +42,7 @@ export function createSquares({ hover, pick }) {
   three.addEventListener("keydown", (event) => {
     const step = STEPS[event.key];
     if (!step || !at || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault(); // or Heads would go to another picture
+    event.preventDefault(); // else Heads selects another head
     const next = at.map((n, axis) => Math.min(Math.max(n + step[axis], 0), reach.words.length - 1));
     pick(...next);
   });
@@ -50,7 +50,7 @@ export function createSquares({ hover, pick }) {
   return { element, set, mark };
 }
 
-// How a pair looks in each square: [sees, sign].
+// Return [sees, sign] of a pair for each square.
 function classifyPair({ expected, found }, i, j) {
   const [may, does] = [expected[i][j], found[i][j]];
   const sign = does === may ? "" : does ? MORE : LESS;
@@ -67,21 +67,21 @@ function renderCell(i, j, sees, sign) {
   return el("td", { "data-i": i, "data-j": j, class: sees && !sign && "sight-sees", style: sign === MORE && styleDifference() }, sign);
 }
 
-// The colour of what should not be there: that of the other end of a difference.
+// Return the style of a leak: the color of the lower end of a difference.
 function styleDifference() {
   const colour = shadeDifference(-1);
   return { backgroundColor: formatColor(colour), color: chooseInk(colour) };
 }
 
-// What the looks mean, those alone that are there.
+// Render the legend of the marks that are present.
 function renderLegend({ expected, found }) {
   const signs = new Set(expected.flatMap((row, i) => row.map((_, j) => classifyPair({ expected, found }, i, j)[2][1])));
   const one = (name, style, sign, said) => el("span", {}, el("i", { class: name, style }, sign), ` ${said}`);
   return [
-    "A row is a word that looks (a query), a column one it may look at (a key), from the first layer to the last. ",
+    "Each row is a query, each column a key, through all layers. ",
     one("sight-sees", null, "", "sees "),
     one("", null, "", "does not "),
     signs.has(MORE) && one("", styleDifference(), MORE, "may not, but does "),
-    signs.has(LESS) && one("", null, LESS, "may, but nothing was seen to pass"),
+    signs.has(LESS) && one("", null, LESS, "may, but no effect was found"),
   ].filter(Boolean);
 }

@@ -1,4 +1,4 @@
-// What stands beside a map: the exact weight, score and rank of one cell, and the strongest links of what is pinned.
+// The readout next to a map: the exact weight, score and rank of a cell, and the strongest links of a pinned row or column.
 
 import { el, isTouch } from "../../drawing/elements.js";
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
@@ -6,10 +6,10 @@ import { listStrongestLinks } from "../../drawing/strongest_links.js";
 import { renderWord } from "../../drawing/words.js";
 
 const MEANT = {
-  weight: "The share of the query’s attention that this key gets; the weights of a row add up to 1",
-  score: "How well query and key match, before the softmax makes weights of a row of scores",
-  rank: "1 is the key that this query looks at most",
-  pixel: "What this spot of the map shows: many weights in one",
+  weight: "The share of the query’s attention on this key; the weights of a row add up to 1",
+  score: "The match of query and key before the softmax, which converts a row of scores to weights",
+  rank: "1 is the key with the largest weight in the row",
+  pixel: "The value of this pixel of the map, which covers many weights",
 };
 
 export function createReadout(app) {
@@ -18,10 +18,10 @@ export function createReadout(app) {
   const cell = el("div", { class: "readout-cell", role: "status" }, pair,
     el("dl", {}, Object.entries(fields).map(([name, field]) => [el("dt", { title: MEANT[name] }, name), field])));
   const links = el("div", { class: "readout-links" });
-  const element = el("aside", { class: "readout", "aria-label": "Under the pointer" }, cell, links);
+  const element = el("aside", { class: "readout", "aria-label": "Selected cell" }, cell, links);
   let [asking, standing, linked] = [null, "", ""];
 
-  // A cell {q, k} or null; what is pinned; what its pixel shows where that holds more than one weight.
+  // Show a cell {q, k} or null, the links of the pinned row or column, and the value of a pixel that covers many weights.
   function show(at, pinned, pixel) {
     linksOf(pinned);
     const place = app.place();
@@ -33,12 +33,12 @@ export function createReadout(app) {
     asking?.abort();
     cell.classList.toggle("idle", !at);
     if (!at) {
-      pair.replaceChildren(isTouch() ? "Tap the map to read a weight." : "Point at the map to read a weight, click to keep it.");
+      pair.replaceChildren(isTouch() ? "Tap the map to read a weight." : "Point at the map to read a weight; click to keep it.");
       for (const one of ["weight", "score", "rank"]) fields[one].textContent = "";
       return;
     }
     said(at);
-    fields.weight.title = ""; // what still stands there is of the cell before
+    fields.weight.title = ""; // the text is still that of the previous cell
     cell.classList.add("asking");
     exact(at, place);
   }
@@ -46,7 +46,7 @@ export function createReadout(app) {
   function said({ q, k }) {
     const { rows, columns } = app.attention();
     const word = (list, n) => el("span", {}, el("b", {}, renderWord(app.word(list, n) ?? "…", 24)), el("span", { class: "numbers note" }, ` ${formatCount(n)}`));
-    pair.replaceChildren(word(rows, q), " looks at ", word(columns, k));
+    pair.replaceChildren(word(rows, q), " attends to ", word(columns, k));
     if (app.word(rows, q) === undefined || app.word(columns, k) === undefined) {
       const name = standing;
       Promise.all([app.words(rows, q, q + 1), app.words(columns, k, k + 1)]).then(() => name === standing && said({ q, k }), () => {});
@@ -71,7 +71,7 @@ export function createReadout(app) {
     }
   }
 
-  // The strongest links of a pinned row or column, each a step away.
+  // Show the strongest links of a pinned row or column.
   async function linksOf({ q, k }) {
     const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null]);
     if (name === linked) return;
@@ -82,7 +82,7 @@ export function createReadout(app) {
       const { found } = await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 });
       if (name !== linked) return;
       const go = (one) => app.go(q === undefined ? { q: one.place, k } : { q, k: one.place });
-      const title = q === undefined ? "Looked at most by" : "Looks most at";
+      const title = q === undefined ? "Receives most attention from" : "Attends most to";
       links.replaceChildren(el("h2", {}, title), listStrongestLinks(found, go));
     } catch (fault) {
       if (fault.name !== "AbortError") app.fail(fault.message, links);

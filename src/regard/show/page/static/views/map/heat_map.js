@@ -1,4 +1,4 @@
-// The Map view: the whole of one head, from above down to a single weight.
+// The Map view: all weights of one head, from the full matrix down to single weights.
 
 import { decodeWeight } from "../../data/weight_codes.js";
 import { TILE, countLevels, createTileCache } from "../../data/tile_cache.js";
@@ -11,19 +11,19 @@ import { listenToPointer } from "./pointer_input.js";
 import { READ, drawMap as drawMap, listVisibleTiles, chooseTileLevel, measureRoom, getVisibleRange } from "./heat_map_drawing.js";
 import { createReadout } from "./cell_readout.js";
 
-const SETTLED = 250; // milliseconds of rest before the link says where one stands
-const NAME = "Map of one head: rows are queries, columns are keys. Arrows step a token.";
+const SETTLED = 250; // milliseconds without movement before the link stores the viewport
+const NAME = "Map of one head: rows are queries, columns are keys. Arrow keys move by one token.";
 
 export const view = {
   name: "map",
   title: "Map",
-  question: "What does one head look at, everywhere?",
+  question: "What does one head attend to?",
   bar: ["attention", "batch", "layer", "head", "how", "scale"],
   mount,
 };
 
-// `it` is what the functions below share: the canvas and what stands beside it; `at`, all that is drawn (its size, camera,
-// tiles, colours, what is pinned and pointed at); which head it is of; and where the link says that one stands.
+// `it` is the state that the functions below share: the canvas and the readout; `at`, everything that is drawn (size, camera,
+// tiles, colors, the pinned cell and the cell under the pointer); the head; and the viewport in the link.
 function mount(stage, app) {
   const canvas = app.el("canvas", { tabindex: 0, role: "application", "aria-label": NAME });
   const told = createReadout(app);
@@ -37,7 +37,7 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave: () => leaveView(it, watch), keys: listKeys(it), hands: HANDS, picture: () => exportPicture(at) };
 }
 
-// What the link says: which head, what is pinned, where one stands.
+// Draw the state of the link: the head, the pinned cell and the viewport.
 function drawView(it, state) {
   const { app, at } = it;
   const name = JSON.stringify([app.summary().id, app.place(), state.how]);
@@ -50,10 +50,10 @@ function drawView(it, state) {
   showReadout(it);
   it.colours = "";
   scheduleFrame(it);
-  return opened; // its error, if it comes to that, is told by the page
+  return opened; // the page shows its error
 }
 
-// Another head, or another way of pooling: other tiles, the same place to stand.
+// Load another head or another pooling; the viewport stays the same.
 function updateHead(it, state) {
   const { app, at } = it;
   const { rows, columns, layers } = app.attention();
@@ -72,12 +72,12 @@ function updateHead(it, state) {
   return openHead(it, of, place, state);
 }
 
-// The profiles of the head and its kind; on a long text that takes a moment, which is spoken of.
+// Load the profiles of the head and its kind, and show the progress on a long text.
 async function openHead(it, of, place, state) {
   const { app, at } = it;
   it.opening?.abort();
   const control = (it.opening = new AbortController());
-  const said = `Adding up all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
+  const said = `Computing all weights of layer ${state.layer}, head ${getStateHeadNumber(app, state)}`;
   describePicture(it, state);
   app.wait(said);
   for await (const line of app.source.open(of, place, control.signal)) {
@@ -92,10 +92,10 @@ async function openHead(it, of, place, state) {
 
 function describePicture({ app, at }, state) {
   const kind = at.kind ? ` · ${at.kind}` : "";
-  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · a row is a word that looks (a query), a column one it looks at (a key)");
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · rows are queries, columns are keys");
 }
 
-// Draws once, with the screen's next frame.
+// Draw once, with the next frame of the screen.
 function scheduleFrame(it) {
   if (!it.planned) requestAnimationFrame(() => drawFrame(it));
   it.planned = true;
@@ -112,7 +112,7 @@ function drawFrame(it) {
   drawMap(it.pen, at);
 }
 
-// Which tiles and words are needed here, and the colours for them.
+// Choose the level of detail, and request its tiles, colors and words.
 function chooseLevel(it) {
   const { app, at } = it;
   const z = chooseTileLevel(at);
@@ -125,7 +125,7 @@ function chooseLevel(it) {
   requestWords(it);
 }
 
-// The colours of the scale, and its legend, where they are others than before.
+// Update the color table and the legend if the scale changed.
 function requestTiles(it, z) {
   const { app, at } = it;
   const name = `${at.scale.name} ${at.scale.low} ${at.scale.high} ${app.colour.isDark()} ${z}`;
@@ -135,7 +135,7 @@ function requestTiles(it, z) {
   app.legend(makeWeightScale(at.scale, z > 0 ? `weight, ${at.how} of ${2 ** z} × ${2 ** z}` : "weight"));
 }
 
-// Asks for the words that are to be seen and are not here yet.
+// Request the visible words that are not loaded.
 function requestWords(it) {
   const { app, at } = it;
   const ask = (list, from, to) => {
@@ -152,7 +152,7 @@ function requestWords(it) {
   ask(at.lists.columns, ...within(at.camera.key(box.x), at.camera.key(box.x + box.width), at.keys));
 }
 
-// The link follows the camera once it rests.
+// Redraw, and store the viewport in the link once the camera stops.
 function handleMove(it) {
   scheduleFrame(it);
   clearTimeout(it.timer);
@@ -178,13 +178,13 @@ function pointAtCell(it, cell) {
   scheduleFrame(it);
 }
 
-// What is pointed at, or else pinned, is read beside the map.
+// Show the cell under the pointer, or else the pinned cell, in the readout.
 function showReadout({ at, told }) {
   const cell = at.pointed ?? (at.pinned.k === undefined ? null : at.pinned);
   told.show(cell?.q === undefined ? null : cell, at.pinned, getTileCode(at, cell));
 }
 
-// What the pixel over a cell shows, where it holds more than one weight.
+// Return the value of the pixel over a cell if the pixel covers more than one weight.
 function getTileCode(at, cell) {
   const z = at.camera ? chooseTileLevel(at) : 0;
   if (!cell || cell.q === undefined || z === 0) return null;
@@ -199,7 +199,7 @@ function pinCell({ app, at }, cell, show = false) {
   app.go({ q: cell.q ?? null, k: cell.k ?? null }, { replace: show });
 }
 
-// From what is pinned to the cell beside it; the first press pins the one in the middle of the screen.
+// Move the pinned cell; the first press pins the cell in the middle of the screen.
 function stepCell(it, dq, dk) {
   const { at } = it;
   const { q, k } = at.pinned;
@@ -212,7 +212,7 @@ function stepCell(it, dq, dk) {
   if (at.camera.here.zoom > 1) handleMove(it);
 }
 
-// Zooms about what is pinned, or the middle of the screen.
+// Zoom around the pinned cell, or around the middle of the screen.
 function zoomBy(it, factor) {
   const { at } = it;
   const { q, k } = at.pinned;
@@ -248,21 +248,21 @@ function exportPicture(at) {
 }
 
 const listKeys = (it) => [
-  ["ArrowUp", "the query before", () => stepCell(it, -1, 0)],
-  ["ArrowDown", "the next query", () => stepCell(it, 1, 0)],
-  ["ArrowLeft", "the key before", () => stepCell(it, 0, -1)],
-  ["ArrowRight", "the next key", () => stepCell(it, 0, 1)],
-  ["+", "closer", () => zoomBy(it, 2)],
-  ["=", "closer", () => zoomBy(it, 2)],
-  ["-", "farther", () => zoomBy(it, 0.5)],
-  ["0", "the whole map", () => (it.at.camera.all(), handleMove(it))],
+  ["ArrowUp", "previous query", () => stepCell(it, -1, 0)],
+  ["ArrowDown", "next query", () => stepCell(it, 1, 0)],
+  ["ArrowLeft", "previous key", () => stepCell(it, 0, -1)],
+  ["ArrowRight", "next key", () => stepCell(it, 0, 1)],
+  ["+", "zoom in", () => zoomBy(it, 2)],
+  ["=", "zoom in", () => zoomBy(it, 2)],
+  ["-", "zoom out", () => zoomBy(it, 0.5)],
+  ["0", "show the whole map", () => (it.at.camera.all(), handleMove(it))],
 ];
 
 const HANDS = [
-  ["wheel, pinch", "closer or farther, where the pointer is"],
-  ["double click", "closer; with Shift farther"],
-  ["drag", "moves the map"],
-  ["click, tap", "keeps a weight, or the row or column of a word at the side"],
+  ["wheel, pinch", "zoom at the pointer"],
+  ["double click", "zoom in; with Shift, zoom out"],
+  ["drag", "move the map"],
+  ["click, tap", "pin a weight; on a word at the side, pin its row or column"],
 ];
 
 const roundNumber = (value) => Number(value.toPrecision(7));

@@ -1,4 +1,4 @@
-// How a map is drawn: the tiles, words or numbers along both axes, profiles at two sides, what is pinned and pointed at.
+// Draw a map: the tiles, words or numbers along both axes, profiles at two sides, and marks of selected cells.
 
 import { decodeWeight } from "../../data/weight_codes.js";
 import { TILE, colorTile } from "../../data/tile_cache.js";
@@ -6,17 +6,17 @@ import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawi
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
 import { formatPlainWord } from "../../drawing/words.js";
 
-export const READ = 13; // pixels that a word needs of height
-const WRITTEN = 40; // pixels that a number needs of width
+export const READ = 13; // minimum pixels per token for words
+const WRITTEN = 40; // minimum pixels per token for numbers
 
-// Room for the plane between its words and its profiles, on a sheet of a size.
+// Return the rectangle for the plane, between its words and its profiles, on a sheet of a size.
 export function measureRoom({ width, height }) {
   const narrow = width < 560;
   const [left, top, right, bottom] = narrow ? [74, 66, 30, 40] : [118, 92, 56, 52];
   return { x: left, y: top, width: Math.max(40, width - left - right), height: Math.max(40, height - top - bottom) };
 }
 
-// The part of the plane that is on screen: {x, y, width, height} in pixels.
+// Return the visible part of the plane as {x, y, width, height} in pixels.
 export function getVisibleRange(at) {
   const { camera, keys, queries } = at;
   const area = measureRoom(at.size);
@@ -25,12 +25,12 @@ export function getVisibleRange(at) {
   return { x, y, width: right - x, height: bottom - y };
 }
 
-// The level whose pixels are no smaller than the screen's.
+// Return the finest level whose pixels are no smaller than those of the screen.
 export function chooseTileLevel(at) {
   return Math.min(Math.max(0, Math.ceil(-Math.log2(at.camera.pixels() * devicePixelRatio))), at.levels - 1);
 }
 
-// The tiles of a level that are on screen, those in the middle first.
+// List the visible tiles of a level, those in the middle first.
 export function listVisibleTiles(at, z) {
   const { camera } = at;
   const box = getVisibleRange(at);
@@ -45,7 +45,7 @@ export function listVisibleTiles(at, z) {
   return found.sort((a, b) => far(a) - far(b));
 }
 
-// Draws everything with a pen.
+// Draw the whole map with a pen.
 export function drawMap(pen, at) {
   const inks = Object.fromEntries(["paper", "ink", "faint", "line", "accent", "hidden"].map((name) => [name, readBackground(`--${name}`)]));
   const box = getVisibleRange(at);
@@ -61,7 +61,7 @@ export function drawMap(pen, at) {
   drawMarks(pen, at, box, inks);
 }
 
-// The finest tiles there are; a coarser one stands where a finer is still to come.
+// Draw the visible tiles; a coarser tile replaces one that is not loaded.
 function drawPlane(pen, at) {
   for (const [z, row, column] of listVisibleTiles(at, chooseTileLevel(at))) {
     for (let up = 0; z + up < at.levels; up++) {
@@ -74,7 +74,7 @@ function drawPlane(pen, at) {
 }
 
 function pasteTile(pen, at, tile, z, row, column, up) {
-  const side = TILE / 2 ** up; // of the part of a coarser tile that lies here
+  const side = TILE / 2 ** up; // side of the part of a coarser tile that covers this tile
   const [sx, sy] = [(column * side) % TILE, (row * side) % TILE];
   const [sw, sh] = [Math.min(side, tile.shape[1] - sx), Math.min(side, tile.shape[0] - sy)];
   if (sw <= 0 || sh <= 0) return;
@@ -86,7 +86,7 @@ function pasteTile(pen, at, tile, z, row, column, up) {
   pen.image(colorTile(tile, at.table), [sx, sy, sw, sh], [x0, y0, x1 - x0, y1 - y0]);
 }
 
-// The weights themselves, where there is room to read them.
+// Write the weights as numbers.
 function drawNumbers(pen, at, box) {
   const { camera } = at;
   const size = Math.min(13, camera.pixels() / 3.6);
@@ -102,7 +102,7 @@ function drawNumbers(pen, at, box) {
   }
 }
 
-// Words along an axis where there is room for them, numbers of places where there is not.
+// Draw the words along an axis, or their indices where words do not fit.
 function drawAxis(pen, at, box, inks, name) {
   const rows = name === "rows";
   const { camera } = at;
@@ -115,7 +115,7 @@ function drawAxis(pen, at, box, inks, name) {
     const wide = camera.pixels() > 70;
     if (rows) pen.text(text, box.x - 7, camera.down(middle), { anchor: "end", fill, weight });
     else if (wide || text.length === 1) pen.text(text, camera.across(middle), box.y - 13, { anchor: "middle", fill, weight });
-    else pen.text(text, camera.across(middle), box.y - 7, { turn: -90, fill, weight }); // a single letter needs no turning
+    else pen.text(text, camera.across(middle), box.y - 7, { turn: -90, fill, weight }); // a single letter is not rotated
   };
   const most = at.size.width < 560 ? 8 : 13;
   const list = rows ? at.lists.rows : at.lists.columns;
@@ -137,13 +137,13 @@ function drawAxis(pen, at, box, inks, name) {
 const drawTick = (pen, box, middle, rows, inks) =>
   rows ? pen.line(box.x - 5, middle, box.x - 1, middle, inks.faint) : pen.line(middle, box.y - 5, middle, box.y - 1, inks.faint);
 
-// 1, 2, 5, 10 ... at or above a number.
+// Round a number up to 1, 2, 5, 10 ...
 function roundStep(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
   return [1, 2, 5, 10].find((digit) => digit * power >= value) * power;
 }
 
-// How spread each row is, at the right; how much each column receives, below.
+// Draw the entropy of each row at the right, and the attention that each column receives below.
 function drawProfiles(pen, at, box, inks) {
   const { camera } = at;
   const [fill, size] = [formatColor(shadeWeight(0.55)), 11];
@@ -155,19 +155,19 @@ function drawProfiles(pen, at, box, inks) {
     const most = Math.max(...side, 1e-9);
     const x = box.x + box.width + 6;
     pen.clip(x, box.y, deep, box.height, () => drawSteps(side, at.queries, (place, value) => [x + (deep * value) / most, camera.down(place)], (place) => [x, camera.down(place)], pen, fill));
-    if (!narrow) pen.text(`how widely each row looks: entropy, to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
+    if (!narrow) pen.text(`entropy of each row, up to ${formatThreeDigits(most)} nats`, x + deep + 8, box.y, { size, fill: inks.faint, turn: 90 });
   }
   if (under) {
     const most = Math.max(...under, 1e-9);
     const y = box.y + box.height + 6;
     const low = deep - 12;
     pen.clip(box.x, y, box.width, low, () => drawSteps(under, at.keys, (place, value) => [camera.across(place), y + (low * value) / most], (place) => [camera.across(place), y], pen, fill));
-    const told = `how much each column is looked at, to ${formatThreeDigits(most)}`;
+    const told = `attention that each column receives, up to ${formatThreeDigits(most)}`;
     if (box.width > 240) pen.text(told, box.x, y + low + 9, { size, fill: inks.faint });
   }
 }
 
-// The stairs of a profile: values in bins over so many tokens.
+// Draw a profile as steps: values in bins over a number of tokens.
 function drawSteps(values, tokens, at, base, pen, fill) {
   const points = [base(0)];
   values.forEach((value, n) => {
@@ -177,7 +177,7 @@ function drawSteps(values, tokens, at, base, pen, fill) {
   pen.area([...points, base(tokens)], fill);
 }
 
-// What is pinned, as a cell or a row or a column, and the crosshair of what is pointed at.
+// Draw a frame around the pinned cell, row or column, and a crosshair at the cell under the pointer.
 function drawMarks(pen, at, box, inks) {
   const { camera } = at;
   const size = Math.max(camera.pixels(), 3);
@@ -191,10 +191,10 @@ function drawMarks(pen, at, box, inks) {
   });
 }
 
-// Lines through a cell that leave the cell itself free.
+// Draw lines through a cell, with a gap around the cell.
 function drawCross(pen, at, box, q, k, stroke) {
   const { camera } = at;
-  if (camera.pixels() >= WRITTEN) return; // the numbers would be struck through, and the words are near
+  if (camera.pixels() >= WRITTEN) return; // the lines would cross the numbers
   const gap = Math.max(camera.pixels() / 2, 4);
   const [x, y] = [camera.across(k + 0.5), camera.down(q + 0.5)];
   pen.line(box.x, y, x - gap, y, stroke, 0.75);

@@ -1,12 +1,12 @@
-// Wheel, drag, pinch, double click and tap on a map.
+// Handle wheel, drag, pinch, double click and tap on a map.
 
 import { getVisibleRange } from "./heat_map_drawing.js";
 
-const STILL = 5; // pixels that a click may wander
+const STILL = 5; // maximum pixels that the pointer moves during a click
 
-// Listens on a canvas; tells when the camera moved, what is pointed at and what is pinned.
+// Listen on a canvas; call moved() after the camera moved, point(cell or null) and pin(cell).
 export function listenToPointer(canvas, at, { moved, point, pin }) {
-  const down = new Map(); // pointers that touch: id -> [x, y]
+  const down = new Map(); // pressed pointers: id -> [x, y]
   let travelled = 0;
 
   const spot = (event) => {
@@ -14,7 +14,7 @@ export function listenToPointer(canvas, at, { moved, point, pin }) {
     return [event.clientX - edge.left, event.clientY - edge.top];
   };
 
-  // The cell, row or column under a point: words at the side stand for their whole row.
+  // Return the cell under a point, or the row or column of a word at the side.
   function cellAt([x, y]) {
     if (!at.camera) return null;
     const box = getVisibleRange(at);

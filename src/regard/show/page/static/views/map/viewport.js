@@ -1,10 +1,10 @@
-// Where one stands over the plane of queries (down) and keys (across): a centre in tokens and pixels for each token.
+// The viewport over the plane of queries (down) and keys (across): a center in tokens, and a zoom.
 
-const CLOSEST = 96; // pixels for a token
+const CLOSEST = 96; // maximum pixels per token
 
-// A camera over a plane of keys x queries; room() is the rectangle {x, y, width, height} that it may fill on screen.
+// Create a camera over a plane of keys x queries; room() is its rectangle {x, y, width, height} on screen.
 export function createViewport(keys, queries, room) {
-  const here = { x: keys / 2, y: queries / 2, zoom: 1 }; // zoom: how many times larger than the whole
+  const here = { x: keys / 2, y: queries / 2, zoom: 1 }; // zoom: magnification relative to the whole plane
 
   const whole = () => Math.min(room().width / keys, room().height / queries, CLOSEST);
   const pixels = () => whole() * here.zoom;
@@ -21,7 +21,7 @@ export function createViewport(keys, queries, room) {
     here,
     pixels,
     settle,
-    // Pixels on screen of a place in tokens, and back.
+    // Convert a place in tokens to pixels on screen, and back.
     across: (key) => room().x + room().width / 2 + (key - here.x) * pixels(),
     down: (query) => room().y + room().height / 2 + (query - here.y) * pixels(),
     key: (x) => here.x + (x - room().x - room().width / 2) / pixels(),
@@ -31,7 +31,7 @@ export function createViewport(keys, queries, room) {
       here.y -= dy / pixels();
       settle();
     },
-    // Zooms so that what lies under a point stays there.
+    // Zoom around a point on screen.
     zoom(factor, x, y) {
       const [key, query] = [this.key(x), this.query(y)];
       here.zoom = Math.min(Math.max(here.zoom * factor, 1), most());
@@ -42,7 +42,7 @@ export function createViewport(keys, queries, room) {
     all() {
       Object.assign(here, { x: keys / 2, y: queries / 2, zoom: 1 });
     },
-    // Moves no further than needed to see a token.
+    // Move the least distance that makes a token visible.
     show(key, query) {
       const [w, h] = [room().width / pixels() / 2, room().height / pixels() / 2];
       if (key !== undefined) here.x = Math.min(Math.max(here.x, key + 1 - w), key + w);

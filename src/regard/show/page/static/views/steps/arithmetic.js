@@ -1,11 +1,11 @@
-// One number of a step written out: the products and their sum, the exponential and its share, as regard.show.arithmetic writes them.
+// Write out the calculation of one number of a step, as regard.show.arithmetic does.
 
 import { formatNumber } from "../../drawing/number_format.js";
 import { isScaledByRoot, getKeyWidth } from "./attend.js";
 
-const TERMS = 6; // of a sum, written out before the rest is counted
+const TERMS = 6; // maximum number of terms of a sum that are written out
 
-// The calculation of the number that a step has for query i and key j (of the context: number j), or "" where there is none.
+// Return the calculation of a step's number for query i and key j (for the context: number j), or "" if there is none.
 export function writeArithmetic(name, problem, steps, i, j) {
   return WRITTEN[name]?.(problem, steps, i, j) ?? "";
 }
@@ -13,7 +13,7 @@ export function writeArithmetic(name, problem, steps, i, j) {
 const WRITTEN = {
   scores({ q, k, scores, weight }, steps, i, j) {
     if (weight) return writeTanhTerms(weight, q[i], k[j], steps.scores[i][j]);
-    return scores || !q ? `${formatNumber(steps.scores[i][j])}, as it is given` : writeProducts(q[i], k[j], steps.scores[i][j]);
+    return scores || !q ? `${formatNumber(steps.scores[i][j])} (given)` : writeProducts(q[i], k[j], steps.scores[i][j]);
   },
 
   scaled(problem, { scores, scaled }, i, j) {
@@ -32,7 +32,7 @@ const WRITTEN = {
   weights({ sink, temperature = 1 }, { masked, weights }, i, j) {
     const row = (sink == null ? masked[i] : [...masked[i], sink]).map((score) => score / temperature);
     const top = Math.max(...row);
-    if (top === -Infinity) return "0, for there is nothing to divide";
+    if (top === -Infinity) return "0, because all scores are -inf";
     const sum = row.reduce((total, score) => total + Math.exp(score - top), 0);
     const cooled = temperature === 1 ? formatNumber(masked[i][j]) : `${formatNumber(masked[i][j])} / ${formatNumber(temperature)}`;
     return `e^(${writeTotal([cooled, formatNumber(-top)])}) / ${formatNumber(sum)} = ${formatNumber(weights[i][j])}`;
@@ -44,25 +44,25 @@ const WRITTEN = {
 
   context({ v }, { dropped, context }, i, j) {
     const order = dropped[i].map((_, key) => key).filter((key) => dropped[i][key] !== 0);
-    if (order.length > TERMS) order.sort((a, b) => dropped[i][b] - dropped[i][a]); // the largest are written out
+    if (order.length > TERMS) order.sort((a, b) => dropped[i][b] - dropped[i][a]); // the largest terms come first
     return writeProducts(order.map((key) => dropped[i][key]), order.map((key) => v[key][j]), context[i][j]);
   },
 };
 
-// a·b + c·d = result.
+// Write a·b + c·d = result.
 function writeProducts(a, b, result) {
   if (!a.length) return formatNumber(result);
   const terms = a.map((value, n) => `${substituteTerm(value, n > 0)}·${substituteTerm(b[n], true)}`);
   return `${writeTotal(terms, true)} = ${formatNumber(result)}`;
 }
 
-// w·tanh(a + b) + ... = result.
+// Write w·tanh(a + b) + ... = result.
 function writeTanhTerms(weight, a, b, result) {
   const terms = weight.map((w, n) => `${substituteTerm(w, n > 0)}·tanh(${writeTotal([formatNumber(a[n]), formatNumber(b[n])])})`);
   return `${writeTotal(terms, true)} = ${formatNumber(result)}`;
 }
 
-// Terms joined by + and -, or by + alone; those past the first few are counted.
+// Join terms by + and -, or by + alone; terms after the first few are only counted.
 function writeTotal(terms, plus = false) {
   const few = terms.slice(0, TERMS);
   const rest = terms.length > few.length ? ` + ... (${terms.length - few.length} more)` : "";

@@ -1,8 +1,8 @@
-// softmax(q kᵀ · scale) v on small plain arrays, with every step kept: what regard.attend gives, for the few words of Steps.
+// softmax(q kᵀ · scale) v on small arrays with all intermediate steps, as regard.attend computes it, for the view Steps.
 
-// Every step of a problem {q, k, v, scores, scale, softcap, bias, sink, visible, hidden, temperature, dropout}, arrays of rows.
-// Scores that are given are taken as they are; otherwise they are q kᵀ. Without v there is no context. What may not be
-// seen has the score `hidden`, -Infinity unless a wrong mask is to be shown; dropout holds the factor of each weight.
+// Compute every step of a problem {q, k, v, scores, scale, softcap, bias, sink, visible, hidden, temperature, dropout}, arrays
+// of rows. The scores are q kᵀ unless they are given; without v there is no context. A hidden entry has the score `hidden`,
+// -Infinity except in the example of a wrong mask; dropout contains the factor of each weight.
 export function attend({ q, k, v, scores, scale = 1, softcap, bias, sink, visible, hidden, temperature = 1, dropout }) {
   const raw = scores ?? multiplyMatrices(q, k);
   const scaled = scale === 1 ? raw : mapTable(raw, (score) => score * scale);
@@ -15,7 +15,7 @@ export function attend({ q, k, v, scores, scale = 1, softcap, bias, sink, visibl
   return { scores: raw, scaled, capped, masked, weights, dropped, context };
 }
 
-// exp(s / T) / Σ exp(s / T); a sink is one more score in the sum. A row that sees nothing has weights 0.
+// Return exp(s / T) / Σ exp(s / T); a sink is one more score in the sum. A fully masked row has weights 0.
 export function softmax(row, sink = null, temperature = 1) {
   const all = (sink == null ? row : [...row, sink]).map((score) => score / temperature);
   const top = all.reduce((a, b) => (b > a || Number.isNaN(b) ? b : a), -Infinity);
@@ -25,22 +25,22 @@ export function softmax(row, sink = null, temperature = 1) {
   return raised.slice(0, row.length).map((part) => part / sum);
 }
 
-// a bᵀ: every row of a with every row of b.
+// Return a bᵀ.
 export function multiplyMatrices(a, b) {
   return a.map((x) => b.map((y) => x.reduce((sum, value, n) => sum + value * y[n], 0)));
 }
 
-// Rows as columns.
+// Return the transpose of an array of rows.
 export function transpose(rows) {
   return rows[0].map((_, j) => rows.map((row) => row[j]));
 }
 
-// A function of every number of a table, with its place.
+// Return a table of change(value, row, column) for every number of a table.
 export function mapTable(table, change) {
   return table.map((row, i) => row.map((value, j) => change(value, i, j)));
 }
 
-// The same problem with its switches set: mask "own", "causal" or "none", root (√d) true, false or null for its own.
+// Return a problem with its switches set: mask "own", "causal" or "none"; root (√d) true, false, or null for its own.
 export function applySwitches(problem, { mask = "own", root = null, temperature = 1 }) {
   const scale = root === null ? problem.scale : root ? getKeyWidth(problem) ** -0.5 : 1;
   if (mask === "own") return { ...problem, scale, temperature };
@@ -48,34 +48,34 @@ export function applySwitches(problem, { mask = "own", root = null, temperature 
   return { ...problem, visible: buildVisibleTable(problem, sees), hidden: null, scale, temperature };
 }
 
-// Whether what may be seen is what a causal mask shows.
+// Return whether the mask of a problem is causal.
 export function isCausal(problem) {
   if (problem.visible == null || problem.hidden != null) return false;
   return problem.visible.every((row, i) => row.every((seen, j) => seen === (j <= i + getOffset(problem))));
 }
 
-// Whether everything may be seen.
+// Return whether nothing is masked.
 export function isOpen(problem) {
   return problem.visible == null || problem.visible.every((row) => row.every(Boolean));
 }
 
-// The position of the first query among the keys: the last query is the last key.
+// Return the position of the first query among the keys; the last query is at the last key.
 export function getOffset(problem) {
   const [queries, keys] = getSize(problem);
   return keys - queries;
 }
 
-// How many queries and keys there are.
+// Return the number of queries and of keys.
 export function getSize({ q, k, scores }) {
   return scores ? [scores.length, scores[0].length] : [q.length, k.length];
 }
 
-// d: how many numbers a query has, told by the scale where the query is not known.
+// Return d, the width of a query, computed from the scale if the query is not known.
 export function getKeyWidth({ q, scale }) {
   return q ? q[0].length : Math.round(scale ** -2);
 }
 
-// Whether the scale is 1 / √d.
+// Return whether the scale is 1 / √d.
 export function isScaledByRoot({ q, scale }) {
   const d = q ? q[0].length : Math.round(scale ** -2);
   return d > 0 && Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;

@@ -1,4 +1,4 @@
-// Steps of attention in plain words, a formula and a sentence for each: what regard.show.step_descriptions says, for any switch of the page.
+// Describe the steps of attention, with a formula and a sentence for each, as regard.show.step_descriptions does.
 
 import { formatNumber, formatRounded } from "../../drawing/number_format.js";
 import { formatPlainWord } from "../../drawing/words.js";
@@ -6,16 +6,16 @@ import { isScaledByRoot, getKeyWidth } from "./attend.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
 const ALWAYS = ["scores", "weights", "context"];
-const LONGEST = 24; // letters of a word in a sentence
+const LONGEST = 24; // maximum letters of a word in a sentence
 const PLAIN = /^[\p{L}\p{N}…'’-]+$/u; // words that need no quotation marks in a sentence
 
-// The names of the steps that differ from the one before; scores, weights and context always, where they are known.
+// List the names of the steps that differ from the one before; scores, weights and context are always included if known.
 export function listActiveSteps(steps) {
   const known = NAMES.filter((name) => steps[name] !== null);
   return known.filter((name, n) => ALWAYS.includes(name) || !areEqual(steps[known[n - 1]], steps[name]));
 }
 
-// The formula of each active step, in terms of the step it follows from.
+// Return the formula of each active step, in terms of the active step before it.
 export function writeFormulas(steps, problem) {
   const found = {};
   let last = "scores";
@@ -40,20 +40,20 @@ function writeFormula(name, last, steps, problem) {
   return told[name];
 }
 
-// The formula for scores times scale, as a division by √d where it is one.
+// Return the formula of scores times scale, as a division by √d where it is one.
 function writeScale(problem) {
   return isScaledByRoot(problem) ? `scores / √${getKeyWidth(problem)}` : `scores · ${formatNumber(problem.scale)}`;
 }
 
-// What bias and mask did: the one where a number changed, the other where one was hidden.
+// Return the formula of bias and mask: the first where a score changed, the second where one was hidden.
 function describeMasking({ capped, masked }) {
   const changed = masked.some((row, i) => row.some((score, j) => score !== -Infinity && score !== capped[i][j]));
   const hidden = masked.some((row) => row.includes(-Infinity));
   return (changed ? " + bias" : "") + (hidden ? ", -inf where a query may not see" : "");
 }
 
-// What happened at each step, told of one query: one sentence a step, by its name. Where the words are a text's own
-// they stand in quotation marks; places are those of the columns, where these are a few of many.
+// Describe what happened to one query at each step: one sentence per step, by its name. `quoted` puts every word in quotation
+// marks; `places` are the positions of the columns if they are only some of the words.
 export function writeSentences(steps, rows, columns, query, { quoted = false, places } = {}) {
   const asks = makeNamer(rows, { quoted })(query);
   const name = makeNamer(columns, { quoted, places });
@@ -127,7 +127,7 @@ const SAID = {
   },
 };
 
-// What to call the word at an index: itself, with its place, counted from 0, where it stands more than once.
+// Return a function that names the word at an index; a word that occurs more than once is followed by its position.
 export function makeNamer(words, { quoted = false, places } = {}) {
   const bare = words.map((word) => formatPlainWord(word.trim() || word, LONGEST));
   const count = new Map();

@@ -1,15 +1,15 @@
-// A table of numbers with words and heat: as HTML that can be picked in, as an SVG to take away, as text with every digit.
+// A heat map table of numbers with words: as HTML with selectable cells, as SVG, and as text with every digit.
 
 import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawing/color.js";
 import { el, svg } from "../../drawing/elements.js";
 import { alignNumbers, formatCount } from "../../drawing/number_format.js";
 import { formatPlainWord, renderWord } from "../../drawing/words.js";
 
-const WRITTEN = 16; // columns of a table whose numbers are written in it; a wider one is heat alone
-const SIDE = { width: 58, height: 28, label: 104, head: 30 }; // of a cell of the SVG, and of its words
+const WRITTEN = 16; // maximum number of columns with numbers in the cells; wider tables show only colors
+const SIDE = { width: 58, height: 28, label: 104, head: 30 }; // pixels of a cell of the SVG, and of its words
 
-// A panel {title, rows, columns, values, axes, ends, hidden(i, j), places of its rows, texts of its numbers} as a figure; focus {row, column} is marked, pick(row,
-// column, hovering) is told of the pointer.
+// Create a figure of a panel {title, rows, columns, values, axes, ends, hidden(i, j), places of its rows, texts of its
+// numbers}; focus {row, column} is marked, and the pointer calls pick(row, column, hovering).
 export function createPanel({ title, rows, columns, values, ends, focus, pick, axes, hidden, places, texts = alignNumbers(values) }) {
   const dense = columns.length > WRITTEN;
   const [low, high] = ends ?? findRange(values);
@@ -30,14 +30,14 @@ export function createPanel({ title, rows, columns, values, ends, focus, pick, a
   return el("figure", { class: "panel-figure" }, el("figcaption", {}, title ?? "", renderLegend(low, high)), el("div", { class: "panel-scroll" }, table));
 }
 
-// The least and the greatest of the numbers that are finite.
+// Return the smallest and the largest finite number.
 export function findRange(values) {
   const finite = values.flat().filter(Number.isFinite);
   const [low, high] = [Math.min(...finite), Math.max(...finite)];
   return finite.length === 0 ? [0, 1] : high > low ? [low, high] : [low - 0.5, high + 0.5];
 }
 
-// A word of a row or a column, with its place where the words are a few of many.
+// Render the word of a row or a column, with its position if the words are only some of the text.
 function renderLabel(word, place, scope, isWord, choose, chosen, placed) {
   const name = isWord ? [placed && el("span", { class: "note numbers" }, formatCount(place), " "), renderWord(word)] : [String(word)];
   const title = isWord ? `${formatPlainWord(word)}, token ${formatCount(place)}` : null;
@@ -52,7 +52,7 @@ function renderCell(text, colour, chosen) {
   return el("td", { class: kind, style }, text);
 }
 
-// The pointer picks a cell: one listener for all of them.
+// Call pick for the cell under the pointer, with one listener for the table.
 function listenToPointer(table, pick) {
   const at = (event) => {
     const found = event.target.closest("tbody td");
@@ -69,7 +69,7 @@ function listenToPointer(table, pick) {
   table.addEventListener("pointerleave", () => pick(null, null, true));
 }
 
-// The scale of a panel, with its numbers.
+// Render the color scale of a panel with its numbers.
 export function renderLegend(low, high) {
   const stops = Array.from({ length: 9 }, (_, n) => formatColor(shadeWeight(n / 8))).join(", ");
   return el(
@@ -81,7 +81,7 @@ export function renderLegend(low, high) {
   );
 }
 
-// Panels under a heading, as the text of an SVG file.
+// Export panels under a heading as the text of an SVG file.
 export function exportPanels(heading, panels) {
   const drawn = [];
   let [y, wide] = [52, 320];
@@ -114,7 +114,7 @@ function writeSvgText(x, y, said, attributes = {}) {
   return svg("text", { x, y, fill: readBackground("--ink"), ...attributes }, said);
 }
 
-// A table with every digit, to paste into a sheet.
+// Format a table with every digit as tab-separated text, for a spreadsheet.
 export function formatTabbed({ rows, columns, values }) {
   const lines = values.map((row, i) => [rows[i], ...row].map(flattenText).join("\t"));
   return [["", ...columns].map(flattenText).join("\t"), ...lines].join("\n");

@@ -1,4 +1,4 @@
-// What a query looks at, as bars.
+// The weights of a query as bars.
 
 import { formatColor, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -6,9 +6,9 @@ import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
 import { quoteWord, renderWord } from "../../drawing/words.js";
 import { makeNamer } from "./narration.js";
 
-const BARS = 16; // words listed with their weights
+const BARS = 16; // maximum number of words listed
 
-// Where something is switched, a mark for what the head itself does.
+// Render the bars; if a switch is set, a mark shows the original weight of the head.
 export function renderBars(told, data, at, pickColumn, pickRow) {
   const [now, own] = [told.steps.weights[at.row], told.own.weights[at.row]];
   const all = now.map((_, j) => j);
@@ -19,10 +19,10 @@ export function renderBars(told, data, at, pickColumn, pickRow) {
       el("span", { class: "steps-word" }, data.places && el("span", { class: "note numbers" }, formatCount(data.places[j]), " "), renderWord(data.columns[j])),
       el("span", { class: "steps-track" },
         el("span", { class: "steps-fill", style: { width: `${(100 * now[j]) / top}%`, backgroundColor: formatColor(shadeWeight(0.25 + (0.75 * now[j]) / top)) } }),
-        told.untouched ? null : el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `itself: ${formatThreeDigits(own[j])}` })),
+        told.untouched ? null : el("span", { class: "steps-was", style: { left: `${(100 * own[j]) / top}%` }, title: `original: ${formatThreeDigits(own[j])}` })),
       el("span", { class: "numbers" }, told.steps.masked[at.row][j] === -Infinity ? "–" : formatThreeDigits(now[j]))));
-  const heading = el("h2", {}, "What ", data.partial ? quoteWord(data.rows[0]) : renderQueryPicker(data, at, pickRow), " looks at");
-  return [heading, ...rows, told.untouched ? null : el("p", { class: "note" }, "The thin marks are what the head does without the switches."), all.length > BARS ? el("p", { class: "note" }, `the ${BARS} largest of ${all.length}`) : null].filter(Boolean);
+  const heading = el("h2", {}, "Weights of ", data.partial ? quoteWord(data.rows[0]) : renderQueryPicker(data, at, pickRow));
+  return [heading, ...rows, told.untouched ? null : el("p", { class: "note" }, "The thin marks show the original weights, without the switches."), all.length > BARS ? el("p", { class: "note" }, `the ${BARS} largest of ${all.length}`) : null].filter(Boolean);
 }
 
 function renderQueryPicker(data, at, pickRow) {

@@ -1,18 +1,19 @@
-// The scenes of Steps: each step of a problem with its formula, a sentence and its tables, as it is and as it is switched.
+// The scenes of Steps: each step of a problem with its formula, a sentence and its tables, for any setting of the switches.
 
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { attend, applySwitches } from "./attend.js";
 import { listActiveSteps, writeFormulas, writeSentences } from "./narration.js";
 
 const NAMES = ["scores", "scaled", "capped", "masked", "weights", "dropped", "context"];
-const WIDE = 8; // columns of a single row that is still a row
-const PROJECTED = "What a word looks for (its query), what it is found by (its key), and what it passes on (its value).";
+const WIDE = 8; // maximum number of columns of a single row that is not transposed
+const PROJECTED = "Queries are compared with keys; the resulting weights combine the values into the context.";
 const ADDED =
-  "x is what asks, y what is looked at: in a translator the state before a word is written, and what was made of each word that " +
-  "was read. A query and a key are added, number by number, bent by tanh and weighed; the sum of that is their score.";
-const OFF = "This step is switched off: the numbers are those of the step before.";
+  "x is the state of the decoder before it writes a word, y the outputs of the encoder for the words of the sentence. The score of " +
+  "a query and a key is the dot product of the weight with tanh(q + k).";
+const OFF = "This step is turned off: its numbers are those of the previous step.";
 
-// The story of an answer of steps or example: {problem, own, steps, scenes}; own are the steps without any switch.
+// Build the scenes of an answer to steps or example: {problem, own, steps, untouched, scenes}; `own` are the steps without
+// switches.
 export function buildScenes(data, switches, query) {
   const told = (data.before ?? []).map(parseScene);
   const after = (data.after ?? []).map(parseScene);
@@ -35,17 +36,17 @@ export function buildScenes(data, switches, query) {
   return { problem, own, steps, untouched, scenes: [...told, ...live, ...after] };
 }
 
-// How words are named in sentences: those of a text in quotation marks, a few of many by their places in it.
+// Return how sentences name words: quoted if they are from a text, with positions if they are only some of it.
 export const getNaming = (data) => ({ quoted: !data.before, places: data.places });
 
-// A scene that the server told: what it writes as text where JSON has no number is a number again.
+// Parse a scene of the server; numbers that JSON does not have are sent as text.
 function parseScene(scene) {
   const number = (value) => (typeof value === "string" ? Number(value.replace("inf", "Infinity")) : value);
   const panels = scene.panels.map((one) => ({ ...one, values: one.values.map((row) => row.map(number)) }));
   return { ...scene, panels };
 }
 
-// q, k and v as a scene.
+// Return the scene of q, k and v.
 function listProjectedPanels({ q, k, v, weight, rows, columns }) {
   const kept = v ? "q, k, v" : "q, k";
   const named = [["query", "q", q, rows], ["key", "k", k, columns], ["value", "v", v, columns], ["weight", "w", weight && [weight], ["weight"]]].filter(([, , values]) => values);
@@ -64,17 +65,17 @@ function makeTable(name, steps, { rows, columns, places }) {
   return { title: "", rows, columns, axes: "pairs", values, ends, hidden };
 }
 
-// The one row of a long table as a column, so that its numbers have room.
+// Return the single row of a wide table as a column, so that its numbers fit.
 function transposePanel({ rows, columns, values, ends, hidden, places, shares }) {
   const turned = hidden && ((i, j) => hidden(j, i));
-  const texts = shares ? values[0].map((value) => [formatThreeDigits(value)]) : undefined; // most are too small for three places
+  const texts = shares ? values[0].map((value) => [formatThreeDigits(value)]) : undefined; // most are too small for three decimal places
   return { title: "", rows: columns, columns: rows, axes: "pairs", values: values[0].map((value) => [value]), ends, hidden: turned, upright: true, places, texts };
 }
 
-// What the examples say of how scores come about holds whatever is switched.
+// Select the formulas of an example that are valid for any setting of the switches.
 const selectKeptSteps = ({ scores, context }) => ({ ...(scores && { scores }), ...(context && { context }) });
 
-// The step whose numbers a step that is switched off has.
+// Return the name of the last active step before a step that is turned off.
 function listInputTables(name, steps) {
   const names = listActiveSteps(steps).filter((one) => NAMES.indexOf(one) < NAMES.indexOf(name));
   return names.at(-1) ?? "scores";

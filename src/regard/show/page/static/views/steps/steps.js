@@ -1,4 +1,4 @@
-// Steps: the computation of one head as the lectures draw it, a step at a time, with its numbers and switches.
+// The Steps view: the computation of one head, one step at a time, with its numbers and switches.
 
 import { getStateHeadNumber } from "../../frame/controls.js";
 import { writeArithmetic } from "./arithmetic.js";
@@ -11,13 +11,13 @@ import { readSettings, createSwitches, UNTOUCHED } from "./switches.js";
 export const view = {
   name: "steps",
   title: "Steps",
-  question: "How does a number come about?",
+  question: "How is each number computed?",
   bar: (state) => (state.r && !state.example ? ["attention", "batch", "layer", "head"] : []),
   mount,
 };
 
-// `it` is what the functions below share: the page and its switches, the answer that is loaded, the story told of it, and
-// where one stands: the scene, the query, the key, and the number of the context.
+// `it` is the state that the functions below share: the page and its switches, the loaded answer, its scenes, and the
+// selection: the scene, the query, the key, and the number of the context.
 function mount(stage, app) {
   const it = { app, loaded: { key: null, data: null }, told: null, at: { row: 0, column: 0, number: 0 }, asking: null };
   it.page = buildLayout(app, (by) => moveScene(it, by), (step) => app.go({ step }, { replace: true }));
@@ -29,7 +29,7 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave: () => it.asking?.abort(), keys: listKeys(it), picture: () => exportPicture(it) };
 }
 
-// The example that a state shows in place of a recording, or null; and what its query and key are called in the link.
+// Return the example that a state shows in place of a recording, or null; and the names of its query and key in the link.
 const getExample = ({ app }, state) => state.example ?? (app.summary() ? null : "simple");
 const getAxisNames = (it, state) => (getExample(it, state) ? ["row", "column"] : ["q", "k"]);
 
@@ -43,7 +43,7 @@ async function drawView(it, state) {
   renderScenes(it, state);
 }
 
-// What an answer is of: a long text is answered a query at a time.
+// Return the cache key of an answer; a long text has an answer for each query.
 function makeCacheKey(it, state) {
   const { app } = it;
   const example = getExample(it, state);
@@ -58,7 +58,7 @@ async function loadData(it, state, key) {
   const example = getExample(it, state);
   it.asking?.abort();
   const { signal } = (it.asking = new AbortController());
-  app.wait("Fetching the steps");
+  app.wait("Loading the steps");
   const asked = example ? app.source.example({ name: example, head: state.head }, signal) : app.source.steps(state.r, { ...app.place(), q: state.q }, signal);
   it.loaded = { key, data: await asked };
   app.ready();
@@ -76,8 +76,7 @@ function renderScenes(it, state) {
   describePicture(it, state);
 }
 
-// Tells the story of the query that a state names, and stands at the step and the key that it names: the key that the query
-// looks at most where it names none.
+// Build the scenes for the query of a state, and select its step and key; the default key is that of the largest weight.
 function placeInScene(it, state) {
   const { at } = it;
   const { data } = it.loaded;
@@ -91,7 +90,7 @@ function placeInScene(it, state) {
   at.scene = Math.max(names.indexOf(names.includes(state.step) ? state.step : data.before ? names[0] : "scores"), 0);
 }
 
-// The query of a state that names none: the last, or of a translation, whose last one is its end, the word before.
+// Return the default query: the last word, or the last word before the end token of a translation.
 function chooseFirstScene({ app, loaded: { data }, ...it }, state) {
   if (data.partial || getExample({ app, ...it }, state) || !app.ofTwoTexts()) return data.focus;
   return app.telling(app.attention().rows, Math.max(data.rows.length - 2, 0));
@@ -105,7 +104,7 @@ function renderScene(it) {
   showArithmetic(it, it.at.row, isContextScene(it) ? it.at.number : it.at.column);
 }
 
-// How the number under the pointer, or the one that is picked, comes about.
+// Show the calculation of the number under the pointer or of the selected number.
 function showArithmetic(it, row, column) {
   const now = getScene(it);
   const { data } = it.loaded;
@@ -115,7 +114,7 @@ function showArithmetic(it, row, column) {
   return it.page.sum(of, writeArithmetic(now.name, it.told.problem, it.told.steps, row, column), it.told.steps[now.name][row][column]);
 }
 
-// The pointer is on a cell of the table, or on none; or it has pressed one, or the word of a row.
+// Handle the pointer over a cell or over none, and a click on a cell or on the word of a row.
 function pickCell(it, first, second, hovering = false) {
   const { at } = it;
   const [row, column] = getScene(it).panels[0].upright && first !== null ? [at.row, first] : [first, second];
@@ -126,7 +125,7 @@ function pickCell(it, first, second, hovering = false) {
   return selectCell(it, row);
 }
 
-// Makes a query, and a key where one is named, those of the link.
+// Set the query of the link, and its key if one is given.
 function selectCell(it, row, column) {
   const [rows, columns] = getAxisNames(it, it.app.state());
   const { data } = it.loaded;
@@ -141,7 +140,7 @@ function moveScene(it, by) {
   it.app.go({ step: it.told.scenes[next].name }, { replace: true });
 }
 
-// The next query or the one before; of a long text another row is asked for.
+// Select the next or previous query; for a long text its row is fetched.
 function turnHead(it, by) {
   const { app, at } = it;
   if (!it.told?.own) return;
@@ -159,7 +158,7 @@ function describePicture(it, state) {
   const { data } = it.loaded;
   const ofExample = () => [app.el("b", {}, data.title), data.source ? `, ${data.source}` : ""];
   const ofHead = () => [app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}`), ` of ${app.summary().model}`];
-  const axes = data.partial ? ": a row for each key, the column is the query." : data.rows.length ? ": a row is a word that looks (a query), a column one it looks at (a key)." : ".";
+  const axes = data.partial ? ": rows are keys, the column is the query." : data.rows.length ? ": rows are queries, columns are keys." : ".";
   app.caption(...(getExample(it, state) ? ofExample() : ofHead()), axes);
 }
 
@@ -167,16 +166,16 @@ function copyNumbers(it) {
   const now = it.told && getScene(it);
   if (!now?.panels.length) return;
   const text = now.panels.map(formatTabbed).join("\n\n");
-  navigator.clipboard?.writeText(text).then(() => it.page.copied(), () => it.page.copied("The browser does not allow it."));
+  navigator.clipboard?.writeText(text).then(() => it.page.copied(), () => it.page.copied("The browser does not allow copying."));
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next step; with Shift the next key", (event) => (event.shiftKey ? stepColumn(it, 1) : moveScene(it, 1))],
-  ["ArrowLeft", "the step before; with Shift the key before", (event) => (event.shiftKey ? stepColumn(it, -1) : moveScene(it, -1))],
-  ["ArrowDown", "the next query", () => turnHead(it, 1)],
-  ["ArrowUp", "the query before", () => turnHead(it, -1)],
-  ["c", "copy the numbers, every digit", () => copyNumbers(it)],
-  ["Escape", "as the head does it, nothing picked", () => it.app.go({ ...UNTOUCHED, q: null, k: null, row: null, column: null }, { replace: true })],
+  ["ArrowRight", "next step; with Shift, next key", (event) => (event.shiftKey ? stepColumn(it, 1) : moveScene(it, 1))],
+  ["ArrowLeft", "previous step; with Shift, previous key", (event) => (event.shiftKey ? stepColumn(it, -1) : moveScene(it, -1))],
+  ["ArrowDown", "next query", () => turnHead(it, 1)],
+  ["ArrowUp", "previous query", () => turnHead(it, -1)],
+  ["c", "copy the numbers with every digit", () => copyNumbers(it)],
+  ["Escape", "reset the switches and the selection", () => it.app.go({ ...UNTOUCHED, q: null, k: null, row: null, column: null }, { replace: true })],
 ];
 
 const exportPicture = (it) => it.told && { svg: exportPanels(`${it.loaded.data.title}: ${formatHeading(getScene(it))}`, getScene(it).panels) };

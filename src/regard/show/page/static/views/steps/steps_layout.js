@@ -1,4 +1,4 @@
-// What stands on Steps from the first, and how its parts are set: the examples, the line of steps, the scene, the bars.
+// The layout of Steps: the examples, the list of steps, the scene and the bars.
 
 import { el } from "../../drawing/elements.js";
 import { renderBars } from "./query_bars.js";
@@ -43,14 +43,14 @@ export function buildLayout(app, move, go) {
   };
 }
 
-// The recording's own words, and the lectures' examples, to choose among.
+// Render the choice of the recording's words or an example of the lectures.
 function renderExamples(app) {
   const start = (changes) => () => app.go({ ...UNTOUCHED, step: null, head: 0, ...changes });
-  const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "these words");
+  const own = app.summary() && el("button", { class: "chip", onclick: start({ example: null }) }, "this text");
   const chips = app.start.examples.map(({ name, title, summary }) =>
     el("button", { class: "chip", "data-example": name, title: `${title}. ${summary ?? ""}`, onclick: start({ example: name, row: null, column: null }) }, name));
   const translation = app.start.translation && [el("span", { class: "note" }, "or"), el("button", { class: "chip", "data-translation": "", title: app.start.translation.sentence, onclick: () => app.translation("steps") }, "a translation")];
-  const all = [own, el("span", { class: "note" }, "the lectures’:"), ...chips, translation].flat().filter(Boolean);
+  const all = [own, el("span", { class: "note" }, "examples:"), ...chips, translation].flat().filter(Boolean);
   const element = el("nav", { class: "steps-examples", "aria-label": "Examples" }, all);
 
   function pick(example) {
@@ -62,11 +62,11 @@ function renderExamples(app) {
   return { element, pick };
 }
 
-// The names of the steps over a slider, a button to either side.
+// Create the list of steps above a slider, with a button on either side.
 function createStepLine(move, go) {
   const slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => go(slider.steps[slider.value]) });
   const list = el("div", { class: "steps-names" });
-  const back = el("button", { "aria-label": "step before", onclick: () => move(-1) }, "‹");
+  const back = el("button", { "aria-label": "previous step", onclick: () => move(-1) }, "‹");
   const forth = el("button", { "aria-label": "next step", onclick: () => move(1) }, "›");
   const element = el("div", { class: "steps-walk" }, back, el("div", { class: "steps-line" }, el("div", { class: "steps-inner" }, list, slider)), forth);
 
@@ -84,7 +84,7 @@ function createStepLine(move, go) {
   return { element, set };
 }
 
-// A step: its formula, a sentence, how one number comes about, its tables.
+// Create the scene of a step: its formula, a sentence, the calculation of one number, and its tables.
 function createScene() {
   const formula = el("p", { class: "steps-formula" });
   const sentence = el("p", { class: "steps-sentence", "aria-live": "polite" });
@@ -107,7 +107,7 @@ function createScene() {
   };
 }
 
-// The cell, or the row, of a scene's tables that is marked.
+// Return the cell or the row that is marked in the tables of a scene.
 function getFocus(now, at) {
   if (now.panels[0]?.upright) return { row: at.column, column: 0 };
   if (now.live) return { row: at.row, column: now.name === "context" ? at.number : at.column };
@@ -119,7 +119,7 @@ function renderLines({ lines }) {
   return [el("dl", { class: "steps-lines numbers" }, lines.map((one) => [el("dt", {}, one.label), el("dd", {}, one.calculation)]))];
 }
 
-// The name and formula of a scene, as regard walk heads it.
+// Format the heading of a scene, its name and formula, as regard walk does.
 export function formatHeading({ name, formula, panels }) {
   const equals = panels.length && !name.replaceAll(", ", ",").includes(" ");
   return equals ? `${name} = ${formula}` : `${name}: ${formula}`;

@@ -1,8 +1,8 @@
-// Words into lines: measured in the letters that they are shown in, and broken where the paper ends.
+// Break words into lines by their measured widths.
 
 import { splitWord } from "../../drawing/words.js";
 
-export const LONGEST = 80; // letters of a word that are shown
+export const LONGEST = 80; // maximum number of letters shown of a word
 
 const truncateWord = (word) => (word.length > LONGEST ? `${word.slice(0, LONGEST - 1)}…` : word);
 
@@ -23,8 +23,8 @@ export function createLineBreaker() {
       ruler.font = font;
       widths.clear();
     },
-    // Lines [first, last + 1], no wider than so many pixels, of words of which the first has a number; a line end in a word
-    // ends its line.
+    // Break words into lines [first, last + 1] of at most `room` pixels; the first word has the index `from`, and a word that
+    // ends with a line break ends its line.
     broken(words, from, room) {
       const lines = [];
       let [start, used] = [from, 0];

@@ -1,9 +1,9 @@
-// A strip beside a long text: all of it at once, shaded, with the part in the window framed.
+// A strip next to a long text: the shaded text as a whole, with a frame around the visible part.
 
 import { readBackground } from "../../drawing/color.js";
 
 export function createOverview(app, text) {
-  const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "The whole text: click to go there" });
+  const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "Overview of the text: click to scroll" });
   let shading = null; // {codes, table}
 
   function draw() {
@@ -19,7 +19,7 @@ export function createOverview(app, text) {
     context.strokeRect(1, from * height + 1, width - 2, Math.max(share * height - 2, 4));
   }
 
-  // A line of pixels for each stretch of words: the most that any of them has.
+  // Return an image with a line of pixels for each range of words, colored by the largest code in the range.
   function rows(width, height) {
     const { codes, table } = shading;
     const image = new ImageData(width, height);

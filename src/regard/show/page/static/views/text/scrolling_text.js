@@ -1,21 +1,21 @@
-// A text of any length that scrolls: its words are asked for and measured a page at a time, and only lines near the window stand.
+// A scrolling text of any length: its words are fetched and measured in pages, and only the lines near the window are elements.
 
 import { el } from "../../drawing/elements.js";
 import { createTextPages } from "./text_pages.js";
 import { createVisibleLines } from "./visible_lines.js";
 
-const HANDS = ["wheel", "pointerdown", "touchmove", "keydown"]; // these scroll
+const HANDS = ["wheel", "pointerdown", "touchmove", "keydown"]; // events by which a user scrolls
 
-// A text of `count` words of a list; tells the word under the pointer (or null) and the word that is picked.
+// Create a text of `count` words of a list; hover(word or null) reports the word under the pointer, pick(word) a click.
 export function createScrollingText(app, { list, count, label, hover, pick, scrolled }) {
   const paper = el("div", { class: "prose-paper" });
   const frame = el("div", { class: "prose", tabindex: 0, role: "group", "aria-label": label }, paper);
   const pages = createTextPages(count);
   const lines = createVisibleLines(frame, paper, pages);
-  const asked = new Set(); // pages
+  const asked = new Set(); // requested pages
   let [planned, gone] = [false, false];
-  let held = null; // the word that stays in sight until somebody scrolls
-  let size = null; // of the letters and the paper for which lines were broken
+  let held = null; // the word that stays visible until the user scrolls
+  let size = null; // font and width for which the lines were broken
 
   async function fill(n) {
     if (asked.has(n)) return;
@@ -47,12 +47,12 @@ export function createScrollingText(app, { list, count, label, hover, pick, scro
     planned = true;
   }
 
-  // Measures everything again where letters or paper are others, the first word in sight kept in place.
+  // Measure the text again if its font or width changed, and keep the first visible word in place.
   function resize() {
     const look = getComputedStyle(paper);
     const font = `${look.fontWeight} ${look.fontSize} ${look.fontFamily}`;
     const now = `${font} ${look.lineHeight} ${paper.clientWidth}`;
-    if (paper.clientWidth && now === size && held !== null) bring(held); // the window may have become lower
+    if (paper.clientWidth && now === size && held !== null) bring(held); // the height of the window may have changed
     if (!paper.clientWidth || now === size) return plan();
     const [first] = lines.inSight();
     size = now;
@@ -64,7 +64,7 @@ export function createScrollingText(app, { list, count, label, hover, pick, scro
     return undefined;
   }
 
-  // Keeps a word in sight, also while the pages about it are measured, until somebody scrolls.
+  // Keep a word visible, also while the pages around it are measured, until the user scrolls.
   function show(place) {
     held = place;
     fill(pages.of(place));
@@ -96,7 +96,7 @@ export function createScrollingText(app, { list, count, label, hover, pick, scro
   return {
     element: frame,
     show,
-    // The word above or below a word, about so where no line of it stands.
+    // Return the word above or below a word; estimate it if its line is not rendered.
     beside: (place, by) => lines.beside(place, by) ?? Math.min(Math.max(place + by * Math.round(pages.perLine()), 0), count - 1),
     inSight: lines.inSight,
     dress: lines.dress,

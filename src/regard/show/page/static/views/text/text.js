@@ -1,4 +1,4 @@
-// The Text view: the words themselves; one is picked, and the others are shaded by what it looked at, or what looked at it.
+// The Text view: the words, shaded by the weights of one selected word, as a query or as a key.
 
 import { decodeWeight } from "../../data/weight_codes.js";
 import { formatColor, chooseInk, createStateScale, shadeWeight, buildColorTable } from "../../drawing/color.js";
@@ -11,23 +11,23 @@ import { getHeadNumber } from "../../frame/controls.js";
 import { getSelectedHeads, renderTextControls } from "./text_controls.js";
 import { createTextPanes } from "./text_panes.js";
 
-const LINKS = 8; // strongest links listed
-const SHORT = 60; // words that are set large
-const EARLY = 40; // the word of a longer text that is shown before one is picked: it is in sight
-const REST = 120; // milliseconds that the pointer rests on a word before its links are listed
-const BINS = 64; // colours that words are shaded in
+const LINKS = 8; // number of strongest links listed
+const SHORT = 60; // maximum number of words in a large font
+const EARLY = 40; // the word of a longer text that is shown before one is selected; it is visible without scrolling
+const REST = 120; // milliseconds that the pointer stays on a word before its links are listed
+const BINS = 64; // number of colors of words
 
 export const view = {
   name: "text",
   title: "Text",
-  question: "Who looks at whom?",
+  question: "Which words attend to which?",
   bar: ["attention", "batch", "layer", "scale"],
   mount,
 };
 
-// `it` is what the functions below share: the parts of the page; the texts (one where queries and keys are the same words, two
-// where they are not); the word under the pointer; what was asked for last; and the answer that is shown: its codes, of which
-// word they are, which way they go.
+// `it` is the state that the functions below share: the parts of the page; the texts (one if queries and keys are the same
+// words, else two); the word under the pointer; the last request; and the answer shown: its codes, their word, and their
+// direction.
 function mount(stage, app) {
   stage.classList.add("text");
   const controls = app.el("div", { class: "text-controls" });
@@ -64,12 +64,12 @@ function buildTexts(it, state) {
   it.stage.classList.toggle("double", hasTwoTexts(it));
 }
 
-// The word whose links are shown: the one under the pointer, else the one picked, else the last or an early one.
+// Return the word whose links are shown: the word under the pointer, else the selected one, else the last or an early one.
 function getSubject(it, state) {
   if (it.hovered) return it.hovered;
   if (hasTwoTexts(it) && isBackwards(state) && state.k !== undefined) return { side: "columns", place: state.k };
   const { queries } = getLayer(it, state);
-  const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // a translation's last token is its end
+  const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // the last token of a translation is its end token
   const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? last : EARLY);
   return { side: hasTwoTexts(it) ? "rows" : "both", place: state.q ?? first() };
 }
@@ -87,7 +87,7 @@ function pickWord(it, side, place) {
   return app.go({ q: place === app.state().q ? null : place, k: null });
 }
 
-// Asks what the subject is linked to; only the last that was asked for is shown.
+// Fetch the weights of the subject; only the answer to the last request is shown.
 async function shadeTexts(it, state) {
   const { app } = it;
   const { side, place } = getSubject(it, state);
@@ -105,7 +105,7 @@ async function shadeTexts(it, state) {
 async function fetchCodes(it, query, of) {
   const { app } = it;
   const control = (it.asking = new AbortController());
-  app.wait(of.incoming ? "Adding up all weights, to know what looks at this word" : "Asking what this word looks at");
+  app.wait(of.incoming ? "Computing the weights of all queries" : "Loading the weights of this word");
   try {
     const codes = await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal);
     if (control !== it.asking) return;
@@ -121,7 +121,7 @@ async function fetchCodes(it, query, of) {
   }
 }
 
-// Shades the words, and the strips beside them.
+// Shade the words and the overview strips.
 function markWords(it, state) {
   const { app, shown } = it;
   if (!shown) return;
@@ -138,7 +138,7 @@ function markWords(it, state) {
   describePicture(it, state);
 }
 
-// How each word looks, {paper, ink} or {hidden}, by its code.
+// Return a function from the index of a word to its look: {paper, ink}, {hidden}, or null.
 function computeShades(codes, scale) {
   const colours = new Map();
   return (n) => {
@@ -160,12 +160,12 @@ async function describePicture(it, state) {
   const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
-  const told = incoming ? app.ofTwoTexts() ? "each word is shaded by how much was looked, to write it, at " : "each word is shaded by how much it looks at "
-    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more it ${app.ofTwoTexts() ? "was looked at to write " : "is looked at by "}`;
+  const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
+    : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
   app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
 }
 
-// The strongest links with their exact weights.
+// Fetch and list the strongest links with their exact weights.
 async function fetchLinks(it, query, signal) {
   const { app, links, shown } = it;
   try {
@@ -173,7 +173,7 @@ async function fetchLinks(it, query, signal) {
     const [word] = await app.words(getWordList(it), shown.place, shown.place + 1);
     if (signal.aborted) return;
     const go = (one) => app.go(shown.incoming && hasTwoTexts(it) ? { q: one.place } : { q: shown.place, k: one.place });
-    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " is looked at most by" : " looks most at");
+    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " receives most attention from" : " attends most to");
     links.replaceChildren(title, listStrongestLinks(found, go));
     app.fail("", links);
   } catch (fault) {
@@ -181,7 +181,7 @@ async function fetchLinks(it, query, signal) {
   }
 }
 
-// Another word of the link: next(the present one); the first press shows where one is.
+// Select the word next(current word); the first press selects the current word.
 function stepWord(it, next) {
   const { app } = it;
   const state = app.state();
@@ -198,16 +198,16 @@ function leaveView(it) {
 }
 
 const listKeys = (it) => [
-  ["ArrowLeft", "the word before", () => stepWord(it, (q) => q - 1)],
-  ["ArrowRight", "the next word", () => stepWord(it, (q) => q + 1)],
-  ["ArrowUp", "the line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
-  ["ArrowDown", "the line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
-  ["Home", "the first word", () => stepWord(it, () => 0)],
-  ["End", "the last word", () => stepWord(it, () => Infinity)],
-  ["w", "the other way: what looks at it", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
+  ["ArrowLeft", "previous word", () => stepWord(it, (q) => q - 1)],
+  ["ArrowRight", "next word", () => stepWord(it, (q) => q + 1)],
+  ["ArrowUp", "line above", () => stepWord(it, (q) => it.texts[0].text.beside(q, -1))],
+  ["ArrowDown", "line below", () => stepWord(it, (q) => it.texts[0].text.beside(q, 1))],
+  ["Home", "first word", () => stepWord(it, () => 0)],
+  ["End", "last word", () => stepWord(it, () => Infinity)],
+  ["w", "change the direction", () => it.app.go({ way: isBackwards(it.app.state()) ? null : "to" })],
 ];
 
 const HANDS = [
-  ["point", "shades the links of a word"],
-  ["click, tap", "keeps the word; again lets it go"],
+  ["hover", "show the links of a word"],
+  ["click, tap", "select a word; click it again to deselect it"],
 ];

@@ -1,9 +1,9 @@
-// The controls over a text: which way the links go, and which heads, several of which show their mean.
+// The controls above a text: the direction of the links, and the heads; several heads show their mean.
 
 import { el } from "../../drawing/elements.js";
 import { renderChoice, getHeadNumber } from "../../frame/controls.js";
 
-// The heads that a state chooses.
+// Return the heads that a state selects.
 export function getSelectedHeads(app, state) {
   const named = state.heads ? state.heads.split(",").map(Number) : [state.head];
   const found = named.filter((head) => head < app.attention().layers[state.layer].heads);
@@ -13,14 +13,14 @@ export function getSelectedHeads(app, state) {
 export function renderTextControls(element, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
   element.replaceChildren(
-    renderChoice(app, "way", state.way ?? "from", [["from", "what it looks at"], ["to", "what looks at it"]], "Which way the links go"),
-    el("span", { class: "control", role: "group", "aria-label": "Heads, several together show their mean" },
+    renderChoice(app, "way", state.way ?? "from", [["from", "what it attends to"], ["to", "what attends to it"]], "Direction of the links"),
+    el("span", { class: "control", role: "group", "aria-label": "Heads; several show their mean" },
       el("span", { class: "name" }, "heads"), el("span", { class: "chips" }, renderHeadChips(app, state))),
   );
   if (focused) element.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
-// A chip for each head, and one for all of them.
+// Render a chip for each head, and one for all heads.
 function renderHeadChips(app, state) {
   const layer = app.attention().layers[state.layer];
   const heads = getSelectedHeads(app, state);
@@ -36,7 +36,7 @@ function renderHeadChips(app, state) {
   return layer.heads > 1 ? [...each, every] : each;
 }
 
-// The changes of the link that add a head or take it away; one stays in any case.
+// Return the changes of the link that add or remove a head; the last head is not removed.
 function toggleHead(heads, head) {
   const next = heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head].sort((a, b) => a - b);
   if (!next.length) return {};

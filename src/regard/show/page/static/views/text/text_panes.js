@@ -1,14 +1,14 @@
-// The texts of Text, each with the strip beside it: one where queries and keys are the same words, two where they are not.
+// The texts of Text, each with its overview strip: one if queries and keys are the same words, else two.
 
 import { el } from "../../drawing/elements.js";
 import { createScrollingText } from "./scrolling_text.js";
 import { createOverview } from "./overview_strip.js";
 
-const LABELS = { both: "The text", rows: "Queries: these look", columns: "Keys: these are looked at" };
-const TITLES = { rows: "what looks", columns: "what is looked at" };
-const OF_TWO = { rows: "what was written: each word with what was looked at for it", columns: "what was read" };
+const LABELS = { both: "Text", rows: "Queries", columns: "Keys" };
+const TITLES = { rows: "queries", columns: "keys" };
+const OF_TWO = { rows: "translation: select a word to see its attention", columns: "source" };
 
-// Sets them in `panes`, [{side, text, strip}]; hover(side, place or null) and pick(side, place) are told of words.
+// Create the texts [{side, text, strip}] in `panes`; call hover(side, place or null) and pick(side, place) for words.
 export function createTextPanes(panes, app, { queries, keys }, { hover, pick }) {
   const { rows, columns, kind } = app.attention();
   const same = kind === "self" && rows === columns;
@@ -20,7 +20,7 @@ export function createTextPanes(panes, app, { queries, keys }, { hover, pick }) 
     one.strip = createOverview(app, one.text);
     return one;
   });
-  const shown = app.ofTwoTexts() ? [...texts].reverse() : texts; // what was read comes first
+  const shown = app.ofTwoTexts() ? [...texts].reverse() : texts; // the source comes first
   panes.replaceChildren(...shown.map(({ side, text, strip: beside }) =>
     el("section", { class: "text-pane" }, titles[side] && el("h2", {}, titles[side]), el("div", { class: "text-body" }, text.element, beside.element))));
   return texts;

@@ -1,12 +1,12 @@
-// The lines of a text that stand: those near the window, as elements; which words are in sight, and which stands above another.
+// The rendered lines of a text, those near the window: which words are visible, and which word is above another.
 
 import { el } from "../../drawing/elements.js";
 import { renderWord } from "../../drawing/words.js";
 import { LONGEST } from "./line_breaks.js";
 
-const NEAR = 500; // pixels above and below the window that are kept ready
+const NEAR = 500; // pixels above and below the window in which lines are rendered
 
-// Lines of `pages` on a paper in a frame that scrolls it.
+// Create the rendered lines of `pages` on a paper that a frame scrolls.
 export function createVisibleLines(frame, paper, pages) {
   const standing = new Map(); // "page line" -> its element
   let [dress, selected, linked] = [null, null, null];
@@ -38,7 +38,7 @@ export function createVisibleLines(frame, paper, pages) {
     standing.get(name).style.transform = `translateY(${y}px)`;
   }
 
-  // Sets the lines near the window and takes the others away; missing(n) is told of a page there that is not known.
+  // Render the lines near the window and remove the others; call missing(n) for a page that is not loaded.
   function render(missing) {
     const [from, to] = [frame.scrollTop - NEAR, frame.scrollTop + frame.clientHeight + NEAR];
     const height = pages.height();
@@ -56,7 +56,7 @@ export function createVisibleLines(frame, paper, pages) {
     for (const [name, element] of standing) if (!kept.has(name)) element.remove(), standing.delete(name);
   }
 
-  // The words that stand in the window: [first, last + 1].
+  // Return the visible words as [first, last + 1].
   function inSight() {
     const edge = frame.getBoundingClientRect();
     const seen = [...standing.values()].filter((one) => {
@@ -67,7 +67,7 @@ export function createVisibleLines(frame, paper, pages) {
     return places.length ? [Math.min(...places), Math.max(...places) + 1] : [0, 0];
   }
 
-  // The word above or below a word, null where no line stands there.
+  // Return the word above or below a word, or null if that line is not rendered.
   function beside(place, by) {
     const [n, m] = [pages.of(place), pages.lineOf(place)];
     const next = m + by;
@@ -89,7 +89,7 @@ export function createVisibleLines(frame, paper, pages) {
       for (const element of standing.values()) element.remove();
       standing.clear();
     },
-    // How every word looks: dressing(place) -> {paper, ink, hidden}; which is selected and which linked to it.
+    // Set the look of all words, dressing(place) -> {paper, ink, hidden}, the selected word and the word linked to it.
     dress(dressing, chosen, other) {
       [dress, selected, linked] = [dressing, chosen, other];
       for (const element of standing.values()) [...element.children].forEach(colour);

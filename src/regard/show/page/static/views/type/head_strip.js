@@ -1,4 +1,4 @@
-// The heads of a layer at the side of Type: a small picture of each and of their mean, and the chosen one large.
+// The heads of a layer in Type: a small picture of each head and of their mean, and a large one of the selected head.
 
 import { el } from "../../drawing/elements.js";
 import { averageCodes, paintCodes, createPixelCanvas } from "../../drawing/matrix_image.js";
@@ -8,25 +8,25 @@ export function createHeadStrip() {
   const mark = el("div", { class: "type-row" });
   const frame = el("a", { class: "type-frame" }, canvas, mark);
   const strip = el("div", { class: "type-heads", role: "group", "aria-label": "Heads" });
-  const title = el("h2", {}, "Its heads");
-  const alike = el("p", { class: "note" }, "Each looks in its own way; the mean is all of them together.");
-  const element = el("aside", { class: "type-side", "aria-label": "Its heads" },
+  const title = el("h2", {}, "Heads of the layer");
+  const alike = el("p", { class: "note" }, "Each head has its own weights; the mean is over all heads.");
+  const element = el("aside", { class: "type-side", "aria-label": "Heads of the layer" },
     el("section", {}, title, alike, strip),
-    el("figure", {}, frame, el("figcaption", { class: "note" }, "a row for each word that looks, a column for each it looks at")));
+    el("figure", {}, frame, el("figcaption", { class: "note" }, "rows are queries, columns are keys")));
 
-  // Small pictures {codes, shape} in a table of colours; `share` is how far down the word stands that asks.
+  // Draw the pictures {codes, shape} in the colors of a table; `share` is the position of the query from 0 to 1.
   function set({ codes, shape }, head, colours, share, layer, choose) {
     const [h, rows, columns] = shape;
     const of = (n) => (n === null ? averageCodes(codes, shape) : codes.subarray(n * rows * columns, (n + 1) * rows * columns));
-    const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "the mean of all heads" : `head ${n}`, onclick: () => choose(n) },
+    const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "mean of all heads" : `head ${n}`, onclick: () => choose(n) },
       paintCodes(createPixelCanvas(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
     strip.replaceChildren(...(h === 1 ? [null] : [null, ...Array.from({ length: h }, (_, n) => n)]).map(small));
-    alike.hidden = strip.hidden = h === 1; // the one is drawn large
-    title.textContent = h === 1 ? "Its one head" : "Its heads";
+    alike.hidden = strip.hidden = h === 1; // the only head has the large picture
+    title.textContent = h === 1 ? "The head of the layer" : "Heads of the layer";
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
     paintCodes(canvas, of(head), rows, columns, colours);
-    canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "the mean of its heads" : `head ${head}`}: a row for each word that looks, a column for each it looks at`);
+    canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "mean of its heads" : `head ${head}`}: rows are queries, columns are keys`);
     Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
   }
 

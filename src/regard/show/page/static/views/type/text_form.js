@@ -1,22 +1,22 @@
-// The box of Type, and the sentences that are offered while it is empty.
+// The text field of Type, and the example sentences while it is empty.
 
 import { el } from "../../drawing/elements.js";
 
-const LETTERS = 72; // of a sentence that is offered
+const LETTERS = 72; // maximum number of letters of an example sentence
 
-// run(text) is told; `offer` shows the sentences where the box is empty, `busy` whether the model is running.
+// Create the form; it calls run(text). `offer` shows the sentences if the field is empty, `busy` sets whether the model runs.
 export function createTextForm(app, run) {
   const { translates, translation } = app.start;
   const text = el("textarea", { name: "text", rows: 2, "aria-label": "Your words", placeholder: translates ? "Type a sentence to translate" : "Type a sentence, or paste a text", maxlength: app.start.limits.characters });
-  const button = el("button", { class: "primary" }, translates ? "Translate" : "Look");
-  const hint = el("span", { class: "note" }, `Enter ${translates ? "translates" : "looks"}, Shift and Enter begin a new line`);
+  const button = el("button", { class: "primary" }, translates ? "Translate" : "Run");
+  const hint = el("span", { class: "note" }, `Enter ${translates ? "translates" : "runs the model"}, Shift+Enter starts a new line`);
   const form = el("form", { class: "type-form", onsubmit: (event) => {
     event.preventDefault();
     run(text.value);
   } }, text, button);
   const offers = el("div", { class: "type-offers" }, el("span", { class: "note" }, "Or try:"), app.start.sentences.map((one) =>
     el("button", { class: "chip", onclick: () => run((text.value = one)) }, one.length > LETTERS ? `${one.slice(0, LETTERS - 2)}…` : one)),
-    translation && !translates && [el("span", { class: "note" }, "Or see a translation:"), el("button", { class: "chip", "data-translation": "", onclick: () => app.translation("text") }, `${translation.sentence} → in French`)]);
+    translation && !translates && [el("span", { class: "note" }, "Or try a translation:"), el("button", { class: "chip", "data-translation": "", onclick: () => app.translation("text") }, `${translation.sentence} → in French`)]);
   const offer = () => {
     offers.hidden = text.value.trim() !== "";
     hint.hidden = !offers.hidden;

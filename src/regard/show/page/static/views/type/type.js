@@ -1,4 +1,4 @@
-// Type: words of one's own, what the last or the picked one of them looked at, and what the model expects next.
+// The Type view: a text of the user, the attention of one of its words, and the predicted next words.
 
 import { decodeWeight } from "../../data/weight_codes.js";
 import { roundUp, createScale, createStateScale, buildColorTable } from "../../drawing/color.js";
@@ -10,19 +10,19 @@ import { makeInitialState, getStateHeadNumber, isCrossText } from "../../frame/c
 import { parseLink } from "../../frame/page_link.js";
 import { buildLayout } from "./type_layout.js";
 
-const MOST = 2000; // words shown here; Text has them all
-const LINKED = 400; // letters of a text that the link holds
+const MOST = 2000; // maximum number of words shown; Text shows all
+const LINKED = 400; // maximum number of letters of a text in the link
 
 export const view = {
   name: "type",
   title: "Type",
-  question: "What does it do with my words?",
+  question: "What does the model do with my words?",
   bar: (state) => (state.r ? ["attention", "layer"] : []),
   mount,
 };
 
-// `it` is what the functions below share: of which recording the words stand, the run that goes on, what is asked for, and
-// the rows and small pictures that are kept, by what they are of.
+// `it` is the state that the functions below share: the recording of the words shown, the current run and request, and the
+// cached rows and thumbnails.
 function mount(stage, app) {
   const it = { app, drawn: null, running: null, asking: new AbortController(), kept: new Map() };
   it.page = buildLayout(app, (text) => runText(it, text));
@@ -32,7 +32,7 @@ function mount(stage, app) {
   return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => app.summary() && { svg: snapshotAsSvg(it.page.result) } };
 }
 
-// The text of the link stands in the box; where the server has forgotten its recording, the model runs again.
+// Restore the text of the link; if the server no longer has its recording, run the model again.
 function resumeView(it) {
   const asked = parseLink(location.hash);
   const box = it.page.form.elements.text;
@@ -41,7 +41,7 @@ function resumeView(it) {
   if (!it.app.summary()) box.focus();
 }
 
-// Runs the model on a text and shows its attention.
+// Run the model on a text and show its attention.
 async function runText(it, text) {
   const { app, page } = it;
   if (!text.trim()) return app.fail("Type at least one word first.", page.form);
@@ -64,7 +64,7 @@ async function runText(it, text) {
   return undefined;
 }
 
-// Where the words of a new recording are looked at: where those before were, at first where `beginning` says.
+// Return the initial place in a new recording: the place in the previous one, or at first that of makeInitialState.
 function chooseStart(app, summary, before) {
   const two = summary.attentions.some((one) => isCrossText(summary, one));
   if (two && before.kind !== "cross") return makeInitialState(summary);
@@ -91,15 +91,15 @@ async function drawView(it, state) {
   describePicture(it, state, told.asker);
 }
 
-// The word that asks: the one of the link, or the last that says something.
+// Return the query: that of the link, or the last word that has letters.
 function chooseQuery({ app }) {
   const { q, layer } = app.state();
   const { rows, layers } = app.attention();
   const { queries } = layers[layer];
-  return q ?? app.telling(rows, queries - 1 - Number(app.ofTwoTexts() && queries > 1)); // a translation's last token is its end
+  return q ?? app.telling(rows, queries - 1 - Number(app.ofTwoTexts() && queries > 1)); // the last token of a translation is its end token
 }
 
-// The words that are looked at, those that ask where these are others, and the one of them that is picked.
+// Fetch the words of the keys, those of the queries if they differ, and the word of the query.
 async function fetchWords({ app }, q) {
   const { rows, columns, layers } = app.attention();
   const { queries, keys } = layers[app.state().layer];
@@ -109,7 +109,7 @@ async function fetchWords({ app }, q) {
   return { words, asking, asker };
 }
 
-// Another recording than the one whose words stood here.
+// Reset the view for another recording.
 function beginText(it, summary) {
   it.kept.clear();
   it.page.next(summary.next ?? [], (word) => appendWord(it, word));
@@ -128,7 +128,7 @@ function renderWords({ app, page }, state, q, { words, asking }) {
   page.links(app, state);
 }
 
-// The weights of the word that asks, of one head or the mean of all, and small pictures of the heads.
+// Fetch the weights of the query, of one head or the mean of all heads, and thumbnails of the heads.
 async function fetchRow(it, state, q, signal) {
   const { app } = it;
   const { id } = app.summary();
@@ -147,7 +147,7 @@ async function fetchOnce({ kept }, key, ask) {
   return kept.get(key);
 }
 
-// The words in the colours of the row; the first one, on which attention often rests, does not set the scale.
+// Shade the words by their weights; the first word, which often has most of the attention, does not set the scale.
 function shadeWords({ app, page }, state, { row, words, asker, q }) {
   const weights = Array.from(row, decodeWeight);
   const two = app.ofTwoTexts();
@@ -171,12 +171,12 @@ function drawPictures({ app, page }, state, q, thumbs) {
 
 function describePicture({ app }, state, asker) {
   const { heads } = app.attention().layers[state.layer];
-  const all = heads === 1 ? "its one head" : `the mean of its ${heads} heads`;
+  const all = heads === 1 ? "its one head" : `mean of its ${heads} heads`;
   const who = `layer ${state.layer}, ${state.of === "head" ? `head ${getStateHeadNumber(app, state)}` : all}`;
-  app.caption(app.el("b", {}, quoteWord(asker)), ` and what ${app.ofTwoTexts() ? "was looked at to write it" : "it looked at"}: ${who}. Pick another word to ask for it.`);
+  app.caption("Attention of ", app.el("b", {}, quoteWord(asker)), `: ${who}. Select another word to see its attention.`);
 }
 
-// The same words and one more, which was expected.
+// Append a predicted word to the text, and run the model.
 async function appendWord(it, word) {
   const { columns, layers } = it.app.attention();
   const text = (await it.app.words(columns, 0, layers[0].keys)).join("") + word;
@@ -199,28 +199,28 @@ function turnHead({ app }, by) {
 }
 
 const listKeys = (it) => [
-  ["ArrowRight", "the next word", () => stepWord(it, 1)],
-  ["ArrowLeft", "the word before", () => stepWord(it, -1)],
-  ["]", "the next head", () => turnHead(it, 1)],
-  ["[", "the head before; before the first the mean", () => turnHead(it, -1)],
-  ["i", "write in the box", () => it.page.form.elements.text.focus()],
+  ["ArrowRight", "next word", () => stepWord(it, 1)],
+  ["ArrowLeft", "previous word", () => stepWord(it, -1)],
+  ["]", "next head", () => turnHead(it, 1)],
+  ["[", "previous head; before the first, the mean", () => turnHead(it, -1)],
+  ["i", "edit the text", () => it.page.form.elements.text.focus()],
 ];
 
-// What a word looked at most, in a sentence.
+// Describe the largest weights of a word in a sentence.
 function describeRow(weights, words, asks, q) {
   const order = sortByWeight(weights, words);
   if (!order.length) return `${quoteWord(asks)} may see nothing.`;
-  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that find nothing to look at rest on the first word." : "";
-  return `${quoteWord(asks)} looks most at ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
+  const rest = order[0] === 0 && weights[0] > 0.3 && q > 1 ? " Heads that match no other word often put their attention on the first word." : "";
+  return `${quoteWord(asks)} attends most to ${joinList(order.map((n) => `${n === q ? "itself" : quoteWord(words[n])} (${formatRounded(weights[n])})`))}.${rest}`;
 }
 
-// What of another text was looked at most to write a word.
+// Describe the words of the source with the largest weights for a word of the translation.
 function describeColumn(weights, words, wrote) {
   const found = sortByWeight(weights, words).map((n) => `${quoteWord(words[n])} (${formatRounded(weights[n])})`);
-  return found.length ? `To write ${quoteWord(wrote)} it looked most at ${joinList(found)}.` : `To write ${quoteWord(wrote)} it looked at nothing.`;
+  return found.length ? `To write ${quoteWord(wrote)}, the model attended most to ${joinList(found)}.` : `To write ${quoteWord(wrote)}, the model attended to nothing.`;
 }
 
-// The places of the three largest weights.
+// Return the indices of the three largest weights.
 function sortByWeight(weights, words) {
   const order = weights.map((_, n) => n).filter((n) => weights[n] > 0 && n < words.length);
   return order.sort((a, b) => weights[b] - weights[a]).slice(0, 3);

@@ -1,4 +1,4 @@
-// What stands on Type from the first, and how its parts are set: the box, the words, what is expected next, the heads.
+// The layout of Type: the text field, the words, the predicted next words and the heads.
 
 import { formatColor, chooseInk, shadeWeight } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
@@ -8,25 +8,25 @@ import { createTextForm } from "./text_form.js";
 import { createHeadStrip } from "./head_strip.js";
 
 const WELCOME =
-  "A model that reads takes words one after the other. At each it looks back at the words so far, at some more than at others: " +
-  "the share that each of them gets is its attention. Write a sentence, and every word is coloured by the share it got.";
+  "A language model reads a text word by word. At each word it combines the words so far, each with a weight: these weights are " +
+  "the attention of the word. Type a sentence to shade each of its words by its weight.";
 const TRANSLATES =
-  "A model that translates reads a sentence and writes it again in another language, word by word. Before each word it looks " +
-  "back at the sentence, at some of its words more than at others: the share that each of them gets is its attention. Write a " +
-  "sentence, then pick a word of its translation.";
+  "A translation model reads a sentence and writes its translation word by word. For each word it combines the words of the " +
+  "sentence, each with a weight: these weights are the attention of the word. Type a sentence, then select a word of its " +
+  "translation.";
 const ELSEWHERE = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
 
 export function buildLayout(app, run) {
   const ask = createTextForm(app, run);
-  const words = createParagraph("Words: pick one to see what it looked at");
-  const written = createParagraph("The translation: pick a word to see what was looked at for it");
-  const wrote = el("section", { hidden: true }, el("h2", {}, "What it wrote"), el("p", { class: "note" }, "Pick a word: the sentence above is shaded by what the model looked at to write it."), written.element, written.more);
+  const words = createParagraph("Words: select one to see its attention");
+  const written = createParagraph("Translation: select a word to see its attention");
+  const wrote = el("section", { hidden: true }, el("h2", {}, "Translation"), el("p", { class: "note" }, "Select a word to shade the sentence above by the attention that was used to write it."), written.element, written.more);
   const heads = createHeadStrip();
   const source = el("p", { class: "note" });
   const told = el("p", { class: "type-told", "aria-live": "polite" });
   const links = el("nav", { class: "type-links", "aria-label": "The same words in other views" });
   const next = el("ol", { class: "type-next" });
-  const expects = el("section", {}, el("h2", {}, "What it expects after the last word"), next);
+  const expects = el("section", {}, el("h2", {}, "Predicted next words"), next);
   const result = el("div", { class: "type-result", hidden: true },
     el("section", { class: "type-read" }, source, words.element, words.more, wrote, told, links, expects), heads.element);
   const welcome = el("p", { class: "type-welcome" }, app.start.translates ? TRANSLATES : WELCOME);
@@ -43,7 +43,7 @@ export function buildLayout(app, run) {
       root.setAttribute("aria-busy", String(now));
     },
     words: words.set,
-    // The words that ask, where they are not those that are looked at.
+    // Set the words of the queries if they differ from those of the keys.
     written(words, total, pick) {
       wrote.hidden = !words;
       if (words) written.set(words, total, pick);
@@ -68,15 +68,15 @@ export function buildLayout(app, run) {
   };
 }
 
-// A word that may come next, with its probability.
+// Render a predicted word with its probability.
 function renderPrediction({ word, probability }, top, go) {
-  return el("button", { class: "quiet type-expected", title: "Go on with this word", onclick: go },
+  return el("button", { class: "quiet type-expected", title: "Append this word", onclick: go },
     el("span", { class: "type-word" }, renderWord(word)),
     el("span", { class: "type-track" }, el("span", { style: { width: `${(100 * probability) / top}%` } })),
     el("span", { class: "numbers" }, formatPercent(probability)));
 }
 
-// The words, each a button; the tab key stops at the picked one alone.
+// Create the words as buttons; the Tab key reaches only the selected one.
 function createParagraph(label) {
   const element = el("div", { class: "words type-words", role: "group", "aria-label": label });
   const more = el("p", { class: "note" });
@@ -96,7 +96,7 @@ function createParagraph(label) {
     const stands = standing.words.join("\0") === words.join("\0") && Boolean(standing.pick) === Boolean(pick);
     if (!stands) element.replaceChildren(...words.flatMap(one));
     standing = { words, pick };
-    more.textContent = total > words.length ? `The first ${formatCount(words.length)} of ${formatCount(total)} words; Text has all of them.` : "";
+    more.textContent = total > words.length ? `The first ${formatCount(words.length)} of ${formatCount(total)} words; Text shows all of them.` : "";
   }
 
   function mark(q, same) {
@@ -111,7 +111,7 @@ function createParagraph(label) {
     bring(word);
   }
 
-  // Scrolls no further than needed to see a word.
+  // Scroll the least distance that makes a word visible.
   function bring(word) {
     const top = word.offsetTop - element.offsetTop;
     const bottom = top + word.offsetHeight;
@@ -125,7 +125,7 @@ function createParagraph(label) {
       const colour = value === null ? null : shadeWeight(scale.share(value));
       Object.assign(word.style, { backgroundColor: colour ? formatColor(colour) : "", color: colour ? chooseInk(colour) : "" });
       word.classList.toggle("type-unseen", !colour);
-      word.title = colour ? `weight ${value.toPrecision(3)}` : "not visible from the picked word";
+      word.title = colour ? `weight ${value.toPrecision(3)}` : "hidden from the selected word";
     }
   }
 
