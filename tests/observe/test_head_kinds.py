@@ -304,7 +304,7 @@ def test_the_printed_table_fits_80_columns():
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["head", "kind", "prev", "self", "dup", "ind", "first", "sink", "local", "dist", "keys", "heavy"]
     assert lines[1].startswith("0.0   broad  ")
-    assert "a class with a long name" in lines[-1]
+    assert "a class with a long name" in " ".join(lines[1 + 2 * H :])
 
 
 def test_a_data_frame_has_a_line_for_each_head(monkeypatch):
