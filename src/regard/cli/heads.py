@@ -6,23 +6,26 @@ Exit code 2 if the file is not a recording, or if the model cannot be probed.
 import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from rich.text import Text
 
-from regard.cli.look import print_lines, print_report, select_rows
-from regard.cli.model_loading import CAUSAL_LM, load_model
+from regard.cli.look import print_lines, print_report, read_text, select_rows
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.observe import load
+from regard.observe.head_kinds import RETRIEVAL, Heads
 from regard.probe.probe_heads import probe_heads
 from regard.probe.repeated_tokens import SEEDS
+from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, make_needle_prompts, measure_retrieval
 from regard.show.axis_words import choose_attention_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, open_console, print_wrapped
 
-OF_PROBES = ("seeds", "ablate", "by")
+OF_PROBES = ("seeds", "ablate", "by", "haystack")
 OF_RECORDINGS = ("attention", "head", "query", "page")
 
 
@@ -52,6 +55,18 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], sentence: 
             raise ConfigError(sentence.format(name))
 
 
+def add_retrieval(table: Heads, foreign: TextModel, haystack: str) -> Heads:
+    """Return the table with the retrieval score of each head, measured on sentences that are hidden in a text."""
+    room = LENGTH if foreign.context is None else min(LENGTH, foreign.context - MOST_NEW_TOKENS)
+    prompts = make_needle_prompts(foreign, read_text(haystack), length=room)
+    scores, answered = measure_retrieval(
+        foreign.model, prompts, lambda prompts, count: iterate_with_bar("hiding sentences", prompts, count)
+    )
+    rows = tuple(replace(row, scores={**row.scores, RETRIEVAL: scores[row.layer, row.head]}) for row in table)
+    note = f"retrieval: {len(prompts)} prompts of {room} tokens, {answered} of which the model answered."
+    return replace(table, rows=rows, notes=(*table.notes, note))
+
+
 def probe_model(options: argparse.Namespace) -> int:
     """Probe a model and print its heads."""
     foreign = load_model(options.model, CAUSAL_LM)
@@ -62,6 +77,8 @@ def probe_model(options: argparse.Namespace) -> int:
         watch=lambda rows, count: iterate_with_bar("ablating heads", rows, count),
         **settings,
     )
+    if options.haystack is not None:
+        table = add_retrieval(table, foreign, options.haystack)
     shown = select_rows(table, options)
     if options.json:
         print(json.dumps(shown.to_dicts(), allow_nan=False))

@@ -39,6 +39,7 @@ ACTIONS = {
     "broad": "attends to half of its keys or more",
     "local": "attends to tokens nearby",
 }
+RETRIEVAL, RETRIEVED = "retrieval", 0.1  # a score, and above what it makes a retrieval head: Wu et al. 2024
 EFFECT = "effect"  # the score that is the rise of the loss without the head
 RULES = {"broad": "breadth", "local": "local"}  # scores of kinds with another name
 SHORT = {  # names of columns
@@ -74,12 +75,19 @@ class Head:
                 found += f"; its value is {self.scores['first value']:.2f} times as long as the others' median"
             if self.kind == "induction" and "copying" in self.scores:
                 found += f"; raises its logit by {describe_interval(self.scores['copying'])}"
-            return f"{found}{describe_effect(self.scores[EFFECT])}" if EFFECT in self.scores else found
+            found += describe_effect(self.scores[EFFECT]) if EFFECT in self.scores else ""
+            return found + self.describe_retrieval()
         known = sorted(
             (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
         )
         listed = "; ".join(f"{name} {describe_interval(self.scores[name])}" for name in known[:LISTED_SCORES])
-        return f"no clear kind: {listed or 'no query counts'}"
+        return f"no clear kind: {listed or 'no query counts'}{self.describe_retrieval()}"
+
+    def describe_retrieval(self) -> str:
+        """Return what a retrieval head finds; empty for any other head."""
+        score = self.scores.get(RETRIEVAL)
+        found = score is not None and score.low > RETRIEVED
+        return f"; a retrieval head: {describe_interval(score)} of hidden sentences" if found and score is not None else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return layer, name, head, kind, sentence and scores as plain values, for JSON."""

@@ -1,7 +1,6 @@
 """probe_heads: what each head of a model does on repeated random tokens, how sure that is, and what is lost without it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.probe.copying import score_copying, score_ov_eigenvalues
+from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.model_parts import ActivationTrace, LayerParts, ModelParts, find_embedding, find_parts
 from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_probe_of_model
 
@@ -98,18 +98,6 @@ def find_vocabulary(model: nn.Module, unembedding: Tensor | None) -> int:
     if found is None:
         raise ConfigError("the size of the model's vocabulary was not found: pass vocabulary=, the number of its tokens.")
     return len(found)
-
-
-@contextmanager
-def evaluate_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model and its modules in evaluation mode within the context."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def compute_logits(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -92,10 +92,16 @@ def make_probe_of_model(model: nn.Module, vocabulary: int, **settings: Any) -> P
     begin = model.get_end_settings().get("end") if isinstance(model, GPT2) and model.text is not None else None
     if begin is not None or special["bos_token_id"]:
         settings.setdefault("begin", special["bos_token_id"][0] if begin is None else begin)
-    for name in ("max_position_embeddings", "n_positions", "context"):
-        if isinstance(getattr(config, name, None), int):
-            settings.setdefault("context", getattr(config, name))
+    if (context := find_context(model)) is not None:
+        settings.setdefault("context", context)
     return make_probe(vocabulary, **settings)
+
+
+def find_context(model: nn.Module) -> int | None:
+    """Return the number of tokens that a model was trained for, from its config; None if it is not there."""
+    config = getattr(model, "config", None)
+    found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "context")]
+    return next((size for size in found if isinstance(size, int) and size > 0), None)
 
 
 def list_token_ids(value: Any) -> list[int]:

@@ -12,6 +12,7 @@ does not: induction heads are named only where they copy, too.
   copying       logits by which a head raises the tokens it attends to
   ov            eigenvalues of its OV circuit, from -1 to 1: all positive
   effect        by how many nats the loss rises without the head
+  retrieval     how much of a hidden sentence it finds as the model writes it
 
 """
 
@@ -35,5 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         choices=("zero", "mean", "resample"),
         help="what stands for an ablated head: 0, or the mean or one of other rows (mean)",
+    )
+    parser.add_argument(
+        "--haystack", metavar="FILE", help="also measure retrieval: sentences are hidden in this text, and asked for"
     )
     add_table_arguments(parser)

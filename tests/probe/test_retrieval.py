@@ -1,0 +1,133 @@
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from probe.induction_model import CONTEXT, VOCABULARY, make_induction_model
+from probe.small_models import make_model
+from regard import ConfigError, DataError
+from regard.models import GPT2
+from regard.probe.retrieval import (
+    DEPTHS,
+    NEEDLES,
+    NeedlePrompt,
+    make_needle_prompts,
+    measure_recall,
+    measure_retrieval,
+    score_prompt,
+    write_greedily,
+)
+
+TEXT = "the cat and the dog went to the park to play with a ball. " * 60
+
+
+@pytest.mark.parametrize("length", [100, 300])
+def test_a_prompt_hides_the_needle_at_its_depth_and_ends_with_its_beginning(length):
+    vocabulary = GPT2.load("pocket").text
+    prompts = make_needle_prompts(vocabulary, TEXT, length=length)
+    assert len(prompts) == len(DEPTHS) * len(NEEDLES)
+    places = [(needle, depth) for needle in NEEDLES for depth in DEPTHS]
+    for prompt, ((question, answer), depth) in zip(prompts, places, strict=True):
+        text = vocabulary.decode(prompt.tokens)
+        assert len(prompt.tokens) <= length
+        assert text.endswith(question)
+        assert text.count(question) == 2
+        assert text.count(answer) == 1
+        hidden = vocabulary.decode([prompt.tokens[key] for key in prompt.needle])
+        assert hidden.strip() == answer.strip()
+        assert prompt.needle.start / length == pytest.approx(depth, abs=0.35 if length == 100 else 0.15)
+
+
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(DataError, match=r"prompts of 300 tokens need"):
+        make_needle_prompts(GPT2.load("pocket").text, "too short", length=300)
+    with pytest.raises(DataError, match=r"prompts of 20 tokens need"):
+        make_needle_prompts(GPT2.load("pocket").text, TEXT, length=20)
+
+
+@torch.no_grad()
+def test_scores_are_those_of_the_published_rule_on_dense_matrices():
+    """At each step: the key with the largest weight lies in the needle, and is the token that is written."""
+    model = make_model("llama")
+    torch.manual_seed(1)
+    tokens = tuple(torch.randint(3, 61, (20,)).tolist())
+    prompt = NeedlePrompt(tokens, range(2, 14))
+    written = [int(token) for token in torch.randint(3, 61, (12,))]
+    written[::2] = [tokens[4]] * 6  # some of what is written is in the needle
+    found = dict(score_prompt(model, prompt, written))
+    model.set_attn_implementation("eager")
+    matrices = model(torch.tensor([[*tokens, *written]]), output_attentions=True).attentions
+    for (layer, head), score in found.items():
+        hits = 0
+        for step, token in enumerate(written):
+            key = int(matrices[layer][0, head, len(tokens) - 1 + step, : len(tokens) + step].argmax())
+            hits += key in prompt.needle and [*tokens, *written][key] == token
+        assert score == pytest.approx(hits / 12)
+    assert len(found) == 8
+    assert any(found.values())
+
+
+def make_prompts(count=4):
+    prompts = []
+    for seed in range(count):
+        tokens = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))[:26].tolist()
+        prompts.append(NeedlePrompt((*tokens, tokens[5]), range(6, 12 + seed)))
+    return prompts
+
+
+def test_the_planted_induction_head_retrieves_and_the_others_do_not():
+    scores, answered = measure_retrieval(make_induction_model(0), make_prompts())
+    assert answered == 4
+    assert scores[1, 0] == pytest.approx(1)
+    assert scores[1, 0].count == 4
+    assert max(scores[0, 0], scores[0, 1], scores[1, 1]) < 0.2
+
+
+def test_a_model_that_does_not_answer_has_no_score():
+    torch.manual_seed(0)
+    scores, answered = measure_retrieval(make_model("gpt2"), [NeedlePrompt(tuple(range(3, 23)), range(5, 15))])
+    assert answered == 0
+    assert len(scores) == 8
+    assert all(math.isnan(score) for score in scores.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "a plain module", "own"])
+def test_the_answer_is_the_likeliest_token_each_time(name):
+    model = make_induction_model(0) if name == "own" else make_model("llama")
+    tokens = list(range(3, 20))
+    expected = list(tokens)
+    for _ in range(9):
+        found = model(torch.tensor([expected]))
+        expected.append(int(getattr(found, "logits", found)[0, -1].argmax()))
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, ids):
+            return self.inner(ids)
+
+    subject = Plain() if name == "a plain module" else model
+    assert write_greedily(subject, tokens, 9) == expected[len(tokens) :]
+    if name == "own":
+        assert len(write_greedily(model, tokens, 50)) == CONTEXT - len(tokens)
+
+
+def test_recall_counts_each_token_as_often_as_it_stands_in_the_needle():
+    prompt = NeedlePrompt((9, 1, 1, 2, 3, 9), range(1, 5))
+    assert measure_recall(prompt, [1, 5, 3, 3]) == 0.5
+    assert measure_recall(prompt, [1, 1, 2, 3]) == 1
+    assert Counter(prompt.tokens)[1] == 2
+
+
+def test_no_prompts_are_refused():
+    with pytest.raises(ConfigError, match="at least one prompt"):
+        measure_retrieval(make_model("gpt2"), [])
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    with pytest.raises(ConfigError, match="40 tokens, and the model's context is 40"):
+        measure_retrieval(make_model("gpt2"), [NeedlePrompt(tuple(range(3, 43)), range(5, 15))])
