@@ -53,7 +53,7 @@ def test_a_run_of_any_length_is_drawn(count):
 def test_a_line_for_each_head_and_a_name_for_those_that_end_highest():
     last = {(0, 0): 0.2, (0, 1): 0.9, (1, 0): 0.1, (1, 1): 0.5, (2, 0): 0.7}
     picture = training_curves.draw_head_formation(head_rows(last))
-    assert [axes.get_ylabel() for axes in picture.axes] == ["previous token", "induction", "first token"]
+    assert [axes.get_ylabel() for axes in picture.axes] == ["previous token", "induction", "copying", "first token"]
     for axes in picture.axes:
         assert len(axes.lines) == 5
         assert sorted(line.get_ydata()[-1] for line in axes.lines) == pytest.approx(sorted(last.values()))
@@ -82,3 +82,15 @@ def test_a_picture_is_written_whole(tmp_path):
     training_curves.save_picture(training_curves.draw_training_curves(ROWS), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_intervals_of_named_heads_are_bands_and_scores_that_are_not_there_have_no_panel():
+    rows = [
+        {"step": step, "layer": 0, "head": 0, "on": "repeated", "kind": "unclear", "induction": 0.1 * step}
+        | {"induction low": 0.1 * step - 0.05, "induction high": 0.1 * step + 0.05}
+        for step in (1, 2, 3)
+    ]
+    (axes,) = training_curves.draw_head_formation(rows).axes
+    assert axes.get_ylabel() == "induction"
+    (band,) = axes.collections
+    assert sorted({round(float(y), 3) for _, y in band.get_paths()[0].vertices}) == [0.05, 0.15, 0.25, 0.35]

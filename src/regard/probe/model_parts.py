@@ -124,6 +124,8 @@ def find_parts(
     `logits` (b, t, n) are what the model returned. Raises ConfigError if the unembedding is not found, or if the logits are not
     the output of the last norm times the unembedding.
     """
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise ConfigError("the weights are sharded over several processes (FSDP).")
     words = find_embedding(model, "get_output_embeddings", "head") if unembedding is None else unembedding
     embedding = find_embedding(model, "get_input_embeddings", "tokens")
     words = embedding if words is None else words

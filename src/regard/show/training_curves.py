@@ -14,7 +14,7 @@ from regard.errors import DataError
 from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT_SIZE, Array, Picture, label_points, style_axes
 
 Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl
-DETECTORS = (("previous token", "text"), ("induction", "repeated"), ("first token", "text"))  # detectors, each with its text
+DETECTORS = (("previous token", "repeated"), ("induction", "repeated"), ("copying", "repeated"), ("first token", "text"))
 MAX_NAMED = 3  # heads of a detector that are colored and named
 
 
@@ -60,22 +60,28 @@ def draw_training_curves(rows: Sequence[Row], title: str = "") -> Picture:
 def draw_head_formation(rows: Sequence[Row], title: str = "", detectors: Sequence[tuple[str, str]] = DETECTORS) -> Picture:
     """Draw the scores of every head against the step, a panel per detector and a line per head, from the rows of heads.jsonl.
 
-    The heads that end highest are colored and named, layer.head; the others are pale. Raises DataError where there are no rows.
+    The heads that end highest are colored and named, layer.head, with the 95 % intervals that the rows hold; the others are
+    pale. A detector of which the rows hold no score has no panel. Raises DataError where there are no rows.
     """
     if not rows:
         raise DataError("there are no rows to draw: rows must hold at least one head.")
+    detectors = [(name, on) for name, on in detectors if any(row["on"] == on and name in row for row in rows)] or detectors[:1]
     figure = Picture(figsize=(6.4, 0.4 + 2.1 * len(detectors)), layout="constrained")
     panels = figure.subplots(len(detectors), 1, sharex=True, squeeze=False)[:, 0]
     for n, (axes, (detector, on)) in enumerate(zip(panels, detectors, strict=True)):
         style_axes(axes, title if n == 0 else "", ("step" if n == len(detectors) - 1 else "", detector))
-        axes.set_ylim(0, 1.02)
-        lines = group_by_head([row for row in rows if row["on"] == on and row.get(detector) is not None], detector)
+        shown = [row for row in rows if row["on"] == on and row.get(detector) is not None]
+        if detector != "copying":  # in logits; the others are shares
+            axes.set_ylim(0, 1.02)
+        lines = group_by_head(shown, detector)
         best = sorted(lines, key=lambda head: -lines[head][1][-1])[:MAX_NAMED]
         for head, (x, y) in lines.items():
             if head not in best:
                 axes.plot(x, y, color=FAINT, linewidth=0.8)
         for rank, head in enumerate(best):
             axes.plot(*lines[head], color=INKS[rank], linestyle=DASHES[rank], linewidth=1.6, label=head)
+            low, high = (group_by_head(shown, f"{detector} {end}")[head][1] for end in ("low", "high"))
+            axes.fill_between(lines[head][0], low, high, color=INKS[rank], alpha=0.15, linewidth=0)
         if best:
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=TEXT_SIZE, title="head")
     format_step_axis(panels[-1])

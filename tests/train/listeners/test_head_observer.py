@@ -3,9 +3,9 @@ import json
 import pytest
 import torch
 
-from regard import ConfigError, heads, record
+from regard import ConfigError, heads, probe_heads, record
 from regard.train import begin, follow, run
-from regard.train.listeners.head_observer import HeadObserver, make_repeated_tokens
+from regard.train.listeners.head_observer import HeadObserver
 from regard.train.listeners.json_lines import read_rows
 from train import small
 
@@ -46,13 +46,12 @@ def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
     training = begin(settings(folder, tmp_path))
     rows = list(HeadObserver(tmp_path / "heads.jsonl", 1, "the cat sat").observe_heads(training, 5))
     training.model.eval()
-    for on, tokens in (
-        ("text", torch.tensor([training.task.text.encode("the cat sat")])),
-        ("repeated", make_repeated_tokens(training)),
-    ):
-        with record(training.model) as recording, torch.no_grad():
-            training.model(tokens)
-        expected = heads(recording, tokens=tokens)
+    tokens = torch.tensor([training.task.text.encode("the cat sat")])
+    with record(training.model) as recording, torch.no_grad():
+        training.model(tokens)
+    text = training.task.text
+    probed = probe_heads(training.model, vocabulary=text.vocabulary, begin=text.special.get("<|endoftext|>"), ablate="none")
+    for on, expected in (("text", heads(recording, tokens=tokens)), ("repeated", probed)):
         mine = [row for row in rows if row["on"] == on]
         assert [(row["step"], row["layer"], row["head"], row["kind"]) for row in mine] == [
             (5, head.layer, head.head, head.kind) for head in expected
@@ -60,15 +59,11 @@ def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
         for row, head in zip(mine, expected, strict=True):
             for name in ("previous token", "first token", "induction", "entropy"):
                 assert row[name] == pytest.approx(head.scores[name], abs=0.5e-4 + 1e-9)  # half of the last of four digits
-
-
-def test_random_tokens_are_said_twice_and_are_the_same_each_time(folder, tmp_path):
-    training = begin(settings(folder, tmp_path, context=10))
-    tokens = make_repeated_tokens(training)
-    assert tokens.shape == (1, 10)
-    assert torch.equal(tokens[:, :5], tokens[:, 5:])
-    assert len(tokens.unique()) == 5
-    assert torch.equal(tokens, make_repeated_tokens(training))
+            score = head.scores["previous token"]
+            assert (row["previous token low"], row["previous token high"]) == pytest.approx((score.low, score.high), abs=1e-4)
+    copying = [row for row in rows if "copying" in row]
+    assert [row["on"] for row in copying] == ["repeated"] * len(probed)
+    assert all(row["copying low"] <= row["copying"] <= row["copying high"] for row in copying)
 
 
 def test_it_looks_at_the_first_the_last_and_every_so_many_steps(folder, tmp_path):

@@ -1,7 +1,7 @@
 """Observation: the kind of each head every n steps, which shows how heads form.
 
-The same two texts are recorded each time: the given words, and a row of random tokens that is repeated once, in which only a
-head that looks at what followed the earlier occurrence can predict the next token: an induction head.
+The same two inputs are recorded each time: the given words, and the probe of `regard.probe_heads`, random tokens that are
+repeated once, in which only a head that attends to what followed the earlier occurrence can predict the next token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from regard.errors import ConfigError
-from regard.observe.head_kinds import heads
+from regard.observe.head_kinds import THRESHOLDS, Head, Heads, heads
 from regard.observe.record import record
+from regard.probe.probe_heads import probe_heads
+from regard.text.byte_pair import END
 from regard.train.listeners.json_lines import JsonLinesFile
 from regard.train.loop import is_due, use_evaluation_mode
-from regard.train.seeds import derive_seed
 from regard.train.step_report import Report
 from regard.train.training import Training
 
@@ -39,13 +40,13 @@ class HeadObserver:
 
     def observe_heads(self, training: Training, step: int) -> Iterator[dict[str, Any]]:
         """Yield a row for each head on each text; the model's mode and torch's random state are left unchanged."""
-        texts = {"text": self.encode_observed_text(training), "repeated": make_repeated_tokens(training)}
-        for on, tokens in texts.items():
-            with use_evaluation_mode(training.model), record(training.model) as recording:
-                training.model(tokens)
-            for head in heads(recording, tokens=tokens.cpu(), classes={}):
-                scores = {name: round(score, 4) for name, score in head.scores.items() if score == score}
-                yield {"step": step, "layer": head.layer, "head": head.head, "on": on, "kind": head.kind, **scores}
+        tokens = self.encode_observed_text(training)
+        with use_evaluation_mode(training.model), record(training.model) as recording:
+            training.model(tokens)
+        for head in heads(recording, tokens=tokens.cpu(), classes={}):
+            yield make_row(head, step, "text")
+        for head in probe_model(training):
+            yield make_row(head, step, "repeated")
 
     def encode_observed_text(self, training: Training) -> torch.Tensor:
         """Return the tokens (1, t) of the given text, or of the first held-out row, or training row if nothing is held out."""
@@ -58,11 +59,17 @@ class HeadObserver:
         return torch.tensor([found[: min(training.config.gpt2.context, MOST)]], device=training.engine.device)
 
 
-def make_repeated_tokens(training: Training) -> torch.Tensor:
-    """Return random tokens (1, t) whose second half repeats the first; the same in every run of these sizes."""
-    config = training.config.gpt2
-    half = max(min(config.context, MOST) // 2, 1)
-    dice = torch.Generator().manual_seed(derive_seed(0, 0))
-    size = training.task.text.vocabulary
-    tokens = torch.cat([torch.randperm(size, generator=dice) for _ in range(-(-half // size))])[None, :half]  # few repeat
-    return torch.cat([tokens, tokens], 1).to(training.engine.device)
+def make_row(head: Head, step: int, on: str) -> dict[str, Any]:
+    """Return the line of a head: every score that is known, and the limits of the interval of those that name a head."""
+    scores = {name: round(float(score), 4) for name, score in head.scores.items() if score == score}
+    for name in (*THRESHOLDS, "copying"):
+        score = head.scores.get(name)
+        if score is not None and score.low == score.low:
+            scores |= {f"{name} low": round(score.low, 4), f"{name} high": round(score.high, 4)}
+    return {"step": step, "layer": head.layer, "head": head.head, "on": on, "kind": head.kind, **scores}
+
+
+def probe_model(training: Training) -> Heads:
+    """Probe the heads of the model in training, on the same repeated random tokens each time."""
+    text, context = training.task.text, training.config.gpt2.context
+    return probe_heads(training.model, vocabulary=text.vocabulary, begin=text.special.get(END), context=context, ablate="none")
