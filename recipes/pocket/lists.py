@@ -1,42 +1,41 @@
-"""The second corpus: stories, and between them lists of words said again and again, from which heads learn to look back.
+"""Lists of repeated words between stories: text from which induction heads form.
 
-How a list goes on, only its earlier turn tells: a head that finds the word before and reads what came after it, an induction
-head, which needs one in an earlier layer that looks at the previous token (Olsson et al. 2022).
+How a list continues can be predicted only from its earlier copy: an induction head finds the same word there and attends to
+what followed it, with the help of a head in an earlier layer that attends to the previous token (Olsson et al. 2022).
 """
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipes.pocket.stories import place
+from recipes.pocket.stories import get_chunk_path
 from regard.text import BytePair
 from regard.text.corpus import documents
 
 SEED = 30_000
-WORDS, TIMES = (8, 100), (2, 4)  # of a list, from one to the other
-EVERY = 2  # stories, and a list after the first of them
-PLAIN = 0.25  # of the last chunk, the last stories, have no list between them: some of them are held out
+WORDS, TIMES = (8, 100), (2, 4)  # words in a list, and how often it is repeated, from one to the other
+PLAIN = 0.25  # the share of the last chunk, its last stories, without lists: some of them are held out
 
 
-def mixed(folder: Path, text: BytePair, chunks: range) -> Iterator[str]:
-    """The stories of chunks, after every so many a list; the last ones without."""
-    dice, known = random.Random(SEED), whole_words(text)
+def insert_lists(folder: Path, text: BytePair, chunks: range, *, every: int) -> Iterator[str]:
+    """Yield the stories of chunks with a list after every so many; the last stories without."""
+    generator, words = random.Random(SEED), list_whole_words(text)
     for n in chunks:
-        stories = list(documents(place(folder, n)))
-        among = round(len(stories) * (1 - PLAIN)) if n == chunks[-1] else len(stories)
-        for number, story in enumerate(stories[:among]):
+        stories = list(documents(get_chunk_path(folder, n)))
+        mixed = round(len(stories) * (1 - PLAIN)) if n == chunks[-1] else len(stories)
+        for number, story in enumerate(stories[:mixed]):
             yield story
-            if number % EVERY == 0:
-                yield listed(known, dice)
-        yield from stories[among:]
+            if number % every == 0:
+                yield make_list(words, generator)
+        yield from stories[mixed:]
 
 
-def listed(known: list[str], dice: random.Random) -> str:
-    """Words at random, and the same words again."""
-    return "".join(dice.choices(known, k=dice.randint(*WORDS)) * dice.randint(*TIMES))
+def make_list(words: list[str], generator: random.Random) -> str:
+    """Return random words, repeated."""
+    return "".join(generator.choices(words, k=generator.randint(*WORDS)) * generator.randint(*TIMES))
 
 
-def whole_words(text: BytePair) -> list[str]:
-    """The pieces of a vocabulary that are a space and a word."""
+def list_whole_words(text: BytePair) -> list[str]:
+    """Return the pieces of a vocabulary that are a space and a word."""
     pieces = text.pieces(range(text.vocabulary))
     return [piece for n, piece in enumerate(pieces) if piece[0] == " " and piece[1:].isalpha() and text.encode(piece) == [n]]

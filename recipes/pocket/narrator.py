@@ -1,13 +1,13 @@
-"""The narrator: a trained Llama in llama2.c's file format, read as it lies there, and many stories drawn from it at once.
+"""The narrator: a trained Llama in llama2.c's file format, read as it lies there, and many stories draw_tokens from it at once.
 
-Stories are drawn side by side, each in a row of its own; where one ends the next begins in the same row, so that no row
+Stories are draw_tokens side by side, each in a row of its own; where one ends the next begins in the same row, so that no row
 waits.
 Source of format and model: https://github.com/karpathy/llama2.c and https://huggingface.co/karpathy/tinyllamas (MIT).
 """
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True)
 class Narrator:
-    """The weights, by the names of the file; those of a layer carry it first."""
+    """The weights of the file, by its names; the first axis of a layer's weights is the layer."""
 
     embedding: Tensor  # (n, c)
     norm_attention: Tensor  # (layers, c)
@@ -39,13 +39,13 @@ class Narrator:
     context: int
 
     @classmethod
-    def load(cls, path: Path) -> "Narrator":
-        """The model in a file of llama2.c, in bfloat16."""
+    def load(cls, path: Path, dtype: torch.dtype = torch.bfloat16) -> "Narrator":
+        """Read a model file of llama2.c."""
         with path.open("rb") as file:
             c, inner, layers, heads, groups, n, context = struct.unpack("7i", file.read(28))
             assert groups == heads, "grouped keys are not read here"
             assert n > 0, "a head that is not the embedding is not read here"
-            numbers = torch.from_numpy(np.fromfile(file, np.float32)).to(torch.bfloat16)
+            numbers = torch.from_numpy(np.fromfile(file, np.float32)).to(dtype)
         place = 0
 
         def take(*shape: int) -> Tensor:
@@ -72,43 +72,66 @@ class Narrator:
         )
 
     @torch.inference_mode()
-    def stories(self, count: int, *, rows: int, seed: int, top_k: int = 40, top_p: float = 0.9) -> Iterator[list[int]]:
-        """Stories as they end, at least so many, each the tokens after its start; those longer than the context are cut."""
+    def generate_stories(
+        self,
+        count: int,
+        *,
+        rows: int,
+        seed: int,
+        top_k: int = 40,
+        top_p: float = 0.9,
+        temperatures: Sequence[float] = (1.0,),
+    ) -> Iterator[list[int]]:
+        """Yield at least `count` stories in the order in which they end, each without its start token.
+
+        Row i samples at temperature i modulo their number. A story longer than the context is cut.
+        """
         generator = torch.Generator().manual_seed(seed)
         layers, c = len(self.qkv), self.embedding.shape[1]
         d, t = c // self.heads, self.context
         keys, values = torch.zeros(layers, rows, self.heads, d, t), torch.zeros(layers, rows, self.heads, t, d)
-        turns = rotations(t, d)  # (t, d / 2)
-        tokens, age = torch.full((rows,), START), torch.zeros(rows, dtype=torch.long)  # how far each story is
-        told: list[list[int]] = [[] for _ in range(rows)]
+        rotations = compute_rotations(t, d)  # (t, d / 2)
+        tokens, lengths = torch.full((rows,), START), torch.zeros(rows, dtype=torch.long)  # tokens of each story so far
+        rows_tokens: list[list[int]] = [[] for _ in range(rows)]
+        scale = torch.tensor([temperatures[row % len(temperatures)] for row in range(rows)])[:, None]
         while count > 0:
-            turn = turns[age][:, None]  # (b, 1, d / 2)
+            rotation = rotations[lengths][:, None]  # (b, 1, d / 2)
             x = self.embedding[tokens]
             for layer in range(layers):
-                q, k, v = F.linear(norm(x, self.norm_attention[layer]), self.qkv[layer]).view(rows, 3, self.heads, d).unbind(1)
-                given = (rotated(q, turn), rotated(k, turn), v.float().contiguous(), keys[layer], values[layer], age)
-                context = torch.from_numpy(looked(*(one.numpy() for one in given))).to(x.dtype)
+                projected = F.linear(normalize_vectors(x, self.norm_attention[layer]), self.qkv[layer])
+                q, k, v = projected.view(rows, 3, self.heads, d).unbind(1)
+                arguments = (
+                    rotate_pairs(q, rotation),
+                    rotate_pairs(k, rotation),
+                    v.float().contiguous(),
+                    keys[layer],
+                    values[layer],
+                    lengths,
+                )
+                context = torch.from_numpy(attend_cache(*(one.numpy() for one in arguments))).to(x.dtype)
                 x = x + F.linear(context.view(rows, c), self.out[layer])
-                gate, up = F.linear(norm(x, self.norm_feed[layer]), self.gate_up[layer]).chunk(2, -1)
+                gate, up = F.linear(normalize_vectors(x, self.norm_feed[layer]), self.gate_up[layer]).chunk(2, -1)
                 x = x + F.linear(F.silu(gate) * up, self.down[layer])
-            tokens = drawn(F.linear(norm(x, self.norm), self.embedding).float(), top_k, top_p, generator)
-            age += 1
+            tokens = draw_tokens(
+                F.linear(normalize_vectors(x, self.norm), self.embedding).float() / scale, top_k, top_p, generator
+            )
+            lengths += 1
             for row, token in enumerate(tokens.tolist()):
                 if token != START:
-                    told[row].append(token)
-                if token == START or len(told[row]) == t:
-                    yield told[row]
+                    rows_tokens[row].append(token)
+                if token == START or len(rows_tokens[row]) == t:
+                    yield rows_tokens[row]
                     count -= 1
-                    told[row], age[row], tokens[row] = [], 0, START
+                    rows_tokens[row], lengths[row], tokens[row] = [], 0, START
 
 
 @numba.njit(parallel=True, fastmath=True)
-def looked(q: Numbers, k: Numbers, v: Numbers, keys: Numbers, values: Numbers, age: Numbers) -> Numbers:
-    """softmax(q kᵀ / √d) v of one query a row, over the keys up to its age; k and v are put among them first."""
+def attend_cache(q: Numbers, k: Numbers, v: Numbers, keys: Numbers, values: Numbers, lengths: Numbers) -> Numbers:
+    """softmax(q kᵀ / √d) v of one query a row, over the keys up to its lengths; k and v are put among them first."""
     b, h, d = q.shape
     context = np.zeros((b, h, d), np.float32)
     for row in numba.prange(b):
-        now = age[row]
+        now = lengths[row]
         scores = np.empty(now + 1, np.float32)
         for head in range(h):
             scores[:] = 0
@@ -129,34 +152,34 @@ def looked(q: Numbers, k: Numbers, v: Numbers, keys: Numbers, values: Numbers, a
     return context
 
 
-def rotations(t: int, d: int) -> Tensor:
-    """e^(i p θ), complex, for each position p and each pair of a head's numbers."""
+def compute_rotations(t: int, d: int) -> Tensor:
+    """Return e^(i p θ) for each position p and frequency θ: complex, (t, d / 2)."""
     frequencies = 10000.0 ** (-torch.arange(0, d, 2) / d)
     angles = torch.outer(torch.arange(t), frequencies)
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def rotated(x: Tensor, turn: Tensor) -> Tensor:
-    """Each pair of neighbours (b, h, d) turned by its position's angle, in float32."""
+def rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate each pair of neighbours of (b, h, d) by its position's angle, in float32."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2)
+    return torch.view_as_real(pairs * rotation).flatten(-2)
 
 
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    """x / its root mean square, times weight."""
+def normalize_vectors(x: Tensor, weight: Tensor) -> Tensor:
+    """x / root mean square of x, times weight."""
     return F.rms_norm(x, weight.shape, weight, EPSILON)
 
 
-def drawn(logits: Tensor, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
-    """A token a row, from the likeliest top_k of which the first together reach top_p."""
+def draw_tokens(logits: Tensor, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
+    """Sample a token for each row from its top_k likeliest, cut where they together reach top_p."""
     values, tokens = logits.topk(top_k)
     odds = values.softmax(-1)
     odds[odds.cumsum(-1) - odds > top_p] = 0  # the likeliest is always kept
     return tokens.gather(-1, torch.multinomial(odds, 1, generator=generator))[:, 0]
 
 
-def words(path: Path) -> list[bytes]:
-    """Each token's bytes, from llama2.c's tokenizer.bin."""
+def read_vocabulary(path: Path) -> list[bytes]:
+    """Read the bytes of each token from llama2.c's tokenizer.bin."""
     data, found, place = path.read_bytes(), [], 4
     while place < len(data):
         _, length = struct.unpack_from("fi", data, place)

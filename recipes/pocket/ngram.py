@@ -1,4 +1,4 @@
-"""What counting alone achieves: an n-gram model with interpolated, modified Kneser-Ney smoothing, of tokens packed in numbers.
+"""An n-gram model with interpolated, modified Kneser-Ney smoothing: what counting alone achieves.
 
 Source: Chen and Goodman 1998, section 3. An n-gram is one int64, its first token in the highest bits, so that those with one
 history stand together when they are sorted.
@@ -16,17 +16,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Order:
-    """The n-grams of one length: how often each was seen, and what their histories leave for words that were not."""
+    """The n-grams of one length: how often each was seen, and the share that their histories leave for other words."""
 
     grams: Integers  # sorted
-    kept: Floats  # (count - discount) / the history's total, of each
+    probabilities: Floats  # (count - discount) / the history's total, of each
     histories: Integers  # sorted
-    left: Floats  # of each history, the share that goes to the next shorter one
+    remainder: Floats  # of each history, the share that goes to the next shorter one
 
 
 @dataclass(frozen=True)
 class KneserNey:
-    """p(w | h) = max(count - D, 0) / total + left p(w | h without its first word), down to words and then 1 / vocabulary."""
+    """p(w | h) = max(count - D, 0) / total + remainder p(w | h without its first word), down to 1 / vocabulary."""
 
     orders: tuple[Order, ...]  # from single words on
     vocabulary: int
@@ -34,35 +34,35 @@ class KneserNey:
     @classmethod
     def train(cls, tokens: NDArray[Any], n: int, vocabulary: int) -> "KneserNey":
         """Counts of the longest n-grams; of each shorter one, how many different words stood before it."""
-        bits = width(vocabulary, n)
-        grams, counts = np.unique(packed(tokens, n, bits), return_counts=True)
-        orders = [order(grams, counts, bits)]
+        bits = count_bits(vocabulary, n)
+        grams, counts = np.unique(pack_ngrams(tokens, n, bits), return_counts=True)
+        orders = [count_order(grams, counts, bits)]
         for shorter in range(n - 1, 0, -1):
             grams, counts = np.unique(grams & ((1 << bits * shorter) - 1), return_counts=True)
-            orders.append(order(grams, counts, bits))
+            orders.append(count_order(grams, counts, bits))
         return cls(tuple(reversed(orders)), vocabulary)
 
-    def nats(self, tokens: NDArray[Any]) -> float:
+    def compute_mean_nats(self, tokens: NDArray[Any]) -> float:
         """The mean of -log p of every token that has a whole history before it."""
         n = len(self.orders)
-        bits = width(self.vocabulary, n)
-        whole = packed(tokens, n, bits)
+        bits = count_bits(self.vocabulary, n)
+        whole = pack_ngrams(tokens, n, bits)
         p = np.full(len(whole), 1 / self.vocabulary)
         for length, one in enumerate(self.orders, 1):
             grams = whole & ((1 << bits * length) - 1)
-            left, known = found(one.histories, one.left, grams >> bits)
-            p = np.where(known, found(one.grams, one.kept, grams)[0] + left * p, p)
+            remainder, known = look_up_values(one.histories, one.remainder, grams >> bits)
+            p = np.where(known, look_up_values(one.grams, one.probabilities, grams)[0] + remainder * p, p)
         return float(-np.log(p).mean())
 
 
-def width(vocabulary: int, n: int) -> int:
+def count_bits(vocabulary: int, n: int) -> int:
     """Bits that a token takes."""
     bits = (vocabulary - 1).bit_length()
     assert bits * n < 64, f"{n} tokens of {bits} bits do not fit in a number"
     return bits
 
 
-def packed(tokens: NDArray[Any], n: int, bits: int) -> Integers:
+def pack_ngrams(tokens: NDArray[Any], n: int, bits: int) -> Integers:
     """Every n tokens in a row as one number."""
     wide = tokens.astype(np.int64)
     whole = np.zeros(len(wide) - n + 1, np.int64)
@@ -71,7 +71,7 @@ def packed(tokens: NDArray[Any], n: int, bits: int) -> Integers:
     return whole
 
 
-def order(grams: Integers, counts: Integers, bits: int) -> Order:
+def count_order(grams: Integers, counts: Integers, bits: int) -> Order:
     """Counts less their discounts, of which the histories make what they leave."""
     once, twice, thrice, four = (float((counts == n).sum()) for n in (1, 2, 3, 4))
     y = once / max(once + 2 * twice, 1)
@@ -83,8 +83,8 @@ def order(grams: Integers, counts: Integers, bits: int) -> Order:
     return Order(grams, (counts - discounts) / totals[owner], histories, taken / totals)
 
 
-def found(keys: Integers, values: Floats, asked: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """The value of each key that is asked for, 0 where there is none; and whether there is one."""
-    at = np.minimum(np.searchsorted(keys, asked), len(keys) - 1)
-    known = keys[at] == asked
+def look_up_values(keys: Integers, values: Floats, queries: Integers) -> tuple[Floats, NDArray[np.bool_]]:
+    """The value of each key that is queries for, 0 where there is none; and whether there is one."""
+    at = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    known = keys[at] == queries
     return np.where(known, values[at], 0.0), known

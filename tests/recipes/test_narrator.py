@@ -3,7 +3,7 @@ import struct
 
 import pytest
 import torch
-from recipes.pocket.narrator import START, Narrator, words
+from recipes.pocket.narrator import START, Narrator, read_vocabulary
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -58,15 +58,19 @@ def test_the_narrator_tells_what_transformers_llama_holds_likeliest(tmp_path, we
     path.write_bytes(struct.pack("7i", C, INNER, LAYERS, HEADS, HEADS, N, T) + numbers)
     narrator = Narrator.load(path)
     whole = {name: x.float() for name, x in vars(narrator).items() if isinstance(x, Tensor)}
-    stories = list(dataclasses.replace(narrator, **whole).stories(5, rows=2, seed=0, top_k=1))
+    stories = list(dataclasses.replace(narrator, **whole).generate_stories(5, rows=2, seed=0, top_k=1))
     expected = greedy(theirs(weights))
     assert len(expected) > 5
     assert len(stories) >= 5
+    nearly_greedy = dataclasses.replace(narrator, **whole).generate_stories(5, rows=2, seed=0, temperatures=(1e-4,))
+    assert list(nearly_greedy) == stories
+    mixed = list(dataclasses.replace(narrator, **whole).generate_stories(9, rows=3, seed=0, temperatures=(1e-4, 5.0)))
+    assert len(stories) / 2 < len([story for story in mixed if story == expected]) < len(mixed)  # rows 0 and 2 of each three
     assert stories == [expected] * len(stories)  # those that begin in a row where another ended, too
 
 
-def test_words_are_read_as_bytes(tmp_path):
+def test_pieces_are_read_as_bytes(tmp_path):
     pieces = [b"<unk>", b" the", b"<0x0A>", "é".encode()]
     rows = b"".join(struct.pack("fi", 0.0, len(piece)) + piece for piece in pieces)
     (tmp_path / "tokenizer.bin").write_bytes(struct.pack("i", 7) + rows)
-    assert words(tmp_path / "tokenizer.bin") == [b"<unk>", b" the", b"\n", "é".encode()]
+    assert read_vocabulary(tmp_path / "tokenizer.bin") == [b"<unk>", b" the", b"\n", "é".encode()]

@@ -2,8 +2,8 @@ import random
 from pathlib import Path
 
 import torch
-from recipes.pocket.card import typed
-from recipes.pocket.lists import whole_words
+from recipes.pocket.card import score_heads
+from recipes.pocket.lists import list_whole_words
 
 from regard.evaluate import perplexity
 from regard.models import GPT2
@@ -48,12 +48,12 @@ def test_the_pocket_model_ends_its_stories():
 
 def at_random(model: GPT2, count: int) -> list[int]:
     """Different words, a token each."""
-    return model.text.encode("".join(random.Random(7).sample(whole_words(model.text), count)))
+    return model.text.encode("".join(random.Random(7).sample(list_whole_words(model.text), count)))
 
 
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
-    table = typed(model, [model.get_end_settings()["end"], *at_random(model, 60) * 2])
+    table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 60) * 2])
     previous, induction = table.select_kind("previous token").rows, table.select_kind("induction").rows
     assert previous
     assert induction
@@ -63,7 +63,7 @@ def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_sta
 
 def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
     model = GPT2.load("pocket")
-    table = typed(model, [model.get_end_settings()["end"], *at_random(model, 120)])
+    table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 120)])
     assert max(row.scores["sink"] for row in table.select_kind("first token").rows) > 0.6
 
 
