@@ -84,7 +84,7 @@ class CompiledGPT2:
         shared = torch.empty(b * t * (6 * config.width + config.inner))
         logits = torch.empty(b, len(wanted) // b, config.vocabulary)
         counters = (ctypes.c_int64 * (2 + numba_gpt2.STAGES * config.layers))()
-        numbers = [(ctypes.c_int64 * len(some))(*some) for some in (tokens.flatten().tolist(), positions, wanted)]
+        ids, places, outputs = ((ctypes.c_int64 * len(some))(*some) for some in (tokens.flatten().tolist(), positions, wanted))
         threads.run_callback(
             numba_gpt2.FLOATS if self.dtype == torch.float32 else numba_gpt2.BYTES,
             several,
@@ -100,12 +100,11 @@ class CompiledGPT2:
             vocabulary=config.vocabulary,
             size=size,
             barrier=threads.find_barrier_address(),
-            **{
-                name: ctypes.addressof(array)
-                for name, array in zip(
-                    ("counters", "tokens", "positions", "outputs", "parts"), (counters, *numbers, self.addresses), strict=True
-                )
-            },
+            counters=ctypes.addressof(counters),
+            tokens=ctypes.addressof(ids),
+            positions=ctypes.addressof(places),
+            outputs=ctypes.addressof(outputs),
+            parts=ctypes.addressof(self.addresses),
             own=own,
             shared=shared,
             logits=logits,
@@ -115,7 +114,7 @@ class CompiledGPT2:
 
 
 def list_outputs(wanted: int | Tensor | None, b: int, t: int) -> list[int]:
-    """List which of b rows of t vectors Cache.asked selects, as indices into b t vectors."""
+    """List which of b rows of t vectors Cache.select_wanted selects, as indices into b t vectors."""
     if isinstance(wanted, Tensor):
         return [row * t + place for row, place in enumerate(wanted.tolist())]
     return [row * t + place for row in range(b) for place in range(0 if wanted is None else t - wanted, t)]

@@ -27,7 +27,6 @@ class Mistake:
     cure: str
 
 
-TURN = "Invert it: scores.masked_fill(~mask, -torch.inf), where True means visible."
 SOFTMAX = "weights = torch.softmax(scores, dim=-1)"
 MASK = "Hide keys with -inf before the softmax: scores = scores.masked_fill(~mask, -torch.inf), where True means visible."
 ROLE = "Write scores = q @ k.transpose(-2, -1) and context = weights @ v, with q, k and v each from its own projection."

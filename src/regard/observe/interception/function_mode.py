@@ -48,15 +48,15 @@ class AttentionFunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not STATE.is_active:
             return func(*args, **kwargs)
-        door, name, kernel, role = classify_function(func)
-        result = func(*args, **kwargs) if door is None else door(func, *args, **kwargs)
+        wrapper, name, kernel, role = classify_function(func)
+        result = func(*args, **kwargs) if wrapper is None else wrapper(func, *args, **kwargs)
         frames = STATE.frames
         if frames and type(result) is not torch.Size and (isinstance(result, MADE) or func is Tensor.__setitem__):
             with torch._C.DisableTorchFunction():
                 made = args[0] if result is None else result
                 if kernel:
                     report_missed(name, BY_ITSELF)
-                elif door is None and (role in STARTS or self.tracker.traces):
+                elif wrapper is None and (role in STARTS or self.tracker.traces):
                     self.follow_function(name, role, args, kwargs, made)
                 frames[-1].log_operation(args, kwargs, made, name)
         return result
