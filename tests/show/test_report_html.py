@@ -78,6 +78,9 @@ def test_words_that_hold_html_are_always_text(word, shown):
         "Scores are (b, h, q, k): `q @ k.mT / math.sqrt(k.shape[-1])`. Hide keys (the last axis).",
         "Apply dropout in training: `dropout_p=self.p if self.training else 0.0` for `F.dropout`.",
         "It follows from the wrong axis: fix that and examine again.",
+        "Write `x = x + y` instead of `x += y`, `x.mul(s)` instead of `x.mul_(s)`; or clone the tensor first.",
+        "Add a bias, e.g. `scores + bias`, to finite scores, i.e. before `torch.softmax`.",
+        "Keep it in float32, e.g. with `x.float()`.",
     ],
 )
 def test_the_line_of_code_of_a_cure_stands_in_code_type(cure):

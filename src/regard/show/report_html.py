@@ -9,9 +9,10 @@ from regard.show.terminal import escape_text
 from regard.show.visibility_picture import describe_picture, render_picture
 
 INNER = r"[^()\[\]]*(?:[(\[][^()\[\]]*(?:[(\[][^()\[\]]*[)\]][^()\[\]]*)*[)\]][^()\[\]]*)*"  # nested brackets, three deep
-CALL = rf"(?!(?:and|or)\b)~?\.?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\({INNER}\)|\[{INNER}\])*"
-CODE_LINE = re.compile(rf"(?<![\w.(])(?:(?:\w+, )+(?=\w+ = ))?{CALL}(?:(?:=| (?:[=@*/]|if|else) )-?(?:\d[\d.]*\d|\d|{CALL}))*")
-CODE_MARK = re.compile(r"[(\[=]|\.\w| @ ")  # what identifies code: a call, an assignment, an attribute
+CALL = rf"(?!(?:and|or)\b|e\.g\.|i\.e\.)~?\.?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\({INNER}\)|\[{INNER}\])*"
+OPERATOR = r"(?:=| (?:[@*/+]?=|[@*/+]|if|else) )"
+CODE_LINE = re.compile(rf"(?<![\w.(])(?:(?:\w+, )+(?=\w+ = ))?{CALL}(?:{OPERATOR}-?(?:\d[\d.]*\d|\d|{CALL}))*")
+CODE_MARK = re.compile(r"[(\[=]|\.\w| [@+] ")  # what identifies code: a call, an assignment, an attribute, a sum
 EDGE = "#c2571a"
 
 
