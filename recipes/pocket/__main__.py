@@ -20,7 +20,7 @@ from regard.text.corpus import documents, prepare
 CHUNKS = 13  # of stories; each about a million and a half tokens
 VOCABULARY, VOCABULARY_CHUNKS = 2048, 2  # pieces, and the chunks that they are learned from
 LIST_CHUNKS, LIST_EVERY = 2, 2  # the second run: the last chunks once more, with a list after every other story
-VARIED_CHUNKS, VARIED_LIST_EVERY = range(CHUNKS, CHUNKS + 1), 4  # the third run: stories of several temperatures
+VARIED_CHUNKS, VARIED_LIST_EVERY = range(CHUNKS, CHUNKS + 2), 4  # the third run: stories of several temperatures
 VARIED_SAMPLING = {"temperatures": (0.7, 0.8, 0.9, 1.0), "top_k": 1000, "top_p": 1.0}
 ROOT = Path("runs/pocket")
 
