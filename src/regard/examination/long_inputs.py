@@ -115,13 +115,11 @@ def compare_prefixes(case: Case, lengths: list[int]) -> Finding | Unknown | str:
         if not (apart > near).any():
             continue
         told = f"{float(apart.max()):.2g} of the largest output from the first {n} of {t} tokens"
-        finding = explain_difference(case, take_first_tokens(base, n), apart > near, told)
-        if finding.kind != "wrong mask":  # the longer output may be the wrong one, or both are right, with positions that scale
-            finding = explain_difference(
-                case, take_first_tokens(base, t), torch.nn.functional.pad(apart > near, (0, t - n)), told
-            )
-        if finding.kind == "wrong mask":
-            return finding
+        for size in (n, t):  # the longer output may be the wrong one, or both are right, with positions that scale
+            wrong = torch.nn.functional.pad(apart > near, (0, size - n))
+            finding = explain_unseen_tokens(case, take_first_tokens(base, size), wrong)
+            if finding is not None:
+                return finding
         return Unknown(
             f"whether more tokens follow the same formula: with {n} tokens outputs differ by up to {told}", evidence.ALONE
         )
@@ -163,12 +161,10 @@ def compute_outputs(case: Case, inputs: tuple[Tensor, ...], seed: int = 0) -> Te
 
 def explain_difference(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, far: str) -> Finding:
     """Return the finding: a key that the last wrong output does not see, rows that do not add to one, or different outputs."""
-    t, i, last = inputs[0].shape[-2], int(wrong.int().argmax()), int(wrong.nonzero()[-1])
-    missed = find_unseen_tokens(case, inputs, last)
-    if missed:
-        told = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
-        more = f", nor on {len(missed) - 1} more" if len(missed) > 1 else ""
-        return Finding("wrong mask", told + more, LAST, 0.8, "mask")
+    finding = explain_unseen_tokens(case, inputs, wrong)
+    if finding is not None:
+        return finding
+    t, i = inputs[0].shape[-2], int(wrong.int().argmax())
     if case.subject.form == "qkv":
         ones = compute_outputs(case, (*inputs[:2], torch.ones_like(inputs[2])))
         off = (ones - 1).abs().amax(-1)
@@ -178,6 +174,17 @@ def explain_difference(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor, fa
                 "not normalised", f"with {t} tokens row {row} of weights sums to {ones[row, 0]:.3g}", BLOCKS, 0.8, "norm"
             )
     return Finding("wrong blocks", f"with {t} tokens outputs from {i} on differ by up to {far}", BLOCKS, 0.8, "length")
+
+
+def explain_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], wrong: Tensor) -> Finding | None:
+    """Return the finding of keys that the last wrong output may see but does not depend on; None if there are none."""
+    t, last = inputs[0].shape[-2], int(wrong.nonzero()[-1])
+    missed = find_unseen_tokens(case, inputs, last)
+    if not missed:
+        return None
+    told = f"with {t} tokens query {last} may see token {missed[0]}, but output {last} does not depend on it"
+    more = f", nor on {len(missed) - 1} more" if len(missed) > 1 else ""
+    return Finding("wrong mask", told + more, LAST, 0.8, "mask")
 
 
 def find_unseen_tokens(case: Case, inputs: tuple[Tensor, ...], i: int) -> list[int]:
