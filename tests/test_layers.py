@@ -17,6 +17,7 @@ LAYERS = [
     {"examination", "probe"},  # a whole model is examined through what is observed of it
     {"train", "evaluate"},
     {"show"},
+    {"head_atlas"},
     {"cli"},
 ]
 ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module below imports them
@@ -24,7 +25,7 @@ HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import 
     "starlette": {"show.page.server", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
     "uvicorn": {"show.page.server", "show.page.timeouts"},
     "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "all_heads", "arcs", "profiles", "training_curves")},
-    "safetensors": {"weights", "observe.recording_file"},
+    "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},
     "tiktoken": {"text"},

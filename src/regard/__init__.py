@@ -18,6 +18,7 @@ from regard.html_repr import HtmlRepr
 if TYPE_CHECKING:
     from regard.examination import Finding, Report, examine
     from regard.generate import quantise
+    from regard.head_atlas.build_atlas import atlas
     from regard.layers import (
         AdditiveAttention,
         BareSelfAttention,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 LAZY_NAMES = {  # the module of each name, imported when the name is first used: torch alone takes a second
     "regard.examination": ("Finding", "Report", "examine"),
     "regard.generate": ("quantise",),
+    "regard.head_atlas.build_atlas": ("atlas",),
     "regard.layers": (
         "AdditiveAttention",
         "BareSelfAttention",
@@ -132,6 +134,7 @@ __all__ = [
     "TooLargeError",
     "WeightsError",
     "Window",
+    "atlas",
     "attend",
     "attention",
     "compare",

@@ -85,7 +85,22 @@ def estimate_score(
         return Score(mean, count=count)
     middle = math.fsum(sample) / len(sample)
     variance = math.fsum((x - middle) ** 2 for x in sample) / (len(sample) - 1)
-    half = compute_student_quantile(len(sample) - 1) * math.sqrt(variance / len(sample))
+    return make_score(mean, variance, len(sample), count, limits)
+
+
+def estimate_from_sums(documents: int, total: float, squares: float, count: int, limits: tuple[float, float]) -> Score:
+    """Return the Score of a head from the number of its documents, and the sums of their means and of the squares of these."""
+    if not documents:
+        return Score(math.nan)
+    if documents == 1:
+        return Score(total, count=count)
+    variance = max(squares - total**2 / documents, 0.0) / (documents - 1)
+    return make_score(total / documents, variance, documents, count, limits)
+
+
+def make_score(mean: float, variance: float, number: int, count: int, limits: tuple[float, float]) -> Score:
+    """Return the Score with Student's interval, of a sample of this variance and number."""
+    half = compute_student_quantile(number - 1) * math.sqrt(variance / number)
     return Score(mean, max(mean - half, limits[0]), min(mean + half, limits[1]), count)
 
 

@@ -89,12 +89,18 @@ def make_probe_of_model(model: nn.Module, vocabulary: int, **settings: Any) -> P
     config = getattr(model, "config", None)
     special = {name: list_token_ids(getattr(config, name, None)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     settings.setdefault("special", tuple(token for tokens in special.values() for token in tokens))
-    begin = model.get_end_settings().get("end") if isinstance(model, GPT2) and model.text is not None else None
-    if begin is not None or special["bos_token_id"]:
-        settings.setdefault("begin", special["bos_token_id"][0] if begin is None else begin)
+    if (begin := find_begin_token(model)) is not None:
+        settings.setdefault("begin", begin)
     if (context := find_context(model)) is not None:
         settings.setdefault("context", context)
     return make_probe(vocabulary, **settings)
+
+
+def find_begin_token(model: nn.Module) -> int | None:
+    """Return the token that texts begin with: of a GPT-2 of this package the end of text, else its config's bos_token_id."""
+    begin = model.get_end_settings().get("end") if isinstance(model, GPT2) and model.text is not None else None
+    known = list_token_ids(getattr(getattr(model, "config", None), "bos_token_id", None))
+    return known[0] if begin is None and known else begin
 
 
 def find_context(model: nn.Module) -> int | None:

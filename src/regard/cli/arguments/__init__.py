@@ -1,3 +1,16 @@
 """The arguments of each command: parsed, checked and explained by --help without PyTorch, which takes seconds to import."""
 
-COMMANDS = ("walk", "look", "heads", "serve", "generate", "train", "evaluate", "translate", "examine", "verify", "info")
+COMMANDS = (
+    "walk",
+    "look",
+    "heads",
+    "atlas",
+    "serve",
+    "generate",
+    "train",
+    "evaluate",
+    "translate",
+    "examine",
+    "verify",
+    "info",
+)

@@ -1,0 +1,45 @@
+"""An atlas whose shards are merged."""
+
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+from regard.errors import DataError
+from regard.head_atlas.plan import Plan, read_plan, read_shard
+from regard.head_atlas.statistics import State, describe_heads, merge_states
+from regard.observe.head_kinds import Heads
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """An atlas: the folder it is in, its plan, the names of the layers with the numbers of their heads, and its statistics."""
+
+    folder: Path
+    plan: Plan
+    layers: list[tuple[str, int]]
+    state: State
+
+    @property
+    def heads(self) -> Heads:
+        """The table of all heads."""
+        plan = self.plan
+        note = (
+            f"{plan.documents:,} documents of at most {plan.tokens:,} tokens, of each {plan.queries:,} queries or fewer. "
+            "Intervals: 95 %, over the documents."
+        )
+        return Heads(tuple(describe_heads(self.state, self.layers, plan.scores)), (note,))
+
+
+def read_atlas(folder: str | Path) -> Atlas:
+    """Return the atlas of a folder whose shards are all computed. Raises DataError."""
+    place = Path(folder)
+    plan = read_plan(place)
+    layers, _ = read_shard(place, 0, plan)
+
+    def read_state(number: int) -> State:
+        names, state = read_shard(place, number, plan)
+        if names != layers:
+            raise DataError(f"shard {number} is of a model with other layers than shard 0.")
+        return state
+
+    return Atlas(place, plan, layers, reduce(merge_states, map(read_state, range(plan.shards))))

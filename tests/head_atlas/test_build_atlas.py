@@ -1,0 +1,246 @@
+"""An atlas has the same bytes whoever computes its shards, in whatever order, and however often they are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from head_atlas.small import SETTINGS, make_model, make_texts, read_results
+from regard.errors import ConfigError, DataError
+from regard.head_atlas.build_atlas import merge_atlas
+from regard.head_atlas.merged import read_atlas
+from regard.head_atlas.plan import get_shard_path
+
+pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
+SCRIPT = Path(__file__).with_name("small.py")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, one_thread):
+    """A folder with the texts, the model, and the atlas that one call made."""
+    folder = tmp_path_factory.mktemp("atlas")
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in make_texts()))
+    make_model().save(folder / "model")
+    build(folder, "whole")
+    return folder
+
+
+def build(place: Path, name: str, **settings):
+    return regard.atlas(regard.GPT2.load(place / "model"), place / "texts.jsonl", place / name, **{**SETTINGS, **settings})
+
+
+def start_process(place: Path, name: str, **settings) -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        SCRIPT,
+        place / name,
+        json.dumps(settings),
+        place / "model",
+        place / "texts.jsonl",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_the_table_has_a_row_for_every_head_and_says_of_what_it_is(place):
+    table = merge_atlas(place / "whole")
+    assert [(row.layer, row.head) for row in table] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert table.notes == (
+        "18 documents of at most 48 tokens, of each 16 queries or fewer. Intervals: 95 %, over the documents.",
+    )
+    assert all(row.scores["entropy"].count == 16 * 18 for row in table)
+
+
+def test_shards_in_any_order_give_the_same_bytes(place):
+    for number in (2, 0, 3, 1):
+        table = build(place, "shards", shard=(number, 4))
+        assert (table is None) == (number != 1)
+    assert read_results(place / "shards") == read_results(place / "whole")
+
+
+def test_shards_of_another_machine_are_merged_without_the_model(place):
+    build(place, "merged", shard=(0, 2))
+    assert build(place, "other", shard=(1, 2)) is None
+    for path in (place / "other" / "shards").iterdir():
+        path.rename(place / "merged" / "shards" / path.name)
+    merge_atlas(place / "merged")
+    assert read_results(place / "merged") == read_results(place / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_give_the_same_bytes(place):
+    running = [start_process(place, "processes", shard=[number, 2]) for number in range(2)]
+    errors = [process.communicate()[1] for process in running]
+    assert errors == ["", ""]
+    merge_atlas(place / "processes")
+    assert read_results(place / "processes") == read_results(place / "whole")
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_any_moment_change_no_byte(place):
+    chosen, kills = random.Random(0), 0
+    started = time.monotonic()
+    process = start_process(place, "timed")
+    assert process.communicate()[1] == ""
+    seconds = time.monotonic() - started
+    for attempt in range(200):
+        process = start_process(place, "killed")
+        try:
+            process.wait(chosen.uniform(0.4, 1.0) * seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        code = process.wait()
+        process.stderr.close()
+        if code == 0 and kills < 20:  # it ended before it was killed: begin again with half of the shards
+            for path in [place / "killed" / "atlas.json", *(place / "killed" / "shards").iterdir()][attempt % 2 :: 2]:
+                path.unlink()
+        elif code == 0:
+            break
+    assert kills >= 20
+    assert read_results(place / "killed") == read_results(place / "whole")
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bytes_also_if_a_worker_is_killed(place, tmp_path):
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'regard[ray]'")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        killed = []
+
+        def kill_a_worker(shards, count):
+            for shard in shards:
+                yield shard
+                if not killed:
+                    killed.extend(find_workers())
+                    for number in killed:
+                        os.kill(number, signal.SIGKILL)
+
+        assert build(place, "ray", engine="ray", watch=kill_a_worker) is not None
+        assert killed
+    finally:
+        ray.shutdown()
+    assert read_results(place / "ray") == read_results(place / "whole")
+
+
+def find_workers() -> list[int]:
+    """The processes of this user's Ray cluster that compute a shard, or just did."""
+    found = subprocess.run(["pgrep", "-f", "ray::compute_shard"], capture_output=True, text=True, check=False)
+    return [int(number) for number in found.stdout.split()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"tokens": 40}, "tokens"), ({"documents": 3}, "most"), ({"queries": 4}, "queries"), ({"shard_size": 1}, "shard_size")],
+)
+def test_other_settings_than_those_of_the_folder_are_refused(place, settings, name):
+    with pytest.raises(ConfigError, match=f"is an atlas with {name} .* not {next(iter(settings.values()))}"):
+        build(place, "whole", **settings)
+
+
+def test_another_model_is_refused(place):
+    model = make_model()
+    with torch.no_grad():
+        model.blocks[0].attention.out_proj.weight[0, 0] += 1
+    with pytest.raises(ConfigError, match="is an atlas with weights"):
+        regard.atlas(model, place / "texts.jsonl", place / "whole", **SETTINGS)
+
+
+def test_other_texts_are_refused(place, tmp_path):
+    with pytest.raises(ConfigError, match="is an atlas with corpus"):
+        regard.atlas(regard.GPT2.load(place / "model"), make_texts(), place / "whole", **SETTINGS)
+
+
+@pytest.mark.parametrize("byte", [3, 20, 300, 2000, -5])
+def test_a_shard_that_was_altered_is_refused(place, tmp_path, byte):
+    build(place, f"altered {byte}")
+    path = get_shard_path(place / f"altered {byte}", 1)
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="shard 1 .*Remove .* and run the same command again"):
+        merge_atlas(place / f"altered {byte}")
+    path.unlink()
+    build(place, f"altered {byte}")
+    assert read_results(place / f"altered {byte}") == read_results(place / "whole")
+
+
+def test_a_missing_shard_is_named(place):
+    build(place, "missing", shard=(0, 2))
+    with pytest.raises(DataError, match="shard 1 of 9 is missing"):
+        merge_atlas(place / "missing")
+    with pytest.raises(DataError, match="holds no atlas"):
+        merge_atlas(place / "nothing")
+
+
+def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
+    with pytest.raises(DataError, match="no document of 32 tokens or more"):
+        regard.atlas(regard.GPT2.load(place / "model"), ["the cat sat"], place / "short", **SETTINGS)
+    assert not (place / "short" / "atlas.json").exists()
+    for settings, sentence in (
+        ({"engine": "spark"}, "engine"),
+        ({"tokens": 8}, "tokens"),
+        ({"documents": 0}, "documents"),
+        ({"shard": (2, 2)}, "shard must be"),
+        ({"scores": [lambda m: m]}, "scores must be functions"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            build(place, "refused", **settings)
+    assert not (place / "refused").exists()
+
+
+def test_a_score_of_the_user_stands_beside_the_others(place):
+    def largest(m):
+        """Return the largest weight of each query."""
+        return m.overview().largest
+
+    table = build(place, "own", scores=[largest])
+    assert all(0 < row.scores["largest"].low < row.scores["largest"] < row.scores["largest"].high < 1 for row in table)
+    assert read_atlas(place / "own").plan.scores == ["largest"]
+    assert "largest" in (place / "own" / "site" / "index.html").read_text()
+
+
+def test_all_queries_of_whole_texts_give_the_scores_of_heads(place):
+    """Where no query is left out, the mean over documents is that of regard.heads on the same documents."""
+    model = regard.GPT2.load(place / "model")
+    table = regard.atlas(model, [text[:47] for text in make_texts()], place / "all", **{**SETTINGS, "queries": 48})
+    begin = model.get_end_settings().get("end")
+    ids = torch.tensor([([] if begin is None else [begin]) + model.text.encode(text[:47]) for text in make_texts()])
+    with torch.no_grad(), regard.record(model) as recording:
+        model(ids)
+    expected = regard.heads(recording, tokens=ids, classes={})
+    for row, other in zip(table, expected, strict=True):
+        for name in (
+            "previous token",
+            "itself",
+            "duplicate",
+            "induction",
+            "first token",
+            "sink",
+            "local",
+            "distance",
+            "entropy",
+        ):
+            score = other.scores[name]
+            # float32 weights, of one batch or of single documents: the rounding of 48 sums, times 48 tokens of distance
+            assert [*map(float, (row.scores[name], row.scores[name].low, row.scores[name].high))] == pytest.approx(
+                [*map(float, (score, score.low, score.high))], abs=48 * 48 * torch.finfo(torch.float32).eps
+            ), name
