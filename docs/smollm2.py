@@ -92,9 +92,9 @@ def main() -> None:
             rows=len(probe.tokens),
             ablations="\n".join(compare_ablations(foreign, probe, table)),
             retrieval=(
-                f"Three sentences, each hidden at five depths of {LENGTH} tokens of Tiny Shakespeare, and asked for; the model\n"
-                f"answered {answered} of {len(prompts)}. {len(retrieving)} heads have a score whose interval lies above 0.1 "
-                "(Wu et al. 2024):"
+                f"Three sentences, each hidden at five depths of {LENGTH} tokens of Tiny Shakespeare, and asked for; "
+                f"the model\nanswered {answered} of {len(prompts)}. {len(retrieving)} heads have a score whose interval lies "
+                "above 0.1 (Wu et al. 2024):"
             ),
             retrieving="\n".join(
                 [

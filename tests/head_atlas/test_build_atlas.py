@@ -167,6 +167,14 @@ def test_another_model_is_refused(place):
 def test_other_texts_are_refused(place, tmp_path):
     with pytest.raises(ConfigError, match="is an atlas with corpus"):
         regard.atlas(regard.GPT2.load(place / "model"), make_texts(), place / "whole", **SETTINGS)
+    (place / "texts.jsonl").rename(place / "first.jsonl")
+    (place / "texts.jsonl").write_text((place / "first.jsonl").read_text().replace("cat", "act"))
+    with pytest.raises(ConfigError, match="is an atlas with checksum"):
+        build(place, "whole")
+    (place / "first.jsonl").rename(place / "texts.jsonl")
+    regard.atlas(make_model(), make_texts(), tmp_path, **SETTINGS)
+    with pytest.raises(ConfigError, match="is an atlas of other documents"):
+        regard.atlas(make_model(), make_texts()[1:], tmp_path, **SETTINGS)
 
 
 @pytest.mark.parametrize("byte", [3, 20, 300, 2000, -5])
@@ -176,7 +184,7 @@ def test_a_shard_that_was_altered_is_refused(place, tmp_path, byte):
     data = bytearray(path.read_bytes())
     data[byte] ^= 4
     path.write_bytes(data)
-    with pytest.raises(DataError, match="shard 1 .*Remove .* and run the same command again"):
+    with pytest.raises(DataError, match=r"shard 1 .*Remove .* and run the same command again"):
         merge_atlas(place / f"altered {byte}")
     path.unlink()
     build(place, f"altered {byte}")

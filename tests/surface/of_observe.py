@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import regard
+from head_atlas import small
 from regard.observe import Recording
 from surface import wrong
 from surface.call import Call, method
@@ -99,6 +100,22 @@ CALLS = [
             "projections": without(SCALARS, "none") | constant(a_number=3),
             "scores": without(SCALARS, "an empty list")
             | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m]),
+        },
+    ),
+    Call(
+        "atlas",
+        regard.atlas,
+        lambda: {"model": small.make_model(), "source": small.make_texts(1), "folder": folder() / "atlas", **small.SETTINGS},
+        {
+            "model": OBJECT,
+            "source": SCALARS | constant(a_number=3, of_numbers=[1, 2]),
+            "folder": without(SCALARS, "a string") | constant(a_number=3),
+            "documents": without(COUNT, "none") | constant(zero=0),
+            **{name: COUNT | constant(zero=0) for name in ("tokens", "queries", "examples", "shard_size")},
+            "shard": without(SCALARS, "none", "a list") | constant(a_number=3, beyond=(2, 2), of_fractions=(0.5, 2)),
+            "engine": CHOICE,
+            "scores": without(SCALARS, "an empty list") | constant(a_number=3, no_function=["entropy"]),
+            "watch": without(SCALARS, "an object") | constant(a_number=3),
         },
     ),
     Call(

@@ -23,7 +23,7 @@ from regard.head_atlas.sampled_rows import score_rows, select_queries
 from regard.head_atlas.site import write_site
 from regard.head_atlas.statistics import State, add_rows, make_state
 from regard.head_atlas.tables import write_tables
-from regard.mechanism.arguments import check_choice, check_count
+from regard.mechanism.arguments import check_choice, check_count, check_path, describe_value
 from regard.observe.head_kinds import Heads
 from regard.observe.head_scores import HeadOptions, UserScore, get_score_name
 from regard.observe.record import record
@@ -35,6 +35,7 @@ from regard.show.page.translator_adapter import TranslatorAdapter
 from regard.text.corpus.sources import Source
 
 TOKENS, QUERIES, EXAMPLES, SHARD_SIZE = 1024, 64, 5, 8
+MOST, MOST_EXAMPLES = 2**31 - 1, 1000
 ENGINES = ("local", "ray")
 RETRIES = 3  # of a shard whose worker was killed
 Watch = Callable[[Iterable[int], int], Iterable[int]]
@@ -72,26 +73,29 @@ def atlas(
     that cannot be read.
     """
     check_choice("engine", engine, ENGINES)
-    check_count("tokens", tokens, SHORTEST + 1)
-    for name, value in {"queries": queries, "examples": examples, "shard_size": shard_size}.items():
-        check_count(name, value, 1)
-    if documents is not None:
-        check_count("documents", documents, 1)
-    if shard is not None and not (len(shard) == 2 and 0 <= shard[0] < shard[1]):
-        raise ConfigError(f"shard must be (i, n) with 0 <= i < n, got {shard!r}.")
+    check_count("tokens", tokens, SHORTEST + 1, MOST)
+    check_count("examples", examples, 1, MOST_EXAMPLES)
+    for name, value in {"queries": queries, "shard_size": shard_size, "documents": documents}.items():
+        if name != "documents" or value is not None:
+            check_count(name, value, 1, MOST)
+    check_shard(shard)
+    if not callable(watch):
+        raise ConfigError(f"watch must be a function of the shards and their number, got {describe_value(watch)}.")
     HeadOptions(scores=scores).check()
-    adapter, place = adapt_model(model), Path(folder)
+    if isinstance(source, bytes | dict) or not isinstance(source, str | Path | Iterable):
+        raise ConfigError(f"source must be a file, a folder of files, or an iterable of texts, got {describe_value(source)}.")
+    adapter, place = adapt_model(model), Path(check_path("folder", folder))
     if isinstance(adapter, TranslatorAdapter):
         raise ConfigError("an atlas needs a language model, not a translator.")
     context = find_context(adapter.model) or adapter.context
-    name, size = describe_source(source)
+    name, checksum = describe_source(check_path("source", source) if isinstance(source, str) else source)
     plan = make_plan(
         place,
         Plan(
             model=adapter.name,
             weights=compute_weight_checksum(adapter.model),
             corpus=name,
-            size=size,
+            checksum=checksum,
             tokens=tokens if context is None else min(tokens, context),
             most=documents,
             queries=queries,
@@ -112,6 +116,13 @@ def atlas(
     if any(not get_shard_path(place, number).exists() for number in range(plan.shards)):
         return None
     return merge_atlas(place)
+
+
+def check_shard(shard: Any) -> None:
+    """Raise ConfigError unless it is None or (i, n) with 0 <= i < n."""
+    is_pair = isinstance(shard, tuple | list) and len(shard) == 2 and all(type(number) is int for number in shard)
+    if shard is not None and not (is_pair and 0 <= shard[0] < shard[1]):
+        raise ConfigError(f"shard must be (i, n) with 0 <= i < n, got {describe_value(shard)}.")
 
 
 def merge_atlas(folder: str | Path) -> Heads:

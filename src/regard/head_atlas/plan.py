@@ -1,6 +1,10 @@
 """The plan of an atlas: what is computed from which documents by which model, and the files of the shards."""
 
+import filecmp
 import json
+import tempfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +21,23 @@ from regard.head_atlas.documents import ENDS, PIECES, TOKENS, write_documents
 from regard.head_atlas.statistics import State, make_state
 from regard.observe.checksums import compute_checksums, compute_header_checksum
 from regard.show.page.model_adapter import ModelAdapter
-from regard.text.corpus.sources import Source, count_bytes
+from regard.text.corpus.sources import Source, list_files
 
 PLAN, SHARDS, LOCK = "atlas.json", "shards", ".atlas.lock"
+FILES = (TOKENS, ENDS, PIECES)
+BLOCK = 2**22  # bytes read at a time
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of an atlas; documents is their number, weights a checksum of the model's, size the bytes of the corpus."""
+    """The settings of an atlas; documents is their number, weights a checksum of the model's, checksum that of
+    the corpus."""
 
     model: str
     weights: int
     corpus: str
-    size: int | None
+    checksum: int | None
     tokens: int
     most: int | None
     queries: int
@@ -63,8 +70,15 @@ def checksum_tensors(model: nn.Module) -> dict[str, int]:
 
 
 def describe_source(source: Source) -> tuple[str, int | None]:
-    """Return the name of a corpus and the number of its bytes, if it consists of files."""
-    return (str(source), count_bytes(source)) if isinstance(source, str | Path) else ("documents", None)
+    """Return the name of a corpus and the CRC-32 of its files; None if it does not consist of files."""
+    if not isinstance(source, str | Path):
+        return "documents", None
+    checksum = 0
+    for path in list_files(Path(source)):
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                checksum = zlib.crc32(block, checksum)
+    return str(source), checksum
 
 
 def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -> Plan:
@@ -72,18 +86,11 @@ def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
         if not (folder / PLAN).exists():
-            with write_atomically(*(folder / name for name in (TOKENS, ENDS, PIECES, PLAN))) as places:
-                number = write_documents(
-                    source,
-                    adapter.encode,
-                    adapter.decode,
-                    places,
-                    tokens=plan.tokens,
-                    begin=plan.begin,
-                    most=plan.most,
-                )
-                values = {**asdict(plan), "documents": number}
-                places[3].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+            with write_atomically(*(folder / name for name in (*FILES, PLAN))) as places:
+                values = {**asdict(plan), "documents": write_plan_documents(places, plan, source, adapter)}
+                places[-1].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        elif plan.checksum is None:
+            check_documents(folder, plan, source, adapter)
         found = read_plan(folder)
     for name, value in asdict(plan).items():
         came = getattr(found, name)
@@ -94,6 +101,21 @@ def make_plan(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -
             )
     (folder / SHARDS).mkdir(exist_ok=True)
     return found
+
+
+def write_plan_documents(places: Sequence[Path], plan: Plan, source: Source, adapter: ModelAdapter) -> int:
+    """Write the documents of a plan to three files, and return their number. Raises DataError."""
+    settings: dict[str, Any] = {"tokens": plan.tokens, "begin": plan.begin, "most": plan.most}
+    return write_documents(source, adapter.encode, adapter.decode, places, **settings)
+
+
+def check_documents(folder: Path, plan: Plan, source: Source, adapter: ModelAdapter) -> None:
+    """Raise ConfigError unless the documents of a folder are those of a source that does not consist of files."""
+    with tempfile.TemporaryDirectory() as place:
+        again = [Path(place) / name for name in FILES]
+        write_plan_documents(again, plan, source, adapter)
+        if any(not filecmp.cmp(path, folder / path.name, shallow=False) for path in again):
+            raise ConfigError(f"{folder} is an atlas of other documents. Use those that it was begun with, or another folder.")
 
 
 def read_plan(folder: Path) -> Plan:
