@@ -31,6 +31,7 @@ NAMES = (
     "page",
     "scaling",
     "observing",
+    "atlas",
     "lineage",
     "examining",
 )

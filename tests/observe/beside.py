@@ -4,6 +4,7 @@ Both are computed in float64, where they are equal; what is recorded in float32 
 """
 
 import functools
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Beside:
     handed: int  # of those that were maps
     maps: int  # that were compared
     recorded: int  # one for each visit of a module
+    rounding: tuple[float, float]  # of its maps in float32, and how large it may be; NaN but for the last side
     missed: tuple[Any, ...]
 
 
@@ -50,6 +52,8 @@ def beside(family: Family, side: str) -> Beside:
         told, _ = run(other, inputs, output_attentions=True)
         _, eager = run(other, inputs, recorded=True)
         weights = handed_out(told)
+        last = side == family.sides[-1]
+        rounding = measure_rounding(exact, inputs, rounded, recording, weights) if last else (math.nan, math.nan)
     maps = {key: m for key, m in handed_out(handed).items() if isinstance(m, AttentionMap)}
     ours = {key: mapped(recording, key) for key in weights}
     real = inputs.get("attention_mask") if any(has_blind_rows(m) for m in ours.values()) else None
@@ -62,19 +66,16 @@ def beside(family: Family, side: str) -> Beside:
         handed=len(maps),
         maps=len(weights),
         recorded=len({key[:3] for key in rounded.last.histories}),
+        rounding=rounding,
         missed=(*rounded.missed, *recording.missed, *eager.missed),
     )
 
 
-def measure_rounding(family: Family, side: str) -> tuple[float, float]:
-    """How far its maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself."""
-    model, exact, other = family.build(), family.build(torch.float64), family.build(torch.float64, attn_implementation="eager")
-    _, rounded = run(model, family.feed(model, side), recorded=True)
-    inputs = family.feed(exact, side)
-    with Widened():
-        _, recording = run(exact, inputs, recorded=True)
-        weights = handed_out(run(other, inputs, output_attentions=True)[0])
-        moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
+def measure_rounding(
+    exact: nn.Module, inputs: dict[str, Tensor], rounded: Recording, recording: Recording, weights: Handed
+) -> tuple[float, float]:
+    """How far the maps in float32 are from those in float64, and how far they may be: the layers below, the softmax itself."""
+    moved = estimate_rounding(exact, lambda m: joined(run(m, inputs, recorded=True)[1], weights), widest(exact))
     most, keys = max(float(one.max()) for one in weights.values()), max(one.shape[-1] for one in weights.values())
     found = float((joined(rounded, weights) - joined(recording, weights)).abs().max())
     return found, moved + sum_bound(torch.float32, keys + EXPONENTIAL, most)

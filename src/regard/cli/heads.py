@@ -16,10 +16,12 @@ from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError
 from regard.observe import load
-from regard.observe.head_kinds import RETRIEVAL, Heads
+from regard.observe.head_kinds import RETRIEVAL, SUCCESSION, Heads
+from regard.observe.score_interval import Score
 from regard.probe.probe_heads import probe_heads
 from regard.probe.repeated_tokens import SEEDS
 from regard.probe.retrieval import LENGTH, MOST_NEW_TOKENS, make_needle_prompts, measure_retrieval
+from regard.probe.succession import make_successions, measure_succession
 from regard.show.axis_words import choose_attention_kind
 from regard.show.head_summary import render_kinds, render_sentences, render_table, select_clearest
 from regard.show.page.single_file import page
@@ -67,6 +69,20 @@ def add_retrieval(table: Heads, foreign: TextModel, haystack: str) -> Heads:
     return replace(table, rows=rows, notes=(*table.notes, note))
 
 
+def add_succession(table: Heads, foreign: TextModel) -> Heads:
+    """Return the table with the succession score of each head, if sequences such as the days are tokens of the model."""
+    successions = make_successions(foreign)
+    if not successions:
+        return table
+    try:
+        scores = measure_succession(foreign.model, successions)
+    except ConfigError as error:
+        return replace(table, notes=(*table.notes, f"without succession: {error}"))
+    unknown = Score(float("nan"))
+    rows = tuple(replace(row, scores={**row.scores, SUCCESSION: scores.get((row.layer, row.head), unknown)}) for row in table)
+    return replace(table, rows=rows, notes=(*table.notes, f"succession: {len(successions)} steps, such as Monday to Tuesday."))
+
+
 def probe_model(options: argparse.Namespace) -> int:
     """Probe a model and print its heads."""
     foreign = load_model(options.model, CAUSAL_LM)
@@ -77,6 +93,7 @@ def probe_model(options: argparse.Namespace) -> int:
         watch=lambda rows, count: iterate_with_bar("ablating heads", rows, count),
         **settings,
     )
+    table = add_succession(table, foreign)
     if options.haystack is not None:
         table = add_retrieval(table, foreign, options.haystack)
     shown = select_rows(table, options)

@@ -40,6 +40,7 @@ ACTIONS = {
     "local": "attends to tokens nearby",
 }
 RETRIEVAL, RETRIEVED = "retrieval", 0.1  # a score, and above what it makes a retrieval head: Wu et al. 2024
+SUCCESSION, SUCCEEDS = "succession", 0.5  # a score, and above what the next word is raised more often than not
 EFFECT = "effect"  # the score that is the rise of the loss without the head
 RULES = {"broad": "breadth", "local": "local"}  # scores of kinds with another name
 SHORT = {  # names of columns
@@ -76,18 +77,22 @@ class Head:
             if self.kind == "induction" and "copying" in self.scores:
                 found += f"; raises its logit by {describe_interval(self.scores['copying'])}"
             found += describe_effect(self.scores[EFFECT]) if EFFECT in self.scores else ""
-            return found + self.describe_retrieval()
+            return found + self.describe_words()
         known = sorted(
             (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
         )
         listed = "; ".join(f"{name} {describe_interval(self.scores[name])}" for name in known[:LISTED_SCORES])
-        return f"no clear kind: {listed or 'no query counts'}{self.describe_retrieval()}"
+        return f"no clear kind: {listed or 'no query counts'}{self.describe_words()}"
 
-    def describe_retrieval(self) -> str:
-        """Return what a retrieval head finds; empty for any other head."""
-        score = self.scores.get(RETRIEVAL)
-        found = score is not None and score.low > RETRIEVED
-        return f"; a retrieval head: {describe_interval(score)} of hidden sentences" if found and score is not None else ""
+    def describe_words(self) -> str:
+        """Return what a retrieval head finds and a successor head raises; empty for any other head."""
+        known = {name: self.scores[name] for name in (RETRIEVAL, SUCCESSION) if name in self.scores}
+        found = ""
+        if RETRIEVAL in known and known[RETRIEVAL].low > RETRIEVED:
+            found += f"; a retrieval head: {describe_interval(known[RETRIEVAL])} of hidden sentences"
+        if SUCCESSION in known and known[SUCCESSION].low > SUCCEEDS:
+            found += f"; a successor head: raises the next of a sequence in {describe_interval(known[SUCCESSION])} of the steps"
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return layer, name, head, kind, sentence and scores as plain values, for JSON."""

@@ -9,7 +9,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from bounds import EXPONENTIAL, TORCH_EXPONENTIAL, assert_within, attention_bounds, sum_bound
 from observe.beheld import EQUAL, assert_map
-from observe.beside import beside, handed_out, largest, mapped, measure_rounding, run, same
+from observe.beside import beside, handed_out, largest, mapped, run, same
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
 from observe.written_out import HAND
@@ -54,7 +54,7 @@ def test_the_map_is_what_the_same_model_says_with_eager_attention(family):
 
 @every
 def test_the_map_in_float32_is_the_one_in_float64_within_its_rounding(family):
-    found, allowed = measure_rounding(family, family.sides[-1])
+    found, allowed = beside(family, family.sides[-1]).rounding
     assert found <= allowed
 
 

@@ -12,6 +12,7 @@ does not: induction heads are named only where they copy, too.
   copying       logits by which a head raises the tokens it attends to
   ov            eigenvalues of its OV circuit, from -1 to 1: all positive
   effect        by how many nats the loss rises without the head
+  succession    how often it raises the next of a sequence: Monday, Tuesday
   retrieval     how much of a hidden sentence it finds as the model writes it
 
 """
