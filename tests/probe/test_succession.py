@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +12,7 @@ from regard.observe.score_interval import Score, estimate_score
 from regard.probe.succession import SEQUENCES, Succession, make_successions, measure_succession
 
 SEQUENCE = (5, 11, 7, 30, 22, 9)
-STEPS = [Succession(one, other, SEQUENCE) for one, other in zip(SEQUENCE, SEQUENCE[1:], strict=False)]
+STEPS = [Succession(one, other, SEQUENCE) for one, other in pairwise(SEQUENCE)]
 
 
 class Words:
@@ -38,7 +40,7 @@ def test_the_score_is_the_share_of_steps_at_which_the_head_raises_the_next_token
         layers = model.transformer.h if name == "gpt2" else model.model.layers
         handles = [
             (layer.attn if name == "gpt2" else layer.self_attn).register_forward_pre_hook(
-                lambda _, args, kwargs: inputs.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+                lambda _, args, kwargs, kept=inputs: kept.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
             )
             for layer in layers
         ]
