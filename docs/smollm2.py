@@ -63,8 +63,8 @@ The loss on the repeated tokens, in nats, {rows} rows, with the mean of other ro
 
 ## Succession
 
-The share of {steps} steps of sequences (days, months, numbers, ordinals, letters) at which a head, attending to a word, raises the
-next one above all others of its sequence; by chance about one in {chance:.0f}. The five highest:
+The share of {steps} steps of sequences (days, months, numbers, ordinals, letters) at which a head, attending to a word, raises
+the next one above all others of its sequence; by chance about one in {chance:.0f}. The five highest:
 
 {succeeding}
 

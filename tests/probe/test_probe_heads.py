@@ -55,17 +55,20 @@ def test_a_head_that_matches_prefixes_and_copies_something_else_is_no_induction_
 
 @pytest.mark.parametrize("by", ["zero", "mean", "resample"])
 @torch.no_grad()
-def test_the_effect_is_the_rise_of_the_loss_on_the_repeated_tokens(by):
+def test_the_effect_is_the_rise_of_the_loss_on_the_repeated_tokens_and_on_a_text(by):
     model = make_model("llama")
     probe = make_probe_of_model(model, 61)
+    text = torch.randint(0, 61, (3, 20), generator=torch.Generator().manual_seed(0))
 
-    def measure_loss():
-        logits = model(probe.tokens).logits
-        start = 1 + probe.length
-        return F.cross_entropy(logits[:, start:-1].transpose(1, 2), probe.tokens[:, start + 1 :], reduction="none")
+    def measure_losses():
+        found = []
+        for tokens, start in ((probe.tokens, 1 + probe.length), (text, 0)):
+            logits = model(tokens).logits
+            found.append(F.cross_entropy(logits[:, start:-1].transpose(1, 2), tokens[:, start + 1 :], reduction="none"))
+        return found
 
-    whole = measure_loss()
-    table = probe_heads(model, ablate="all", by=by)
+    whole = measure_losses()
+    table = probe_heads(model, ablate="all", by=by, text=text)
     for row in table:
         projection = model.model.layers[row.layer].self_attn.o_proj
 
@@ -76,13 +79,15 @@ def test_the_effect_is_the_rise_of_the_loss_on_the_repeated_tokens(by):
             return (x.flatten(2),)
 
         hook = projection.register_forward_pre_hook(replace)
-        rise = (measure_loss() - whole).double().mean(1)  # a mean for each seed
+        without = measure_losses()
         hook.remove()
-        effect = row.scores["effect"]
-        assert effect == pytest.approx(float(rise.mean()), abs=1e-5)
-        half = compute_student_quantile(len(rise) - 1) * float(rise.std()) / math.sqrt(len(rise))
-        assert (effect.low, effect.high) == pytest.approx((effect - half, effect + half), abs=1e-5)
-        assert effect.count == whole.numel()
+        for name, losses, before in zip(("effect", "effect on text"), without, whole, strict=True):
+            rise = (losses - before).double().mean(1)  # a mean for each seed or document
+            effect = row.scores[name]
+            assert effect == pytest.approx(float(rise.mean()), abs=1e-5)
+            half = compute_student_quantile(len(rise) - 1) * float(rise.std()) / math.sqrt(len(rise))
+            assert (effect.low, effect.high) == pytest.approx((effect - half, effect + half), abs=1e-5)
+            assert effect.count == losses.numel()
 
 
 def test_only_the_heads_that_are_wanted_are_ablated():
@@ -92,6 +97,9 @@ def test_only_the_heads_that_are_wanted_are_ablated():
     assert seen == [2]
     assert [math.isnan(row.scores["effect"]) for row in table] == [False, True, False, True]
     assert "effect" not in probe_heads(model, ablate="none").detectors
+    table = probe_heads(model, text=torch.randint(0, VOCABULARY, (2, 9)))
+    assert [math.isnan(row.scores["effect on text"]) for row in table] == [False, True, False, True]
+    assert "without it the loss on text" in table[2].sentence
 
 
 def test_the_model_and_its_mode_are_left_as_they_are():

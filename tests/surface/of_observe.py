@@ -131,6 +131,7 @@ CALLS = [
             "ablate": CHOICE,
             "by": CHOICE,
             "unembedding": without(SCALARS, "none") | constant(a_number=3, of_another_width=torch.ones(30, 3)),
+            "text": without(SCALARS, "none") | constant(a_number=3, short=torch.ones(2, 1, dtype=torch.int64)),
             "watch": without(SCALARS, "an object") | constant(a_number=3),
         },
     ),

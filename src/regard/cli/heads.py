@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from rich.text import Text
+from torch import Tensor
 
 from regard.cli.look import print_lines, print_report, read_text, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.observe import load
 from regard.observe.head_kinds import RETRIEVAL, SUCCESSION, Heads
 from regard.observe.score_interval import Score
@@ -27,7 +29,8 @@ from regard.show.head_summary import render_kinds, render_sentences, render_tabl
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, open_console, print_wrapped
 
-OF_PROBES = ("seeds", "ablate", "by", "haystack")
+OF_PROBES = ("seeds", "ablate", "by", "text", "haystack")
+DOCUMENTS, TOKENS, SHORTEST = 8, 256, 16  # of a text, on which effects are measured; the fewest tokens
 OF_RECORDINGS = ("attention", "head", "query", "page")
 
 
@@ -83,6 +86,15 @@ def add_succession(table: Heads, foreign: TextModel) -> Heads:
     return replace(table, rows=rows, notes=(*table.notes, f"succession: {len(successions)} steps, such as Monday to Tuesday."))
 
 
+def cut_text(foreign: TextModel, text: str) -> Tensor:
+    """Return the first tokens of a text as documents, (8, 256) or fewer of each. Raises DataError for a short text."""
+    ids = foreign.encode(text)
+    length = min(TOKENS, foreign.context or TOKENS, len(ids) // DOCUMENTS)
+    if length < SHORTEST:
+        raise DataError(f"the text has {len(ids):,} tokens; to measure effects on it, it needs {DOCUMENTS * SHORTEST}.")
+    return torch.tensor(ids[: DOCUMENTS * length]).view(DOCUMENTS, length)
+
+
 def probe_model(options: argparse.Namespace) -> int:
     """Probe a model and print its heads."""
     foreign = load_model(options.model, CAUSAL_LM)
@@ -90,6 +102,7 @@ def probe_model(options: argparse.Namespace) -> int:
     table = probe_heads(
         foreign.model,
         seeds=SEEDS if options.seeds is None else options.seeds,
+        text=None if options.text is None else cut_text(foreign, read_text(options.text)),
         watch=lambda rows, count: iterate_with_bar("ablating heads", rows, count),
         **settings,
     )

@@ -41,7 +41,7 @@ ACTIONS = {
 }
 RETRIEVAL, RETRIEVED = "retrieval", 0.1  # a score, and above what it makes a retrieval head: Wu et al. 2024
 SUCCESSION, SUCCEEDS = "succession", 0.5  # a score, and above what the next word is raised more often than not
-EFFECT = "effect"  # the score that is the rise of the loss without the head
+EFFECT, TEXT_EFFECT = "effect", "effect on text"  # scores that are the rise of the loss without the head
 RULES = {"broad": "breadth", "local": "local"}  # scores of kinds with another name
 SHORT = {  # names of columns
     "previous token": "prev",
@@ -77,6 +77,7 @@ class Head:
             if self.kind == "induction" and "copying" in self.scores:
                 found += f"; raises its logit by {describe_interval(self.scores['copying'])}"
             found += describe_effect(self.scores[EFFECT]) if EFFECT in self.scores else ""
+            found += describe_effect(self.scores[TEXT_EFFECT], " on text") if TEXT_EFFECT in self.scores else ""
             return found + self.describe_words()
         known = sorted(
             (name for name in THRESHOLDS if self.scores.get(name, math.nan) >= 0), key=lambda name: -self.scores[name]
@@ -106,14 +107,14 @@ def describe_interval(score: Score) -> str:
     return f"{score:.2f} ({score.low:.2f} to {score.high:.2f})" if score.low == score.low else f"{score:.2f} (no interval)"
 
 
-def describe_effect(score: Score) -> str:
-    """Return what the loss does without the head."""
+def describe_effect(score: Score, where: str = "") -> str:
+    """Return what the loss does without the head; where says on what, with a space before it."""
     if math.isnan(score):
         return ""
     if score.low > 0 or score.high < 0:
         low, high = sorted((abs(score.low), abs(score.high)))
-        return f"; without it the loss {'rises' if score > 0 else 'falls'} by {abs(score):.3f} ({low:.3f} to {high:.3f})"
-    return f"; without it the loss does not clearly change ({score.low:.3f} to {score.high:.3f})"
+        return f"; without it the loss{where} {'rises' if score > 0 else 'falls'} by {abs(score):.3f} ({low:.3f} to {high:.3f})"
+    return f"; without it the loss{where} does not clearly change ({score.low:.3f} to {score.high:.3f})"
 
 
 def describe_score(score: Score) -> str:

@@ -1,7 +1,7 @@
 """probe_heads: what each head of a model does on repeated random tokens, how sure that is, and what is lost without it."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice, check_floating, check_instance, describe_value
-from regard.observe.head_kinds import EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
+from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
 from regard.observe.head_scores import HeadOptions
 from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
 from regard.observe.map_view import MapView
@@ -24,7 +24,7 @@ from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_pro
 
 ABLATED_HEADS = ("patterns", "all", "none")
 PATTERN_KINDS = tuple(kind for kind in THRESHOLDS if kind != "first token")
-FIRST_COLUMNS = ("previous token", "itself", "duplicate", "induction", "copying", "ov", "first token", "sink", EFFECT)
+FIRST_COLUMNS = (*PATTERN_KINDS, "copying", "ov", "first token", "sink", EFFECT, TEXT_EFFECT)
 
 
 def probe_heads(
@@ -39,6 +39,7 @@ def probe_heads(
     ablate: str = "patterns",
     by: str = "mean",
     unembedding: Tensor | None = None,
+    text: Tensor | None = None,
     watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda rows, count: rows,
 ) -> Heads:
     """Classify each head of a language model on repeated random tokens: return the table of `regard.heads`, with more scores.
@@ -54,6 +55,7 @@ def probe_heads(
     - "effect": by how many nats the loss on the repeated tokens rises without the head. by says what replaces it, "zero",
       "mean" or "resample" (`regard.KnockOut`); ablate says for which heads, "patterns" (those that a pattern names), "all" or
       "none". Each head takes one forward.
+    - "effect on text": the same on `text`, tokens (b, t) of b documents, if it is given; the interval is over the documents.
 
     An induction head needs both prefix matching above 0.4 and copying above 0. `unembedding` (n, c) is needed only where the
     model has no get_output_embeddings. `watch` is called with the heads to ablate and their number, for a progress bar.
@@ -77,13 +79,17 @@ def probe_heads(
         parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
         rows = list(add_circuits(recording, probe, parts))
         chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
-        loss = compute_losses(logits, probe)
+        targets = [AblationTarget(EFFECT, tokens, probe.repeated, compute_losses(logits, tokens, probe.repeated))]
+        if text is not None:
+            ids, every = check_text(text).to(tokens.device), slice(0, text.shape[1] - 1)
+            targets.append(AblationTarget(TEXT_EFFECT, ids, every, compute_losses(compute_logits(model, ids), ids, every)))
+        measured = [target.name for target in targets] if chosen else []
         effects = {
-            (row.layer, row.head): measure_effect(model, row, by, probe, tokens, loss) for row in watch(chosen, len(chosen))
+            (row.layer, row.head): {target.name: measure_effect(model, row, by, target) for target in targets}
+            for row in watch(chosen, len(chosen))
         }
     rows = [
-        replace(row, scores=order_scores({**row.scores, **effects.get((row.layer, row.head), {})}, bool(chosen)))
-        for row in rows
+        replace(row, scores=order_scores({**row.scores, **effects.get((row.layer, row.head), {})}, measured)) for row in rows
     ]
     return Heads(tuple(rows), (describe_probe(probe), *notes))
 
@@ -155,23 +161,41 @@ def confirm_kind(kind: str, scores: dict[str, Score]) -> str:
     return infer_kind(scores) if kind == "induction" else kind
 
 
-def compute_losses(logits: Tensor, probe: Probe) -> Tensor:
-    """Return the loss of each repeated token, in nats, (b, q)."""
-    predicted = logits[:, probe.repeated].float().cpu()
-    following = probe.tokens[:, probe.repeated.start + 1 : probe.repeated.stop + 1]
-    return F.cross_entropy(predicted.transpose(1, 2), following, reduction="none")
+@dataclass(frozen=True, eq=False)
+class AblationTarget:
+    """Tokens (b, t) on which the effect of a head is measured: the queries that count, and their losses with all heads."""
+
+    name: str
+    tokens: Tensor
+    queries: slice
+    losses: Tensor
 
 
-def measure_effect(model: nn.Module, row: Head, by: str, probe: Probe, tokens: Tensor, loss: Tensor) -> dict[str, Score]:
-    """Return by how much the loss rises without a head, with its interval over the seeds."""
+def check_text(text: Tensor) -> Tensor:
+    """Return the tokens (b, t) of documents. Raises ConfigError."""
+    is_ids = isinstance(text, Tensor) and text.dim() == 2 and not text.is_floating_point() and not text.is_complex()
+    if not is_ids or text.shape[0] < 1 or text.shape[1] < 2:
+        raise ConfigError(f"text must be tokens (b, t) of documents, at least two of each; got {describe_value(text)}.")
+    return text
+
+
+def compute_losses(logits: Tensor, tokens: Tensor, queries: slice) -> Tensor:
+    """Return the loss of the token after each query, in nats, (b, q)."""
+    following = tokens[:, queries.start + 1 : queries.stop + 1].cpu()
+    return F.cross_entropy(logits[:, queries].float().cpu().transpose(1, 2), following, reduction="none")
+
+
+def measure_effect(model: nn.Module, row: Head, by: str, target: AblationTarget) -> Score:
+    """Return by how much the loss rises without a head, with its interval over the rows of the tokens."""
     with intervene(model, KnockOut(row.layer, row.head, by)):
-        rise = (compute_losses(compute_logits(model, tokens), probe) - loss).unsqueeze(1)
-    return {EFFECT: estimate_scores(QueryScores(rise, torch.ones_like(rise, dtype=torch.bool)))[0]}
+        losses = compute_losses(compute_logits(model, target.tokens), target.tokens, target.queries)
+    rise = (losses - target.losses).unsqueeze(1)
+    return estimate_scores(QueryScores(rise, torch.ones_like(rise, dtype=torch.bool)))[0]
 
 
-def order_scores(scores: dict[str, Score], with_effect: bool) -> dict[str, Score]:
-    """Return the scores in the order of the columns; NaN for the effect of a head that was not ablated."""
-    found = {EFFECT: Score(float("nan")), **scores} if with_effect else scores
+def order_scores(scores: dict[str, Score], measured: Sequence[str]) -> dict[str, Score]:
+    """Return the scores in the order of the columns; NaN for the measured effects of a head that was not ablated."""
+    found = {**dict.fromkeys(measured, Score(float("nan"))), **scores}
     return {name: found[name] for name in (*FIRST_COLUMNS, *found) if name in found}
 
 

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("zero", "mean", "resample"),
         help="what stands for an ablated head: 0, or the mean or one of other rows (mean)",
     )
+    parser.add_argument("--text", metavar="FILE", help="also measure what the loss on this text does without a head")
     parser.add_argument(
         "--haystack", metavar="FILE", help="also measure retrieval: sentences are hidden in this text, and asked for"
     )
