@@ -85,7 +85,8 @@ def test_arrows_and_enter_do_the_same(opened, address):
 def test_what_a_kind_of_head_does_is_said_in_words_and_not_by_the_pointer_alone(opened, address, recording):
     page = settled(opened(f"{address}#view=heads"))
     until(page, "!document.querySelector('.heads-controls select').disabled")
-    kind = next(iter(regard.heads(recording))).kind
-    assert page.locator(".heads-said").inner_text().startswith(f"Head 0.0 is selected, {kind}: ")
+    row = next(iter(regard.heads(recording)))
+    kind = row.kind
+    assert page.locator(".heads-said").inner_text() == f"Head 0.0 is selected: {row.sentence}."
     page.locator(f"[data-control='only {kind}']").click()
     until(page, f"document.querySelector('.heads-said').textContent.startsWith('{kind}: ')")

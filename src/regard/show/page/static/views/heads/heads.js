@@ -177,11 +177,11 @@ function selectTile(it, state) {
   describePicture(it, state);
 }
 
-// Describe the kind of the filter, or else the kind of the selected head.
+// Describe the kind of the filter, or else what the selected head does and how sure that is.
 function describeKind(it, { only, layer, head }) {
-  const kind = only ?? it.rows.get(getHeadName(it, layer, head))?.kind;
-  if (!kind) return "";
-  return only ? `${kind}: ${SENTENCES[kind] ?? ""}` : `Head ${getHeadName(it, layer, head)} is selected, ${kind}: ${SENTENCES[kind] ?? ""}`;
+  if (only) return `${only}: ${SENTENCES[only] ?? ""}`;
+  const found = it.rows.get(getHeadName(it, layer, head));
+  return found ? `Head ${getHeadName(it, layer, head)} is selected: ${found.sentence}.` : "";
 }
 
 function describePicture(it, state) {
