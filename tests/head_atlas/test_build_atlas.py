@@ -2,11 +2,9 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from regard.head_atlas.plan import get_shard_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'regard[atlas]'")
 SCRIPT = Path(__file__).with_name("small.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ def start_process(place: Path, name: str, **settings) -> subprocess.Popen:
         place / "model",
         place / "texts.jsonl",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 def test_the_table_has_a_row_for_every_head_and_says_of_what_it_is(place):
@@ -96,26 +94,10 @@ def test_two_processes_at_once_give_the_same_bytes(place):
 
 @pytest.mark.slow
 def test_twenty_kills_at_any_moment_change_no_byte(place):
-    chosen, kills = random.Random(0), 0
-    started = time.monotonic()
-    process = start_process(place, "timed")
-    assert process.communicate()[1] == ""
-    seconds = time.monotonic() - started
-    for attempt in range(200):
-        process = start_process(place, "killed")
-        try:
-            process.wait(chosen.uniform(0.4, 1.0) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        code = process.wait()
-        process.stderr.close()
-        if code == 0 and kills < 20:  # it ended before it was killed: begin again with half of the shards
-            for path in [place / "killed" / "atlas.json", *(place / "killed" / "shards").iterdir()][attempt % 2 :: 2]:
-                path.unlink()
-        elif code == 0:
-            break
-    assert kills >= 20
+    script = Path(__file__).with_name("killed.py")
+    command = [sys.executable, "-W", "error", script, place / "killed", place / "model", place / "texts.jsonl", "20"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "20\n", "")
     assert read_results(place / "killed") == read_results(place / "whole")
 
 

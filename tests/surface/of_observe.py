@@ -29,6 +29,24 @@ def recorded() -> Recording:
 
 
 @cache
+def differentiable() -> tuple[Recording, torch.Tensor]:
+    """A recording with the graph of its forward, and a number of it."""
+    torch.manual_seed(0)
+    layer = regard.MultiHeadAttention(4, 6, 9, 0.0, 2)
+    with regard.record(layer, keep="values") as recording:
+        number = layer(torch.randn(1, 5, 4)).sum()
+    return recording, number
+
+
+def graph() -> Recording:
+    return differentiable()[0]
+
+
+def recorded_number() -> torch.Tensor:
+    return differentiable()[1]
+
+
+@cache
 def folder() -> Path:
     """A folder that is there until the tests end."""
     kept = tempfile.TemporaryDirectory()
@@ -74,6 +92,12 @@ CALLS = [
         recorded,
         lambda: {"path": folder() / "saved.regard"},
         path=without(SCALARS, "a string", "bytes") | wrong.FRACTIONS,
+    ),
+    method(
+        "Recording.attribute",
+        graph,
+        lambda: {"number": recorded_number()},
+        number=SCALARS | wrong.FRACTIONS | constant(a_number=3, of_parameters=torch.ones((), requires_grad=True)),
     ),
     Call(
         "Recording.tokens",

@@ -51,6 +51,7 @@ class StoredCall:
     bias: Tensor | None
     sinks: Tensor | None
     weight: Tensor | None = None  # of additive scores
+    context: Tensor | None = None  # (b, h, q, e) of all heads, with its graph; not saved
 
     def build_map(self, q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, offset: Offset) -> AttentionMap:
         """Return the map of queries and keys with the scale, softcap, sinks and weight of this call."""
@@ -245,7 +246,7 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     values = (
         stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
     )
-    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias)
+    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, context=None)
 
 
 def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:

@@ -47,12 +47,14 @@ class Recorder:
 
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
-        result = proceed(call, adapter)
+        result, context = self.link_context(proceed(call, adapter), adapter)
         answer = None
         try:
             with disable_tracking():
                 if adapter.read_weights is None or not has_different_weights(call, adapter.read_weights(result)):
                     recorded = self.record_call(call, name)
+                    if recorded is not None:
+                        recorded.stored.context = context
                     answer = None if adapter.replace_weights is None else Attentions(self.build_full_map(call, recorded))
                 else:
                     self.report_missed(MissedCall(call.kernel, name, OTHERWISE))
@@ -61,6 +63,17 @@ class Recorder:
         except Exception as error:  # a failure here must not stop the model
             self.report_missed(MissedCall(call.kernel, name, explain_error(error)))
         return result if adapter.replace_weights is None or answer is None else adapter.replace_weights(result, answer)
+
+    def link_context(self, result: Any, adapter: CallAdapter) -> tuple[Any, Tensor | None]:
+        """Return the result and its context (b, h, q, e), with a graph from one to the other; None without gradients.
+
+        The context is kept where values are, for `recording.attribute`. The numbers of the result stay the same.
+        """
+        wanted = self.store.store.values and torch.is_grad_enabled()
+        if not wanted or adapter.context is None or adapter.result is None:
+            return result, None
+        context = adapter.context(result)
+        return (adapter.result(context, result), context) if context.requires_grad else (result, None)
 
     def handle_generation(self, module: nn.Module, sequences: Tensor, prompts: int) -> None:
         """Match the sequences that a model's `generate` returned to batch rows; the run they belong to becomes the last."""

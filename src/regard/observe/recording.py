@@ -16,6 +16,7 @@ from regard.mechanism.arguments import check_choice, check_instance, check_integ
 from regard.mechanism.mask_algebra import EVERYTHING
 from regard.mechanism.masks import Documents
 from regard.observe import recording_file
+from regard.observe.attribution import Attribution, attribute
 from regard.observe.interception.attention_call import MissedCall
 from regard.observe.kv_history import KVHistory, StoredCall
 from regard.observe.serialize import serialize_recording
@@ -236,6 +237,10 @@ class Recording(HtmlRepr):
         """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
         return self.last.values(layer, kind, part)
 
+    def attribute(self, number: Tensor) -> Attribution:
+        """Return what the weights did to a number of the recorded forward; see regard.observe.attribution.attribute."""
+        return attribute(self, number)
+
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""
         return select_axis_words(self.tokens, kind, self.last.find_histories(layer, kind, part)[0].name)
@@ -247,7 +252,8 @@ class Recording(HtmlRepr):
     def __repr__(self) -> str:
         missed = f", {len(self.missed)} missed" if self.missed else ""
         model = escape_controls(self.model)
-        return f"Recording({model}, {len(self.runs)} runs, {len(self.calls)} calls of {len(self.names)} modules{missed})"
+        counts = [f"{n} {what}{'s' * (n != 1)}" for n, what in ((len(self.runs), "run"), (len(self.calls), "call"))]
+        return f"Recording({model}, {', '.join(counts)} of {len(self.names)} modules{missed})"
 
 
 def join_maps(histories: list[KVHistory]) -> AttentionMap:

@@ -1,0 +1,118 @@
+"""Attribution: the gradient of a number with respect to each head's context, and the maps that follow from it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.map import AttentionMap
+from regard.map.attribution_map import AttributionMap
+from regard.mechanism.arguments import check_choice, describe_value
+from regard.observe.kv_history import KVHistory, StoredCall
+
+GRADIENT, PULL = "gradient", "pull"
+ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """What the weights of a recording did to a number: maps of gradients, and relevance.
+
+    The gradients are those with respect to the context of each head, (b, h, q, e): O(T) numbers, from which each entry follows.
+    """
+
+    recording: Any  # a Recording, whose module imports this one
+    gradients: dict[StoredCall, Tensor] = field(repr=False)
+
+    def map(
+        self,
+        layer: int | str,
+        head: int | None = None,
+        kind: str = PULL,
+        *,
+        attention: str = "self",
+        part: str | None = None,
+    ) -> AttributionMap:
+        """Return the map of a layer, (b, h, q, k), or of one of its heads; layer, head and part as recording.map takes them.
+
+        kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
+        i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij. attention is "self" or "cross".
+        Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
+        Source: gradient times attention, Chefer et al. 2021.
+        """
+        check_choice("kind", kind, (GRADIENT, PULL))
+        weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
+        values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
+        histories = self.recording.last.find_histories(layer, attention, part)
+        if values is None:
+            raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
+        left = torch.cat([self.join_gradients(history) for history in histories], 2)
+        found = AttributionMap(weights, left, values, times_weights=kind == PULL)
+        if head is None:
+            return found
+        wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
+        return found.select(heads=[wanted])
+
+    def join_gradients(self, history: KVHistory) -> Tensor:
+        """Return the gradients of all calls of a history along their queries, of the heads that were recorded."""
+        last, found = history.stored_calls[-1].step, []
+        for stored in history.stored_calls:
+            gradient = self.gradients.get(stored)
+            if gradient is None:
+                raise ConfigError(f"the context of {history.name} was not kept with its graph. {ADVICE}")
+            if history.selected_heads is not None:
+                gradient = gradient[:, list(history.selected_heads)]
+            found.append(history.reorder_rows(gradient, stored.step, last))
+        return torch.cat(found, 2)
+
+    def relevance(self, queries: int | slice | list[int] | Tensor = -1, *, part: str | None = None) -> Tensor:
+        """Return the relevance of each token for some queries, (b, n, t), or (b, t) for a single query.
+
+        R = (I + M_L) ... (I + M_1), of whose rows these are: M_l is the mean over the heads of layer l of the positive part of
+        the pull, max(0, A_ij ∂y/∂A_ij). It is computed from the last layer to the first, block by block.
+        Raises ConfigError if there is no self-attention, ShapeError if queries and keys of a layer differ in number.
+        Source: Chefer et al. 2021, "Generic attention-model explainability", equations 5 and 6.
+        """
+        names = self.recording.layers(part=part)
+        if not names:
+            raise ConfigError("relevance needs self-attention, and none was recorded.")
+        b, _, q, k = self.recording.map(0, part=part).shape
+        if q != k:
+            raise ShapeError(f"relevance needs as many queries as keys, got {q} and {k}.")
+        start = self.recording.map(0, part=part)
+        chosen = torch.arange(q)[queries].to(start.device)
+        rows = torch.eye(q, dtype=torch.float64, device=start.device)[chosen.reshape(-1)].expand(b, -1, -1).contiguous()
+        for layer in reversed(range(len(names))):
+            pull = self.map(layer, part=part)
+            if pull.shape[2:] != (q, k):
+                raise ShapeError(f"relevance needs layers of one length; {names[layer]} has {pull.shape[2:]}.")
+            added = torch.zeros_like(rows)
+            for n, _, run, entries in pull.iterate_blocks():
+                share = rows[n, :, run.start : run.stop] @ entries.clamp(min=0).double()
+                added[n].index_add_(1, run.columns, share / pull.shape[1])
+            rows += added
+        return rows[:, 0] if chosen.dim() == 0 else rows
+
+
+def attribute(recording: Any, number: Tensor) -> Attribution:
+    """Return what the weights of a recording did to a number that the recorded forward computed, by one backward.
+
+    number is a tensor of one element: a logit, a difference of two, a loss. Parameters get no gradients, and the graph stays.
+    Raises ConfigError if the number does not depend on the recorded contexts by a gradient.
+    """
+    if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
+        raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
+    stored = [call.stored for run in recording.runs for call in run.calls if call.stored.context is not None]
+    if not number.requires_grad or not stored:
+        raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
+    contexts = [one.context for one in stored if one.context is not None]
+    found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")
+    gradients = {
+        one: torch.zeros_like(context) if gradient is None else gradient.detach()
+        for one, context, gradient in zip(stored, contexts, found, strict=True)
+    }
+    return Attribution(recording, gradients)

@@ -1,0 +1,124 @@
+"""An AttributionMap is the matrix of its entries, whatever the mask, the groups and the way it is asked."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bounds import sum_bound
+from regard import AttentionMap, Causal
+from regard.errors import ConfigError, ShapeError
+from regard.map.attribution_map import AttributionMap
+from regard.map.pooling import bin_edges
+from strategies import requests
+
+EQUAL = 1e-10  # float64
+
+
+@st.composite
+def attributions(draw, dtype=torch.float64):
+    asked = draw(requests(dtype))
+    weights = AttentionMap(asked.q, asked.k, asked.mask, **asked.options)
+    b, h, q, _ = weights.shape
+    left = torch.randn(b, h, q, asked.v.shape[3], dtype=dtype)
+    times_weights = draw(st.booleans())
+    return AttributionMap(weights, left, asked.v, times_weights=times_weights), asked
+
+
+def dense(found: AttributionMap, asked) -> torch.Tensor:
+    """The matrix, written out."""
+    b, h, q, k = found.shape
+    products = found.left @ found.right.repeat_interleave(h // found.right.shape[1], 1).mT
+    weights = found.weights.dense()
+    if found.times_weights:
+        return products * weights
+    places = itertools.product(range(b), range(h), range(q), range(k))
+    visible = torch.tensor([asked.sees(*place) for place in places], dtype=torch.bool).view(b, h, q, k)
+    bias = asked.options.get("bias")
+    return products.where(visible if bias is None else visible & (bias != -torch.inf), 0)
+
+
+@given(attributions())
+def test_entries_sums_products_and_pictures_are_those_of_the_matrix(one):
+    found, asked = one
+    expected = dense(found, asked)
+    b, k = found.shape[0], found.shape[3]
+    assert (found.dense() - expected).abs().max() < EQUAL if expected.numel() else True
+    overview = found.overview()
+    assert torch.allclose(overview.row_sums, expected.sum(-1), rtol=0, atol=EQUAL)
+    assert torch.allclose(overview.column_sums, expected.sum(-2), rtol=0, atol=EQUAL)
+    if k:
+        assert torch.allclose(overview.largest.abs(), expected.abs().amax(-1), rtol=0, atol=EQUAL)
+        assert torch.allclose(overview.mean, expected, rtol=0, atol=EQUAL)
+        assert torch.allclose(overview.max, expected, rtol=0, atol=EQUAL)
+        values, keys = found.top(k)
+        assert torch.allclose(expected.gather(-1, keys), values, rtol=0, atol=EQUAL)
+        assert (values.abs().diff(dim=-1) <= EQUAL).all()
+    x = torch.randn(b, 1, k, 2, dtype=torch.float64)
+    assert torch.allclose(found @ x, expected @ x, rtol=0, atol=EQUAL * max(k, 1))
+
+
+@given(attributions(), st.integers(1, 5), st.integers(1, 5))
+def test_bins_hold_the_signed_mean_the_sum_or_the_entry_largest_in_size(one, rows, columns):
+    found, asked = one
+    expected = dense(found, asked)
+    q, k = found.shape[2:]
+    edges = [bin_edges(0, size, bins).tolist() for size, bins in ((q, rows), (k, columns))]
+    pictures = {how: found.pooled(rows, columns, how) for how in ("mean", "sum", "max")}
+    for r in range(rows):
+        for c in range(columns):
+            part = expected[:, :, edges[0][r] : edges[0][r + 1], edges[1][c] : edges[1][c + 1]].flatten(2)
+            total = part.sum(-1)
+            assert torch.allclose(pictures["sum"][:, :, r, c], total, rtol=0, atol=EQUAL)
+            assert torch.allclose(pictures["mean"][:, :, r, c], total / max(part.shape[2], 1), rtol=0, atol=EQUAL)
+            if part.shape[2]:
+                assert torch.allclose(pictures["max"][:, :, r, c].abs(), part.abs().amax(-1), rtol=0, atol=EQUAL)
+
+
+@given(attributions(), st.data())
+def test_parts_are_those_of_the_whole(one, data):
+    found, asked = one
+    expected, (b, h, q, k) = dense(found, asked), found.shape
+    batch = data.draw(st.lists(st.integers(0, b - 1), min_size=1, max_size=2))
+    heads = data.draw(st.lists(st.integers(0, h - 1), min_size=1, max_size=3))
+    smaller = found.select(batch=batch, heads=heads)
+    assert smaller.shape == (len(batch), len(heads), q, k)
+    assert torch.allclose(smaller.dense(), expected[batch][:, heads], rtol=0, atol=EQUAL)
+    row = data.draw(st.integers(0, q - 1))
+    assert torch.allclose(found[:, heads[0], row], expected[:, heads[0], row], rtol=0, atol=EQUAL)
+
+
+@given(attributions(torch.float32))
+def test_the_certificate_says_how_far_the_rows_are_from_their_identity(one):
+    found, _ = one
+    if not found.times_weights:
+        with pytest.raises(ConfigError, match="only a map with weights"):
+            found.certificate()
+        return
+    b, h, q, k = found.shape
+    certificate = found.certificate()
+    assert certificate.rows == b * h * q
+    # both sides are sums of k weights times e products in float32, in another order
+    assert certificate.error <= 2 * sum_bound(torch.float32, k + found.left.shape[3] + 20)
+
+
+def test_a_long_map_takes_memory_of_its_length_and_satisfies_its_identity():
+    torch.manual_seed(0)
+    q, k, v, g = torch.randn(4, 1, 1, 4096, 16)
+    found = AttributionMap(AttentionMap(q, k, Causal()), g, v)
+    assert found.nbytes < 4 * 4096 * 16 * 4 + 2**17
+    certificate = found.certificate()
+    assert certificate.rows == 4096
+    assert certificate.error <= 2 * sum_bound(torch.float32, 4096 + 16 + 20)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((1, 2, 5, 3), (1, 2, 6, 4)), ((1, 2, 4, 3), (1, 2, 6, 3)), ((1, 2, 5, 3), (1, 3, 6, 3)), ((2, 5, 3), (1, 2, 6, 3))],
+)
+def test_shapes_that_do_not_fit_are_refused(left, right):
+    weights = AttentionMap(torch.randn(1, 2, 5, 3), torch.randn(1, 2, 6, 3))
+    with pytest.raises(ShapeError, match=r"left|right"):
+        AttributionMap(weights, torch.randn(left), torch.randn(right))

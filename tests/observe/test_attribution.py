@@ -1,0 +1,151 @@
+"""Attribution beside autograd on the dense weights of the same model's eager attention."""
+
+import pytest
+import torch
+
+import regard
+from observe.families import FAMILIES
+from observe.family import Widened
+from regard.errors import ConfigError, ShapeError
+
+EQUAL = 1e-10  # float64
+LAST = 7  # a token that is padding in none of the sequences
+NAMES = ("gpt2", "llama", "mistral", "gemma2", "gpt_oss", "bert", "t5", "bart")
+
+
+def named(name):
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def pick_number(output):
+    """A number that depends on every layer."""
+    hidden = output.last_hidden_state
+    generator = torch.Generator().manual_seed(0)
+    return (hidden[:, LAST] * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)).sum()
+
+
+def dense_gradients(family, given):
+    """The weights of every layer of eager attention, and the gradients of the number with respect to them."""
+    model = family.build(torch.float64, attn_implementation="eager")
+    with Widened():
+        output = model(**given, output_attentions=True)
+    found = {}
+    for name, kind in (("attentions", "self"), ("decoder_attentions", "self"), ("cross_attentions", "cross")):
+        for layer, weights in enumerate(getattr(output, name, None) or ()):
+            found[kind, layer] = weights
+    gradients = torch.autograd.grad(pick_number(output), list(found.values()), allow_unused=True)
+    return {key: (weights.detach(), gradient) for (key, weights), gradient in zip(found.items(), gradients, strict=True)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["none", "right"])
+def test_gradient_and_pull_are_those_of_autograd_on_dense_weights(name, side):
+    family = named(name)
+    model = family.build(torch.float64)
+    given = family.feed(model, side)
+    expected = dense_gradients(family, given)
+    with Widened(), regard.record(model, keep="values") as recording:
+        output = model(**given)
+    attribution = recording.attribute(pick_number(output))
+    assert expected
+    for (kind, layer), (weights, gradient) in expected.items():
+        visible = recording.map(layer, kind=kind).dense() > 0
+        gradient = torch.zeros_like(weights) if gradient is None else gradient
+        found = attribution.map(layer, kind="gradient", attention=kind)
+        size = max(float(gradient.abs().max()), 1e-6)
+        assert float((found.dense() - gradient).where(visible, 0).abs().max()) < EQUAL * size
+        pull = attribution.map(layer, attention=kind)
+        assert float((pull.dense() - weights * gradient).where(visible, 0).abs().max()) < EQUAL * size
+        assert pull.certificate().error < EQUAL
+
+
+def test_relevance_is_that_of_dense_matrices():
+    family = named("gpt2")
+    model = family.build(torch.float64)
+    given = family.feed(model, "none")
+    expected = torch.eye(given["input_ids"].shape[1], dtype=torch.float64)
+    for weights, gradient in dense_gradients(family, given).values():
+        expected = expected + (weights * gradient).clamp(min=0).mean(1) @ expected
+    with Widened(), regard.record(model, keep="values") as recording:
+        output = model(**given)
+    attribution = recording.attribute(pick_number(output))
+    assert (attribution.relevance() - expected[:, -1]).abs().max() < EQUAL * float(expected.max())
+    assert (attribution.relevance(slice(None)) - expected).abs().max() < EQUAL * float(expected.max())
+    assert attribution.relevance([3, 5]).shape == (*expected[:, :2].shape,)
+
+
+def test_one_head_and_recorded_heads_have_their_own_gradients():
+    family = named("llama")
+    model = family.build(torch.float64)
+    given = family.feed(model, "none")
+    with regard.record(model, keep="values") as whole:
+        number = pick_number(model(**given))
+    all_heads = whole.attribute(number).map(1)
+    assert torch.equal(whole.attribute(number).map(1, 2).dense(), all_heads.dense()[:, 2:3])
+    with regard.record(model, keep="values", heads=[2, 0]) as some:
+        number = pick_number(model(**given))
+    assert (some.attribute(number).map(1).dense() - all_heads.dense()[:, [2, 0]]).abs().max() < EQUAL
+    assert torch.equal(some.attribute(number).map(1, 0).dense(), some.attribute(number).map(1).dense()[:, 1:])
+
+
+def test_the_model_its_output_and_its_gradients_are_left_as_they_were():
+    family = named("llama")
+    model = family.build()
+    given = family.feed(model, "none")
+    plain = model(**given).last_hidden_state
+    with regard.record(model, keep="values") as recording:
+        inside = model(**given).last_hidden_state
+    assert torch.equal(plain, inside)
+    recording.attribute(inside[0, -1, 0])
+    assert all(parameter.grad is None for parameter in model.parameters())
+    inside.sum().backward()  # the graph is still there
+    plain.sum().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+
+
+def test_a_difference_of_logits_is_the_difference_of_their_maps():
+    model = regard.GPT2(regard.GPT2Config(layers=2, heads=2, width=8, context=12, vocabulary=30)).double()
+    ids = torch.arange(10).unsqueeze(0)
+    with regard.record(model, keep="values") as recording:
+        logits = model(ids)
+    one, other = (recording.attribute(logits[0, -1, token]).map(0).dense() for token in (3, 7))
+    both = recording.attribute(logits[0, -1, 3] - logits[0, -1, 7]).map(0).dense()
+    assert (both - (one - other)).abs().max() < EQUAL
+
+
+def test_what_has_no_gradient_is_refused_in_a_sentence():
+    model = regard.GPT2(regard.GPT2Config(layers=1, heads=2, width=8, context=12, vocabulary=30))
+    ids = torch.arange(10).unsqueeze(0)
+    with regard.record(model) as without:
+        logits = model(ids)
+    with pytest.raises(ConfigError, match="keep='values'"):
+        without.attribute(logits[0, -1, 3])
+    with torch.no_grad(), regard.record(model, keep="values") as frozen:
+        plain = model(ids)
+    with pytest.raises(ConfigError, match=r"outside torch.no_grad\(\)"):
+        frozen.attribute(plain[0, -1, 3])
+    with regard.record(model, keep="values") as recording:
+        logits = model(ids)
+    for wrong in (logits, logits[0, -1], 3.0, ids[0, 0]):
+        with pytest.raises(ConfigError, match="a tensor of one number"):
+            recording.attribute(wrong)
+    with pytest.raises(ConfigError, match="does not depend"):
+        recording.attribute(next(model.parameters()).sum())
+    attribution = recording.attribute(logits[0, -1, 3])
+    with pytest.raises(regard.ConfigError, match="kind"):
+        attribution.map(0, kind="weight")
+
+
+def test_a_layer_whose_queries_and_keys_differ_has_no_relevance():
+    class Halves(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x[:, :, :3], x, x)
+
+    layer = Halves()
+    with regard.record(layer, keep="values") as recording:
+        output = layer(torch.randn(1, 2, 6, 4, requires_grad=True))
+    attribution = recording.attribute(output.sum())
+    assert attribution.map(0, attention=recording.calls[0].kind).shape == (1, 2, 3, 6)
+    with pytest.raises((ConfigError, ShapeError), match="relevance needs"):
+        attribution.relevance()
