@@ -31,7 +31,7 @@ test: .venv/ready-for-work
 
 test-all: .venv/ready-for-work
 	@echo "Running every test: half an hour on two cores, or somewhat more."
-	@$(PYTEST) --durations=5
+	@CI=1 $(PYTEST) --durations=5
 	@$(BIN)/python tests/processors.py
 
 lint: .venv/ready-for-work

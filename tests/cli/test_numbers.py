@@ -12,6 +12,7 @@ TEXT, PASSAGES = (
     ["evaluate", "--model", "sorter", "--on", "passages.jsonl"],
 )
 WALK, LOOK = ["walk", "--words", "the cat sat"], ["look", "ABC", "--model", "sorter"]
+TRAIN = ["train", "--text", "text.txt", "--out", "run"]
 REFUSED = [
     (GENERATE, "tokens", WHOLE),
     (GENERATE, "beams", ["0", *WHOLE]),
@@ -21,6 +22,8 @@ REFUSED = [
     *((GENERATE, name, REAL) for name in ("temperature", "top-p", "min-p", "repetition-penalty")),
     *((TEXT, name, ["0", *WHOLE]) for name in ("context", "stride", "batch")),
     *((PASSAGES, name, ["0", *WHOLE]) for name in ("context", "stride", "batch")),
+    (TRAIN, "seed", WHOLE[1:]),
+    (TRAIN, "steps", WHOLE),
     (WALK, "heads", ["0", *WHOLE]),
     (WALK, "seed", WHOLE),
     (WALK, "rows", ["0", WHOLE[0], WHOLE[1], WHOLE[3]]),

@@ -173,6 +173,13 @@ def test_a_shard_that_was_altered_is_refused(place, tmp_path, byte):
     assert read_results(place / f"altered {byte}") == read_results(place / "whole")
 
 
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", 200_000 * b"[", b"\xff", b'{"model": 1}'])
+def test_a_plan_that_is_none_is_refused(tmp_path, data):
+    (tmp_path / "atlas.json").write_bytes(data)
+    with pytest.raises(DataError, match=r"atlas\.json cannot be read"):
+        merge_atlas(tmp_path)
+
+
 def test_a_missing_shard_is_named(place):
     build(place, "missing", shard=(0, 2))
     with pytest.raises(DataError, match="shard 1 of 9 is missing"):

@@ -48,7 +48,9 @@ def test_a_long_document_is_read_in_parts_and_cut_into_pieces(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokens.npy", "documents.npy", "pieces.json"])
-@pytest.mark.parametrize("data", [None, b"", b"\x93NUMPY", b"[1, 2]"])
+@pytest.mark.parametrize(
+    "data", [None, b"", b"\x93NUMPY", b"[1, 2]", 200_000 * b"["], ids=["none", "empty", "begun", "list", "deep"]
+)
 def test_files_that_are_missing_or_damaged_are_refused(tmp_path, name, data):
     write(tmp_path, ["a" * 40])
     if data is None:

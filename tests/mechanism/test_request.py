@@ -1,9 +1,13 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from regard import Causal, ConfigError, Documents, Given, Padding, ShapeError, attend, attention
+from regard.mechanism.scores import score_dtype
 
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FORMS = pytest.mark.parametrize("form", [attend, attention])
 
 
@@ -74,6 +78,32 @@ def test_one_floating_dtype_is_asked_of_q_k_and_v(form):
         form(zeros(*Q), zeros(*K, dtype=torch.float64), zeros(*V))
     with pytest.raises(ConfigError, match="one floating dtype"):
         form(*(zeros(*shape, dtype=torch.int64) for shape in (Q, K, V)))
+
+
+@FORMS
+@pytest.mark.parametrize("dtypes", list(itertools.product(FLOATING, repeat=3)), ids=str)
+def test_q_k_and_v_of_any_dtypes_are_computed_if_they_are_one_and_refused_otherwise(form, dtypes):
+    q, k, v = (zeros(*shape, dtype=dtype) for shape, dtype in zip((Q, K, V), dtypes, strict=True))
+    if len(set(dtypes)) == 1:
+        found = form(q, k, v)
+        assert getattr(found, "context", found).dtype == dtypes[0]
+        return
+    with pytest.raises(ConfigError, match=r"one floating dtype|Use \.to"):
+        form(q, k, v)
+
+
+@FORMS
+@pytest.mark.parametrize(("of_q", "of_more"), list(itertools.product(FLOATING, FLOATING)), ids=str)
+def test_a_bias_and_sinks_of_any_dtype_are_cast_to_that_of_the_scores(form, of_q, of_more):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(shape).to(of_q) for shape in (Q, K, V))
+    bias, sinks = torch.randn(Q[2], K[2]).to(of_more), torch.randn(Q[1]).to(of_more)
+    wide = score_dtype(of_q)
+    found = form(q, k, v, bias=bias, sinks=sinks)
+    expected = form(q, k, v, bias=bias.to(wide), sinks=sinks.to(wide))
+    found, expected = (getattr(one, "context", one) for one in (found, expected))
+    assert found.dtype == of_q
+    assert torch.equal(found, expected)
 
 
 @FORMS

@@ -90,6 +90,9 @@ def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "bad.toml").write_text("steps: 3")
     with pytest.raises(ConfigError, match="is not a TOML file"):
         TrainConfig.read(tmp_path / "bad.toml")
+    (tmp_path / "deep.toml").write_text(f"steps = {'[' * 100_000}")
+    with pytest.raises(ConfigError, match="is not a TOML file"):
+        TrainConfig.read(tmp_path / "deep.toml")
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(TrainConfig), ids=lambda field: field.name)

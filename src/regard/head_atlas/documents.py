@@ -32,7 +32,7 @@ class Documents:
             tokens, ends = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (TOKENS, ENDS))
             pieces = json.loads((folder / PIECES).read_text(encoding="utf-8"))
             return cls(tokens, ends, {int(token): str(text) for token, text in pieces.items()})
-        except (OSError, ValueError, EOFError, AttributeError) as error:
+        except (OSError, ValueError, EOFError, AttributeError, RecursionError) as error:
             raise DataError(f"{folder} has no documents of an atlas: {error}.") from None
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ def read_plan(folder: Path) -> Plan:
         return Plan(**json.loads((folder / PLAN).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise DataError(f"{folder} holds no atlas: there is no {PLAN}.") from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{folder / PLAN} cannot be read: {error}.") from None
 
 
@@ -153,7 +153,7 @@ def read_shard(folder: Path, shard: int, plan: Plan) -> tuple[list[tuple[str, in
         raise DataError(
             f"shard {shard} of {plan.shards} is missing in {folder}: run the command that made the others."
         ) from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"shard {shard} cannot be read: {error}. {remedy}") from None
     body = header["body"]
     altered = header["checksum"] != compute_header_checksum({"body": json.dumps(body)}, state)

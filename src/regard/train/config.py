@@ -206,7 +206,7 @@ def read_table(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {path}. A config is a TOML file, for example with steps = 2000.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from None
 
 
