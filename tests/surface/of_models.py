@@ -12,7 +12,7 @@ from surface import wrong
 from surface.call import Call, method
 from surface.of_map import SLICE
 from surface.of_mechanism import SIZES
-from surface.of_observe import HEAD, LAYER, PART, folder, recorded
+from surface.of_observe import HEAD, LAYER, OWN_SCORES, PART, folder, recorded
 from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE, Wrong, constant, without
 
 SIZE = COUNT | SIZES
@@ -194,7 +194,7 @@ CALLS = [
         "page",
         regard.page,
         lambda: {"recording": recorded(), "path": folder() / "page.html"},
-        {"recording": OBJECT, "path": PATH},
+        {"recording": OBJECT, "path": PATH, "scores": OWN_SCORES},
     ),
     Call(
         "serve",
@@ -206,6 +206,7 @@ CALLS = [
             "port": COUNT,
             "text": without(SCALARS, "none", "a string", "a long string", "a lone surrogate"),
             "open_browser": FLAG,
+            "scores": OWN_SCORES,
         },
     ),
 ]

@@ -73,6 +73,7 @@ LAYERS = without(SCALARS | wrong.FRACTIONS, "none", "an empty list") | constant(
 )
 SOUGHT = {"kind": CHOICE, "part": PART}
 TOKENS = without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, of_numbers=[1, 2, 3, 4, 5], mixed=["a", ["b"]])
+OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m])
 ONE_LAYER = {"layer": LAYER, **SOUGHT}
 FIRST = {"layer": 0}
 CALLS = [
@@ -122,8 +123,7 @@ CALLS = [
             "needle": without(SLICE, "none"),
             "questions": without(INDEX, "a lone surrogate"),
             "projections": without(SCALARS, "none") | constant(a_number=3),
-            "scores": without(SCALARS, "an empty list")
-            | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m]),
+            "scores": OWN_SCORES,
         },
     ),
     Call(

@@ -146,6 +146,11 @@ def get_score_name(score: UserScore) -> str:
     return str(getattr(score, "__name__", "score")).replace("_", " ")
 
 
+def describe_user_scores(scores: Sequence[UserScore]) -> list[str]:
+    """Return a sentence for each of the user's scores: its name and the first line of its docstring."""
+    return [f"{get_score_name(score)}: {(score.__doc__ or '').strip().splitlines()[0]}" for score in scores]
+
+
 def compute_user_score(look: MapView, score: UserScore) -> QueryScores | Tensor:
     """Return the result of a user's function. Raises ShapeError if it is neither (b, h) nor (b, h, q)."""
     found = score(look.map)

@@ -1,6 +1,7 @@
 import pytest
 
 import regard
+from regard import ConfigError
 from show.page.asking import asking
 
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
@@ -23,3 +24,24 @@ def test_large_heads_are_typed_one_by_one_and_alike(recording, monkeypatch):
     for found, row in zip(rows, regard.heads(recording), strict=True):
         assert found["scores"] == pytest.approx(dict(row.scores), rel=1e-10)
         assert (found["layer"], found["head"], found["kind"]) == (row.layer, row.head, row.kind)
+
+
+def weight_on_second_key(m):
+    """The weight on the second key."""
+    return m[:, :, :, 1]
+
+
+def test_a_users_own_scores_are_in_the_table_with_their_docstrings(recording):
+    expected = regard.heads(recording, scores=[weight_on_second_key])
+    with asking(recording, scores=[weight_on_second_key]) as client:
+        *lines, last = client.lines("/api/r/r1/heads", kind="self")
+    name = "weight on second key"
+    assert name in last["detectors"]
+    assert [line["row"]["scores"][name] for line in lines] == pytest.approx([row.scores[name] for row in expected], rel=1e-10)
+    assert f"{name}: The weight on the second key." in last["notes"]
+
+
+def test_a_score_without_a_docstring_is_refused_before_anything_is_written(recording, tmp_path):
+    with pytest.raises(ConfigError, match="docstring"):
+        regard.page(recording, tmp_path / "page.html", scores=[lambda m: m.dense()])
+    assert not list(tmp_path.iterdir())

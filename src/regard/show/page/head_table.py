@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.observe import head_kinds
 from regard.observe.head_kinds import Head
-from regard.observe.head_scores import HeadOptions
+from regard.observe.head_scores import HeadOptions, describe_user_scores
 from regard.show.page.head_pictures import Alive
 from regard.show.page.recording_entry import Place, RecordingEntry
 from regard.show.page.select_head import select_head
@@ -23,12 +23,12 @@ def stream_head_table(entry: RecordingEntry, place: Place, alive: Alive) -> Iter
     key = attention.kind, attention.part
     total = sum(shape[1] for shape in attention.shapes)
     rows: list[Head] = []
-    wanted = HeadOptions(entry.recording.tokens or None)
+    wanted = HeadOptions(entry.recording.tokens or None, scores=entry.scores)
     known = entry.head_rows.get(key)
     for row in known[0] if known else compute_rows(entry, place, wanted, alive):
         rows.append(row)
         yield {"done": len(rows), "of": total, "row": convert_row(row)}
-    notes = known[1] if known else list(wanted.describe_missing_scores(attention.kind))
+    notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind), *describe_user_scores(entry.scores)]
     entry.head_rows[key] = rows, notes
     yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
 

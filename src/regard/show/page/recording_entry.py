@@ -14,6 +14,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.observe import Recording
 from regard.observe.head_kinds import Head
+from regard.observe.head_scores import UserScore
 from regard.observe.kv_history import KVHistory
 from regard.observe.recording import KINDS
 from regard.observe.words import TextPair, select_axis_words
@@ -63,7 +64,8 @@ class AttentionLayers:
 class RecordingEntry:
     """A recording with its id, the likeliest next words, notes, and its text.
 
-    `text` is set where the page's own model read it, so that the model can be examined on it.
+    `text` is set where the page's own model read it, so that the model can be examined on it. `scores` are the user's own
+    scores of heads, as regard.heads takes them.
     """
 
     id: str
@@ -71,6 +73,7 @@ class RecordingEntry:
     next_words: list[dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
     text: str | None = None
+    scores: Sequence[UserScore] = ()
     head_rows: dict[tuple[str, str | None], tuple[list[Head], list[str]]] = field(default_factory=dict)  # the kinds of heads
     _maps: "OrderedDict[MapKey, tuple[AttentionMap, int]]" = field(default_factory=OrderedDict)  # with the bytes of each
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache, partial
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from regard.errors import ConfigError, RegardError
 from regard.observe import Recording
+from regard.observe.head_scores import HeadOptions, UserScore
 from regard.show.page import params
 from regard.show.page.executor import RequestExecutor, describe_error, get_status, make_error_response
 from regard.show.page.handlers import GENERAL_HANDLERS, RECORDING_HANDLERS, Handler, get_entry, make_json_response
@@ -343,18 +344,26 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def make_server(
-    subject: Any = None, *, text: str | None = None, adapter: Any = None, host: str = "127.0.0.1", port: int = 0
+    subject: Any = None,
+    *,
+    text: str | None = None,
+    adapter: Any = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    scores: Sequence[UserScore] = (),
 ) -> Server:
     """Make the server of a recording, of a model, or of both; the model reads `text` first where it is given.
 
+    scores are functions of an AttentionMap that the table of the heads shows beside its own, as regard.heads takes them.
     Runs by run(), until a signal ends it, or in a thread of its own, in a with statement. Raises ConfigError without recording
-    and model.
+    and model, and for a score that is not a function with a docstring.
     """
     recording = subject if isinstance(subject, Recording) else None
     model = adapter if recording is not None or subject is None else subject
     if recording is None and model is None:
         raise ConfigError("a page needs a recording or a model: give one of them.")
-    session = Session(recording, None if model is None else adapt_model(model), version("regard"))
+    HeadOptions(scores=scores).check()
+    session = Session(recording, None if model is None else adapt_model(model), version("regard"), scores)
     if text is not None:
         session.run_text(text, lambda: None)
     return Server(session, host, port)

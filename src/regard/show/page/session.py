@@ -3,13 +3,14 @@
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
 from regard.observe import Recording
+from regard.observe.head_scores import UserScore
 from regard.show.page import memory_size, translator_adapter
 from regard.show.page.head_pictures import Alive, OpenedHead
 from regard.show.page.model_adapter import ModelAdapter, can_generate, generate_tokens, list_sentences, record_text
@@ -33,9 +34,13 @@ class Session:
     """Recordings by id, the opened heads, and a model; several threads may use it at once."""
 
     def __init__(
-        self, recording: Recording | None = None, adapter: ModelAdapter | TranslatorAdapter | None = None, version: str = ""
+        self,
+        recording: Recording | None = None,
+        adapter: ModelAdapter | TranslatorAdapter | None = None,
+        version: str = "",
+        scores: Sequence[UserScore] = (),
     ) -> None:
-        self.adapter, self.version = adapter, version
+        self.adapter, self.version, self.scores = adapter, version, scores
         self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
         self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
         self._lock, self._model_lock = threading.RLock(), threading.Lock()
@@ -73,7 +78,7 @@ class Session:
         """Store a recording; the oldest of the typed ones are removed where there are too many."""
         with self._lock:
             self._count += name is None
-            entry = RecordingEntry(name or f"r{self._count}", recording, coming, notes or [], text)
+            entry = RecordingEntry(name or f"r{self._count}", recording, coming, notes or [], text, self.scores)
             summarize_entry(entry)  # raises where the recording is not usable
             self._entries[entry.id] = entry
             mine = [one for one in self._entries.values() if one.id not in self._pinned]

@@ -7,7 +7,7 @@ import html
 import json
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from regard.errors import ConfigError
 from regard.map.pyramid import TILE
 from regard.mechanism.arguments import check_path
 from regard.observe import Recording
+from regard.observe.head_scores import HeadOptions, UserScore
 from regard.observe.map_view import MapView
 from regard.show.page.head_pictures import OpenedHead, stream_head
 from regard.show.page.head_table import stream_head_table
@@ -35,13 +36,14 @@ MAIN = re.compile(r'<script type="module" src="static/([^"]+)"></script>')
 NamedAnswer = tuple[str, bytes]  # the name by which the page requests an answer, and the answer
 
 
-def page(recording: Recording, path: str | Path) -> None:
+def page(recording: Recording, path: str | Path, *, scores: Sequence[UserScore] = ()) -> None:
     """Write the page of a recording to one .html file, which needs neither server nor network.
 
     The file holds every weight where all heads together have at most some 11 million of them (36 heads of 512 tokens, say),
     else the zoom levels from the finest that fits on, which a note states. Weights are codes of 16 bits, see regard.map.codes;
-    exact ones and scores are included where the heads together have at most a million. Raises ConfigError where nothing was
-    recorded, or the folder of the file does not exist.
+    exact ones and scores are included where the heads together have at most a million. `scores` are functions of an
+    AttentionMap for the table of the heads, as regard.heads takes them. Raises ConfigError where nothing was recorded, a score
+    is not such a function, or the folder of the file does not exist.
     """
     place = Path(check_path("path", path))
     if not isinstance(recording, Recording):
@@ -52,7 +54,8 @@ def page(recording: Recording, path: str | Path) -> None:
         )
     if not any(run.calls for run in recording.runs):
         raise ConfigError("nothing was recorded: call the model while it is recorded, then write the page.")
-    entry = RecordingEntry("r1", recording)
+    HeadOptions(scores=scores).check()
+    entry = RecordingEntry("r1", recording, scores=scores)
     finest = find_finest_level(entry)
     if finest:
         entry.notes.append(
