@@ -94,3 +94,26 @@ def test_the_intervals_of_named_heads_are_bands_and_scores_that_are_not_there_ha
     assert axes.get_ylabel() == "induction"
     (band,) = axes.collections
     assert sorted({round(float(y), 3) for _, y in band.get_paths()[0].vertices}) == [0.05, 0.15, 0.25, 0.35]
+
+
+def test_the_step_at_which_a_head_forms_is_the_first_from_which_on_its_interval_clears_the_threshold():
+    def rows(detector, *lows):
+        return [{"step": 100 * n, f"{detector} low": low} for n, low in enumerate(lows)]
+
+    found = training_curves.find_formation_step
+    assert found(rows("induction", 0.1, 0.5, 0.39, 0.41, 0.9), "induction") == 300
+    assert found(rows("induction", 0.1, 0.5, 0.4), "induction") is None
+    assert found(rows("first token", 0.31, 0.35), "first token") == 0
+    assert found(rows("copying", -1.0, 0.1), "copying") == 100
+    assert found([{"step": 1, "induction": 0.9}], "induction") is None  # without an interval
+    assert found([], "induction") is None
+
+
+def test_a_named_head_is_shown_with_the_step_at_which_it_forms():
+    rows = [
+        {"step": step, "layer": 0, "head": 0, "on": "repeated", "kind": "unclear", "induction": low + 0.1}
+        | {"induction low": low, "induction high": low + 0.2}
+        for step, low in ((1, 0.0), (1500, 0.5), (2000, 0.6))
+    ]
+    (axes,) = training_curves.draw_head_formation(rows).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0.0, step 1,500"]

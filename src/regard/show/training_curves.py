@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from regard.atomic_write import write_atomically
 from regard.errors import DataError
+from regard.observe.head_kinds import THRESHOLDS
 from regard.show.figure import DASHES, FAINT, INKS, MARKERS, TEXT_SIZE, Array, Picture, label_points, style_axes
 
 Row = Mapping[str, Any]  # a line of a run's log.jsonl or heads.jsonl
@@ -60,8 +61,9 @@ def draw_training_curves(rows: Sequence[Row], title: str = "") -> Picture:
 def draw_head_formation(rows: Sequence[Row], title: str = "", detectors: Sequence[tuple[str, str]] = DETECTORS) -> Picture:
     """Draw the scores of every head against the step, a panel per detector and a line per head, from the rows of heads.jsonl.
 
-    The heads that end highest are colored and named, layer.head, with the 95 % intervals that the rows hold; the others are
-    pale. A detector of which the rows hold no score has no panel. Raises DataError where there are no rows.
+    The heads that end highest are colored and named, layer.head, with the 95 % intervals that the rows hold and the step of
+    find_formation_step, if there is one; the others are pale. A detector of which the rows hold no score has no panel. Raises
+    DataError where there are no rows.
     """
     if not rows:
         raise DataError("there are no rows to draw: rows must hold at least one head.")
@@ -79,13 +81,28 @@ def draw_head_formation(rows: Sequence[Row], title: str = "", detectors: Sequenc
             if head not in best:
                 axes.plot(x, y, color=FAINT, linewidth=0.8)
         for rank, head in enumerate(best):
-            axes.plot(*lines[head], color=INKS[rank], linestyle=DASHES[rank], linewidth=1.6, label=head)
+            step = find_formation_step([row for row in shown if f"{row['layer']}.{row['head']}" == head], detector)
+            label = head if step is None else f"{head}, step {step:,}"
+            axes.plot(*lines[head], color=INKS[rank], linestyle=DASHES[rank], linewidth=1.6, label=label)
             low, high = (group_by_head(shown, f"{detector} {end}")[head][1] for end in ("low", "high"))
             axes.fill_between(lines[head][0], low, high, color=INKS[rank], alpha=0.15, linewidth=0)
         if best:
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=TEXT_SIZE, title="head")
     format_step_axis(panels[-1])
     return figure
+
+
+def find_formation_step(rows: Sequence[Row], detector: str) -> int | None:
+    """Find the first observed step from which on the 95 % interval of a head's score lies above the threshold that names it.
+
+    The threshold of copying is 0, that of the others as in regard.heads. None if the last interval does not lie above it.
+    """
+    found = None
+    for row in reversed(rows):
+        if not row.get(f"{detector} low", -np.inf) > THRESHOLDS.get(detector, 0.0):
+            break
+        found = int(row["step"])
+    return found
 
 
 def group_by_head(rows: Sequence[Row], detector: str) -> dict[str, tuple[Array, Array]]:
