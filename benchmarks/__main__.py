@@ -32,6 +32,7 @@ NAMES = (
     "scaling",
     "observing",
     "atlas",
+    "edges",
     "lineage",
     "examining",
 )

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.probe.contributions import contributions
+    from regard.probe.head_effects import effects
     from regard.probe.probe_heads import probe_heads
     from regard.show.head_figure import figure
     from regard.show.page import serve
@@ -88,6 +90,8 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.probe.contributions": ("contributions",),
+    "regard.probe.head_effects": ("effects",),
     "regard.probe.probe_heads": ("probe_heads",),
     "regard.show.head_figure": ("figure",),
     "regard.show.page": ("serve",),
@@ -138,6 +142,8 @@ __all__ = [
     "attend",
     "attention",
     "compare",
+    "contributions",
+    "effects",
     "examine",
     "figure",
     "heads",

@@ -182,3 +182,105 @@ def test_a_rule_given_by_the_model_is_kept_beside_the_cut():
     expected = expected.clone()
     expected[..., 8, 5] = False
     assert torch.equal(recording.map(0).dense()[:, 0] > 0, expected[:, 0])
+
+
+def record_values(model, tokens):
+    with torch.no_grad(), record(model, keep="values") as recording:
+        found = model(tokens).logits
+    return recording, found
+
+
+def keep_projection(model, layer, heads, rows, theirs):
+    """A hook that puts rows of another forward's contexts before the output projection of a layer."""
+
+    def change(module, args):
+        x = args[0].clone()
+        for head in heads:
+            x[:, rows, head * 8 : head * 8 + 8] = theirs[:, rows, head * 8 : head * 8 + 8]
+        return (x, *args[1:])
+
+    return model.transformer.h[layer].attn.c_proj.register_forward_pre_hook(change)
+
+
+@pytest.mark.parametrize("heads", [None, 2, [0, 3]])
+@pytest.mark.parametrize("queries", [None, slice(5, 9), [3]])
+def test_a_patched_output_is_the_context_of_the_other_forward(heads, queries):
+    model, clean, corrupted = gpt2(), words(2, 13), words(2, 14)[:, 1:]
+    stored = {}
+    handle = model.transformer.h[1].attn.c_proj.register_forward_pre_hook(lambda _, args: stored.update(x=args[0].detach()))
+    recording, _ = record_values(model, clean)
+    handle.remove()
+    with intervene(model, Patch(recording, layer=1, head=heads, of="output", queries=queries)):
+        patched = logits(model, corrupted)
+    chosen = list(range(4)) if heads is None else [heads] if isinstance(heads, int) else heads
+    rows = slice(None) if queries is None else queries
+    handle = keep_projection(model, 1, chosen, rows, stored["x"])
+    expected = logits(model, corrupted)
+    handle.remove()
+    torch.testing.assert_close(patched, expected, **KEPT)
+    assert not torch.allclose(patched, logits(model, corrupted), **KEPT)
+
+
+def test_every_output_patched_into_the_corrupted_input_is_attention_of_the_clean_one():
+    model, clean = gpt2(), words(1, 9)
+    corrupted = clean.clone()
+    corrupted[0, 4] += 1
+    recording, expected = record_values(model, clean)
+    with intervene(model, Patch(recording, of="output")):
+        assert not torch.allclose(logits(model, corrupted)[:, 4], expected[:, 4], **KEPT)  # its own word stays
+        torch.testing.assert_close(logits(model, clean), expected, **KEPT)
+
+
+def test_weights_of_some_queries_are_patched():
+    model, clean, corrupted = gpt2(), words(1, 9), words(1, 10)[:, 1:]
+    recording, _ = record_values(model, clean)
+    with record(model, keep="values") as own:
+        plain = logits(model, corrupted)
+    with intervene(model, Patch(recording, layer=0, head=1, queries=[6])):
+        patched = logits(model, corrupted)
+    torch.testing.assert_close(patched[:, :6], plain[:, :6], **KEPT)
+    assert not torch.allclose(patched[:, 6], plain[:, 6], **KEPT)
+    assert own.map(0).shape == recording.map(0).shape
+
+
+def test_an_output_without_values_or_of_another_length_cannot_be_patched():
+    model, tokens = gpt2(), words(1, 9)
+    with torch.no_grad(), record(model) as without:
+        model(tokens)
+    recording, _ = record_values(model, words(1, 8))
+    with pytest.raises(ConfigError, match="keep='values'"), intervene(model, Patch(without, layer=0, of="output")):
+        logits(model, tokens)
+    with pytest.raises(ConfigError, match="same shape"), intervene(model, Patch(recording, layer=0, of="output")):
+        logits(model, tokens)
+
+
+def test_a_mean_of_a_source_is_that_of_all_its_rows_and_queries():
+    model, tokens, others = gpt2(), words(1, 9), words(4, 12)
+    source, _ = record_values(model, others)
+    context = source.map(1) @ source.values(1)
+    with intervene(model, KnockOut(1, 2, by="mean", source=source)):
+        found = logits(model, tokens)
+    mean = context.mean((0, 2)).flatten().expand(1, 9, -1)
+    handle = keep_projection(model, 1, [2], slice(None), mean)
+    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
+    handle.remove()
+
+
+def test_samples_of_a_source_are_its_rows_in_turn():
+    model, tokens, others = gpt2(), words(3, 9), words(2, 12)
+    source, _ = record_values(model, others)
+    context = (source.map(1) @ source.values(1)).transpose(1, 2).flatten(2)
+    with intervene(model, KnockOut(1, [0, 2], by="resample", source=source)):
+        found = logits(model, tokens)
+    handle = keep_projection(model, 1, [0, 2], slice(None), context[[0, 1, 0], :9])
+    torch.testing.assert_close(found, logits(model, tokens), **KEPT)
+    handle.remove()
+
+
+def test_a_source_that_does_not_fit_is_refused():
+    model = gpt2()
+    source, _ = record_values(model, words(1, 5))
+    with pytest.raises(ConfigError, match="takes nothing from a source"):
+        KnockOut(0, 0, source=source)
+    with pytest.raises(ConfigError, match="at least as long"), intervene(model, KnockOut(0, 0, by="resample", source=source)):
+        logits(model, words(1, 9))

@@ -12,12 +12,11 @@ from surface import wrong
 from surface.call import Call, method
 from surface.of_map import SLICE
 from surface.of_mechanism import SIZES
-from surface.of_observe import HEAD, LAYER, OWN_SCORES, PART, folder, recorded
+from surface.of_observe import HEAD, LAYER, OWN_SCORES, PART, PATH, folder, recorded
 from surface.wrong import CHOICE, COUNT, MASK, NUMBER, OBJECT, SCALARS, STRANGE, Wrong, constant, without
 
 SIZE = COUNT | SIZES
 FLAG = SCALARS | constant(a_number=1)
-PATH = without(SCALARS, "a string") | wrong.FRACTIONS | constant(a_number=3, a_null=" \0")
 OPTIONAL_HEAD = without(
     HEAD, "an empty list", "a list", "out of range", "before the first", "huge", "negative and huge", "beyond floats"
 )
@@ -146,7 +145,9 @@ CALLS = [
         lambda: {"changes": [regard.KnockOut(0)]},
         {"model": without(OBJECT, "none"), "changes": constant(a_number=[3])},
     ),
-    Call("KnockOut", changed(regard.KnockOut), lambda: {"layer": 0}, CHANGE | {"by": CHOICE}),
+    Call(
+        "KnockOut", changed(regard.KnockOut), lambda: {"layer": 0}, CHANGE | {"by": CHOICE, "source": without(OBJECT, "none")}
+    ),
     Call("CutEdges", changed(regard.CutEdges), lambda: {"layer": 0}, {"queries": PLACES, "keys": PLACES, **CHANGE}),
     Call(
         "Temperature",
@@ -154,7 +155,12 @@ CALLS = [
         lambda: {"layer": 0},
         {"t": NUMBER | constant(zero=0.0, infinity=float("inf")), **CHANGE},
     ),
-    Call("Patch", changed(regard.Patch), lambda: {"layer": 0, "recording": read_by_gpt2()}, {"recording": OBJECT, **CHANGE}),
+    Call(
+        "Patch",
+        changed(regard.Patch),
+        lambda: {"layer": 0, "recording": read_by_gpt2()},
+        {"recording": OBJECT, "of": CHOICE, "queries": PLACES, **CHANGE},
+    ),
     Call(
         "load",
         regard.load,

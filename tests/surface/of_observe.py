@@ -71,6 +71,7 @@ PART = without(CHOICE, "none")
 LAYERS = without(SCALARS | wrong.FRACTIONS, "none", "an empty list") | constant(
     out_of_range=[7], of_fractions=[0.5], a_number=0
 )
+PATH = without(SCALARS, "a string") | wrong.FRACTIONS | constant(a_number=3, a_null=" \0")
 SOUGHT = {"kind": CHOICE, "part": PART}
 TOKENS = without(SCALARS, "none") | wrong.FRACTIONS | constant(a_number=3, of_numbers=[1, 2, 3, 4, 5], mixed=["a", ["b"]])
 OWN_SCORES = without(SCALARS, "an empty list") | constant(a_number=3, no_function=["entropy"], no_docstring=[lambda m: m])
@@ -157,6 +158,32 @@ CALLS = [
             "unembedding": without(SCALARS, "none") | constant(a_number=3, of_another_width=torch.ones(30, 3)),
             "text": without(SCALARS, "none") | constant(a_number=3, short=torch.ones(2, 1, dtype=torch.int64)),
             "watch": without(SCALARS, "an object") | constant(a_number=3),
+        },
+    ),
+    Call(
+        "effects",
+        regard.effects,
+        lambda: {"model": language_model(), "inputs": torch.tensor([[1, 2, 3]]), "measure": lambda logits: logits[0, -1, 0]},
+        {
+            "model": OBJECT,
+            "inputs": {},  # the model says what it takes
+            "measure": without(SCALARS, "an object") | constant(a_number=3, of_logits=lambda logits: logits),
+            "heads": without(SCALARS, "an empty list") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+            "by": CHOICE,
+            "source": without(OBJECT, "none"),
+            "path": without(PATH, "none"),
+            "watch": without(SCALARS, "an object") | constant(a_number=3),
+        },
+    ),
+    Call(
+        "contributions",
+        regard.contributions,
+        lambda: {"model": language_model(), "tokens": torch.tensor([[1, 2, 3]]), "token": 0},
+        {
+            "model": OBJECT,
+            "tokens": SCALARS | constant(a_number=3, of_fractions=torch.ones(1, 3), empty=torch.ones(1, 0).long()),
+            **{name: without(COUNT, "none", "negative") | constant(out_of_range=10**6) for name in ("token", "other", "query")},
+            "unembedding": without(SCALARS, "none") | constant(a_number=3, of_another_width=torch.ones(30, 3)),
         },
     ),
     Call(

@@ -71,6 +71,7 @@ NOT_CALLED_BY_USERS = {  # methods of public classes that other code of ours cal
         for name in ("change_context", "change_call", "resolve_heads")
     ),
     *(f"{change}.is_target" for change in ("CutEdges", "KnockOut", "Patch", "Temperature")),
+    "KnockOut.make_replacement",
     "Temperature.change_additive_call",
 }
 PACKAGES = {"": regard, "mechanism.": mechanism, "map.": maps, "layers.": layers, "observe.": observe, "evaluate.": evaluate}

@@ -1,5 +1,6 @@
 """Attribution: the gradient of a number with respect to each head's context, and the maps that follow from it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,23 +49,31 @@ class Attribution:
         histories = self.recording.last.find_histories(layer, attention, part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
-        left = torch.cat([self.join_gradients(history) for history in histories], 2)
+        left = torch.cat([self.join_calls(history, self.gradients) for history in histories], 2)
         found = AttributionMap(weights, left, values, times_weights=kind == PULL)
         if head is None:
             return found
         wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
         return found.select(heads=[wanted])
 
-    def join_gradients(self, history: KVHistory) -> Tensor:
-        """Return the gradients of all calls of a history along their queries, of the heads that were recorded."""
+    def gradients_and_contexts(
+        self, layer: int | str, *, attention: str = "self", part: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients with respect to the contexts of a layer, and the contexts, both (b, h, q, e)."""
+        histories = self.recording.last.find_histories(layer, attention, part)
+        contexts = {stored: stored.context.detach() for stored in self.gradients if stored.context is not None}
+        return tuple(torch.cat([self.join_calls(one, by) for one in histories], 2) for by in (self.gradients, contexts))  # type: ignore[return-value]
+
+    def join_calls(self, history: KVHistory, tensors: Mapping[StoredCall, Tensor]) -> Tensor:
+        """Return the tensors (b, h, q, e) of all calls of a history along their queries, of the heads that were recorded."""
         last, found = history.stored_calls[-1].step, []
         for stored in history.stored_calls:
-            gradient = self.gradients.get(stored)
-            if gradient is None:
+            tensor = tensors.get(stored)
+            if tensor is None:
                 raise ConfigError(f"the context of {history.name} was not kept with its graph. {ADVICE}")
             if history.selected_heads is not None:
-                gradient = gradient[:, list(history.selected_heads)]
-            found.append(history.reorder_rows(gradient, stored.step, last))
+                tensor = tensor[:, list(history.selected_heads)]
+            found.append(history.reorder_rows(tensor, stored.step, last))
         return torch.cat(found, 2)
 
     def relevance(self, queries: int | slice | list[int] | Tensor = -1, *, part: str | None = None) -> Tensor:

@@ -27,6 +27,7 @@ from regard.observe.recording import KINDS, Recording
 Layer = int | str | None
 Heads = int | Sequence[int] | None
 REPLACEMENTS = ("zero", "mean", "resample")
+RECORD_VALUES = "Record with regard.record(model, keep='values')."
 Places = slice | int | Sequence[int] | Tensor | None
 
 
@@ -73,26 +74,48 @@ class KnockOut(Change):
     """Replace the context of a head, so that it says nothing about this input.
 
     by: "zero", as if the head's part of the output projection were 0; "mean", the mean over the batch at each position (Wang
-    et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows.
+    et al. 2022); "resample", the context of the batch row before (Chan et al. 2022). The last two need several rows, or a
+    source, a recording with values of other inputs: the mean is then over all its rows and queries, and row r is replaced at
+    each position by row r of the source, which starts again at row 0 after its last.
     """
 
     layer: Layer = None
     head: Heads = None
     by: str = "zero"
+    source: Recording | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("by", self.by, REPLACEMENTS)
+        if self.source is not None:
+            check_instance("source", self.source, Recording, RECORD_VALUES)
+            if self.by == "zero":
+                raise ConfigError("by='zero' takes nothing from a source: leave it out, or use by='mean' or 'resample'.")
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        if self.by != "zero" and len(context) < 2:
-            raise ConfigError(f"by={self.by!r} replaces a head's context by that of other rows: the batch needs at least 2.")
         chosen = torch.zeros(context.shape[1], dtype=torch.bool, device=context.device)
         chosen[self.resolve_heads(context.shape[1])] = True
-        other = context.new_zeros(())
-        if self.by != "zero":
-            other = context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
-        return torch.where(chosen.view(-1, 1, 1), other, context)
+        return torch.where(chosen.view(-1, 1, 1), self.make_replacement(context, name, number), context)
+
+    def make_replacement(self, context: Tensor, name: str, number: int) -> Tensor:
+        """Return what takes the place of the contexts (b, h, q, e) of a layer, in a shape that broadcasts to theirs."""
+        if self.by == "zero":
+            return context.new_zeros(())
+        if self.source is None:
+            if len(context) < 2:
+                raise ConfigError(
+                    f"by={self.by!r} replaces a head's context by that of other rows: the batch needs at least 2, or pass "
+                    "source=, a recording of other inputs."
+                )
+            return context.mean(0, keepdim=True) if self.by == "mean" else context.roll(1, 0)
+        other = compute_recorded_context(self.source, name, number, self.kind).to(context)
+        b, h, q, e = context.shape
+        if other.shape[1] != h or other.shape[3] != e or (self.by == "resample" and other.shape[2] < q):
+            raise ConfigError(
+                f"the source of KnockOut recorded contexts (b, h, q, e) = {tuple(other.shape)} in {name}, which do not fit "
+                f"{tuple(context.shape)}: record the same model on inputs that are at least as long."
+            )
+        return other.mean((0, 2), keepdim=True) if self.by == "mean" else other[torch.arange(b) % len(other), :, :q]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +126,7 @@ class CutEdges(Change):
     keys: Places = None
 
     def change_call(self, call: AttentionCall, name: str, number: int) -> AttentionCall:
-        q, k = call.q.shape[2], call.k.shape[2]
-        past = 0
-        if self.kind == "self" and call.can_use_cache and k > q:
-            past = max(find_visible_end(call.mask, q, k, call.offset) - q, 0)
+        q, k, past = call.q.shape[2], call.k.shape[2], count_past(call, self.kind)
         rows = mark_positions(self.queries, past + q, "queries")[past:].view(1, 1, -1, 1)
         columns = mark_positions(self.keys, k, "keys").view(1, 1, 1, -1)
         heads = torch.zeros(1, call.q.shape[1], 1, 1, dtype=torch.bool)
@@ -147,27 +167,69 @@ class Temperature(Change):
 
 @dataclass(frozen=True, eq=False)
 class Patch(Change):
-    """Replace a layer's weights by a recording's, from the layer with its path or else its number; its values stay its own."""
+    """Replace what a layer does by what it did in a recording, in the layer with its path or else its number.
+
+    of: "weights", the recorded weights, over the values of this forward; "output", the recorded contexts, weights times values,
+    for which the recording must have kept the values. head None is the whole layer. queries are positions in the sequence,
+    None for all. A recording of a clean input patched into a corrupted one is activation patching that denoises, the other way
+    round it noises (Heimersheim and Nanda 2024).
+    """
 
     recording: Recording
+    of: str = "weights"
+    queries: Places = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_instance("recording", self.recording, Recording, "Record a model with regard.record(model).")
+        check_choice("of", self.of, ("weights", "output"))
 
     def change_context(self, context: Tensor, call: AttentionCall, name: str, number: int) -> Tensor:
-        known = name if name in self.recording.layers(self.kind) else number
-        found = self.recording.map(known, kind=self.kind)
-        v = call.v
-        if v is None or found.shape != (*context.shape[:3], v.shape[2]):
-            came = (*context.shape[:3], None if v is None else v.shape[2])
-            raise ConfigError(f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}.")
-        heads = self.resolve_heads(context.shape[1])
-        share = context.shape[1] // v.shape[1]
-        theirs = found.select(heads=heads) @ v[:, [head // share for head in heads]]
+        v, heads = call.v, self.resolve_heads(context.shape[1])
+        if self.of == "output":
+            theirs = compute_recorded_context(self.recording, name, number, self.kind)
+            if theirs.shape != context.shape:
+                raise ConfigError(
+                    f"Patch needs recorded contexts of the same shape: recorded {tuple(theirs.shape)}, now "
+                    f"{tuple(context.shape)} in {name}."
+                )
+            theirs = theirs[:, heads]
+        else:
+            found = self.recording.map(find_recorded_layer(self.recording, name, number, self.kind), kind=self.kind)
+            if v is None or found.shape != (*context.shape[:3], v.shape[2]):
+                came = (*context.shape[:3], None if v is None else v.shape[2])
+                raise ConfigError(
+                    f"Patch needs a recorded map of the same shape: recorded {found.shape}, now {came} in {name}."
+                )
+            groups = context.shape[1] // v.shape[1]
+            theirs = found.select(heads=heads) @ v[:, [head // groups for head in heads]]
+        q, past = context.shape[2], count_past(call, self.kind)
+        rows = mark_positions(self.queries, past + q, "queries")[past:].to(context.device)
         patched = context.clone()
-        patched[:, heads] = theirs.to(context.dtype)
+        patched[:, heads] = torch.where(rows.view(-1, 1), theirs.to(context), patched[:, heads])
         return patched
+
+
+def find_recorded_layer(recording: Recording, name: str, number: int, kind: str) -> int | str:
+    """Return the path of a layer if the recording has it, else its number."""
+    return name if name in recording.layers(kind) else number
+
+
+def compute_recorded_context(recording: Recording, name: str, number: int, kind: str) -> Tensor:
+    """Compute the contexts (b, h, q, e) of a recorded layer, weights times values. Raises ConfigError without values."""
+    layer = find_recorded_layer(recording, name, number, kind)
+    values = recording.values(layer, kind=kind)
+    if values is None:
+        raise ConfigError(f"the values of {name} were not kept. {RECORD_VALUES}")
+    return recording.map(layer, kind=kind) @ values
+
+
+def count_past(call: AttentionCall, kind: str) -> int:
+    """Return how many tokens of the sequence come before the queries of a call, in a cache."""
+    q, k = call.q.shape[2], call.k.shape[2]
+    if kind != "self" or not call.can_use_cache or k <= q:
+        return 0
+    return max(find_visible_end(call.mask, q, k, call.offset) - q, 0)
 
 
 @contextmanager

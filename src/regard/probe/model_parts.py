@@ -8,7 +8,7 @@ off by the module's own forward on the unit vectors, so that quantized, adapted 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,10 +33,11 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """y = gain (x - mean(x)) / scale(x) + shift, without the mean if not `is_centered`; a model without a norm has gain 1."""
+    """y = gain (x - mean(x)) / √(var(x) + eps) + shift, without the mean if not `is_centered`; without a norm, gain is 1."""
 
     gain: Tensor  # (c,)
     is_centered: bool
+    eps: float = 0.0  # added to the variance
 
     def apply_transposed(self, u: Tensor) -> Tensor:
         """Return the u' (..., c) for which u'ᵀ x = uᵀ (gain (x - mean(x))) for every x."""
@@ -44,10 +45,10 @@ class Norm:
         return found - found.mean(-1, keepdim=True) if self.is_centered else found
 
     def measure_scale(self, x: Tensor) -> Tensor:
-        """Return the scale by which a vector (..., c) is divided: its deviation, or root mean square, (...)."""
+        """Return the scale by which a vector (..., c) is divided, (...): of its deviation, or of its root mean square."""
         x = x.double()
         x = x - x.mean(-1, keepdim=True) if self.is_centered else x
-        return x.square().mean(-1).sqrt()
+        return (x.square().mean(-1) + self.eps).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,13 +210,19 @@ def read_matrix(one: Activation) -> Tensor | None:
 
 
 def fit_norm(one: Activation) -> Norm:
-    """Return the gain of a norm, by least squares for each channel; whichever of layer norm and RMS norm fits better."""
+    """Return the gain of a norm, by least squares for each channel; whichever of layer norm and RMS norm fits better.
+
+    The number added to the variance is that which the module names eps or variance_epsilon, if the fit is better with it.
+    """
+    named = [getattr(one.module, name, 0.0) for name in ("eps", "variance_epsilon")]
     fits = []
-    for centered in (True, False):
-        x = one.x.double()
-        x = x - x.mean(-1, keepdim=True) if centered else x
-        z, y = x / x.square().mean(-1, keepdim=True).sqrt(), one.y.double()
-        z0, y0 = (z - z.mean(0), y - y.mean(0)) if centered else (z, y)  # an RMS norm has no shift
-        gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
-        fits.append((float((gain * z0 - y0).norm()), Norm(gain.float().cpu(), centered)))
+    for eps in (0.0, *(float(eps) for eps in named if isinstance(eps, float) and eps > 0)):
+        for is_centered in (True, False):
+            norm = Norm(torch.empty(0), is_centered, eps)
+            x = one.x.double()
+            x = x - x.mean(-1, keepdim=True) if is_centered else x
+            z, y = x / norm.measure_scale(x).unsqueeze(-1), one.y.double()
+            z0, y0 = (z - z.mean(0), y - y.mean(0)) if is_centered else (z, y)  # an RMS norm has no shift
+            gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
+            fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.float().cpu())))
     return min(fits, key=lambda fit: fit[0])[1]
