@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from regard import DataError
 from regard.cli import main
 from regard.cli.model_loading import is_only_in_cache
 from regard.models import GPT2, GPT2Config
-from regard.observe import load
+from regard.observe import load, record
 from regard.text.byte_pair import GPT2_FOLDER
 from show.recorded import cross
 
@@ -247,3 +248,52 @@ def test_a_page_of_cross_attention_alone_is_written(capsys, crossed):
     code, _, err = head(capsys, crossed / "additive.reg", "--page", crossed / "page.html")
     assert (code, err) == (0, "")
     assert (crossed / "page.html").stat().st_size > 10_000
+
+
+def test_why_prints_the_words_that_moved_the_next_word_as_the_pulls_of_all_heads(capsys, folder):
+    code, out, err = look(capsys, TEXT, "--model", folder, "--why", "dog", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    tokenizer = GPT2TokenizerFast.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    with record(model, keep="values") as recording:
+        logits = model(ids).logits[0, -1]
+    token = tokenizer.encode(" dog")[0]
+    attribution = recording.attribute(logits[token])
+    pulls = torch.stack([attribution.map(layer).dense()[0].sum(1) for layer in range(2)])
+    assert found["word"] == " dog"
+    assert found["probability"] == pytest.approx(float(logits.softmax(-1)[token].detach()), rel=1e-4)
+    assert sorted(row["position"] for row in found["words"]) == list(range(ids.shape[1]))
+    scale = float(pulls.abs().max())
+    for row in found["words"]:
+        assert row["pull"] == pytest.approx(float(pulls[:, :, row["position"]].sum()), abs=1e-4 * scale)
+        layer, head = map(int, row["head"].split("."))
+        assert abs(row["head_pull"]) == pytest.approx(float(pulls[:, :, row["position"]].abs().max()), abs=1e-4 * scale)
+        assert row["head_pull"] == pytest.approx(float(pulls[layer, head, row["position"]]), abs=1e-4 * scale)
+    sizes = [abs(row["pull"]) for row in found["words"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(row["weight"] for row in found["words"]) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_why_without_a_word_takes_the_likeliest_and_keeps_to_the_screen(capsys, folder, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = look(capsys, TEXT, "--model", folder, "--why")
+    assert code == 0
+    assert "most by" in out
+    assert max(map(len, out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--why", "antidisestablishmentarianism"], "takes one token"),
+        (["--why", "dog", "--head", "0.1"], "leave out --head"),
+        (["--why", "dog", "--out", "x.reg"], "leave out --out"),
+    ],
+)
+def test_why_refuses_what_it_cannot_answer(capsys, folder, arguments, sentence):
+    code, _, err = look(capsys, TEXT, "--model", folder, *arguments)
+    assert code == 2
+    assert sentence in " ".join(err.split())

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from regard.cli import word_pulls
 from regard.cli.model_loading import TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar, show_bar
 from regard.errors import ConfigError, DataError
@@ -40,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
     if options.head is not None:
         recording_views.parse_layer_head(options.head)  # an invalid head is refused before the model runs
     text = read_text(options.text)
+    if options.why is not None:
+        return word_pulls.run(options, text)
     foreign = load_model(options.model)
     recording, line = record_text(foreign, text, options)
     if options.out:

@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
     parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
     parser.add_argument("--out", metavar="FILE", help="save the recording")
+    parser.add_argument(
+        "--why",
+        metavar="WORD",
+        nargs="?",
+        const="",
+        help="which words moved the logit of WORD as the next word, or of the likeliest",
+    )
     add_table_arguments(parser)
 
 

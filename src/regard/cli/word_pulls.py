@@ -1,0 +1,127 @@
+"""Run `regard look TEXT --why [WORD]`: the words of the text that moved the logit of the next word, beside those looked at."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.text import Text
+from torch import Tensor
+
+from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
+from regard.cli.progress_bar import show_bar
+from regard.errors import ConfigError
+from regard.observe.attribution import Attribution
+from regard.observe.record import record
+from regard.observe.text_table import align_columns, format_token
+from regard.show.terminal import escape_text, open_console, print_wrapped
+
+SHOWN = 10  # words
+WORD_LETTERS = 14
+
+
+@dataclass(frozen=True)
+class WordPull:
+    """What the attention paid to a token did to a number: its pull over all heads, and the head with the largest part."""
+
+    position: int
+    word: str
+    pull: float
+    weight: float  # of the last token's row, the mean over all heads
+    head: str
+    head_pull: float
+
+
+@torch.enable_grad()
+def run(options: argparse.Namespace, text: str) -> int:
+    """Run the model with gradients and print which words moved the logit."""
+    refused = [name for name in ("out", "page", "head", "query", "kind", "sort", "attention") if getattr(options, name)]
+    if refused:
+        raise ConfigError(f"--why prints its own table: leave out --{refused[0]}.")
+    foreign = load_model(options.model, CAUSAL_LM)
+    ids, words, _ = foreign.tokens(text, options.tokens)
+    with record(foreign.model, keep="values") as recording, show_bar("running", lambda: len(recording.calls), foreign.layers):
+        found = foreign.run(ids)
+    logits = getattr(found, "logits", found)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or not recording.calls:
+        raise ConfigError(f"--why needs a model that predicts the next word, and {foreign.name} does not.")
+    last = logits[0, -1]
+    token = choose_token(foreign, last.detach(), options.why)
+    probability = float(last.detach().float().softmax(-1)[token])
+    rows = compute_pulls(recording.attribute(last[token]), words)
+    word = foreign.decode([token])
+    if options.json:
+        print(json.dumps({"word": word, "probability": probability, "words": [asdict(row) for row in rows]}))
+        return 0
+    print_pulls(rows, foreign.name, word, float(last[token].detach()), probability, options.all)
+    return 0
+
+
+def choose_token(foreign: TextModel, logits: Tensor, word: str) -> int:
+    """Return the token of a word, or the likeliest one for an empty word. Raises ConfigError for more than one token."""
+    if not word:
+        return int(logits.argmax())
+    spellings = [foreign.encode(spelling) for spelling in (f" {word}", word)]  # a word after others begins with a blank
+    single = [ids[0] for ids in spellings if len(ids) == 1]
+    if not single:
+        parts = ", ".join(repr(foreign.decode([one])) for one in spellings[0])
+        raise ConfigError(f"--why takes one token, and {word!r} is {len(spellings[0])} for this model: {parts}.")
+    return single[0]
+
+
+def compute_pulls(attribution: Attribution, words: list[str]) -> list[WordPull]:
+    """Return a row for each token of the first text, largest pull in size first."""
+    recording = attribution.recording
+    layers = range(len(recording.layers()))
+    pulls = torch.stack([attribution.map(layer).column_sums()[0].double().cpu() for layer in layers])  # (layers, h, k)
+    weights = torch.stack([recording.map(layer)[0, :, -1].double().mean(0).cpu() for layer in layers]).mean(0)
+    total = pulls.sum((0, 1))
+    rows = []
+    for position in total.abs().argsort(descending=True).tolist():
+        parts = pulls[:, :, position]
+        layer, head = divmod(int(parts.abs().argmax()), parts.shape[1])
+        rows.append(
+            WordPull(
+                position,
+                words[position],
+                float(total[position]),
+                float(weights[position]),
+                f"{layer}.{head}",
+                float(parts[layer, head]),
+            )
+        )
+    return rows
+
+
+def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, probability: float, whole: bool) -> None:
+    """Print the words with the largest pulls, and what the columns are."""
+    console = open_console()
+    intro = (
+        f"{escape_text(model)}: {len(rows):,} tokens. The next word {escape_text(repr(word))} has the logit {logit:.2f}, "
+        f"probability {probability:.2f}. What moved the logit, and where the last word looked:"
+    )
+    print_wrapped(console, Text(intro, style="bold"))
+    for line in render_table(rows if whole else rows[:SHOWN]):
+        console.print(Text(line), no_wrap=True, overflow="crop")
+    note = (
+        "pull: weight times gradient, added up over all heads and queries; above 0 the word moved the logit up, below 0 down. "
+        "looked: the weight of the last token, mean over all heads. most by: the head with the largest part of the pull. A "
+        "pull is an estimate of the first order of what would be lost without the weight; regard.effects measures it."
+    )
+    print_wrapped(console, Text(note, style="dim"))
+
+
+def render_table(rows: list[WordPull]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    cells = [
+        (
+            str(row.position),
+            format_token(row.word, WORD_LETTERS),
+            f"{row.pull:+.2f}",
+            f"{row.weight:.2f}",
+            f"{row.head}",
+        )
+        for row in rows
+    ]
+    yield from align_columns(("", "word", "pull", "looked", "most by"), cells, ("word", "most by"))
