@@ -105,9 +105,8 @@ def print_pulls(rows: list[WordPull], model: str, word: str, logit: float, proba
     for line in render_table(rows if whole else rows[:SHOWN]):
         console.print(Text(line), no_wrap=True, overflow="crop")
     note = (
-        "pull: weight times gradient, added up over all heads and queries; above 0 the word moved the logit up, below 0 down. "
-        "looked: the weight of the last token, mean over all heads. most by: the head with the largest part of the pull. A "
-        "pull is an estimate of the first order of what would be lost without the weight; regard.effects measures it."
+        "pull: weight times gradient over all heads and queries, above 0 where it moved the logit up, a first-order estimate. "
+        "looked: the weight of the last token, mean over all heads. most by: the head with the largest part of the pull."
     )
     print_wrapped(console, Text(note, style="dim"))
 
@@ -117,7 +116,7 @@ def render_table(rows: list[WordPull]) -> Iterator[str]:
     cells = [
         (
             str(row.position),
-            format_token(row.word, WORD_LETTERS),
+            format_token(row.word.strip() or row.word, WORD_LETTERS),
             f"{row.pull:+.2f}",
             f"{row.weight:.2f}",
             f"{row.head}",

@@ -74,7 +74,7 @@ class Contributions:
         for place in order.tolist():
             layer, head = divmod(place, mean.shape[1])
             key = self.map(layer).select(batch=[0], heads=[head])[0, 0, self.query].abs().argmax()
-            word = format_token(str(words[int(key)])) if words else ""
+            word = format_token(str(words[int(key)]).strip()) if words else ""
             cells.append((f"{layer}.{head}", f"{float(mean[layer, head]):+.3f}", f"{int(key)} {word}".strip()))
         total = float(self.heads.sum((1, 2)).mean())
         return "\n".join(
