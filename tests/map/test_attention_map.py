@@ -413,3 +413,33 @@ def test_autocast_does_not_round_what_a_map_computes():
     with torch.autocast("cpu", torch.bfloat16):
         for ask, expected in zip(asked, plain, strict=True):
             assert torch.equal(ask(), expected)
+
+
+@pytest.mark.parametrize("rule", [Causal(), Documents(torch.tensor([[0, 0, 0, 1, 1, 1, 1]])), Window(2)], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "heads"), [([], slice(None)), (slice(0, 0), [1]), (slice(None), []), ([], []), (slice(1, 1), slice(0, 2))]
+)
+def test_a_map_without_rows_or_heads_has_the_shape_of_an_empty_tensor_and_refuses_to_be_computed(rule, batch, heads):
+    q, k = torch.randn(2, 4, 7, 6), torch.randn(2, 2, 7, 6)
+    m = AttentionMap(q, k, rule)
+    smaller, dense = m.select(batch, heads), m.dense()[batch][:, heads]
+    assert smaller.shape == dense.shape
+    for index in ((), (..., 2), (slice(None), slice(None), 3), (slice(None), slice(None), slice(2, 2))):
+        assert smaller[index].shape == dense[index].shape
+    for ask in (smaller.dense, smaller.overview, lambda: smaller.pooled(2, 3), lambda: smaller.top(2)):
+        with pytest.raises(ShapeError, match="holds no matrix"):
+            ask()
+
+
+def test_a_map_without_queries_or_keys_has_no_weights_and_every_shape():
+    q, k = torch.randn(1, 2, 7, 6), torch.randn(1, 2, 7, 6)
+    for m in (AttentionMap(q[:, :, :0], k), AttentionMap(q, k[:, :, :0])):
+        b, h, n, keys = m.shape
+        assert m.dense().shape == m.shape == m[...].shape
+        assert m.overview().received.shape == (b, h, keys)
+        assert m.overview().entropy.shape == (b, h, n)
+        assert m.pooled(2, 2).shape == (b, h, 2, 2)
+        assert (m @ torch.randn(b, h, keys, 3)).shape == (b, h, n, 3)
+        if not keys:
+            with pytest.raises(ConfigError, match="n must be at least 1"):
+                m.top(1)

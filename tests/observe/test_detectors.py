@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bounds import attention_bounds, entropy_bound
 from dense import both, close
-from regard import AttentionMap, Causal, Given, Padding, ShapeError, Window
+from regard import AttentionMap, Causal, ConfigError, Given, Padding, ShapeError, Window
 from regard.map import plane
 from regard.observe import detectors
 from regard.observe.map_view import MapView
@@ -114,14 +114,17 @@ def test_heavy_hitters_hold_the_share_of_the_most_received_keys(asked):
 def test_the_needle_weight_is_the_weight_of_questions_on_the_needle(asked, data):
     m, dense = both(asked)
     _, _, q, k = dense.shape
-    start = data.draw(st.integers(0, k))
-    needle = range(start, data.draw(st.integers(start, k)))
+    start = data.draw(st.integers(0, k - 1))
+    needle = range(start, data.draw(st.integers(start + 1, k)))
     questions = data.draw(st.lists(st.integers(0, q - 1), min_size=1, unique=True))
     inside = slice(needle.start, needle.stop)
     mass = dense.mean(lambda b, h, i: dense.weights[b, h, i, inside].sum(), lambda b, h, i: i in questions)
     close(detectors.weight_on_needle(m, inside, questions), mass)
     most = dense.mean(lambda b, h, i: int(dense.weights[b, h, i].argmax()) in needle, lambda b, h, i: i in questions)
     close(detectors.needle_hit_rate(m, inside, questions), most)
+    for ask in (detectors.weight_on_needle, detectors.needle_hit_rate):
+        with pytest.raises(ConfigError, match="not empty"):
+            ask(m, slice(start, start), questions)
 
 
 @settings(max_examples=60)

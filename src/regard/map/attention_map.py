@@ -92,13 +92,14 @@ class AttentionMap(HtmlRepr):
         self._request = asked._replace(q=asked.q.detach(), k=asked.k.detach(), v=asked.k.detach(), bias=bias, sinks=sinks)
         batch, heads = self._request.q.shape[:2]
         self._pairs = [[(b, h) for h in range(heads)] for b in range(batch)]
+        self._head_count = heads  # of a map without batch rows, too
         self._denominators: dict[tuple[int, int], Denominators] = {}  # by batch row and head
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape (b, h, q, k)."""
         q, k = self._request.q.shape[2], self._request.k.shape[2]
-        return len(self._pairs), len(self._pairs[0]) if self._pairs else 0, q, k
+        return len(self._pairs), self._head_count, q, k
 
     @property
     def device(self) -> torch.device:
@@ -123,6 +124,7 @@ class AttentionMap(HtmlRepr):
         smaller = object.__new__(AttentionMap)
         smaller._request, smaller._denominators = self._request, self._denominators
         columns = indexing.select_places("heads", heads, h).tolist()
+        smaller._head_count = len(columns)
         smaller._pairs = [[self._pairs[i][j] for j in columns] for i in indexing.select_places("batch", batch, b).tolist()]
         return smaller
 

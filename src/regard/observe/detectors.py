@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
 from regard.map.indexing import select_places
 from regard.map.plane import BLOCK_NUMBERS
@@ -194,13 +194,21 @@ def receiver_kurtosis(m: AttentionMap | MapView, sentences: Tensor) -> Tensor:
     return found
 
 
+def check_needle(m: MapView, needle: slice) -> None:
+    """Raise ConfigError for a needle that contains none of the keys."""
+    if not len(select_places("needle", needle, m.map.shape[3])):
+        raise ConfigError(f"needle must be a slice that is not empty, got {needle} of {m.map.shape[3]} keys.")
+
+
 @average_over_queries
 def weight_on_needle(m: MapView, needle: slice, questions: Queries) -> QueryScores:
     """Return the mean of Σ w_j over the keys of the needle, of the queries in `questions`; both are indices.
 
     This is no retrieval score: Wu et al. 2024 count how often the key attended to most is the token of the needle that the
     model then writes. `needle_hit_rate` is that count without the condition on what is written.
+    Raises ConfigError for a needle without keys.
     """
+    check_needle(m, needle)
     return m.score_queries(
         scatter_scores(m, questions, lambda rows: m.map[:, :, rows, needle].sum(-1)), mark_queries(m, questions)
     )
@@ -208,7 +216,11 @@ def weight_on_needle(m: MapView, needle: slice, questions: Queries) -> QueryScor
 
 @average_over_queries
 def needle_hit_rate(m: MapView, needle: slice, questions: Queries) -> QueryScores:
-    """Return the share of the queries in `questions` whose key attended to most lies in the needle."""
+    """Return the share of the queries in `questions` whose key attended to most lies in the needle.
+
+    Raises ConfigError for a needle without keys.
+    """
+    check_needle(m, needle)
     inside = torch.zeros(m.map.shape[3], dtype=torch.bool, device=m.map.device)
     inside[select_places("needle", needle, len(inside)).to(inside.device)] = True
     hits = scatter_scores(m, questions, lambda rows: inside[m.map[:, :, rows].argmax(-1)])
