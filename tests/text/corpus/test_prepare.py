@@ -112,18 +112,26 @@ def test_progress_goes_up_to_the_bytes_of_the_files(tmp_path):
     assert told[-1] == (sum(len(text.encode()) for text in TEXTS), None)
 
 
-def test_memory_does_not_grow_with_the_corpus(tmp_path):
-    def peak(times):
-        path = tmp_path / f"{times}.txt"
-        path.write_text("abc def\n" * (times << 17))
+@pytest.mark.parametrize(
+    ("text", "line", "mebibytes"),
+    [
+        pytest.param(Letters("abcdefg \n"), "abc def\n", 3, id="letters"),
+        pytest.param(Letters("abcdefg \n"), "abcdefga", 3, id="letters without white space"),
+        pytest.param(BytePair.gpt2(), "abcdefga", 6, id="byte pairs without white space", marks=pytest.mark.slow),
+    ],
+)
+def test_memory_does_not_grow_with_the_corpus(tmp_path, text, line, mebibytes):
+    def peak(size):
+        path = tmp_path / f"{size}.txt"
+        path.write_text(line * (size << 17))
         tracemalloc.start()
-        prepare(path, Letters("abcdef \n"), tmp_path / "corpus", workers=1, shard=2**18)
+        prepare(path, text, tmp_path / "corpus", workers=1, shard=2**18)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
     peak(1)
-    assert peak(6) < 1.1 * peak(3)
+    assert peak(2 * mebibytes) < 1.1 * peak(mebibytes)
 
 
 def test_a_former_corpus_is_replaced(tmp_path):
