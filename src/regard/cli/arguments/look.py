@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         default=MODEL,
-        help="smollm2; a Hugging Face model: folder, .gguf file or hub name; GPT-2 weights of any source; sorter; pocket (pocket)",
+        help="smollm2; a Hugging Face model: folder, .gguf file or hub name; GPT-2 weights of any source; sorter; or pocket",
     )
     parser.add_argument("--tokens", metavar="N", type=int, help="the first N tokens of the text (the model's context)")
     parser.add_argument("--keep", metavar="DTYPE", help="keep queries and keys as bfloat16: half of the memory")
