@@ -146,12 +146,18 @@ def test_closed_streams_change_no_exit_code(closed, file):
     assert b"Traceback" not in done.stdout + done.stderr
 
 
+def restore_interrupt():
+    """Let a process be interrupted where the tests run in the background of a shell, which ignores the signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_a_signal_ends_the_subject_with_the_command(number, expected, file):
     command = [*PROGRAM, f"{file}:Ending", "--args", "waits"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, start_new_session=True, preexec_fn=restore_interrupt) as process:
         came = next(found for line in process.stdout if (found := WAITING.search(line.decode())))
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as Ctrl-C does
