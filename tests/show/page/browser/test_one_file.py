@@ -49,7 +49,7 @@ def test_the_text_is_shaded_both_ways_and_by_several_heads(opened, address):
     told = float(page.locator(".text-links .link").first.get_attribute("title"))
     assert told == pytest.approx(float(both[11].max()), abs=float(allowed[11, both[11].argmax()]))
     page.keyboard.press("w")
-    until(page, "document.querySelector('.text-links h2')?.textContent.includes('looked at most by')")
+    until(page, "document.querySelector('.text-links h2')?.textContent.includes('receives most attention from')")
     told = float(page.locator(".text-links .link").first.get_attribute("title"))
     assert told == pytest.approx(float(both[:, 11].max()), abs=float(allowed[both[:, 11].argmax(), 11]))
 

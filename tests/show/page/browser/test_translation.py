@@ -157,7 +157,7 @@ def test_steps_of_additive_attention_tell_its_own_formula_and_its_numbers(opened
     assert len(shown) == len(right.tokens.rows)
     assert "tanh(" in page.locator(".steps-sum").inner_text()
     page.get_by_role("button", name="q, k, v, weight").click()
-    until(page, "document.querySelector('.steps-sentence').textContent.includes('bent by tanh')")
+    until(page, "document.querySelector('.steps-sentence').textContent.includes('tanh(q + k)')")
     assert page.locator(".panel-figure figcaption").all_inner_texts()[-1].startswith("weight")
     assert torch.equal(call.weight, model.attention.weight)
 
