@@ -48,11 +48,11 @@ class AttributionMap(HtmlRepr):
     """f(A_ij) (l_i · r_j), (b, h, q, k), of which only the map A, l and r are stored.
 
     With l the gradient of a number with respect to each head's context, and r the values, l_i · r_j is the gradient with
-    respect to the weight A_ij. factor says what it is multiplied by: "one"; "weights", A_ij, for weight times gradient, the pull
-    of a weight on the number; or "cut", for -A_ij / (1 - A_ij) (l_i · r_j - Σ_m A_im l_i · r_m), by how much the number changes,
-    to first order in the context, if key j is hidden and the other weights grow. Where A_ij is 1 up to rounding, nothing is
-    left of the context. left is (b, h, q, e), right (b, g, k, e), where g divides h. Entries that the mask hides are 0. Numbers are
-    float32 at least, computed in blocks.
+    respect to the weight A_ij. factor says what it is multiplied by: "one"; "weights", A_ij, for weight times gradient, the
+    pull of a weight on the number; or "cut", for -A_ij / (1 - A_ij) (l_i · r_j - Σ_m A_im l_i · r_m), by how much the number
+    changes, to first order in the context, if key j is hidden and the other weights grow. Where A_ij is 1 up to rounding,
+    nothing is left of the context. left is (b, h, q, e), right (b, g, k, e), where g divides h. Entries that the mask hides
+    are 0. Numbers are float32 at least, computed in blocks.
     """
 
     def __init__(self, weights: AttentionMap, left: Tensor, right: Tensor, *, factor: str = "weights") -> None:

@@ -39,9 +39,9 @@ class Attribution:
         """Return the map of a layer, (b, h, q, k), or of one of its heads; layer, head and part as recording.map takes them.
 
         kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
-        i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the context:
-        by how much y changes, to first order in the context, if key j is hidden from query i and its other weights grow, as
-        regard.CutEdges does it. attention is "self" or "cross".
+        i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the
+        context: by how much y changes, to first order in the context, if key j is hidden from query i and its other weights
+        grow, as regard.CutEdges does it. attention is "self" or "cross".
         Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
         Source: gradient times attention, Chefer et al. 2021.
         """
