@@ -2,8 +2,8 @@
 
 An edge is a query and a key of a head. Layer, head and query are drawn evenly, the key by the weights of the query. The number
 is the logit of the likeliest next word after the last token of a text of 64 tokens; each cut takes one forward. The change is
-compared with three numbers that take none: the weight; -A_ij g_i . v_j, which is minus the pull; and the same with the other
-weights growing as they do when a key is hidden, -A_ij / (1 - A_ij) (g_i . v_j - g_i . o_i).
+compared with three numbers that take none: the weight; minus the pull, -A_ij g_i . v_j; and the map of kind "cut", in which the
+other weights grow as they do when a key is hidden.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ TEXT = Path(__file__).parents[2] / "shared" / "data" / "text" / "tinyshakespeare
 TITLE = "What cutting an edge did, and what predicted it: 200 edges of SmolLM2-135M-Instruct, ten texts of 64 tokens"
 TEXTS, EDGES, TOKENS = 10, 20, 64  # and edges of each text
 RESAMPLED = 2000  # times, for the 95 % intervals of the correlations
-PREDICTORS = ("weight (against the size of the change)", "pull", "pull, the other weights growing")
+PREDICTORS = ("weight (with the size of the change)", "minus the pull", "cut")
 
 
 def run(peak: dict[torch.dtype, float]) -> Table:
@@ -54,11 +54,8 @@ def cut_edges(model: TextModel, ids: Tensor, generator: torch.Generator) -> tupl
         with torch.no_grad(), intervene(inner, CutEdges(query, key, layer=layer, head=head)):
             changed = float(inner(ids.unsqueeze(0)).logits[0, -1, token])
         changes.append(changed - float(logits[token].detach()))
-        pull = float(attribution.map(layer)[0, head, query, key])
-        gradients, contexts = attribution.gradients_and_contexts(layer)
-        mean = float(gradients[0, head, query].double() @ contexts[0, head, query].double())
-        weight = float(row[key])
-        predictions.append((weight, -pull, -(pull - weight * mean) / max(1 - weight, 1e-6)))
+        pull, cut = (float(attribution.map(layer, kind=kind)[0, head, query, key]) for kind in ("pull", "cut"))
+        predictions.append((float(row[key]), -pull, cut))
     return torch.tensor(changes, dtype=torch.float64), torch.tensor(predictions, dtype=torch.float64)
 
 

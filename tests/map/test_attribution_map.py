@@ -23,8 +23,10 @@ def attributions(draw, dtype=torch.float64):
     weights = AttentionMap(asked.q, asked.k, asked.mask, **asked.options)
     b, h, q, _ = weights.shape
     left = torch.randn(b, h, q, asked.v.shape[3], dtype=dtype)
-    times_weights = draw(st.booleans())
-    return AttributionMap(weights, left, asked.v, times_weights=times_weights), asked
+    factor = draw(st.sampled_from(["one", "weights", "cut"]))
+    if factor == "cut" and (weights.dense() > 0.99).any():  # 1 - w would magnify rounding
+        factor = "weights"
+    return AttributionMap(weights, left, asked.v, factor=factor), asked
 
 
 def dense(found: AttributionMap, asked) -> torch.Tensor:
@@ -32,8 +34,12 @@ def dense(found: AttributionMap, asked) -> torch.Tensor:
     b, h, q, k = found.shape
     products = found.left @ found.right.repeat_interleave(h // found.right.shape[1], 1).mT
     weights = found.weights.dense()
-    if found.times_weights:
+    if found.factor == "weights":
         return products * weights
+    if found.factor == "cut":  # each key hidden, one after the other
+        kept = weights.unsqueeze(-2) * ~torch.eye(k, dtype=torch.bool)  # (b, h, q, hidden, k)
+        kept = kept / (1 - weights).unsqueeze(-1)
+        return (kept * products.unsqueeze(-2)).sum(-1) - (weights * products).sum(-1, keepdim=True)
     places = itertools.product(range(b), range(h), range(q), range(k))
     visible = torch.tensor([asked.sees(*place) for place in places], dtype=torch.bool).view(b, h, q, k)
     bias = asked.options.get("bias")
@@ -93,8 +99,8 @@ def test_parts_are_those_of_the_whole(one, data):
 @given(attributions(torch.float32))
 def test_the_certificate_says_how_far_the_rows_are_from_their_identity(one):
     found, _ = one
-    if not found.times_weights:
-        with pytest.raises(ConfigError, match="only a map with weights"):
+    if found.factor != "weights":
+        with pytest.raises(ConfigError, match="only a map of weights times products"):
             found.certificate()
         return
     b, h, q, k = found.shape
@@ -122,3 +128,11 @@ def test_shapes_that_do_not_fit_are_refused(left, right):
     weights = AttentionMap(torch.randn(1, 2, 5, 3), torch.randn(1, 2, 6, 3))
     with pytest.raises(ShapeError, match=r"left|right"):
         AttributionMap(weights, torch.randn(left), torch.randn(right))
+
+
+def test_the_only_key_of_a_query_leaves_nothing_when_it_is_hidden():
+    q, k, v, g = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
+    found = AttributionMap(AttentionMap(q, k, Causal()), g, v, factor="cut")
+    assert torch.allclose(found[:, :, 0, 0], -(g * v).sum(-1)[:, :, 0], rtol=0, atol=EQUAL)
+    assert found.dense().isfinite().all()
+    assert not found.dense().triu(1).any()

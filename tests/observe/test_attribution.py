@@ -6,6 +6,7 @@ import torch
 import regard
 from observe.families import FAMILIES
 from observe.family import Widened
+from observe.models import gpt2, words
 from regard.errors import ConfigError, ShapeError
 
 EQUAL = 1e-10  # float64
@@ -149,3 +150,23 @@ def test_a_layer_whose_queries_and_keys_differ_has_no_relevance():
     assert attribution.map(0, attention=recording.calls[0].kind).shape == (1, 2, 3, 6)
     with pytest.raises((ConfigError, ShapeError), match="relevance needs"):
         attribution.relevance()
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_a_cut_is_what_the_last_layer_does_when_an_edge_is_cut():
+    """After the last layer's attention of GPT-2 without its MLP and norm, the number is linear in the context."""
+    model = gpt2()
+    block = model.transformer.h[-1]
+    block.mlp = torch.nn.Identity()
+    block.ln_2 = torch.nn.Identity()
+    model.transformer.ln_f = torch.nn.Identity()
+    tokens = words(1, 9)
+    with Widened(), regard.record(model, keep="values") as recording:
+        number = model(tokens).logits[0, -1, 3]
+    cuts = recording.attribute(number).map(2, kind="cut")
+    for head, query, key in ((0, 8, 3), (1, 8, 8), (3, 8, 0), (2, 5, 1)):
+        with Widened(), torch.no_grad(), regard.intervene(model, regard.CutEdges(query, key, layer=2, head=head)):
+            change = float(model(tokens).logits[0, -1, 3]) - float(number.detach())
+        assert float(cuts[0, head, query, key]) == pytest.approx(change, abs=1e-9)
+    assert float(cuts[0, 0, 8, 3]) != 0
+    assert float(cuts[0, 2, 5, 1]) == 0

@@ -13,10 +13,12 @@ from regard.map import indexing, pooling
 from regard.map.attention_map import PICTURE_BINS, AttentionMap, Index
 from regard.map.plane import Plane, Run
 from regard.map.pooling import assign_bins, bin_edges
-from regard.mechanism.arguments import check_instance, check_integer, describe_value
+from regard.mechanism.arguments import check_choice, check_instance, check_integer, describe_value
 from regard.mechanism.heads import share
 from regard.mechanism.request import disable_autocast
 from regard.mechanism.scores import score_dtype
+
+FACTORS = {"one": "products", "weights": "weights times products", "cut": "changes by hidden keys"}  # and what the map is
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +45,17 @@ class AttributionCertificate:
 
 
 class AttributionMap(HtmlRepr):
-    """A_ij (l_i · r_j), or l_i · r_j alone, (b, h, q, k), of which only the map A, l and r are stored.
+    """f(A_ij) (l_i · r_j), (b, h, q, k), of which only the map A, l and r are stored.
 
     With l the gradient of a number with respect to each head's context, and r the values, l_i · r_j is the gradient with
-    respect to the weight A_ij, and A_ij (l_i · r_j) is weight times gradient: its pull on the number. left is (b, h, q, e),
-    right (b, g, k, e), where g divides h. Entries that the mask hides are 0. Numbers are float32 at least, computed in blocks.
+    respect to the weight A_ij. factor says what it is multiplied by: "one"; "weights", A_ij, for weight times gradient, the
+    pull of a weight on the number; or "cut", for -A_ij / (1 - A_ij) (l_i · r_j - Σ_m A_im l_i · r_m), by how much the number
+    changes, to first order in the context, if key j is hidden and the other weights grow. Where A_ij is 1 up to rounding,
+    nothing is left of the context. left is (b, h, q, e), right (b, g, k, e), where g divides h. Entries that the mask hides
+    are 0. Numbers are float32 at least, computed in blocks.
     """
 
-    def __init__(self, weights: AttentionMap, left: Tensor, right: Tensor, *, times_weights: bool = True) -> None:
+    def __init__(self, weights: AttentionMap, left: Tensor, right: Tensor, *, factor: str = "weights") -> None:
         b, h, q, k = check_instance("weights", weights, AttentionMap).shape
         for name, x, shape in (("left", left, (b, h, q)), ("right", right, (b, None, k))):
             fits = isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
@@ -63,8 +68,9 @@ class AttributionMap(HtmlRepr):
                 f"and {tuple(right.shape)}."
             )
         dtype = score_dtype(torch.promote_types(left.dtype, right.dtype))
-        self.weights, self.times_weights = weights, times_weights
+        self.weights, self.factor = weights, check_choice("factor", factor, tuple(FACTORS))
         self.left, self.right = left.detach().to(dtype), right.detach().to(dtype)
+        self.means = (self.left * (weights @ self.right)).sum(-1) if factor == "cut" else None  # Σ_m A_im l_i · r_m, (b, h, q)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -90,7 +96,7 @@ class AttributionMap(HtmlRepr):
             self.weights.select(batch=rows, heads=columns),
             self.left[rows][:, columns],
             self.right[rows][:, groups],
-            times_weights=self.times_weights,
+            factor=self.factor,
         )
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -98,7 +104,9 @@ class AttributionMap(HtmlRepr):
         weights = self.weights[index]
         b, h, i, j = indexing.coordinates(self.shape, indexing.expand_index(index))
         products = (self.left[b, h, i] * self.right[b, h * self.right.shape[1] // self.shape[1], j]).sum(-1)
-        return products * weights if self.times_weights else products.where(self.is_visible(b, h, i, j), 0)
+        if self.factor == "one":
+            return products.where(self.is_visible(b, h, i, j), 0)
+        return products * weights if self.means is None else compute_cuts(weights, products, self.means[b, h, i])
 
     def is_visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return whether queries may see keys, all by index and of one shape."""
@@ -118,8 +126,13 @@ class AttributionMap(HtmlRepr):
                 for run in Plane(self.weights._request, *pair).iterate_runs():
                     with disable_autocast(self.device):
                         entries = self.left[b, h, run.start : run.stop] @ right[b, h, run.columns].T
-                    hidden = run.masked == -torch.inf
-                    yield b, h, run, entries.mul_(run.weights) if self.times_weights else entries.masked_fill_(hidden, 0)
+                    if self.means is not None:
+                        entries = compute_cuts(run.weights, entries, self.means[b, h, run.start : run.stop].unsqueeze(-1))
+                    elif self.factor == "weights":
+                        entries.mul_(run.weights)
+                    else:
+                        entries.masked_fill_(run.masked == -torch.inf, 0)
+                    yield b, h, run, entries
 
     def row_sums(self) -> Tensor:
         """Compute the sum of each row, (b, h, q)."""
@@ -195,11 +208,11 @@ class AttributionMap(HtmlRepr):
     def certificate(self) -> AttributionCertificate:
         """Compute how far the rows are from the identity Σ_j A_ij (l_i · r_j) = l_i · (A r)_i, relative to the terms' sizes.
 
-        The right side is a product of the map and r. For gradients without weights there is no such identity: raises
+        The right side is a product of the map and r. For another factor than the weights there is no such identity: raises
         ConfigError.
         """
-        if not self.times_weights:
-            raise ConfigError("only a map with weights, such as kind='pull', has sums that can be checked.")
+        if self.factor != "weights":
+            raise ConfigError("only a map of weights times products, such as kind='pull', has sums that can be checked.")
         expected = (self.left * (self.weights @ self.right)).sum(-1)
         found, size = torch.zeros_like(expected), torch.zeros_like(expected)
         for n, m, run, entries in self.iterate_blocks():
@@ -209,8 +222,14 @@ class AttributionMap(HtmlRepr):
         return AttributionCertificate(float(error.max()) if error.numel() else 0.0, error.numel())
 
     def __repr__(self) -> str:
-        what = "weights times products" if self.times_weights else "products"
-        return f"AttributionMap{self.shape}, {what}, {self.nbytes / 1e6:.3g} MB stored"
+        return f"AttributionMap{self.shape}, {FACTORS[self.factor]}, {self.nbytes / 1e6:.3g} MB stored"
+
+
+def compute_cuts(weights: Tensor, products: Tensor, means: Tensor) -> Tensor:
+    """Compute -w / (1 - w) (p - m) elementwise; -p where w is 1 up to rounding, of the only key that a query sees."""
+    rest = 1 - weights
+    is_only = rest <= 8 * torch.finfo(products.dtype).eps
+    return torch.where(is_only, -products, -weights / rest.masked_fill(is_only, 1) * (products - means)).to(products.dtype)
 
 
 def take_largest(entries: Tensor, axis: int) -> Tensor:

@@ -13,7 +13,7 @@ from regard.map.attribution_map import AttributionMap
 from regard.mechanism.arguments import check_choice, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 
-GRADIENT, PULL = "gradient", "pull"
+FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
 ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
 
 
@@ -31,7 +31,7 @@ class Attribution:
         self,
         layer: int | str,
         head: int | None = None,
-        kind: str = PULL,
+        kind: str = "pull",
         *,
         attention: str = "self",
         part: str | None = None,
@@ -39,18 +39,20 @@ class Attribution:
         """Return the map of a layer, (b, h, q, k), or of one of its heads; layer, head and part as recording.map takes them.
 
         kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
-        i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij. attention is "self" or "cross".
+        i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the
+        context: by how much y changes, to first order in the context, if key j is hidden from query i and its other weights
+        grow, as regard.CutEdges does it. attention is "self" or "cross".
         Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
         Source: gradient times attention, Chefer et al. 2021.
         """
-        check_choice("kind", kind, (GRADIENT, PULL))
+        check_choice("kind", kind, tuple(FACTORS))
         weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
         values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
         histories = self.recording.last.find_histories(layer, attention, part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
         left = torch.cat([self.join_calls(history, self.gradients) for history in histories], 2)
-        found = AttributionMap(weights, left, values, times_weights=kind == PULL)
+        found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
         wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
