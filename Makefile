@@ -38,7 +38,7 @@ lint: .venv/ready-for-work
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 docs: .venv/ready-for-work
-	@$(BIN)/python -m sphinx -W --keep-going --nitpicky --quiet -b html docs build/docs && echo "build/docs/index.html"
+	@$(BIN)/python -m sphinx -E -W --keep-going --nitpicky --quiet -b html docs build/docs && echo "build/docs/index.html"
 
 bench: .venv/ready-for-work
 	@$(PIP) --editable ".[bench]"

@@ -30,7 +30,7 @@ def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: Model
 
 
 def score_ov_eigenvalues(layer: LayerParts, parts: ModelParts) -> Tensor:
-    """Return Σ λ / Σ |λ| over the eigenvalues λ of each head's OV circuit, (h,): 1 where all are positive, which is copying.
+    """Return Σ λ / Σ abs(λ) over the eigenvalues λ of each head's OV circuit, (h,): 1 where all are positive, which is copying.
 
     The circuit W_E N_in W_V W_O N_out W_U maps each token to the logits that it raises where it is attended to; the linear
     parts of the norms are folded in, and the unembedding is centered, which changes no probability. Its n x n eigenvalues are

@@ -103,7 +103,7 @@ def effects(
 ) -> HeadEffects:
     """Measure by how much a number rises without each head of self-attention, one forward for each head.
 
-    inputs is a tensor for model(inputs), or a dict for model(**inputs); measure takes what the model returns and gives a
+    inputs is a tensor for the model, or a dict of its arguments; measure takes what the model returns and gives a
     number, or one (b,) for each row, such as a logit, a difference of two, or a loss. With several rows, the effect has a 95 %
     interval over them. heads is "all" or pairs (layer, head); by and source say what takes a head's place, as in
     regard.KnockOut. Beside each effect there is its estimate Σ g · (z' - z), with z the head's context, z' what replaces it and
