@@ -78,7 +78,7 @@ def test_what_is_carried_is_the_norm_of_the_projected_values(build):
     h = weights.shape[1]
     values = values.repeat_interleave(h // values.shape[1], 1)
     expected = weights * torch.einsum("bhke,hec->bhkc", values, weight.view(h, -1, weight.shape[1])).norm(dim=-1).unsqueeze(2)
-    torch.testing.assert_close(result.carried(1).dense(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(result.map(1, kind="carried").dense(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_largest_heads_are_printed_with_the_token_they_bring(capsys):

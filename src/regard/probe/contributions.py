@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
-from regard.mechanism.arguments import check_floating, check_index, check_instance, describe_value
+from regard.mechanism.arguments import check_choice, check_floating, check_index, check_instance, describe_value
 from regard.mechanism.heads import share
 from regard.observe.record import record
 from regard.observe.recording import Recording
@@ -16,6 +16,7 @@ from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.model_parts import ActivationTrace, ModelParts, find_parts
 from regard.probe.probe_heads import compute_logits
 
+KINDS = ("direct", "carried")
 SHOWN = 10  # heads that are printed
 
 
@@ -34,29 +35,24 @@ class Contributions:
     logit: Tensor
     heads: Tensor
 
-    def map(self, layer: int | str) -> AttributionMap:
-        """Return A_ij (d · v_j W_O), (b, h, q, k): what each key adds to the number through each head; 0 for other queries.
+    def map(self, layer: int | str, kind: str = "direct") -> AttributionMap:
+        """Return what each key adds through each head of a layer, (b, h, q, k).
 
-        d is the direction of the number in the residual stream, through the linear part of the last norm.
-        Source: direct logit attribution, Elhage et al. 2021.
+        kind "direct" is A_ij (d · v_j W_O), with d the direction of the number in the residual stream, through the linear part
+        of the last norm; 0 for other queries. "carried" is A_ij ‖v_j W_O‖, how much each key writes, whatever the number.
+        Raises ConfigError where the output projection of the layer was not found.
+        Source: direct logit attribution, Elhage et al. 2021; norms, Kobayashi et al. 2020.
         """
+        check_choice("kind", kind, KINDS)
         output, values = self.find_projection(layer)
         weights = self.recording.map(layer)
         b, h, q, _ = weights.shape
+        if kind == "carried":
+            norms = (share(values.float().cpu(), h) @ output).norm(dim=-1, keepdim=True).to(weights.device)
+            return AttributionMap(weights, norms.new_ones(b, h, q, 1), norms)
         left = torch.zeros(b, h, q, output.shape[1], device=weights.device)
         left[:, :, self.query] = torch.einsum("bc,hec->bhe", self.reader, output).to(left)
         return AttributionMap(weights, left, values.to(left))
-
-    def carried(self, layer: int | str) -> AttributionMap:
-        """Return A_ij ‖v_j W_O‖, (b, h, q, k): the norm of what each key writes through each head, whatever the number.
-
-        Source: Kobayashi et al. 2020, "Attention is not only a weight: analyzing transformers with vector norms".
-        """
-        output, values = self.find_projection(layer)
-        weights = self.recording.map(layer)
-        b, h, q, _ = weights.shape
-        norms = (share(values.float().cpu(), h) @ output).norm(dim=-1, keepdim=True).to(weights.device)
-        return AttributionMap(weights, norms.new_ones(b, h, q, 1), norms)
 
     def find_projection(self, layer: int | str) -> tuple[Tensor, Tensor]:
         """Return the output projection (h, e, c) of a layer and its values (b, g, k, e). Raises ConfigError if not found."""
