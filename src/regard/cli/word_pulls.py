@@ -72,10 +72,9 @@ def choose_token(foreign: TextModel, logits: Tensor, word: str) -> int:
 
 def compute_pulls(attribution: Attribution, words: list[str]) -> list[WordPull]:
     """Return a row for each token of the first text, largest pull in size first."""
-    recording = attribution.recording
-    layers = range(len(recording.layers()))
-    pulls = torch.stack([attribution.map(layer).column_sums()[0].double().cpu() for layer in layers])  # (layers, h, k)
-    weights = torch.stack([recording.map(layer)[0, :, -1].double().mean(0).cpu() for layer in layers]).mean(0)
+    maps = [attribution.map(layer) for layer in range(len(attribution.recording.layers()))]
+    pulls = torch.stack([one.column_sums()[0].double().cpu() for one in maps])  # (layers, h, k)
+    weights = torch.stack([one.weights[0, :, -1].double().mean(0).cpu() for one in maps]).mean(0)
     total = pulls.sum((0, 1))
     rows = []
     for position in total.abs().argsort(descending=True).tolist():

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.html_repr import HtmlRepr
 from regard.map import indexing, pooling
 from regard.map.attention_map import PICTURE_BINS, AttentionMap, Index
-from regard.map.plane import Plane, Run
+from regard.map.plane import BLOCK_NUMBERS, Plane, Run
 from regard.map.pooling import assign_bins, bin_edges
 from regard.mechanism.arguments import check_choice, check_instance, check_integer, describe_value
 from regard.mechanism.heads import share
@@ -103,10 +103,17 @@ class AttributionMap(HtmlRepr):
         """Return entries by ints, slices, lists and tensors, in the shape that torch would give."""
         weights = self.weights[index]
         b, h, i, j = indexing.coordinates(self.shape, indexing.expand_index(index))
-        products = (self.left[b, h, i] * self.right[b, h * self.right.shape[1] // self.shape[1], j]).sum(-1)
+        products = self.multiply_pairs(b, h, i, j)
         if self.factor == "one":
             return products.where(self.is_visible(b, h, i, j), 0)
         return products * weights if self.means is None else compute_cuts(weights, products, self.means[b, h, i])
+
+    def multiply_pairs(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return l_i · r_j of queries and keys, all by index and of one shape, a block of numbers at a time."""
+        step = max(1, BLOCK_NUMBERS // max(1, self.left.shape[3]))
+        parts = zip(*(x.flatten().split(step) for x in (b, h, h * self.right.shape[1] // self.shape[1], i, j)), strict=True)
+        found = [(self.left[n, head, query] * self.right[n, group, key]).sum(-1) for n, head, group, query, key in parts]
+        return torch.cat(found).view(b.shape)
 
     def is_visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return whether queries may see keys, all by index and of one shape."""
@@ -234,7 +241,11 @@ def compute_cuts(weights: Tensor, products: Tensor, means: Tensor) -> Tensor:
 
 def take_largest(entries: Tensor, axis: int) -> Tensor:
     """Return the entries that are largest in size along an axis, with their signs."""
-    high, low = entries.amax(axis), entries.amin(axis)
+    return choose_larger(entries.amax(axis), entries.amin(axis))
+
+
+def choose_larger(high: Tensor, low: Tensor) -> Tensor:
+    """Return the larger in size of two numbers, elementwise, of which high is not below low."""
     return torch.where(-low > high, low, high)
 
 
@@ -255,5 +266,5 @@ def add_to_picture(total: Tensor, most: Tensor, edges: list[Tensor], run: Run, e
         )
         for how in ("amax", "amin")
     )
-    both = torch.where(-low > high, low, high)
+    both = choose_larger(high, low)
     most.copy_(torch.where(both.abs() > most.abs(), both, most))

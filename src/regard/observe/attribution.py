@@ -48,10 +48,9 @@ class Attribution:
         check_choice("kind", kind, tuple(FACTORS))
         weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
         values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
-        histories = self.recording.last.find_histories(layer, attention, part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
-        left = torch.cat([self.join_calls(history, self.gradients) for history in histories], 2)
+        left = self.join_layer(self.gradients, layer, attention, part)
         found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
@@ -62,9 +61,14 @@ class Attribution:
         self, layer: int | str, *, attention: str = "self", part: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients with respect to the contexts of a layer, and the contexts, both (b, h, q, e)."""
-        histories = self.recording.last.find_histories(layer, attention, part)
         contexts = {stored: stored.context.detach() for stored in self.gradients if stored.context is not None}
-        return tuple(torch.cat([self.join_calls(one, by) for one in histories], 2) for by in (self.gradients, contexts))  # type: ignore[return-value]
+        gradients = self.join_layer(self.gradients, layer, attention, part)
+        return gradients, self.join_layer(contexts, layer, attention, part)
+
+    def join_layer(self, tensors: Mapping[StoredCall, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
+        """Return the tensors (b, h, q, e) of all calls of a layer along their queries."""
+        histories = self.recording.last.find_histories(layer, attention, part)
+        return torch.cat([self.join_calls(history, tensors) for history in histories], 2)
 
     def join_calls(self, history: KVHistory, tensors: Mapping[StoredCall, Tensor]) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a history along their queries, of the heads that were recorded."""
@@ -89,12 +93,13 @@ class Attribution:
         names = self.recording.layers(part=part)
         if not names:
             raise ConfigError("relevance needs self-attention, and none was recorded.")
-        b, _, q, k = self.recording.map(0, part=part).shape
+        first = self.recording.map(0, part=part)
+        b, _, q, k = first.shape
         if q != k:
             raise ShapeError(f"relevance needs as many queries as keys, got {q} and {k}.")
-        start = self.recording.map(0, part=part)
-        chosen = torch.arange(q)[queries].to(start.device)
-        rows = torch.eye(q, dtype=torch.float64, device=start.device)[chosen.reshape(-1)].expand(b, -1, -1).contiguous()
+        chosen = torch.arange(q)[queries].to(first.device)
+        rows = torch.zeros(b, chosen.numel(), q, dtype=torch.float64, device=first.device)
+        rows.scatter_(2, chosen.reshape(1, -1, 1).expand(b, -1, 1), 1.0)
         for layer in reversed(range(len(names))):
             pull = self.map(layer, part=part)
             if pull.shape[2:] != (q, k):

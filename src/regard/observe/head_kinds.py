@@ -15,7 +15,7 @@ from regard.map.indexing import check_slice
 from regard.mechanism.arguments import check_index, check_instance, check_integer, check_sequence, describe_value
 from regard.observe import detectors, text_table, words
 from regard.observe.detectors import NEAR, Queries
-from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, estimate_heads, get_score_name
+from regard.observe.head_scores import PUNCTUATION, HeadOptions, UserScore, define_user_scores, estimate_heads
 from regard.observe.map_view import MapView
 from regard.observe.recording import Recording, join_names
 from regard.observe.score_interval import Score
@@ -239,8 +239,7 @@ def heads(
     other = "cross" if kind == "self" else "self"
     if not rows and recording.layers(other, part):
         return Heads(rows, (f"the recording has no {kind} attention, but {other} attention: pass kind={other!r}.",))
-    definitions = {get_score_name(score): (score.__doc__ or "").strip() for score in scores}
-    return Heads(rows, wanted.describe_missing_scores(kind), definitions)
+    return Heads(rows, wanted.describe_missing_scores(kind), define_user_scores(scores))
 
 
 def classify_heads(

@@ -146,9 +146,9 @@ def get_score_name(score: UserScore) -> str:
     return str(getattr(score, "__name__", "score")).replace("_", " ")
 
 
-def describe_user_scores(scores: Sequence[UserScore]) -> list[str]:
-    """Return a sentence for each of the user's scores: its name and the first line of its docstring."""
-    return [f"{get_score_name(score)}: {(score.__doc__ or '').strip().splitlines()[0]}" for score in scores]
+def define_user_scores(scores: Sequence[UserScore]) -> dict[str, str]:
+    """Return the docstring of each of the user's scores by its name."""
+    return {get_score_name(score): (score.__doc__ or "").strip() for score in scores}
 
 
 def compute_user_score(look: MapView, score: UserScore) -> QueryScores | Tensor:

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap
-from regard.mechanism.arguments import check_choice, check_floating, check_index, check_instance, describe_value
+from regard.mechanism.arguments import check_choice, check_index, check_instance, describe_value
 from regard.mechanism.heads import share
 from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.text_table import align_columns, format_token
 from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import ActivationTrace, ModelParts, find_parts
+from regard.probe.model_parts import ActivationTrace, ModelParts, check_unembedding, find_parts
 from regard.probe.probe_heads import compute_logits
 
 KINDS = ("direct", "carried")
@@ -101,8 +101,7 @@ def contributions(
     check_instance("model", model, nn.Module, "Pass a language model that maps tokens (b, t) to logits.")
     if not isinstance(tokens, Tensor) or tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
         raise ConfigError(f"tokens must be ids (b, t), got {describe_value(tokens)}.")
-    if unembedding is not None:
-        check_floating("unembedding", unembedding)
+    check_unembedding(unembedding)
     with evaluate_mode(model), torch.no_grad():
         trace = ActivationTrace()
         with trace.watch(model), record(model, keep="values") as recording:
@@ -117,7 +116,7 @@ def contributions(
     scale = parts.norm.measure_scale(parts.final[:, row].cpu()).float()
     reader = parts.norm.apply_transposed(direction) / scale.unsqueeze(-1)
     found = Contributions(recording, parts, row, reader, number, torch.empty(0))
-    adds = [found.map(layer).row_sums()[:, :, row].cpu() for layer in range(len(recording.layers()))]
+    adds = [found.map(layer)[:, :, row].sum(-1).cpu() for layer in range(len(recording.layers()))]
     if len({len(one[0]) for one in adds}) != 1:
         raise ConfigError("contributions needs layers with equally many heads.")
     return Contributions(recording, parts, row, reader, number, torch.stack(adds, 1))

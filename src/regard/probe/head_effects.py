@@ -16,7 +16,7 @@ from regard.mechanism.arguments import check_choice, check_instance, check_path,
 from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
 from regard.observe.record import record
 from regard.observe.recording import Recording
-from regard.observe.score_interval import Score, estimate_scores
+from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.observe.text_table import align_columns
 from regard.probe.evaluation_mode import evaluate_mode
 
@@ -51,10 +51,7 @@ class HeadEffects:
     def correlation(self) -> float:
         """Pearson's correlation of the effects with their estimates; NaN for fewer than two heads, or if one is constant."""
         pairs = torch.tensor([(float(row.effect), row.estimate) for row in self.rows], dtype=torch.float64)
-        if len(pairs) < 2:
-            return math.nan
-        x, y = (pairs - pairs.mean(0)).T
-        return float((x * y).sum() / (x.norm() * y.norm())) if float(x.norm() * y.norm()) > 0 else math.nan
+        return float(torch.corrcoef(pairs.T)[0, 1]) if len(pairs) > 1 else math.nan
 
     def sort_by_effect(self) -> "HeadEffects":
         """Return the same heads, those with the largest effects in size first."""
@@ -137,8 +134,7 @@ def effects(
                     rise = check_numbers(measure(call_model(model, inputs)), len(whole)).double().cpu() - whole.cpu()
                 if file is not None:
                     append_line(file, {"layer": layer, "head": head, "rise": rise.tolist()})
-            (effect,) = estimate_scores(rise.view(-1, 1))
-            effect = Score(float(effect), effect.low, effect.high, len(rise))
+            (effect,) = estimate_scores(QueryScores(rise.view(-1, 1, 1), torch.ones(len(rise), 1, 1, dtype=torch.bool)))
             rows.append(HeadEffect(layer, recording.layers()[layer], head, effect, estimates[layer][head]))
     return HeadEffects(tuple(rows), float(whole.mean()), by)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.mechanism.arguments import check_floating, describe_value
 from regard.observe.recording import Recording
 
 POSITIONS = 8  # at which inputs and outputs are compared
@@ -147,6 +148,12 @@ def find_parts(
     return ModelParts(
         None if embedding is None else embedding.detach().float(), words.detach().float(), fit_norm(last), final.float(), layers
     )
+
+
+def check_unembedding(unembedding: Tensor | None) -> None:
+    """Raise ConfigError if an unembedding is given that is not a matrix (n, c)."""
+    if unembedding is not None and check_floating("unembedding", unembedding).dim() != 2:
+        raise ConfigError(f"unembedding must be (n, c), one row for each token, got {describe_value(unembedding)}.")
 
 
 def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.mechanism.arguments import check_choice, check_floating, check_instance, describe_value
+from regard.mechanism.arguments import check_choice, check_instance, describe_value
 from regard.observe.head_kinds import EFFECT, TEXT_EFFECT, THRESHOLDS, Head, Heads, classify_heads, infer_kind
 from regard.observe.head_scores import HeadOptions
 from regard.observe.intervene import REPLACEMENTS, KnockOut, intervene
@@ -19,7 +19,7 @@ from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.probe.copying import score_copying, score_ov_eigenvalues
 from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import ActivationTrace, LayerParts, ModelParts, find_embedding, find_parts
+from regard.probe.model_parts import ActivationTrace, LayerParts, ModelParts, check_unembedding, find_embedding, find_parts
 from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_probe_of_model
 
 ABLATED_HEADS = ("patterns", "all", "none")
@@ -66,8 +66,7 @@ def probe_heads(
     check_choice("by", by, REPLACEMENTS)
     if not callable(watch):
         raise ConfigError(f"watch must be a function of the heads and their number, got {describe_value(watch)}.")
-    if unembedding is not None and check_floating("unembedding", unembedding).dim() != 2:
-        raise ConfigError(f"unembedding must be (n, c), one row for each token, got {describe_value(unembedding)}.")
+    check_unembedding(unembedding)
     given = {name: value for name, value in {"begin": begin, "context": context}.items() if value is not None}
     size = find_vocabulary(model, unembedding) if vocabulary is None else vocabulary
     probe = make_probe_of_model(model, size, seeds=seeds, length=length, repeats=repeats, **given)

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.observe import head_kinds
 from regard.observe.head_kinds import Head
-from regard.observe.head_scores import HeadOptions, describe_user_scores
+from regard.observe.head_scores import HeadOptions, define_user_scores
 from regard.show.page.head_pictures import Alive
 from regard.show.page.recording_entry import Place, RecordingEntry
 from regard.show.page.select_head import select_head
@@ -28,7 +28,8 @@ def stream_head_table(entry: RecordingEntry, place: Place, alive: Alive) -> Iter
     for row in known[0] if known else compute_rows(entry, place, wanted, alive):
         rows.append(row)
         yield {"done": len(rows), "of": total, "row": convert_row(row)}
-    notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind), *describe_user_scores(entry.scores)]
+    own = [f"{name}: {text.splitlines()[0]}" for name, text in define_user_scores(entry.scores).items()]
+    notes = known[1] if known else [*wanted.describe_missing_scores(attention.kind), *own]
     entry.head_rows[key] = rows, notes
     yield {"detectors": list(rows[0].scores) if rows else [], "notes": notes}
 
