@@ -145,7 +145,8 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     assert q is not None
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
-    return StoredCall(q, values, first, stop, step, mask, offset, scale, softcap, bias, sinks, weight)
+    scored: dict[str, Any] = {"mask": mask, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
+    return StoredCall(q, values, first, stop, step, **scored, weight=weight)
 
 
 class MaskReader:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from regard.errors import TooLargeError
 from regard.map import AttentionMap
-from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
+from regard.observe.score_arguments import ScoreArguments
 
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 LIMIT = 2**30  # entries of the table of a whole run
@@ -36,27 +37,15 @@ class RowMatch(NamedTuple):
 
 
 @dataclass(eq=False)
-class StoredCall:
-    """One stored call: its queries, the range of the history's keys that it saw, and its rule."""
+class StoredCall(ScoreArguments):
+    """One stored call: its queries, the range of the history's keys that it saw, and how they were scored."""
 
     q: Tensor  # (b, h, t, d)
     values: Tensor | None  # (b, g, n, e), of its new keys
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    mask: Mask  # on its own queries and keys
-    offset: Offset
-    scale: float | None
-    softcap: float | None
-    bias: Tensor | None
-    sinks: Tensor | None
-    weight: Tensor | None = None  # of additive scores
     context: Tensor | None = None  # (b, h, q, e) of all heads, with its graph; not saved
-
-    def build_map(self, q: Tensor, k: Tensor, mask: Mask, bias: Tensor | None, offset: Offset) -> AttentionMap:
-        """Return the map of queries and keys with the scale, softcap, sinks and weight of this call."""
-        settings = {name: getattr(self, name) for name in ("scale", "softcap", "sinks", "weight")}
-        return AttentionMap(q, k, mask, bias=bias, offset=offset, **settings)
 
 
 @dataclass(eq=False)
@@ -149,7 +138,7 @@ class KVHistory:
     def build_call_map(self, stored: StoredCall) -> AttentionMap:
         """Return the map of one call."""
         keys = self.join_keys(stored.stop, stored.step, stored.first)
-        return stored.build_map(stored.q, keys, stored.mask, stored.bias, stored.offset)
+        return stored.build_map(stored.q, keys)
 
     def build_map(self) -> AttentionMap:
         """Return the map of all calls, as if they had been one."""
@@ -159,7 +148,8 @@ class KVHistory:
         step = last.step
         q = torch.cat([self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls], 2)
         stop = last.stop
-        return last.build_map(q, self.join_keys(stop, step), self.infer_rule(stop), self.join_biases(q, stop), self.past)
+        mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
+        return last.build_map(q, self.join_keys(stop, step), mask=mask, bias=bias, offset=self.past)
 
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""

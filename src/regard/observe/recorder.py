@@ -99,8 +99,7 @@ class Recorder:
                 return recorded.map
         q, k = (cast_for_autocast(call, x).clone() for x in (call.q, call.k))
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
-        names = ("mask", "scale", "softcap", "bias", "sinks", "offset", "weight")
-        return AttentionMap(q, k, **{name: getattr(call, name) for name in names})
+        return call.build_map(q, k)
 
     def record_call(self, call: AttentionCall, name: str) -> Call | None:
         """Add a call to the recording and return it; None if its layer is not selected."""

@@ -6,28 +6,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.mechanism.mask_algebra import EVERYTHING, Mask, Offset
+from regard.observe.score_arguments import ScoreArguments
 
 
 @dataclass(eq=False)
-class AttentionCall:
-    """The arguments of an attention kernel: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), the rule and the score settings."""
+class AttentionCall(ScoreArguments):
+    """The arguments of an attention kernel: q (b, h, q, d), k (b, g, k, d), v (b, g, k, e), and how they are scored."""
 
     kernel: str
     q: Tensor
     k: Tensor
     v: Tensor | None = None
-    mask: Mask = EVERYTHING
-    scale: float | None = None
-    softcap: float | None = None
-    bias: Tensor | None = None
-    sinks: Tensor | None = None
-    offset: Offset = 0
     dropout: float = 0.0
     module: nn.Module | None = None  # the caller, if known
     is_cross: bool | None = None  # whether it is cross attention, if the kernel determines it
     has_separate_sources: bool | None = None  # whether q and k were made from different tensors, if that was observed
-    weight: Tensor | None = None  # (d,) of additive scores; None for dot products
     can_use_cache: bool = True  # whether more keys than queries may mean that the first keys come from a cache
     is_stepwise: bool = False  # whether calls with the same keys, in one forward or many, are steps of one decoder
     unwritten_keys: int = 0  # number of further keys that the kernel was given and that no query sees

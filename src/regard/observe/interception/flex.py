@@ -102,7 +102,8 @@ def read_call(
     q, k, v = (x if x.shape[0] == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
     rule, offset, bias, softcap = infer_flex_rule(block_mask, score_mod, q, k)
     bias = None if bias is None else unwrap_tensor(bias)
-    return AttentionCall("flex", q, k, v, rule, scale, softcap, bias, offset=offset, has_separate_sources=made_apart)
+    scored: dict[str, Any] = {"mask": rule, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias}
+    return AttentionCall("flex", q, k, v, has_separate_sources=made_apart, **scored)
 
 
 def intercept_compiled(function: Any, args: Any, kwargs: Any) -> bool:

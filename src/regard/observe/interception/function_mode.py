@@ -91,9 +91,15 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
         given = {name: unwrap_tensor(x) if isinstance(x, Tensor) else x for name, x in given.items()}
         q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, *_ = make_request(**given)
         bias = None if bias is None else copy_bias(bias, q, k)
-        call = AttentionCall(
-            "regard", q, k, v, mask, scale, softcap, bias, sinks, offset, dropout, has_separate_sources=made_apart
-        )
+        scored: dict[str, Any] = {
+            "mask": mask,
+            "offset": offset,
+            "scale": scale,
+            "softcap": softcap,
+            "bias": bias,
+            "sinks": sinks,
+        }
+        call = AttentionCall("regard", q, k, v, dropout, has_separate_sources=made_apart, **scored)
         call.parent_rows = find_parent_rows(STATE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))

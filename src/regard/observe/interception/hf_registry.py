@@ -138,7 +138,11 @@ def build_call(
     scale, sinks = given.get("scaling"), given.get("s_aux")
     return AttentionCall(
         f"attention registry: {implementation}",
-        *(q, k, v, rule, None if scale is None else float(scale), given.get("softcap"), bias),
+        *(q, k, v),
+        mask=rule,
+        scale=None if scale is None else float(scale),
+        softcap=given.get("softcap"),
+        bias=bias,
         sinks=None if sinks is None else unwrap_tensor(sinks).reshape(-1),
         offset=offset,
         dropout=float(given.get("dropout") or 0.0),

@@ -60,12 +60,16 @@ def read_call(
         mask = mask.expand(*batch, -1, -1, -1) if len(batch) > 1 and mask.dim() > 3 else mask
         rule = infer_mask_rule(mask.reshape(-1, *mask.shape[-3:]) if mask.dim() > 3 else mask[None], q, k)
     call = AttentionCall(
-        "sdpa", q, k, v, rule[0], scale, bias=rule[2], offset=rule[1], dropout=dropout_p, has_separate_sources=made_apart
+        *("sdpa", q, k, v),
+        mask=rule[0],
+        scale=scale,
+        bias=rule[2],
+        offset=rule[1],
+        dropout=dropout_p,
+        has_separate_sources=made_apart,
+        is_cross=STATE.is_cross,
+        can_use_cache=STATE.is_cross is None,  # nn.MultiheadAttention, which sets it, has no cache
     )
-    call.is_cross, call.can_use_cache = (
-        STATE.is_cross,
-        STATE.is_cross is None,
-    )  # set by nn.MultiheadAttention, which has no cache
     four = q.shape[0], heads, q.shape[2], v.shape[3]
     return call, CallAdapter(run, lambda out: unwrap_tensor(out).reshape(four), lambda new, out: new.reshape(out.shape))
 
