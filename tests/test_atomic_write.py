@@ -143,6 +143,7 @@ def test_a_process_killed_between_two_names_leaves_a_folder_that_the_next_save_f
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", ["files", "a folder"])
 def test_of_threads_that_save_the_same_place_each_succeeds_and_a_reader_never_finds_half_of_one(tmp_path, save):
     places = [tmp_path / "a", tmp_path / "b"]
@@ -188,6 +189,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.slow
 def test_of_processes_that_save_the_same_place_each_succeeds_whoever_is_killed(tmp_path):
     place = tmp_path / "a"
     processes = [begin(MANY_FILES, place, letter) for letter in "abcd"]

@@ -42,6 +42,7 @@ def after() -> dict:
     return json.loads(fresh(WATCH))
 
 
+@pytest.mark.slow
 def test_importing_prints_nothing_and_patches_nothing(after):
     assert after["same"] == [True, True, True]
 

@@ -72,6 +72,7 @@ def test_its_table_and_its_map_are_those_of_its_meaning():
     assert torch.equal((m.dense() > 0)[0, 0], expected_table())
 
 
+@pytest.mark.slow
 def test_it_is_recorded_saved_loaded_and_drawn(tmp_path):
     torch.manual_seed(0)
     layer, x = Layer(), torch.randn(B, T, H * D)
@@ -89,6 +90,7 @@ def test_it_is_recorded_saved_loaded_and_drawn(tmp_path):
     assert len(regard.heads(loaded)) == H
 
 
+@pytest.mark.slow
 def test_examine_accepts_it_and_finds_what_differs():
     def compute_dilated(q, k, v):
         return attention(q, k, v, Dilated(3))

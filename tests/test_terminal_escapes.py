@@ -7,6 +7,7 @@ import pytest
 from regard.terminal_escapes import LINES, EscapingStream, ReaderGoneError, escape_controls
 
 
+@pytest.mark.slow
 def test_exactly_what_steers_a_terminal_or_has_no_encoding_is_escaped():
     directions = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     for character in map(chr, range(sys.maxunicode + 1)):

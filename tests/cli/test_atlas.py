@@ -22,6 +22,7 @@ def run(capsys, place, *arguments, named=True):
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_it_prints_what_the_heads_do_and_where_the_pages_are(capsys, place):
     code, out, _ = run(capsys, place)
     words = " ".join(out.split())
@@ -32,6 +33,7 @@ def test_it_prints_what_the_heads_do_and_where_the_pages_are(capsys, place):
     assert max(map(len, (line for line in out.splitlines() if str(place) not in line))) <= 80
 
 
+@pytest.mark.slow
 def test_as_json_it_is_a_list_of_heads_with_their_scores(capsys, place):
     code, out, _ = run(capsys, place, "--json")
     heads = json.loads(out)
@@ -41,6 +43,7 @@ def test_as_json_it_is_a_list_of_heads_with_their_scores(capsys, place):
     assert {"mean", "low", "high", "count"} == heads[0]["scores"]["induction"].keys()
 
 
+@pytest.mark.slow
 def test_shards_are_computed_apart_and_merged(capsys, place):
     code, out, _ = run(capsys, place, "--shard", "0/2")
     assert code == 0

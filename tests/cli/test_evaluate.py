@@ -93,6 +93,7 @@ def test_context_and_stride_are_as_they_are_said(own, capsys, tmp_path):
     assert numbers(out)["by token"] == f"{found.by_token:,.2f}"
 
 
+@pytest.mark.slow
 def test_somebody_elses_model_is_scored_as_ours_of_the_same_weights(theirs, capsys, tmp_path):
     (tmp_path / "some.txt").write_text(TEXT)
     ours = GPT2.load(theirs)
@@ -118,6 +119,7 @@ def test_a_corpus_is_scored_with_its_ends_and_its_words(own, capsys, tmp_path):
     assert numbers(out)["by token"] == f"{perplexity(model, held_out, context=29, stride=14, batch=BATCH).by_token:,.2f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "theirs"])
 def test_passages_are_scored_by_their_last_words(kind, capsys, tmp_path, request):
     folder = request.getfixturevalue(kind)
@@ -201,6 +203,7 @@ def test_what_cannot_be_scored_is_one_line_and_2(own, capsys, tmp_path, monkeypa
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_corpus_of_other_tokens_is_refused(theirs, own, capsys, tmp_path):
     prepare([TEXT], GPT2.load(own).text, tmp_path / "corpus")
     code, _, err = said(capsys, theirs, tmp_path / "corpus")

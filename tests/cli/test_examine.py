@@ -42,6 +42,7 @@ def is_running(number):
         return False
 
 
+@pytest.mark.slow
 def test_a_finding_ends_with_1(file, capfd):
     code, out, err = ended([f"{file}:Leaking", "--args", 14, 6], capfd)
     assert code == 1
@@ -51,6 +52,7 @@ def test_a_finding_ends_with_1(file, capfd):
     assert err == ""
 
 
+@pytest.mark.slow
 def test_json_is_the_whole_report_and_nothing_else(file, capfd):
     code, out, err = ended([f"{file}:Leaking", "--args", 14, 6, "--json"], capfd)
     record = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -60,6 +62,7 @@ def test_json_is_the_whole_report_and_nothing_else(file, capfd):
     assert "running" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -85,6 +88,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "kind", "says"), ENDS)
 def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(how, kind, says, file, tmp_path, capfd):
     code, out, err = ended([f"{file}:Ending", "--args", how, "--page", tmp_path / "report.html"], capfd)
@@ -98,6 +102,7 @@ def test_a_subject_that_ends_its_process_is_a_finding_and_the_rest_is_reported(h
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["os._exit(0)", "import ctypes; ctypes.string_at(0)"])
 def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, capfd):
     file.write_text(f"import os\n{ending}")
@@ -106,6 +111,7 @@ def test_a_file_that_ends_its_process_as_it_is_run_is_exit_code_2(ending, file, 
     assert "could not be loaded: the process in which it ran" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["waits", pytest.param("holds_the_lock", marks=pytest.mark.slow)])
 def test_a_subject_that_never_returns_from_c_is_ended_at_the_time_limit_and_the_line_is_told(how, file, capfd):
     code, out, _ = ended([f"{file}:Ending", "--args", how, 0, "--time-limit", 5, "--json"], capfd)

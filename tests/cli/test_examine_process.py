@@ -42,6 +42,7 @@ def test_an_object_or_a_function_is_examined_as_it_is(name, file):
     assert code == 0, out
 
 
+@pytest.mark.slow
 def test_a_function_that_makes_a_layer_is_called_where_it_has_args(file):
     assert ended([f"{file}:maker", "--args", "width=9"])[0] == 0
     assert ended([f"{file}:maker", "--args"])[0] == 0
@@ -73,6 +74,7 @@ def test_the_page_says_what_the_terminal_says_and_is_written_whole_or_not_at_all
     assert f"--page {tmp_path / 'no' / 'report.html'}: No such file" in err
 
 
+@pytest.mark.slow
 def test_a_module_of_a_package_is_examined():
     code, out, _ = ended(["regard.layers:MultiHeadAttention", "--args", 14, 30, 17, 0.1, 5])
     assert code == 0

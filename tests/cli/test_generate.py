@@ -60,6 +60,7 @@ def test_what_is_written_is_what_the_model_completes(folder, capsys):
     assert out == printable + "\n"
 
 
+@pytest.mark.slow
 def test_the_words_come_from_a_file_or_from_standard_input_too(folder, capsys, tmp_path, monkeypatch):
     expected = said(capsys, "the cat", "--model", folder, "--seed", "3")
     (tmp_path / "prompt.txt").write_text("the cat")

@@ -11,6 +11,7 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_a_model_is_probed_and_each_clear_head_has_its_sentence(capsys):
     code, out, _ = run(capsys, "--model", "pocket")
     assert code == 0
@@ -23,6 +24,7 @@ def test_a_model_is_probed_and_each_clear_head_has_its_sentence(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_probe_is_json_with_the_scores_and_their_intervals(capsys, tmp_path):
     haystack = tmp_path / "stories.txt"
     haystack.write_text("Once upon a time there was a cat. The cat had a red ball. " * 60)
@@ -51,6 +53,7 @@ def test_the_probe_is_json_with_the_scores_and_their_intervals(capsys, tmp_path)
     assert order == sorted(order, reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -38,6 +38,7 @@ def test_no_line_is_wider_than_the_screen_or_ends_in_blanks(capsys, monkeypatch,
     assert all(len(line) <= columns and line == line.rstrip() for line in lines)
 
 
+@pytest.mark.slow
 def test_for_a_program_it_prints_every_field_with_the_rates(capsys):
     found = json.loads(run(capsys, "--json"))
     assert found["processor"] == processor.read_processor_name()

@@ -40,6 +40,7 @@ def look(capsys, *arguments):
     return code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_a_text_through_a_folders_model_gives_the_kinds_of_its_heads_and_their_links(capsys, folder):
     code, out, err = look(capsys, TEXT, "--model", folder, "--all")
     assert code == 0
@@ -51,12 +52,14 @@ def test_a_text_through_a_folders_model_gives_the_kinds_of_its_heads_and_their_l
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_narrow_screen_is_kept_to(capsys, folder, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     _, out, _ = look(capsys, TEXT, "--model", folder)
     assert max(map(len, out.splitlines())) <= 40
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be broken over two lines
     file, saved = Path("text.txt"), Path("cat.regard")
@@ -71,6 +74,7 @@ def test_what_is_saved_is_what_heads_reads(capsys, folder, tmp_path, monkeypatch
     assert again.splitlines()[2:] == out.splitlines()[-len(again.splitlines()) + 2 :]
 
 
+@pytest.mark.slow
 def test_the_model_sees_no_more_than_its_context_and_says_so(capsys, folder):
     _, out, _ = look(capsys, TEXT * 9, "--model", folder)
     assert "64 of 352 tokens" in out
@@ -78,6 +82,7 @@ def test_the_model_sees_no_more_than_its_context_and_says_so(capsys, folder):
     assert "11 of 40 tokens" in out
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_and_picked(capsys, folder):
     _, out, _ = look(capsys, TEXT, "--model", folder, "--sort", "itself")
     column = [float(found) for found in re.findall(r"^[01]\.[0-3] +[a-z ]+? +[\d.-]+ +([\d.-]+)", out, re.MULTILINE)][:8]
@@ -121,15 +126,18 @@ def test_what_cannot_be_used_is_said_in_one_line(capsys, folder, tmp_path, monke
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["and/or", "U.S.A", "3.14", "Hello.", "e.g. this"])
 def test_words_with_points_and_strokes_in_them_are_no_files(capsys, folder, words):
     assert look(capsys, words, "--model", folder)[0] == 0
 
 
+@pytest.mark.slow
 def test_one_token_is_no_plural(capsys, folder):
     assert "8 heads. 1 token in" in look(capsys, "the", "--model", folder)[1]
 
 
+@pytest.mark.slow
 def test_letters_that_were_cut_into_bytes_are_explained(capsys, folder):
     for model, written in ((folder, "�"), ("pocket", "\\x")):
         assert f"read byte by byte and shown like {written}" in " ".join(look(capsys, "𓀀", "--model", model)[1].split())
@@ -155,6 +163,7 @@ def test_the_model_in_the_box_is_looked_at_and_reads_as_many_letters_as_it_can(c
     assert len(re.findall(r"^[012]\.[012]  ", out, re.MULTILINE)) >= 9
 
 
+@pytest.mark.slow
 def test_the_words_are_shaded_by_digits_where_there_is_no_colour(capsys, folder):
     _, out, _ = look(capsys, TEXT, "--model", folder)
     lines = out.splitlines()
@@ -164,6 +173,7 @@ def test_the_words_are_shaded_by_digits_where_there_is_no_colour(capsys, folder)
     assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_a_head_is_drawn_and_a_row_written_as_bars(capsys, folder):
     code, out, err = look(capsys, TEXT, "--model", folder, "--head", "1.2")
     assert (code, err) == (0, "")
@@ -175,6 +185,7 @@ def test_a_head_is_drawn_and_a_row_written_as_bars(capsys, folder):
     assert len(re.findall(r"^0\.\d{3}  .*#", out, re.MULTILINE)) >= 3
 
 
+@pytest.mark.slow
 def test_of_a_saved_recording_a_head_is_drawn_too(capsys, folder, tmp_path):
     saved = tmp_path / "cat.regard"
     look(capsys, TEXT, "--model", folder, "--out", saved)
@@ -189,6 +200,7 @@ def test_weights_without_words_are_looked_at_by_the_numbers_of_tokens(capsys, tm
     assert "2 layers, 4 heads. 8 tokens" in out
 
 
+@pytest.mark.slow
 def test_of_an_encoder_decoder_the_encoder_is_looked_at(capsys, tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 2, "vocab_size": 50257}
     T5Model(T5Config(**sizes)).save_pretrained(tmp_path)
@@ -250,6 +262,7 @@ def test_a_page_of_cross_attention_alone_is_written(capsys, crossed):
     assert (crossed / "page.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_why_prints_the_words_that_moved_the_next_word_as_the_pulls_of_all_heads(capsys, folder):
     code, out, err = look(capsys, TEXT, "--model", folder, "--why", "dog", "--json")
     assert (code, err) == (0, "")

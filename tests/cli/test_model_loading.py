@@ -16,6 +16,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [BASE_MODEL, CAUSAL_LM])
 def test_a_tensor_that_is_missing_is_not_drawn_at_random(folder, kind):
     load_model(str(folder), kind)

@@ -99,6 +99,7 @@ def found(folder, command):
     return [str(folder / one) if (folder / one).exists() else one for one in COMMANDS[command]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_hands_a_terminal_what_it_would_obey(command, folder, capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

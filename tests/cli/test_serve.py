@@ -34,6 +34,7 @@ def test_what_cannot_be_served_is_one_line_and_2(arguments, says, capsys):
     assert not said.out
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_a_translators_and_a_carried_ones_name_translate(run, tmp_path, monkeypatch):
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / run)
     assert [load_page_model(name).name for name in (run, "translator")] == ["run", "translator"]

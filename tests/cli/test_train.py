@@ -35,6 +35,7 @@ def said(capsys, *arguments):
     return code, out, err
 
 
+@pytest.mark.slow
 def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
     code, out, err = said(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--observe", "every=5")
     assert (code, err) == (0, "")
@@ -48,6 +49,7 @@ def test_a_text_file_becomes_a_model_in_one_command(capsys, tmp_path):
     assert "".join(GPT2.load("run/model").complete("the", 5, seed=0)) != ""
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_a_changed_one_is_refused(capsys):
     command = ["--text", "story.txt", *SMALL]
     said(capsys, *command, "--steps", "3")
@@ -65,6 +67,7 @@ def test_the_same_command_goes_on_and_a_changed_one_is_refused(capsys):
     )
 
 
+@pytest.mark.slow
 def test_flags_stand_over_the_file(capsys, tmp_path):
     (tmp_path / "small.toml").write_text(
         'text = "story.txt"\nsteps = 3\nbatch = 2\nbetas = [0.8, 0.9]\nmask_documents = true\n'
@@ -106,6 +109,7 @@ def test_what_cannot_be_done_is_one_line_and_2(capsys, arguments, says):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "warns"), [(1e9, True), (90e9, False)])
 def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(capsys, monkeypatch, rate, warns):
     monkeypatch.setattr(train, "measure_product_rate", lambda dtype, device: rate if dtype is torch.bfloat16 else 52e9)
@@ -114,6 +118,7 @@ def test_products_in_bfloat16_that_are_slower_than_in_float32_are_warned_of(caps
     assert (code, expected in out, "warning" in out) == (0, warns, warns)
 
 
+@pytest.mark.slow
 def test_every_line_fits_a_screen_of_40_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     _, out, _ = said(capsys, "--text", "story.txt", "--steps", "11", *SMALL, "--sample-every", "5")

@@ -79,6 +79,7 @@ def test_nothing_that_a_model_writes_steers_the_terminal(capsys, folder, monkeyp
     assert out.startswith("a")
 
 
+@pytest.mark.slow
 def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path):
     code, out, err = said(capsys, "--evaluate", "some.en", "some.fr", "--model", folder)
     sources, references = zip(*many(60), strict=True)
@@ -91,6 +92,7 @@ def test_files_are_evaluated_and_the_scores_are_signed(capsys, folder, tmp_path)
     assert err.endswith("some.en 60 and some.fr 1: line n must translate line n.\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [["--heads", "2"], ["--kind", "recurrent", "--attention", "additive", "--hidden", "9"]])
 def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys, tmp_path, kind):
     code, out, err = said(capsys, "--train", *SMALL, *kind, "--steps", "6", "--sample-every", "5")
@@ -109,6 +111,7 @@ def test_sentence_pairs_become_a_translator_in_one_command_which_goes_on(capsys,
     assert err.startswith("regard translate: model.dropout is 0.5, but the run in run has 0.1")
 
 
+@pytest.mark.slow
 def test_a_config_file_of_a_translator_is_trained_by_both_commands(capsys, tmp_path):
     (tmp_path / "small.toml").write_text(
         'pairs = "some"\nvocabulary = "280"\nbatch_tokens = 150\nevaluate_every = 0\n'

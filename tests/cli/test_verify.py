@@ -144,6 +144,7 @@ def test_an_unknown_example_is_one_line_on_stderr_and_exit_code_2(capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_program_of_its_own():
     environment = {**os.environ, "COLUMNS": "40"}
     command = [sys.executable, "-W", "error", "-m", "regard", "verify", "softmax-211"]

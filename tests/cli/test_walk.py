@@ -205,6 +205,7 @@ def test_masks_are_joined_as_in_python():
             parse_mask(text)
 
 
+@pytest.mark.slow
 def test_a_long_sentence_shows_a_window_that_can_be_moved(walk):
     words = " ".join(f"w{n}" for n in range(1, 201))
     shown = walk("--words", words)
@@ -261,6 +262,7 @@ def speaking(tmp_path_factory):
     return {name: str(place / name) for name in models}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["additive", "wide"])
 @pytest.mark.parametrize("words", ["a man rides a horse", "horse"])
 def test_a_trained_translator_is_told_as_a_recording_has_it(walk, speaking, kind, words):
@@ -306,6 +308,7 @@ def test_a_model_without_words_reads_a_sentence_of_its_own(walk, speaking):
     assert "A word that is not in the vocabulary is split into pieces: " in walk("--model", speaking["additive"])
 
 
+@pytest.mark.slow
 def test_long_vectors_are_shown_in_part_and_whole_where_rows_ask_for_it(walk, speaking):
     told = walk("--model", speaking["wide"], "--words", "a man rides a horse")
     assert "columns 1 to 6 of 134; --rows 134 shows all" in told

@@ -64,6 +64,7 @@ def run_console(text, page, line, capsys):
         assert doctest.OutputChecker().check_output(expected, came, FLAGS), f"{page.name}:{line}: {typed} printed\n{came}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_runs_and_prints_what_is_shown(page, capsys):
     names = {"__name__": "__main__"}

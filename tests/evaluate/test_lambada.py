@@ -42,6 +42,7 @@ def test_it_is_the_sum_of_log_probabilities_of_last_words_written_out(model):
     assert (found.right_filtered, found.accuracy_filtered) == (None, None)
 
 
+@pytest.mark.slow
 def test_a_word_is_right_where_writing_greedily_gives_it(model):
     tried = 0
     for prompt in product(range(9), repeat=2):
@@ -145,6 +146,7 @@ def test_what_is_no_passage_is_refused(model, passages, asked, error, says):
         lambada(model, passages, LETTERS.encode, **asked)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILE.exists(), reason="needs ../shared/data/eval, the published texts, which this machine lacks")
 def test_openais_file_has_5153_passages_whose_last_words_are_their_last_tokens():
     passages = list(documents(FILE))

@@ -40,6 +40,7 @@ def test_nothing_but_spaces_and_marks_changes_and_lines_stay_lines(text):
     assert detokenize(text).count("\n") == text.count("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILE.exists(), reason=HELD)
 def test_wikitext_2_has_the_words_that_its_makers_count():
     text = FILE.read_text(encoding="utf-8")

@@ -126,6 +126,7 @@ def test_the_module_behind_a_function_is_found(function):
     assert only(function).module is LAYER
 
 
+@pytest.mark.slow
 def test_what_torch_compile_made_is_examined_as_its_original_and_kept_beside_it():
     layer = copy.deepcopy(CAUSAL).double()
     subject = only(torch.compile(layer, backend="eager"))

@@ -20,17 +20,20 @@ def third_axis(q, k, v):
     return scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).softmax(2) @ v
 
 
+@pytest.mark.slow
 def test_a_function_with_heads_second_to_last_is_told_how_to_say_it():
     with pytest.raises(regard.ConfigError, match=r"correct on tensors \(b, t, h, d\).*lambda q, k, v: tokens_second"):
         regard.examine(tokens_second)
 
 
+@pytest.mark.slow
 def test_what_is_right_with_three_axes_is_told_so_beside_what_is_wrong_with_four():
     finding = regard.examine(third_axis).findings[0]
     assert finding.kind == "wrong axis"
     assert "If they are intended: examine(third_axis, sample=(q, k, v))" in finding.cure
 
 
+@pytest.mark.slow
 def test_a_sample_says_how_many_axes_are_meant():
     assert regard.examine(third_axis, sample=tuple(torch.randn(3, 2, 6, 8)))
     assert regard.examine(third_axis, sample=tuple(torch.randn(3, 2, 3, 6, 8))).findings[0].kind == "wrong axis"
@@ -47,6 +50,7 @@ class TokensFirst(nn.Module):
         return self.attention(x, x, x)[0]
 
 
+@pytest.mark.slow
 def test_a_module_whose_tokens_come_first_is_told_how_to_say_it():
     finding = regard.examine(TokensFirst(), expects=Everything()).findings[0]
     assert finding.kind == "batch leak"

@@ -37,6 +37,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("subject", "expects"), RIGHT)
 def test_right_attention_has_no_finding(subject, expects):
     report = regard.examine(subject, expects=expects)

@@ -76,12 +76,14 @@ def test_the_attention_in_a_block_that_runs_in_one_dtype_alone_is_read_in_float6
     assert any("in float64 it" in one.what for one in report.unknown)
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_attention_in_a_block_is_named_with_its_place():
     (finding,) = regard.examine(Block(Attention(5**0.5))).findings
     assert finding.kind == "wrong scale"
     assert finding.evidence.startswith("parts.0: ")
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_read_is_named_as_what_to_ask():
     class Turned(Attention):
         def forward(self, x):
@@ -93,6 +95,7 @@ def test_a_part_that_cannot_be_read_is_named_as_what_to_ask():
     assert needs.startswith("examine(layer.parts[0]); or the attention alone")
 
 
+@pytest.mark.slow
 def test_parts_that_see_one_token_at_a_time_are_no_attention():
     class Mean(nn.Module):
         def __init__(self):

@@ -124,6 +124,7 @@ def test_a_model_that_changes_its_ids_is_told_so(sample):
     assert sample is None or sample.min() > 0
 
 
+@pytest.mark.slow
 def test_a_tensor_that_is_held_and_only_read_is_no_finding():
     def reading(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=SEEN[: q.shape[-2], : k.shape[-2]])

@@ -152,6 +152,7 @@ class Viewed(nn.Module):
         return self.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).reshape(x.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_leak_that_follows_from_something_else_is_not_cured_by_a_mask(causal):
     base = case_of(Viewed(causal))

@@ -56,6 +56,7 @@ def states():
     return torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_a_module_that_changes_itself_is_as_it_was():
     layer = Careless().train()
     layer.drop.eval()
@@ -76,6 +77,7 @@ def test_a_module_that_changes_itself_is_as_it_was():
     assert all(torch.equal(x, before[name]) for name, x in layer.state_dict().items())
 
 
+@pytest.mark.slow
 def test_no_generator_has_moved_and_no_warning_is_heard():
     layer = Careless()
     torch.manual_seed(3)
@@ -129,6 +131,7 @@ def test_lists_and_tensors_of_every_layout_are_put_back():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 def test_inside_inference_mode_the_same_is_found():
     with torch.inference_mode():
         report = regard.examine(Layer(hiding(later)), sample=torch.randn(2, 6, D_IN))

@@ -11,6 +11,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler says so of torch
 @pytest.mark.parametrize("one", EVERY)
 def test_nothing_is_found_of_a_right_layer(one):

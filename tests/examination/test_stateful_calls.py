@@ -81,6 +81,7 @@ class InPlace(Projected):
         return super().forward(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Cached, Written])
 def test_a_cache_is_told_from_other_state_and_left_as_it_was(make):
     torch.manual_seed(0)
@@ -93,6 +94,7 @@ def test_a_cache_is_told_from_other_state_and_left_as_it_was(make):
     assert not any(one.any() for one in layer.buffers())
 
 
+@pytest.mark.slow
 def test_state_that_changes_the_next_call_is_named():
     torch.manual_seed(0)
     report = regard.examine(MaskOfTheFirstCall())
@@ -100,6 +102,7 @@ def test_state_that_changes_the_next_call_is_named():
     assert "(mask)" in report.findings[0].evidence
 
 
+@pytest.mark.slow
 def test_what_writes_to_its_input_is_a_finding_and_all_else_is_examined_with_what_was_given():
     torch.manual_seed(0)
     sample = torch.ones(2, 6, C)
@@ -108,6 +111,7 @@ def test_what_writes_to_its_input_is_a_finding_and_all_else_is_examined_with_wha
     assert (sample == 1).all()
 
 
+@pytest.mark.slow
 def test_dropout_is_not_taken_for_state():
     report = regard.examine(Layer(lambda scores: F.dropout(hiding(later)(scores))))
     assert report.findings[0].kind == "dropout in evaluation"

@@ -49,6 +49,7 @@ def catch():
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [spin, catch, lambda: time.sleep(0.3)])
 def test_a_subject_that_does_not_return_is_a_finding_beside_what_was_checked(wait):
     layer = Slow(wait).train()
@@ -76,6 +77,7 @@ def test_within_its_time_a_report_is_the_same_and_nothing_is_raised_afterwards()
     assert threading.active_count() <= before + 1  # that which waits ends at once
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_reached_as_its_block_ends_is_never_raised_after_it():
     for _ in range(200):
         limit = TimeLimit(1e-4)
@@ -114,6 +116,7 @@ print(lines)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [60, 0.01])
 def test_a_debugger_runs_after_a_limit_that_was_reached_or_not(seconds):
     program = [sys.executable, "-c", TRACED.format(seconds=seconds)]

@@ -146,6 +146,7 @@ def test_a_mask_that_is_nearly_right_is_no_window(mask, told):
     assert told in finding.evidence
 
 
+@pytest.mark.slow
 def test_chunks_of_equal_length_are_no_fault():
     model = gpt2()
     seeing(model.blocks[1].attention, Causal() & regard.Documents([n // 3 for n in range(T)]))
@@ -154,6 +155,7 @@ def test_chunks_of_equal_length_are_no_fault():
     assert not regard.examine(model)
 
 
+@pytest.mark.slow
 def test_an_encoder_beside_a_decoder_is_no_leak_and_the_decoder_is_examined_alone():
     model = others.bart()
     report = regard.examine(model)
@@ -232,6 +234,7 @@ def test_a_model_in_which_no_token_meets_another_is_said_to_show_no_attention():
     assert not any("no output depends" in one.what for one in regard.examine(Still(causal)).unknown)
 
 
+@pytest.mark.slow
 def test_decoding_of_a_whole_model_is_held_against_its_full_forward():
     model = gpt2()
     assert "decoding with its cache equals the full forward" in [one.what for one in regard.examine(model).checked]

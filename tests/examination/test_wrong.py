@@ -9,6 +9,7 @@ EVERYDAY = 4  # one of so many is examined in the everyday run
 EVERY = [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if n % EVERYDAY else []) for n, one in enumerate(WRONG)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", EVERY)
 def test_a_wrong_layer_is_named(one):
     report = examine(one.subject(), **one.settings())

@@ -24,6 +24,7 @@ def test_it_computes_what_the_model_of_its_numbers_computes():
     assert 0 < (SMALL(tokens) - MODEL(tokens)).abs().max() < 0.1 * MODEL(tokens).std()
 
 
+@pytest.mark.slow
 def test_it_generates_with_a_cache_in_batches_and_by_beams():
     exact = restore(SMALL)
     for settings in ({"temperature": 0}, {"seed": 3}, {"beams": 3}):

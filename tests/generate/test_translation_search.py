@@ -62,6 +62,7 @@ def weight_bound(model, sources, terms: int, dtype: torch.dtype, **asked) -> flo
     return estimate_rounding(copy.deepcopy(model).double(), weights, terms, dtype) + sum_bound(dtype, keys + EXPONENTIAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(("dtype", "loud"), [(torch.float32, 1.0), (torch.float64, 2.0)])
@@ -88,6 +89,7 @@ def test_a_translation_and_its_attention_do_not_depend_on_the_batch(kind, beams,
             assert not rows[..., keys:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "additive", "transformer"])
 def test_nor_on_how_many_there_are_where_other_kernels_are_quicker_for_many(kind):
     other = {"width": 96} if kind == "transformer" else {"width": 64, "hidden": 256}
@@ -157,6 +159,7 @@ def test_the_end_is_the_last_token_where_a_sentence_ends():
     assert all(tokens.index(END) == len(tokens) - 1 for tokens in ended)
 
 
+@pytest.mark.slow
 def test_results_come_in_the_order_of_the_sources_whatever_went_together():
     model, sources = made("additive"), sentences(9, 2, 7, 3, 3, 8, 1)
     expected = [translate(model, [source], end=END)[0].tokens for source in sources]

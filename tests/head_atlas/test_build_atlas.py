@@ -57,6 +57,7 @@ def start_process(place: Path, name: str, **settings) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_head_and_says_of_what_it_is(place):
     table = merge_atlas(place / "whole")
     assert [(row.layer, row.head) for row in table] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -66,6 +67,7 @@ def test_the_table_has_a_row_for_every_head_and_says_of_what_it_is(place):
     assert all(row.scores["entropy"].count == 16 * 18 for row in table)
 
 
+@pytest.mark.slow
 def test_shards_in_any_order_give_the_same_bytes(place):
     for number in (2, 0, 3, 1):
         table = build(place, "shards", shard=(number, 4))
@@ -73,6 +75,7 @@ def test_shards_in_any_order_give_the_same_bytes(place):
     assert read_results(place / "shards") == read_results(place / "whole")
 
 
+@pytest.mark.slow
 def test_shards_of_another_machine_are_merged_without_the_model(place):
     build(place, "merged", shard=(0, 2))
     assert build(place, "other", shard=(1, 2)) is None
@@ -130,6 +133,7 @@ def test_another_model_is_refused(place):
         regard.atlas(model, place / "texts.jsonl", place / "whole", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_other_texts_are_refused(place, tmp_path):
     with pytest.raises(ConfigError, match="is an atlas with corpus"):
         regard.atlas(regard.GPT2.load(place / "model"), make_texts(), place / "whole", **SETTINGS)
@@ -143,6 +147,7 @@ def test_other_texts_are_refused(place, tmp_path):
         regard.atlas(make_model(), make_texts()[1:], tmp_path, **SETTINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byte", [3, 20, 300, 2000, -5])
 def test_a_shard_that_was_altered_is_refused(place, tmp_path, byte):
     build(place, f"altered {byte}")
@@ -188,6 +193,7 @@ def test_what_cannot_be_read_is_refused_before_anything_is_computed(place):
     assert not (place / "refused").exists()
 
 
+@pytest.mark.slow
 def test_a_score_of_the_user_stands_beside_the_others(place):
     def largest(m):
         """Return the largest weight of each query."""
@@ -199,6 +205,7 @@ def test_a_score_of_the_user_stands_beside_the_others(place):
     assert "largest" in (place / "own" / "site" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_all_queries_of_whole_texts_give_the_scores_of_heads(place):
     """Where no query is left out, the mean over documents is that of regard.heads on the same documents."""
     model = regard.GPT2.load(place / "model")

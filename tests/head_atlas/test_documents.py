@@ -39,6 +39,7 @@ def test_documents_are_pieces_of_the_texts_in_order(tmp_path_factory, texts, tok
     assert documents.pieces == {token: chr(token) for token in {*before, *map(ord, "".join(expected))}}
 
 
+@pytest.mark.slow
 def test_a_long_document_is_read_in_parts_and_cut_into_pieces(tmp_path):
     text = "to be or not to be " * 150_000  # several blocks of a megabyte
     (tmp_path / "long.txt").write_text(text)

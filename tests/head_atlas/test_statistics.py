@@ -78,6 +78,7 @@ def test_the_scores_are_those_of_the_lists_of_all_documents(seed):
             )
 
 
+@pytest.mark.slow
 def test_histograms_and_positions_count_every_query_once_in_its_bin():
     state, number = summarize(0, range(4)), 4
     documents = [score_document(0, document) for document in range(number)]

@@ -27,6 +27,7 @@ def read(folder, name):
     return parquet.read_table(folder / f"{name}.parquet").to_pylist()
 
 
+@pytest.mark.slow
 def test_the_table_of_heads_is_that_of_heads(folder):
     atlas = read_atlas(folder)
     lines = read(folder, "heads")

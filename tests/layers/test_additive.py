@@ -55,6 +55,7 @@ def test_without_keys_the_queries_attend_to_one_another():
     torch.testing.assert_close(ours(x[0], mask=Causal()), ours(x, mask=Causal())[0])
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences():
     ours = layer()
     leaves = [x.requires_grad_() for x in tensors()] + list(ours.parameters())

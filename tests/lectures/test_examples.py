@@ -148,6 +148,7 @@ def test_words_that_do_not_fit_are_refused():
         build_custom_example(("a",) * 3000, torch.ones(1, 1).expand(3000, 1))
 
 
+@pytest.mark.slow
 def test_examples_asked_for_at_the_same_time_draw_as_each_alone():
     drawn = ("trainable", "dropout", "heads", "split", "additive")
     alone = {name: build_example(name).steps.context for name in drawn}

@@ -51,6 +51,7 @@ def test_every_example_that_goes_on_from_another_names_one_that_there_is():
         assert example.get("input", "dog") in printed_numbers.load_printed_numbers()["inputs"]
 
 
+@pytest.mark.slow
 def test_importing_the_figures_reads_no_file():
     program = "import regard.lectures.printed_numbers as f; assert f.load_printed_numbers.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", program], check=True)

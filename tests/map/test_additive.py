@@ -127,6 +127,7 @@ def pooled(weights, rows, columns, how):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [Padding([K, 9]), Causal() & Window(20)], ids=repr)
 def test_an_overview_a_tile_and_a_pyramid_are_those_of_the_matrix(mask):
     q, k, weight = tensors()
@@ -146,6 +147,7 @@ def test_an_overview_a_tile_and_a_pyramid_are_those_of_the_matrix(mask):
     close(found.select(batch=1, heads=[4, 2]).dense(), weights[1:, [4, 2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_LOOPS), False])
 @pytest.mark.parametrize("d", [1, 16, 64, 257])
 def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkeypatch):
@@ -176,6 +178,7 @@ def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatc
     assert_within(additive.scores(q[0, 0, :2], k[0, 0], weight), one[:2], allowed)  # fewer queries than threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_halves_are_raised_to_single_precision_and_nothing_else(dtype):
     q, k, weight = tensors(dtype)
@@ -187,6 +190,7 @@ def test_halves_are_raised_to_single_precision_and_nothing_else(dtype):
     assert_within(found, exact, allowed)
 
 
+@pytest.mark.slow
 def test_autocast_rounds_nothing():
     q, k, weight = tensors(torch.float32)
     plain = AttentionMap(q, k, weight=weight).dense()
@@ -196,6 +200,7 @@ def test_autocast_rounds_nothing():
         assert torch.equal(found[0, 0, 3], plain[0, 0, 3])
 
 
+@pytest.mark.slow
 def test_a_nan_stays_in_the_rows_that_it_is_in():
     for quick in (8, 2**16):  # numbers; those in the second go through the compiled loops
         q, k, weight = torch.randn(1, 1, quick // 8, 8), torch.randn(1, 1, 9, 8), torch.randn(8)

@@ -149,6 +149,7 @@ def test_a_long_diagonal_is_answered_without_its_matrix():
     assert_within(found[0, 0, t, t], weights, allowed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_an_overview_holds_every_statistic_of_one_traversal(rule):
     found, weights = both(rule, offset=3)
@@ -189,6 +190,7 @@ def pooled(weights, rows, columns, how):
     return picture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["mean", "max", "sum"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 11), (17, 3), (Q, K)])
 def test_a_picture_is_the_matrix_in_bins(how, size):
@@ -210,6 +212,7 @@ def test_a_tile_is_the_picture_of_a_part(how, rows, columns):
     close(found.tile(rows, columns, 4, how), pooled(part, 4, 4, how))
 
 
+@pytest.mark.slow
 def test_the_largest_weights_come_first_with_their_keys():
     for rule in RULES:
         found, weights = both(rule)
@@ -296,6 +299,7 @@ def test_a_product_has_the_dtype_of_its_right_side():
     assert (found.mT @ torch.zeros(B, H, Q, E, dtype=torch.float64)).dtype == torch.float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_entries_and_sums_are_exact(dtype, rule):

@@ -66,6 +66,7 @@ def assert_pictures_within(found, expected, allowed, double):
         assert_within(found.pool(how), expected.pool(how), bounds.pool(how), how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
@@ -82,6 +83,7 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
     assert_pictures_within(picture, reference, allowed, double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
@@ -228,6 +230,7 @@ def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
             assert (shared.table[here : here + size] == own.table[there : there + size]).all()
 
 
+@pytest.mark.slow
 def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
     from regard.map.compiled.blocks import split_keys
 

@@ -54,6 +54,7 @@ def assert_codes_within(codes, weights, allowed):
     assert_within(codes.to(torch.int32), exact, 0.5 + 2048 / math.log(2) * allowed / weights + arithmetic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("how", ["mean", "max"])
 @pytest.mark.parametrize("mask", [Causal(), Window(9, 4)], ids=repr)
@@ -86,6 +87,7 @@ def test_coarse_levels_cost_one_traversal(monkeypatch):
         seen.tile(level, 0, 0, "max")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("how", ["mean", "max"])
 @pytest.mark.parametrize(

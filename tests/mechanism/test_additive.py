@@ -67,6 +67,7 @@ def test_of_long_queries_the_numbers_within_the_tanh_are_never_there_at_once(mon
     assert len(most) == t // 16
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences():
     leaves = [x[:, :2, :3] if x.dim() == 4 else x for x in tensors()]
     leaves = [x.detach().requires_grad_() for x in leaves]

@@ -35,6 +35,7 @@ def uncompiled(*args, **options):
         return flex_attention(*args, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize(
     "options",

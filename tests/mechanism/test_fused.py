@@ -61,6 +61,7 @@ def test_attention_is_the_formula_written_out_in_float64(asked):
     close(attention(asked.q, asked.k, asked.v, asked.mask, **asked.options), context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("rule", RULES)
 def test_attention_and_its_gradients_are_those_of_attend_over_many_runs_of_queries(rule, extra):
@@ -125,6 +126,7 @@ def allowed_of(q, k, v, weights, *, scale=None, bias=None, sinks=None):
     return allowed if dtype == torch.float32 else allowed + half_bound(dtype, v, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [1.0, 30.0])
 @pytest.mark.parametrize("form", ["attend", "attention"])
@@ -296,6 +298,7 @@ def test_no_tensor_of_queries_times_keys_is_made_for_a_rule(rule, extra):
         assert largest.numbers < t * t
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["everything", "causal", "window", "causal padding"])
 def test_under_compile_it_is_the_same_in_one_graph(rule):
     for dtype in (torch.float32, torch.float64):

@@ -20,6 +20,7 @@ def test_scaled_dot_divides_by_the_root_of_the_width_unless_told_otherwise(scale
     torch.testing.assert_close(scores.scaled_dot(q, k, scale), scores.dot(q, k) * factor)
 
 
+@pytest.mark.slow
 def test_scaling_keeps_the_variance_of_scores_near_one_at_any_width():
     torch.manual_seed(0)
     n = 2048

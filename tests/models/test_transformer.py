@@ -75,6 +75,7 @@ def theirs(model: Transformer, sources, lengths, targets) -> torch.Tensor:
     return found @ model.vocabulary.words.weight.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lengths", [(7, 2, 5), (6, 6, 6)])

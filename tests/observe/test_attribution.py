@@ -38,6 +38,7 @@ def dense_gradients(family, given):
     return {key: (weights.detach(), gradient) for (key, weights), gradient in zip(found.items(), gradients, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("side", ["none", "right"])
 def test_gradient_and_pull_are_those_of_autograd_on_dense_weights(name, side):

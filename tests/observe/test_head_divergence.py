@@ -98,6 +98,7 @@ def maps(seed, heads=H):
     return AttentionMap(torch.randn(1, heads, T, D).double(), torch.randn(1, heads, T, D).double(), Causal())
 
 
+@pytest.mark.slow
 def test_heads_of_several_maps_stand_in_one_matrix(monkeypatch):
     monkeypatch.setattr(head_divergence, "BLOCK_NUMBERS", 3 * T)
     one, other = maps(1), maps(2, heads=2)

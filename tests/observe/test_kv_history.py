@@ -90,6 +90,7 @@ def check(model, given, **options):
     return recording
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", [*EVERYDAY, *(pytest.param(name, marks=pytest.mark.slow) for name in DECODERS)])
@@ -97,6 +98,7 @@ def test_the_steps_of_a_generation_are_one_map_equal_to_that_of_one_forward(name
     check(*made(name, side), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_so_are_those_of_a_decoder_that_looks_at_an_encoder(name, options):
@@ -105,6 +107,7 @@ def test_so_are_those_of_a_decoder_that_looks_at_an_encoder(name, options):
     assert recording.map(0, part="encoder").shape[2] == recording.map(0, kind="cross").shape[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, STATIC, {"do_sample": True}], ids=["dynamic", "static", "sampled"])
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "bart", "t5"])
 def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
@@ -113,15 +116,18 @@ def test_beams_keep_the_history_of_the_rows_that_survived(name, options):
     assert any(not torch.equal(rows, torch.arange(3 * B)) for rows in recording.last.parent_rows.values())
 
 
+@pytest.mark.slow
 def test_ragged_prompts_in_beams_keep_their_own_rows():
     check(*made("llama", "left"), num_beams=3)
 
 
+@pytest.mark.slow
 def test_samples_of_one_prompt_are_rows_of_their_own():
     recording = check(*made("gemma3"), do_sample=True, num_return_sequences=2)
     assert recording.map(0).shape[0] == 2 * B
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_read_in_chunks_is_one_run():
     check(*made("mistral"), prefill_chunk_size=4)
 
@@ -135,6 +141,7 @@ def test_without_a_cache_every_forward_is_a_run_and_the_last_is_the_whole_text()
     assert (recording.map(1).dense() - expected.map(1).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 def test_two_generations_in_one_block_are_two_runs():
     model, given = made("mistral")
     with record(model) as recording:
@@ -147,6 +154,7 @@ def test_two_generations_in_one_block_are_two_runs():
         assert (run.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 def test_two_generations_in_one_static_cache_are_two_runs():
     model, given = made("gemma3")
     with record(model) as recording:
@@ -157,6 +165,7 @@ def test_two_generations_in_one_static_cache_are_two_runs():
     assert (recording.map(2).dense() - expected.map(2).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
 def test_a_conversation_in_a_kept_cache_is_one_run(name):
     model, given = made(name)
@@ -211,6 +220,7 @@ def test_rows_that_leave_the_batch_leave_the_map():
         assert (recording.map(layer).dense() - expected.map(layer).dense()).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
 @torch.no_grad()
 def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cache):
@@ -262,6 +272,7 @@ def test_a_cache_that_rounds_its_keys_is_told_of():
     assert len(recording.runs) == 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_chunks_and_windows_are_plain_rules_after_a_generation():
     rules = {}

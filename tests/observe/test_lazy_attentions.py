@@ -263,6 +263,7 @@ def test_attentions_of_a_generation_are_maps_a_step_and_a_layer():
             torch.testing.assert_close(ours.cpu(), weights, rtol=0, atol=EQUAL)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("widened")
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -63,6 +63,7 @@ def static(model):
 ORDERS = {"in turn": "ABABABABABAB", "now and then": "AABABBBAABAB", "one inside": "AABBBBBBAAAA", "three": "ABCCABCABBCCAACB"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("cache", [dynamic, static])
 @pytest.mark.parametrize("alike", [True, False])

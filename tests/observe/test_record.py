@@ -80,6 +80,7 @@ def test_chosen_heads_are_those_of_the_whole(name, heads):
             assert torch.equal(recording.map(layer, head)[0, 0, -1], recording.map(layer)[0, heads.index(head), -1])
 
 
+@pytest.mark.slow
 def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
     model, given = made("llama")
     with torch.no_grad(), record(model, heads=[3, -3]) as recording:
@@ -178,6 +179,7 @@ def test_what_is_kept_is_detached():
     assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
 
 
+@pytest.mark.slow
 def test_what_ran_is_let_go_when_the_forward_ends():
     model, given = made("gpt2")
     made_inside = []

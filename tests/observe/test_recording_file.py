@@ -346,6 +346,7 @@ def test_a_header_written_by_hand_is_refused_for_what_it_says(tmp_path, given, s
         load(crafted(tmp_path / "crafted.reg", given.pop("tensors", FEW) | {"rows": FEW["rows"]}, **given))
 
 
+@pytest.mark.slow
 def test_ten_times_as_many_calls_keys_turns_and_rules_take_about_ten_times_the_work(tmp_path):
     def work(count):
         keys, turns = [["k", n] for n in range(count)], {str(n): "rows" for n in range(1, count)}

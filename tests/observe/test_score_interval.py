@@ -29,6 +29,7 @@ def test_the_quantile_encloses_95_percent_of_students_density(freedom):
     assert float((density * weights).sum()) * (t / slices) / 3 == pytest.approx(0.95, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("documents", "queries"), [(3, 20), (8, 5), (1, 400)])
 def test_the_interval_covers_the_true_mean_in_95_of_100_samples(documents, queries):
     """Scores drawn independently, one head for each trial; the deviation of the share is that of a binomial."""

@@ -51,6 +51,7 @@ def test_training_is_the_same_to_the_bit(dtype):
     assert recording.map(1, kind="cross").shape == (2, 3, 3, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, LAYERS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_histories_of_all_rows_are_those_of_a_search_by_hand(kind, layers):
@@ -81,6 +82,7 @@ def test_histories_of_all_rows_are_those_of_a_search_by_hand(kind, layers):
                 torch.testing.assert_close(ours[..., : weights.shape[-1]], weights[layer][0], rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_translation_keeps_what_was_looked_at_on_the_way(kind, beams):

@@ -18,6 +18,7 @@ def pick_lead(output):
     return output.logits[:, -1, 3] - output.logits[:, -1, 7]
 
 
+@pytest.mark.slow
 def test_the_effect_of_a_head_is_that_of_its_rows_of_the_output_projection_set_to_zero():
     model, tokens = gpt2().eval(), words(3, 11)
     found = regard.effects(model, tokens, pick_lead)
@@ -35,6 +36,7 @@ def test_the_effect_of_a_head_is_that_of_its_rows_of_the_output_projection_set_t
     assert found.whole == pytest.approx(float(before.mean()), abs=EQUAL)
 
 
+@pytest.mark.slow
 def test_the_estimate_is_the_derivative_with_respect_to_the_size_of_a_heads_output():
     model, tokens = llama().eval(), words(2, 9)
     found = regard.effects(model, tokens, pick_lead, heads=[(0, 1), (1, 5)])
@@ -50,6 +52,7 @@ def test_the_estimate_is_the_derivative_with_respect_to_the_size_of_a_heads_outp
         assert row.estimate == pytest.approx((sizes[0] - sizes[1]) / (2 * step), rel=1e-5, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["mean", "resample"])
 def test_other_replacements_are_those_of_knock_out_and_come_from_a_source(by):
     model, tokens = gpt2().eval(), words(2, 9)
@@ -64,6 +67,7 @@ def test_other_replacements_are_those_of_knock_out_and_come_from_a_source(by):
         assert abs(found.rows[0].effect - float((after - before).mean())) < EQUAL
 
 
+@pytest.mark.slow
 def test_a_call_that_ended_continues_from_its_file_and_another_call_is_refused(tmp_path):
     model, tokens, path = gpt2().eval(), words(2, 9), tmp_path / "effects.jsonl"
     whole = regard.effects(model, tokens, pick_lead)
@@ -111,6 +115,7 @@ def test_a_dict_of_arguments_is_passed_by_name():
     assert abs(one.rows[0].effect - other.rows[0].effect) < EQUAL
 
 
+@pytest.mark.slow
 def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
     found = regard.effects(gpt2().eval(), words(3, 9), pick_lead)
     sizes = [abs(row.effect) for row in found.sort_by_effect()]

@@ -19,6 +19,7 @@ from regard.probe.repeated_tokens import make_probe_of_model
 SEEDS = 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_planted_induction_model_is_recovered(seed):
     table = probe_heads(make_induction_model(seed))
@@ -34,6 +35,7 @@ def test_a_planted_induction_model_is_recovered(seed):
     assert "without it the loss rises by" in found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_an_untrained_model_of_the_same_shape_has_no_induction_head(seed):
     torch.manual_seed(seed)
@@ -53,6 +55,7 @@ def test_a_head_that_matches_prefixes_and_copies_something_else_is_no_induction_
     assert row.sentence.startswith("no clear kind: induction 0.9") or row.sentence.startswith("no clear kind: induction 1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["zero", "mean", "resample"])
 @torch.no_grad()
 def test_the_effect_is_the_rise_of_the_loss_on_the_repeated_tokens_and_on_a_text(by):
@@ -90,6 +93,7 @@ def test_the_effect_is_the_rise_of_the_loss_on_the_repeated_tokens_and_on_a_text
             assert effect.count == losses.numel()
 
 
+@pytest.mark.slow
 def test_only_the_heads_that_are_wanted_are_ablated():
     model = make_induction_model(0)
     seen = []
@@ -102,6 +106,7 @@ def test_only_the_heads_that_are_wanted_are_ablated():
     assert "without it the loss on text" in table[2].sentence
 
 
+@pytest.mark.slow
 def test_the_model_and_its_mode_are_left_as_they_are():
     model = make_model("llama").train()
     model.model.layers[0].eval()
@@ -113,6 +118,7 @@ def test_the_model_and_its_mode_are_left_as_they_are():
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.slow
 def test_a_table_of_a_probe_is_json():
     rows = json.loads(json.dumps(probe_heads(make_induction_model(0)).to_dicts(), allow_nan=False))
     assert rows[2]["kind"] == "induction"
@@ -120,6 +126,7 @@ def test_a_table_of_a_probe_is_json():
     assert rows[1]["scores"]["effect"]["mean"] is None
 
 
+@pytest.mark.slow
 def test_what_copying_cannot_be_computed_for_is_said():
     table = probe_heads(make_model("gemma2"), ablate="none")
     assert "without copying in 2 of 2 layers: their output projection was not found." in table.notes

@@ -43,6 +43,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_is_carried_in_bytes_and_its_card_is_measured_of_what_is_carried(root, tmp_path):
     carry.write(root, tmp_path / "package", MODELS)
     test = Pairs.load(root / "multi30k").test
@@ -68,6 +69,7 @@ def test_a_run_is_carried_in_bytes_and_its_card_is_measured_of_what_is_carried(r
         assert f"--only {run.name}`, in 0.5 hours of training, seed 0" in card
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_done_is_not_carried_and_what_was_carried_stays(root, tmp_path):
     carry.write(root, tmp_path / "package", MODELS)
     before = contents(tmp_path / "package")
@@ -78,6 +80,7 @@ def test_a_run_that_is_not_done_is_not_carried_and_what_was_carried_stays(root, 
     assert contents(tmp_path / "package") == before
 
 
+@pytest.mark.slow
 def test_more_than_there_is_room_for_is_not_carried(root, tmp_path, monkeypatch):
     monkeypatch.setattr(carry, "MOST", 20_000)
     with pytest.raises(SystemExit, match=r"bytes together, and at most 20,000 are carried"):

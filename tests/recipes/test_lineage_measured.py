@@ -103,6 +103,7 @@ def test_the_words_of_a_sentence_by_their_place():
     assert [probes.at(place, "Run!") for place in probes.PLACES] == ["run"] * 4
 
 
+@pytest.mark.slow
 def test_a_state_knows_best_the_words_that_it_has_read_last(model, monkeypatch):
     monkeypatch.setattr(probes, "LEAST", 5)
     dice = torch.Generator().manual_seed(0)
@@ -167,6 +168,7 @@ def test_the_page_says_what_was_measured_and_written_again_says_no_more(measured
     assert "99.9" in page.filled(page_now, *changed)
 
 
+@pytest.mark.slow
 def test_runs_that_are_not_done_are_named_and_not_drawn(measured, tmp_path, monkeypatch):
     rows, seen = measured[0][:1], {name: one for name, one in measured[1].items() if name == measured[0][0]["run"]}
     told = page.filled(page.PAGE.read_text(encoding="utf-8"), rows, seen)

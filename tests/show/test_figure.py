@@ -63,6 +63,7 @@ def labels(picture, axis):
     return [label.get_window_extent(renderer) for label in axis.get_ticklabels() if label.get_text()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 6, 23, 60, 200])
 @pytest.mark.parametrize("long", [False, True])
 def test_words_never_overlap_however_many_and_long(n, long):
@@ -74,12 +75,14 @@ def test_words_never_overlap_however_many_and_long(n, long):
     assert all(a.y0 >= b.y1 for a, b in pairwise(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [6, 60, 200])
 def test_words_are_left_out_before_they_are_too_small_to_read(n):
     axes = panels(figure.draw_matrix(torch.rand(n, n), words(n, long=True)))[0]
     assert min(label.get_fontsize() for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]) >= figure.MIN_TEXT_SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 6, 60])
 def test_everything_lies_on_the_page(n):
     picture = figure.draw_matrix(
@@ -94,6 +97,7 @@ def test_everything_lies_on_the_page(n):
         assert box.y1 <= picture.bbox.y1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [6, 60])
 def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
     picture = figure.draw_heads(some_steps(shape=(H, n, D)), words(n))
@@ -102,6 +106,7 @@ def test_cells_are_no_narrower_than_high_and_alike_in_all_panels(n):
     assert all(width >= height - HAIR for width, height in sizes)
 
 
+@pytest.mark.slow
 def test_numbers_are_written_where_they_can_be_read_and_nowhere_else():
     few, many = torch.rand(6, 6), torch.rand(60, 60)
     small = written(panels(figure.draw_matrix(few, WORDS))[0])
@@ -197,6 +202,7 @@ def test_each_title_names_the_last_step_that_did_something():
     ]
 
 
+@pytest.mark.slow
 def test_a_mask_alone_is_no_bias_and_a_bias_alone_hides_nothing():
     assert titles(some_steps(Causal(), scale=1.0))[1] == "masked = scores, −∞ where a query may not see"
     assert titles(some_steps(bias=torch.ones(T, T), scale=1.0))[1] == "masked = scores + bias"
@@ -217,6 +223,7 @@ def test_weights_of_hidden_keys_are_hatched_too():
     assert hatched(by_title["masked"]) == hatched(by_title["weights"]) == future
 
 
+@pytest.mark.slow
 def test_at_picks_the_batch_row_and_the_head():
     steps = some_steps(shape=(B, H, T, D))
     one = Steps(*(step[1, 2] for _, step in steps.items()))
@@ -264,6 +271,7 @@ def test_a_matrix_of_any_dtype_with_or_without_a_gradient_can_be_drawn(dtype):
     assert panels(figure.draw_matrix(matrix, ["a", "b"]))
 
 
+@pytest.mark.slow
 def test_words_beside_curves_and_arrows_never_overlap():
     vectors = torch.tensor([[1.0, 0.5]]).expand(9, 2)
     curves = {word: [1.0, 2.0] for word in words(9)}
@@ -306,6 +314,7 @@ def test_words_and_numbers_that_do_not_agree_are_refused_in_a_sentence(draw, say
         draw()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_a_picture_is_written_in_every_format(kind):
     buffer = BytesIO()
@@ -313,6 +322,7 @@ def test_a_picture_is_written_in_every_format(kind):
     assert buffer.getvalue().startswith({"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind])
 
 
+@pytest.mark.slow
 def test_the_vectors_are_vectors():
     buffer = BytesIO()
     figure.draw_matrix(torch.rand(60, 60), words(60)).savefig(buffer, format="svg")
@@ -325,12 +335,14 @@ def test_a_notebook_shows_it_at_its_size():
     assert about["width"] == image.width * 96 // 144
 
 
+@pytest.mark.slow
 def test_drawing_leaves_matplotlib_as_it_was():
     before = dict(matplotlib.rcParams)
     drawn(figure.draw_steps(some_steps(Causal()), words(T)))
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_neither_regard_nor_a_picture_imports_pyplot():
     script = (
         "import sys, regard; assert 'matplotlib' not in sys.modules;"

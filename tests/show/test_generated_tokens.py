@@ -54,6 +54,7 @@ def test_what_it_looked_at_is_the_mean_row_of_the_last_layers_of_the_token_befor
         assert all(near.word == words[near.position] for near in one.attended)
 
 
+@pytest.mark.slow
 def test_beyond_the_context_places_are_still_counted_among_all_words(model):
     said, words = telling(model, new=2 * CONTEXT, past="slide")
     last = said[-1]

@@ -30,6 +30,7 @@ def recording():
     return found
 
 
+@pytest.mark.slow
 def test_the_kinds_are_counted_and_each_is_explained(recording):
     found = heads(recording)
     said = [line.plain for line in render_kinds(found, 200)]
@@ -52,6 +53,7 @@ def test_every_pattern_that_names_a_head_has_its_sentence():
     assert {*ACTIONS, "unclear"} == set(KIND_MEANINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lines_keep_to_the_screen(recording, width):
     found = heads(recording)
@@ -61,6 +63,7 @@ def test_lines_keep_to_the_screen(recording, width):
     assert len(lines) >= len(found) + 2
 
 
+@pytest.mark.slow
 def test_a_short_table_has_the_clearest_of_each_kind(recording):
     found = heads(recording)
     short = select_clearest(found)

@@ -109,6 +109,7 @@ def test_what_has_nothing_to_draw_stays_text(empty):
     assert notebook.render_html(empty) is None
 
 
+@pytest.mark.slow
 def test_without_what_draws_it_stays_text():
     code = "import sys; sys.modules['PIL'] = None; import regard, torch; x = torch.ones(2, 3)"
     code += "; print(regard.attend(x, x, x)._repr_html_())"

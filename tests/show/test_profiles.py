@@ -53,6 +53,7 @@ def test_over_the_layers_every_head_is_a_dot_at_its_mean():
             assert set(line.get_xdata()) == {layer}
 
 
+@pytest.mark.slow
 def test_their_words_can_be_read_and_they_are_vectors():
     for picture in (draw_profiles(small(), 0), draw_profiles(long(), 0), draw_layer_profiles(small(), title="a title")):
         assert_readable(picture)

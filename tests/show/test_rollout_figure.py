@@ -26,6 +26,7 @@ def test_the_words_of_a_long_text_are_added_in_bins():
     assert found[0, 0] == pytest.approx(float(whole[: -(-700 // 48)].sum()), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_its_words_can_be_read():
     for picture in (draw_rollout(small(), title="a title"), draw_rollout(long())):
         assert_readable(picture)

@@ -37,6 +37,7 @@ def test_every_step_is_drawn_and_the_means_of_both_losses():
     assert [text.get_text() for text in loss.texts] == ["trained on", "held out"]
 
 
+@pytest.mark.slow
 def test_skipped_batches_are_crossed():
     rows = [{**row, "skipped": "the loss is nan", "loss_nats": float("nan")} if row["step"] in (7, 9) else row for row in ROWS]
     picture = training_curves.draw_training_curves(rows)
@@ -50,6 +51,7 @@ def test_a_run_of_any_length_is_drawn(count):
     drawn(training_curves.draw_training_curves(ROWS[:count]))
 
 
+@pytest.mark.slow
 def test_a_line_for_each_head_and_a_name_for_those_that_end_highest():
     last = {(0, 0): 0.2, (0, 1): 0.9, (1, 0): 0.1, (1, 1): 0.5, (2, 0): 0.7}
     picture = training_curves.draw_head_formation(head_rows(last))
@@ -78,6 +80,7 @@ def test_nothing_cannot_be_drawn():
             draw([])
 
 
+@pytest.mark.slow
 def test_a_picture_is_written_whole(tmp_path):
     training_curves.save_picture(training_curves.draw_training_curves(ROWS), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -65,6 +65,7 @@ def test_a_number_that_stands_for_nothing_is_named(wrong):
         BytePair.gpt2().decode(wrong)
 
 
+@pytest.mark.slow
 def test_a_run_of_white_space_that_is_too_long_for_the_library_is_encoded_in_windows():
     words = BytePair.gpt2()
     for run, many in ((" ", 20), ("\n", 20)):
@@ -109,6 +110,7 @@ def test_an_encoding_comes_back_from_its_two_files_and_others_read_them(tmp_path
     assert again.special == words.special
 
 
+@pytest.mark.slow
 def test_gpt2s_files_come_out_as_they_went_in(tmp_path):
     BytePair.gpt2().save(tmp_path)
     for name in ("vocab.bpe", "encoder.json"):

@@ -22,6 +22,7 @@ def equal_letters(folder, count: int) -> BytePair:
     return BytePair.load(folder)
 
 
+@pytest.mark.slow
 def test_thousands_of_equal_letters_are_read_used_and_written_as_they_are(tmp_path):
     """Looking for the pair of each piece anew would take 10^10 steps."""
     words = equal_letters(tmp_path, 4000)
@@ -31,6 +32,7 @@ def test_thousands_of_equal_letters_are_read_used_and_written_as_they_are(tmp_pa
     assert (tmp_path / "again" / "vocab.bpe").read_bytes() == (tmp_path / "vocab.bpe").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_piece_that_is_too_long_is_refused(tmp_path):
     with pytest.raises(DataError, match=f"joins a piece of 4,097 bytes; a piece has at most {LONGEST:,}"):
         equal_letters(tmp_path, LONGEST + 1)

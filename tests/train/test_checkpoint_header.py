@@ -83,6 +83,7 @@ def test_any_name_that_was_altered_or_left_out_is_refused(folder):
                 read_header(folder)
 
 
+@pytest.mark.slow
 def test_any_bit_that_was_flipped_is_refused_or_changes_nothing(folder):
     path = folder / "run.json"
     held, says = path.read_bytes(), read_header(folder)

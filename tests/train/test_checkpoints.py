@@ -66,6 +66,7 @@ def test_an_optimiser_that_took_no_step_is_stored_as_that(tmp_path):
     assert equal(plain, other)
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_it_is_written_and_what_is_written_is_from_before(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4096, 4096)  # 200 MB with its moments: written in more than no time

@@ -333,6 +333,7 @@ def test_an_environment_that_is_not_torchruns_is_refused(monkeypatch, changed, s
         read_ranks()
 
 
+@pytest.mark.slow
 def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_path):
     port = free_port()
     for name, value in environment(1, port).items():
@@ -344,6 +345,7 @@ def test_a_process_that_meets_no_other_says_where_it_looked(monkeypatch, tmp_pat
         pass
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_draws_the_same_dice(tmp_path):
     small.corpus(tmp_path)
     settings = {"steps": 3, "dropout": 0.3, "evaluate_every": 0}

@@ -87,12 +87,14 @@ def test_three_batches_in_one_step_are_one_batch_of_three_times_the_rows(folder,
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_batches_of_a_step_follow_those_of_the_one_before(folder, tmp_path):
     reports = list(loop(begun(folder, tmp_path, accumulate=3, steps=4)))
     assert [report.batch for report in reports] == [0, 3, 6, 9]
     assert {report.tokens for report in reports} == {3 * 3 * 11}
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp_path):
     training = begun_in_float64(folder, tmp_path, evaluate_batches=10**6, batch=1, dropout=0.3)
     _, kept = Corpus.load(folder / "corpus").split(0.1)
@@ -109,6 +111,7 @@ def test_the_held_out_loss_is_the_mean_over_all_of_the_held_out_text(folder, tmp
     assert targets == kept.tokens - 1
 
 
+@pytest.mark.slow
 def test_it_is_looked_at_when_it_is_due_and_at_the_end_and_the_best_is_marked(folder, tmp_path):
     training = begun(folder, tmp_path, steps=7, evaluate_every=3)
     reports = list(loop(training))
@@ -121,12 +124,14 @@ def test_it_is_looked_at_when_it_is_due_and_at_the_end_and_the_best_is_marked(fo
     assert training.best == best
 
 
+@pytest.mark.slow
 def test_without_a_held_out_text_nothing_is_looked_at_and_the_last_model_is_kept(folder, tmp_path):
     training = begun(folder, tmp_path, held_out=0.0)
     assert [report.held_out_nats for report in loop(training)] == [None] * 7
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_batch_whose_loss_is_no_number_leaves_the_weights_as_they_are(folder, tmp_path):
     training = begun(folder, tmp_path)
     reports = loop(training)
@@ -147,6 +152,7 @@ def test_a_batch_whose_loss_is_no_number_leaves_the_weights_as_they_are(folder, 
     assert not same(before, weights(training))
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_say_which(folder, tmp_path):
     training = begun(folder, tmp_path, patience=3, checkpoint_every=1, steps=9)
     reports = loop(training)
@@ -158,6 +164,7 @@ def test_too_many_in_a_row_end_the_run_and_say_which(folder, tmp_path):
         list(reports)
 
 
+@pytest.mark.slow
 def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
     heard = []
 
@@ -171,6 +178,7 @@ def test_whoever_stops_it_finds_a_checkpoint(folder, tmp_path):
     assert training.checkpoints.read_latest().step == 3
 
 
+@pytest.mark.slow
 def test_the_random_numbers_of_the_program_are_left_alone(folder, tmp_path):
     torch.manual_seed(3)
     expected = torch.get_rng_state()
@@ -178,6 +186,7 @@ def test_the_random_numbers_of_the_program_are_left_alone(folder, tmp_path):
     assert torch.equal(torch.get_rng_state(), expected)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_everything_and_other_random_numbers_nothing(folder, tmp_path):
     found = []
     for n, seed in enumerate((5, 5, 6)):
@@ -188,6 +197,7 @@ def test_the_seed_decides_everything_and_other_random_numbers_nothing(folder, tm
     assert same(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 def test_a_sample_is_what_the_model_writes_after_the_prompt(folder, tmp_path):
     training = begun(folder, tmp_path, sample_every=2, prompt="the ", sample_tokens=5, steps=4)
     samples = [report.sample for report in loop(training)]

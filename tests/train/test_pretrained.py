@@ -38,6 +38,7 @@ def weights(model):
     return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_the_sizes_and_the_vocabulary_of_a_model(tmp_path, trained):
     training = begin(again(tmp_path, trained))
     former = GPT2.load(trained)
@@ -46,6 +47,7 @@ def test_a_run_starts_from_the_weights_the_sizes_and_the_vocabulary_of_a_model(t
     torch.testing.assert_close(weights(training.model), weights(former), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, trained):
     config = again(tmp_path, trained)
     batch = begin(config).reader.read(0)
@@ -64,6 +66,7 @@ def test_the_loss_of_its_first_step_is_that_of_the_model(tmp_path, trained):
     assert losses[-1] != losses[0]
 
 
+@pytest.mark.slow
 def test_dropout_is_the_runs_own(tmp_path, trained):
     former = GPT2.load(trained).config
     training = begin(again(tmp_path, trained, model=replace(TrainConfig().gpt2, dropout=0.3)))
@@ -71,6 +74,7 @@ def test_dropout_is_the_runs_own(tmp_path, trained):
     assert {one.p for one in training.model.modules() if isinstance(one, torch.nn.Dropout)} == {0.3}
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_goes_on_from_its_own_weights(tmp_path, trained):
     through = begin_and_end(again(tmp_path, trained, out=str(tmp_path / "through"), schedule="constant then decay"))
     halted = again(tmp_path, trained, out=str(tmp_path / "halted"), schedule="constant then decay")
@@ -88,6 +92,7 @@ def begin_and_end(config):
     return begin(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -102,6 +107,7 @@ def test_what_the_model_says_itself_is_not_said_otherwise(tmp_path, trained, set
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.slow
 def test_a_corpus_of_other_tokens_is_refused(tmp_path, trained):
     (tmp_path / "other").mkdir()
     corpus = small.corpus(tmp_path / "other", small.TEXT.replace("cat", "owl"))
@@ -109,6 +115,7 @@ def test_a_corpus_of_other_tokens_is_refused(tmp_path, trained):
         begin(again(tmp_path, trained, text="", corpus=corpus))
 
 
+@pytest.mark.slow
 def test_a_text_is_not_read_with_another_vocabulary_than_the_models(tmp_path, trained):
     (trained / "letters.txt").unlink()
     with pytest.raises(ConfigError, match="has no vocabulary in its folder"):
@@ -122,6 +129,7 @@ def test_a_start_that_is_not_there_leaves_nothing(tmp_path):
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.slow
 def test_the_pocket_model_is_a_start_by_its_name(tmp_path):
     training = begin(again(tmp_path, "pocket", batch=1))
     torch.testing.assert_close(weights(training.model), weights(GPT2.load("pocket")), rtol=0, atol=0)

@@ -76,6 +76,7 @@ def test_what_a_run_cannot_go_on_from_is_refused_though_its_checksum_is_right(le
     assert len(str(raised.value)) <= 500
 
 
+@pytest.mark.slow
 def test_the_best_model_is_written_again_where_it_was_altered_or_removed(left, tmp_path):
     folder, settings, _, _ = left
     shutil.copytree(folder / "run", tmp_path / "run")

@@ -37,6 +37,7 @@ def start(one) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_by_a_sentence_that_names_the_first_and_changes_nothing(tmp_path):
     one = config(tmp_path, steps=10**6)
     with start(one) as first:
@@ -51,6 +52,7 @@ def test_a_second_process_is_refused_by_a_sentence_that_names_the_first_and_chan
     assert rows == [*range(1, len(rows) + 1)]
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_leaves_no_lock(tmp_path):
     one = config(tmp_path, steps=10**6)
     with start(one) as first:
@@ -60,6 +62,7 @@ def test_a_process_that_was_killed_leaves_no_lock(tmp_path):
     assert describe_holder(Path(one.out)) == f"process {os.getpid()} on {platform.node()}"
 
 
+@pytest.mark.slow
 def test_two_loops_of_one_process_are_refused_and_a_run_that_is_begun_twice_is_not(tmp_path):
     one = config(tmp_path)
     first, second = begin(one), begin(one)
@@ -73,6 +76,7 @@ def test_two_loops_of_one_process_are_refused_and_a_run_that_is_begun_twice_is_n
     assert begin(one).step == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_leaves_the_folder_to_others(tmp_path):
     one = config(tmp_path, steps=2)
     training = run(one)
@@ -106,6 +110,7 @@ def test_a_holder_that_does_not_say_who_it_is_is_another_process(tmp_path, conte
     assert describe_holder(tmp_path) == "another process"
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_forgotten_is_given_up(tmp_path):
     code = f"from pathlib import Path; from regard.train.run_lock import lock_run; lock_run(Path({str(tmp_path)!r}))"
     held = lock_run(tmp_path)

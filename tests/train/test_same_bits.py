@@ -61,12 +61,14 @@ def test_another_number_of_processes_is_said_and_draws_other_dice(tmp_path):
     assert 0 < float(away.max()) < 0.1  # a run of the same kind, and another one
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_where_it_was_has_no_changes(tmp_path):
     small.corpus(tmp_path)
     run(small.config(tmp_path, steps=2))
     assert begin(small.config(tmp_path, steps=3)).changes == []
 
 
+@pytest.mark.slow
 def test_what_the_bits_depend_on_is_said_where_it_changed(tmp_path):
     small.corpus(tmp_path)
     run(small.config(tmp_path, steps=2))

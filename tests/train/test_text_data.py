@@ -33,6 +33,7 @@ def test_a_text_is_prepared_into_the_folder_of_the_run(tmp_path, story, vocabula
     assert Corpus.load(tmp_path / "run" / "corpus").checksum == corpus.checksum
 
 
+@pytest.mark.slow
 def test_gpt2s_own_vocabulary_is_there_by_its_name(tmp_path, story):
     assert (
         load_or_prepare_corpus(TrainConfig(text=str(story), vocabulary="gpt2", out=str(tmp_path / "run"))).vocabulary == 50257

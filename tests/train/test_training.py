@@ -49,6 +49,7 @@ def whole(folder, tmp_path_factory):
     return training, out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [(1,), (4,), (3, 5, 6), (10,)])
 def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, whole, tmp_path, places):
     for place in places:
@@ -64,6 +65,7 @@ def test_a_run_that_was_stopped_and_goes_on_is_the_one_that_never_was(folder, wh
         assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder, whole, tmp_path):
     training = begin(settings(folder, tmp_path))
     log_of = ReportLog(tmp_path / "log.jsonl")
@@ -77,6 +79,7 @@ def test_one_that_is_left_in_the_middle_goes_on_from_its_last_checkpoint(folder,
     assert log(tmp_path) == log(whole[1])
 
 
+@pytest.mark.slow
 def test_steps_may_be_raised_and_other_things_looked_at(folder, tmp_path):
     run(settings(folder, tmp_path, steps=3))
     again = run(settings(folder, tmp_path, steps=5, evaluate_every=1, sample_every=1))
@@ -85,6 +88,7 @@ def test_steps_may_be_raised_and_other_things_looked_at(folder, tmp_path):
         begin(settings(folder, tmp_path, steps=4))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_has_nothing_left_to_do(folder, tmp_path):
     run(settings(folder, tmp_path, steps=3))
     assert list(loop(begin(settings(folder, tmp_path, steps=3)))) == []
@@ -98,6 +102,7 @@ def test_what_would_make_it_another_run_is_refused(folder, tmp_path):
         begin(settings(folder, tmp_path, width=24))
 
 
+@pytest.mark.slow
 def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp_path):
     run(settings(folder, tmp_path / "run", steps=3))
     shutil.copytree(folder / "corpus", tmp_path / "moved" / "corpus")

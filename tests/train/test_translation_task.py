@@ -55,6 +55,7 @@ def test_a_few_sentences_are_learned_by_heart(tmp_path, name):
     assert len(part) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_is_what_one_would_write_by_hand(folder, tmp_path, name):
     with small.in_float64():

@@ -45,6 +45,7 @@ def test_a_setting_that_a_checkpoint_of_another_model_says_is_refused(tmp_path):
         gpt2.load_weights(written.nanogpt(written.small(), tmp_path, use_rmsnorm=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "heads"), [(768, 12), (1600, 25)])
 def test_the_heads_of_a_released_width_are_known(tmp_path, width, heads):
     model = written.small(n_embd=width, n_head=heads, n_layer=1, n_inner=31)

@@ -37,6 +37,7 @@ def snapshot(home: Path, repository: str) -> Path:
     return root / "snapshots" / COMMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "repository", "write"),
     [
@@ -52,6 +53,7 @@ def test_a_model_in_the_cache_is_loaded_without_a_network(tmp_path, name, reposi
     assert loaded(name, tmp_path) == str(place)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_told_how_to_be_had(tmp_path):
     said = loaded("gpt2-medium", tmp_path)
     assert said.startswith(
@@ -63,17 +65,20 @@ def test_a_model_that_is_not_there_is_told_how_to_be_had(tmp_path):
     assert "https://huggingface.co/someone/model " in loaded("someone/model", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_of_which_the_cache_holds_half_is_told_how_to_be_had(tmp_path):
     place = written.sharded(written.small(), snapshot(tmp_path, "gpt2"))
     sorted(place.glob("model-*.safetensors"))[1].unlink()
     assert "the hub cannot be reached" in loaded("gpt2", tmp_path)
 
 
+@pytest.mark.slow
 def test_without_the_hubs_library_the_sentence_names_it(tmp_path):
     said = loaded("gpt2", tmp_path, "import sys; sys.modules['huggingface_hub'] = None\n" + LOAD)
     assert 'or: pip install "regard[hub]"' in said
 
 
+@pytest.mark.slow
 def test_a_folder_comes_before_a_name(tmp_path):
     written.folder(written.small(), tmp_path / "gpt2")
     assert loaded("gpt2", tmp_path) == "gpt2"

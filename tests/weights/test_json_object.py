@@ -55,6 +55,7 @@ KEYS = ("activation_function", "n_layer", "n_head", "n_embd", "n_inner", "n_posi
 KEYS += ("layer_norm_epsilon", "attn_pdrop", "resid_pdrop", "scale_attn_weights", "pruned_heads", "tie_word_embeddings")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", ["[]", "[[]]", "{}", '{"a": 1}', "0", "-1", "1e400", "NaN", "1.5", "true", '"x"', NESTED])
 def test_a_setting_of_a_wrong_type_is_refused_or_means_nothing(tmp_path, key, value):

@@ -1,6 +1,7 @@
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from recipes.pocket.card import score_heads
 from recipes.pocket.lists import list_whole_words
@@ -40,6 +41,7 @@ def test_the_pocket_model_foretells_a_story_and_not_the_same_words_in_disorder()
     assert mixed > 2 * told
 
 
+@pytest.mark.slow
 def test_the_pocket_model_ends_its_stories():
     model = GPT2.load("pocket")
     pieces = list(model.complete("Once upon a time", 400, temperature=0.7, top_k=40, seed=0))
@@ -51,6 +53,7 @@ def at_random(model: GPT2, count: int) -> list[int]:
     return model.text.encode("".join(random.Random(7).sample(list_whole_words(model.text), count)))
 
 
+@pytest.mark.slow
 def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_stands_on_it_at_what_followed_before():
     model = GPT2.load("pocket")
     table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 60) * 2])
@@ -61,6 +64,7 @@ def test_a_head_of_the_pocket_model_looks_at_the_previous_token_and_one_that_sta
     assert min(row.layer for row in previous) < max(row.layer for row in induction)
 
 
+@pytest.mark.slow
 def test_a_head_of_the_pocket_model_rests_on_the_first_token_where_nothing_comes_again():
     model = GPT2.load("pocket")
     table = score_heads(model, [model.get_end_settings()["end"], *at_random(model, 120)])

@@ -23,6 +23,7 @@ PAIRS = {  # ours, and so in nobody's training set, of words that captions have
 }
 
 
+@pytest.mark.slow
 def test_together_they_have_at_most_six_megabytes_and_their_matrices_are_bytes():
     assert sum(path.stat().st_size for folder in INCLUDED_TRANSLATORS.values() for path in folder.iterdir()) <= 6_000_000
     for name, folder in INCLUDED_TRANSLATORS.items():
@@ -48,6 +49,7 @@ def test_each_has_a_card_with_its_data_its_scores_and_what_it_cannot_do(name):
         assert said in card
 
 
+@pytest.mark.slow
 def test_both_write_french_and_the_one_with_attention_is_nearer_to_peoples():
     scores = {
         name: chrf(list(translate_sentences(translator.load(name), [*PAIRS])), [*PAIRS.values()]).score

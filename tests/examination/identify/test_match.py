@@ -31,6 +31,7 @@ def deviations(match):
     return None if match is None else match.variant.deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SINGLE, ids=str)
 def test_each_mistake_is_named_and_no_other_formula_gives_its_outputs(key):
     match = identified(made(SINGLE[key]))
@@ -56,6 +57,7 @@ def test_one_head_of_keys_for_all_is_named():
     assert deviations(identified(made(first, 24, 6, 2))) == {"share": "first"}
 
 
+@pytest.mark.slow
 def test_a_fused_product_viewed_in_wrong_axes_is_named():
     assert deviations(identified(made(FusedWrongly))) == {"split": "whole, thirds first"}
 
@@ -132,6 +134,7 @@ def test_fewer_queries_than_keys_are_identified():
     assert deviations(identified(early, sample=sample, offset=3)) == {"mask": "measured"}
 
 
+@pytest.mark.slow
 def test_a_scale_without_a_name_is_measured():
     match = identified(made(wrong(scale=lambda self, scores, t: scores * 0.3)))
     assert list(match.variant.deviations) == ["scale"]
@@ -143,6 +146,7 @@ def test_a_stated_scale_is_the_right_one_and_the_usual_one_is_then_wrong():
     assert deviations(identified(made(Plain), scale=1.0)) == {"scale": "head"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "both"),
     [
@@ -192,6 +196,7 @@ def test_layers_outside_the_family_match_nothing():
     assert identified(nn.TransformerEncoderLayer(C, H, batch_first=True).eval(), Everything()) is None
 
 
+@pytest.mark.slow
 def test_grouped_layers_outside_the_family_match_nothing():
     capped = wrong(scale=lambda self, s, t: 2 * (s / 4).tanh())
     assert identified(made(capped, 24, 6, 2)) is None
@@ -253,6 +258,7 @@ def test_projections_without_names_are_right_and_do_not_say_which_is_which():
     assert identified(made(Fused)).layout.told
 
 
+@pytest.mark.slow
 def test_a_wide_layer_is_identified_and_an_odd_one_given_up():
     assert identified(made(Plain, 256, 4)).is_right
     assert deviations(identified(made(SINGLE["scale", "model"], 256, 4))) == {"scale": "model"}

@@ -61,6 +61,7 @@ def test_weights_that_no_multiple_of_the_scores_gives_have_no_slope():
     assert measure_slope(case_of(attention(turn=lambda x: x / x.norm(dim=-1, keepdim=True)))) is None
 
 
+@pytest.mark.slow
 def test_a_layer_that_returns_its_weights_shows_its_scale_beside_a_residual():
     case = case_of(made(Shown))
     assert case.match is None

@@ -45,18 +45,21 @@ def test_one_head_has_nothing_to_mix():
     assert not said(made(Plain, 12, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_heads_of_functions_outside_the_family_are_checked(name):
     assert [type(one) for one in said(HARMLESS[name])] == [Checked]
     assert [type(one) for one in said(HARMLESS[name], sample=grouped())] == [Checked]
 
 
+@pytest.mark.slow
 def test_key_heads_of_a_function_in_the_wrong_order_are_found():
     (finding,) = said(attention(cap=3.0, tiled=True), sample=grouped())
     assert "repeated in the wrong order" in finding.evidence
     assert "repeat_interleave" in finding.cure
 
 
+@pytest.mark.slow
 def test_heads_of_a_function_that_answer_to_anothers_keys_are_found():
     (finding,) = said(attention(heads=lambda k: k.flip(1)))
     assert finding.evidence == "changing head 0 of k moves head 2 of the output, which should not depend on it"

@@ -44,6 +44,7 @@ def test_without_positions_the_order_does_not_matter():
     assert "does not matter" in one.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [sloped, by_place])
 def test_what_depends_on_order_and_holds_no_positions_cannot_be_told(bias):
     (one,) = said(Ruled(bias))
@@ -51,6 +52,7 @@ def test_what_depends_on_order_and_holds_no_positions_cannot_be_told(bias):
     assert "reordering tokens " in one.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Rotary, Alibi, Sinusoids])
 def test_positions_that_are_made_as_it_runs_are_not_found_in_a_module(make):
     assert not find_position_tensors(seeded(make))
@@ -74,6 +76,7 @@ def test_weights_that_show_tell_distance_from_place():
     assert "inv_freq acts by absolute position" in one.evidence
 
 
+@pytest.mark.slow
 def test_a_function_with_a_bias_by_distance_is_told_from_one_by_place():
     def biased(bias):
         return lambda q, k, v: attention(q, k, v, bias=bias(q.shape[-2], k.shape[-2]).to(q))
@@ -205,6 +208,7 @@ def test_a_feed_forward_for_each_position_holds_none():
     assert not find_position_tensors(layer)
 
 
+@pytest.mark.slow
 def test_mixing_that_an_opposite_order_leaves_alone_is_no_mixing_without_positions():
     class Fourier(Layer):
         def forward(self, x):

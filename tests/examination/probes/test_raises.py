@@ -1,5 +1,6 @@
 """What torch.compile made gives what its original gives."""
 
+import pytest
 import torch
 
 from examination.given import CAUSAL, case_of, kinds
@@ -11,6 +12,7 @@ def compiled_as(f):
     return torch.compile(CAUSAL, backend=lambda graph, inputs: f(graph))
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_that_gives_the_same_is_checked():
     (checked,) = check_case(case_of(torch.compile(CAUSAL, backend="eager")))
     assert "compiled" in checked.what

@@ -58,16 +58,19 @@ def test_one_matrix_for_all_has_nothing_to_exchange():
     assert not said(regard.SimpleSelfAttention(), Everything())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_roles_of_functions_outside_the_family_are_checked(name):
     assert [type(one) for one in said(HARMLESS[name])] == [Checked]
 
 
+@pytest.mark.slow
 def test_an_exchange_in_a_function_shows_in_its_weights():
     (finding,) = said(attention(cap=3.0, exchanged=True))
     assert "queries and keys are exchanged" in finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "name"), [(0, "query"), (1, "query and the key"), (2, "value")])
 def test_an_input_that_nothing_hangs_on_is_found(place, name):
     function = attention(cap=3.0)

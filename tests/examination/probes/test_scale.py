@@ -34,17 +34,20 @@ def test_a_right_scale_is_checked():
     assert isinstance(said(regard.SimpleSelfAttention(), Everything()), Checked)
 
 
+@pytest.mark.slow
 def test_a_stated_scale_is_no_fault():
     assert isinstance(said(made(SINGLE["scale", "none"]), scale=1.0), Checked)
     assert isinstance(said(attention(scale=2.0, cap=3.0), scale=2 / 8**0.5), Checked)
     assert isinstance(said(made(Plain), scale=1.0), Finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_added_to_scores_hides_no_scale(name):
     assert isinstance(said(HARMLESS[name]), Checked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [{"cap": 3.0}, {"slope": 0.5}, {"sink": 0.3}, {"cap": 3.0, "exchanged": True}])
 def test_a_wrong_scale_of_a_function_is_measured(beside):
     finding = said(attention(scale=2.0, **beside))
@@ -53,11 +56,13 @@ def test_a_wrong_scale_of_a_function_is_measured(beside):
     assert "pass scale=0.70" in finding.cure
 
 
+@pytest.mark.slow
 def test_returned_weights_show_the_scale_beside_a_residual():
     assert isinstance(said(made(Shown)), Checked)
     assert isinstance(said(made(type("Unscaled", (Shown,), {"scale": nothing}))), Finding)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_says_what_to_pass():
     for subject in (
         nn.TransformerEncoderLayer(12, 3, batch_first=True).eval(),

@@ -65,6 +65,7 @@ def test_a_right_layer_is_checked_and_says_how_exactly():
     assert "equals softmax" in one.sensitivity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_softcap_bias_and_sinks_are_no_faults(name):
     (one,) = said(HARMLESS[name])
@@ -73,11 +74,13 @@ def test_softcap_bias_and_sinks_are_no_faults(name):
     assert ("as with a sink" in one.what) == sinks
 
 
+@pytest.mark.slow
 def test_keys_that_fill_up_a_block_are_no_sink():
     (finding,) = [one for one in said(keys_filled_up, Everything()) if isinstance(one, Finding)]
     assert "with one token less" in finding.evidence
 
 
+@pytest.mark.slow
 def test_heads_that_are_mixed_or_subtracted_cannot_be_told():
     for subject in (made(designs.TalkingHeads), designs.differential):
         (one,) = said(subject)
@@ -85,10 +88,12 @@ def test_heads_that_are_mixed_or_subtracted_cannot_be_told():
         assert "mixed or subtracted heads" in one.what
 
 
+@pytest.mark.slow
 def test_states_in_the_shape_of_weights_are_not_read_as_weights():
     assert kinds(made(designs.Gated)) == []
 
 
+@pytest.mark.slow
 def test_functions_outside_the_family_are_read():
     assert kinds(attention(cap=3.0, zeroed=True)) == ["not normalised"]
     assert kinds(attention(cap=3.0, norm=torch.sigmoid)) == ["not normalised"]
@@ -97,11 +102,13 @@ def test_functions_outside_the_family_are_read():
     assert kinds(attention(cap=3.0, norm=lambda s: s.masked_fill(s == -torch.inf, 0))) == ["not normalised"]
 
 
+@pytest.mark.slow
 def test_the_row_that_does_not_add_to_one_is_told():
     (finding,) = [one for one in said(attention(cap=3.0, norm=lambda s: s.softmax(-1) / 2)) if isinstance(one, Finding)]
     assert "the weights of row 0 of head 0 sum to 0.5, not to 1" in finding.evidence
 
 
+@pytest.mark.slow
 def test_weights_that_a_layer_returns_are_read_where_nothing_matches():
     assert isinstance(said(made(Shown))[0], Checked)
 
@@ -119,6 +126,7 @@ class Beside(Plain):
         return x + super().forward(x)
 
 
+@pytest.mark.slow
 def test_constant_sequences_clear_a_layer_that_shows_nothing_else_but_not_its_axis():
     checked, unknown = said(made(Beside))
     assert isinstance(checked, Checked)
@@ -126,6 +134,7 @@ def test_constant_sequences_clear_a_layer_that_shows_nothing_else_but_not_its_ax
     assert "axis" in unknown.what
 
 
+@pytest.mark.slow
 def test_constant_sequences_do_not_tell_that_rows_add_to_one():
     class Halved(Beside):
         def softmax(self, scores):
@@ -136,6 +145,7 @@ def test_constant_sequences_do_not_tell_that_rows_add_to_one():
     assert "sum to one" in unknown.what
 
 
+@pytest.mark.slow
 def test_constant_sequences_find_rows_that_hang_on_hidden_tokens():
     class Zeroed(Beside):
         def mask(self, scores, t):
@@ -160,6 +170,7 @@ def test_positions_beside_attention_are_no_fault_and_are_not_cleared():
     assert [type(one) for one in found] == [Unknown]
 
 
+@pytest.mark.slow
 def test_sinks_of_a_layer_that_shows_nothing_are_no_fault():
     class Sinking(Beside):
         def softmax(self, scores):
@@ -169,6 +180,7 @@ def test_sinks_of_a_layer_that_shows_nothing_are_no_fault():
     assert not kinds(made(Sinking, 12, 1))  # the outputs of equal tokens then lie on a line
 
 
+@pytest.mark.slow
 def test_blind_rows_are_left_to_their_own_probe():
     class Windowed(Shown):
         def mask(self, scores, t):

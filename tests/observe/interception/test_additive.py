@@ -264,6 +264,7 @@ def followed(model, tokens, source):
     return torch.cat([x[0, 0] for x in seen.found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 3, 4])
 def test_a_translation_keeps_the_history_of_the_beams_that_survived(beams):
     checked = 0

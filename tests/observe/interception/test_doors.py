@@ -214,6 +214,7 @@ def test_names_stand_for_something_else_while_anyone_needs_them():
     assert not vars(owner)
 
 
+@pytest.mark.slow
 def test_the_mode_is_on_for_the_whole_block_or_for_each_forward_in_a_generator_and_off_after_it():
     model = Model()
     heights = []
@@ -248,6 +249,7 @@ assert "torch._dynamo" not in sys.modules, "record imports torch._dynamo"
 """
 
 
+@pytest.mark.slow
 def test_neither_the_import_nor_a_recording_brings_the_compiler():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=300)
 

@@ -61,6 +61,7 @@ MASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKS)
 def test_a_block_mask_is_its_rule(name):
     function, seen, expected = MASKS[name]
@@ -84,6 +85,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
@@ -102,6 +104,7 @@ def test_a_change_of_scores_is_a_softcap_and_a_bias(name, masked):
         assert recording.map(0)._request.bias.shape[:2] == bias[(None,) * (4 - bias.dim())].shape[:2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_capped", [False, True])
 def test_a_bias_of_a_float64_model_keeps_all_its_digits(is_capped):
     table = torch.randn(H, 2 * T, dtype=torch.float64)
@@ -148,6 +151,7 @@ def in_a_closure_of_a_closure(slopes):
     return lambda s, b, h, i, j: inner(s, b, h, i, j)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("reading", [in_a_closure, in_a_closure_of_a_closure, lambda slopes: Slopes(slopes).change])
 def test_what_a_change_of_scores_reads_may_be_written_to_between_layers(reading, mode):
@@ -209,6 +213,7 @@ def test_a_stated_scale_grouped_heads_and_what_else_is_asked_for():
     assert recording.map(0).shape == (B, H, T, T)
 
 
+@pytest.mark.slow
 def test_lengths_that_are_no_multiple_of_a_block():
     q, k, v = QKV[0][:, :, :29], QKV[1][:, :, :71], QKV[2][:, :, :71]
     block_mask = create_block_mask(lambda b, h, i, j: j <= i + 42, None, None, 29, 71, device="cpu")
@@ -282,6 +287,7 @@ def test_what_changes_attention_meets_every_name():
         assert len(recording.calls) == 1
 
 
+@pytest.mark.slow
 def test_given_tables_are_kept_once_for_what_they_are_alike_for():
     recording, _ = beheld(Flex(block_mask=blocks(MASKS["padding"][0], B, H)), lambda m: m(*QKV))
     assert isinstance(rule(recording.map(0)), Given)

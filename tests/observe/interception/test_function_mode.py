@@ -240,6 +240,7 @@ class Tagged(Tensor):
     """A subclass of tensors."""
 
 
+@pytest.mark.slow
 def test_our_own_attention_takes_part_in_torchs_protocol():
     q = torch.randn(B, H, T, D)
     expected, seen = regard.attention(q, q, q, Causal()), []

@@ -31,6 +31,7 @@ def named(name):
     return next(family for family in FAMILIES + OTHERS if family.name == name)
 
 
+@pytest.mark.slow
 @every
 def test_the_output_inside_is_the_output_outside_to_the_bit(family):
     for side in family.sides:
@@ -95,6 +96,7 @@ def test_a_family_that_hands_out_the_mean_over_heads_is_recorded_with_each():
         assert (recording.map(layer).dense().mean(1) - mean[:, 0]).abs().max() < EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 def test_self_and_cross_attention_merged_in_one_row_are_one_map_whose_halves_are_handed_out(side):
     family = named("t5gemma2")

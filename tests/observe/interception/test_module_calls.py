@@ -448,6 +448,7 @@ def test_modules_that_look_their_kernel_up_by_name_meet_it_too():
     assert [call.name for call in recording.calls] == ["0"]
 
 
+@pytest.mark.slow
 def test_replicas_of_data_parallel_are_missed():
     model = Model()
 

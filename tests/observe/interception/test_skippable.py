@@ -190,6 +190,7 @@ def test_weights_that_pass_through_a_harmless_module_are_still_weights():
     assert "by hand" in recording.missed[0].reason
 
 
+@pytest.mark.slow
 def test_a_hook_that_is_hung_on_inside_the_block_is_met():
     model = Model().eval()
 

@@ -105,6 +105,7 @@ def test_a_suspended_generator_watches_only_while_it_is_open():
     assert len(recording.calls) == 1
 
 
+@pytest.mark.slow
 def test_a_generator_that_another_thread_closes_resets_the_thread_that_entered():
     def watch():
         with record(Attention()):

@@ -211,6 +211,7 @@ def test_inductor_gives_the_same_bits():
     told(recording)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_of_the_model_inside_the_block_is_no_run_of_it(strict):
     model = Model().eval()

@@ -88,6 +88,7 @@ def weights_of(model: nn.MultiheadAttention, given: list[Tensor], **options: obj
     return weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["weights", "their mean", "nothing"])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("training", [False, True])

@@ -113,6 +113,7 @@ def test_half_a_surrogate_pair_and_markup_travel_as_they_are():
         assert client.json("/api/r/r1/steps", **HEAD)["rows"] == recording.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [64, 8], ids=["all steps", "those of a row"])
 def test_a_word_of_megabytes_is_its_beginning_everywhere(steps, monkeypatch):
     monkeypatch.setattr("regard.show.page.handlers.MAX_STEP_WORDS", steps)
@@ -128,6 +129,7 @@ def test_a_word_of_megabytes_is_its_beginning_everywhere(steps, monkeypatch):
         assert client.lines("/api/r/r1/heads")[-1]["detectors"]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_do_not_break_an_answer():
     q = torch.randn(1, 1, 7, 5, generator=torch.Generator().manual_seed(0))
     q[0, 0, 3, 0] = torch.nan

@@ -7,6 +7,7 @@ from show.page.asking import asking
 HEAD = {"kind": "self", "b": 0, "layer": 1, "head": 2}
 
 
+@pytest.mark.slow
 def test_heads_are_those_of_the_table(client, recording):
     *lines, last = client.lines("/api/r/r1/heads", kind="self")
     expected = regard.heads(recording)
@@ -17,6 +18,7 @@ def test_heads_are_those_of_the_table(client, recording):
     assert client.lines("/api/r/r1/open", **HEAD)[-1]["kind"] == expected[5].kind
 
 
+@pytest.mark.slow
 def test_large_heads_are_typed_one_by_one_and_alike(recording, monkeypatch):
     monkeypatch.setattr("regard.show.page.head_table.MAX_LAYER_WEIGHTS", 10)
     with asking(recording) as client:
@@ -31,6 +33,7 @@ def weight_on_second_key(m):
     return m[:, :, :, 1]
 
 
+@pytest.mark.slow
 def test_a_users_own_scores_are_in_the_table_with_their_docstrings(recording):
     expected = regard.heads(recording, scores=[weight_on_second_key])
     with asking(recording, scores=[weight_on_second_key]) as client:

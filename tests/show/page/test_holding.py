@@ -88,6 +88,7 @@ def one_call():
     return torch.randn(1, 6, 97, 64, generator=generator), torch.randn(1, 2, 97, 64, generator=generator)
 
 
+@pytest.mark.slow
 def test_many_short_texts_leave_few_recordings(monkeypatch):
     monkeypatch.setattr(session, "MAX_TYPED", 3)
     with asking(rows_and_keys(*one_call()), adapter=writer()) as client:

@@ -107,6 +107,7 @@ def test_a_model_that_writes(monkeypatch):
         assert [one["id"] for one in client.json("/api/start")["recordings"]] == ["r1"]
 
 
+@pytest.mark.slow
 def test_who_waits_for_the_model_and_goes_away_waits_no_longer():
     own, held = model_held("blocks.0")
     with joined(), asking(recorded(), adapter=own) as client, client.leaving("/api/type", {"text": "CCAB"}):

@@ -30,6 +30,7 @@ def table(found: dict, name: str) -> torch.Tensor:
     return torch.tensor(found["reach"][name])
 
 
+@pytest.mark.slow
 def test_of_a_right_model_expected_and_found_are_the_words_so_far():
     with asking(GPT2Adapter("pocket", GPT2.load("pocket"))) as client:
         summary = typed(client)
@@ -47,6 +48,7 @@ def test_of_a_right_model_expected_and_found_are_the_words_so_far():
         assert examined(client, typed(client, "the the")["id"])[1]["findings"] == []
 
 
+@pytest.mark.slow
 def test_a_layer_without_its_mask_is_named_and_every_later_word_is_found():
     with asking(leaking()) as client:
         status, found = examined(client, typed(client)["id"])
@@ -58,6 +60,7 @@ def test_a_layer_without_its_mask_is_named_and_every_later_word_is_found():
         assert not table(found, "expected").triu(1).any()
 
 
+@pytest.mark.slow
 def test_a_text_of_one_word_over_and_over_is_examined_too():
     with asking(sorter()) as client:
         for text in ("A", "AAAAA", "CCCCC"):
@@ -83,6 +86,7 @@ def test_it_is_asked_of_what_was_typed_and_not_of_a_recording_from_elsewhere():
         assert client.ask("/api/r/r1/examination")[0] == 405
 
 
+@pytest.mark.slow
 def test_a_translator_of_two_texts_is_not_asked():
     with asking(small("transformer")) as client:
         summary = typed(client, READ)

@@ -147,6 +147,7 @@ def test_what_comes_along_is_small_whatever_a_recording_says():
     assert len(json.dumps(summarize_entry(RecordingEntry("r1", recording)))) < 20_000
 
 
+@pytest.mark.slow
 def test_heads_that_were_chosen_keep_the_models_numbers():
     entry = RecordingEntry("r1", recorded(heads=[0, 2]))
     (attention,) = summarize_entry(entry)["attentions"]

@@ -82,12 +82,14 @@ def test_a_recording_of_nothing_is_refused():
         make_server(regard.Recording())
 
 
+@pytest.mark.slow
 def test_two_pages_run_side_by_side(recording):
     with make_server(recording) as one, make_server(recorded("CCAB")) as other:
         assert Client(one).json("/api/start")["recordings"][0]["text"] == TEXT
         assert Client(other).json("/api/start")["recordings"][0]["text"] == "CCAB"
 
 
+@pytest.mark.slow
 def test_it_listens_at_this_machines_own_address_unless_told_otherwise(recording):
     for found in (make_server(recording), Server(Session(recording))):
         with found as one:

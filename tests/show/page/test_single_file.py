@@ -110,6 +110,7 @@ def test_words_cannot_end_the_element_that_they_are_in(tmp_path):
     assert json.loads(START.search(text)[1])["recordings"][0]["words"]["words"]["first"][:5] == recording.tokens[:5]
 
 
+@pytest.mark.slow
 def test_beyond_the_limit_it_holds_the_levels_that_fit_and_says_so(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 2, 600, 5, dtype=torch.float64, generator=generator) for _ in range(2))

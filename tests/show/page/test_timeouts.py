@@ -60,18 +60,21 @@ def took(connection, count):
     return 0
 
 
+@pytest.mark.slow
 def test_a_client_that_says_nothing_is_dropped(client, limited):
     limited(REQUEST_SECONDS=0.3)
     with client.connected() as one:
         assert is_dropped(one)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_its_head_letter_by_letter_is_dropped(client, limited):
     limited(REQUEST_SECONDS=0.3)
     with client.connected() as one:
         assert not_heard(one, HEAD * 100)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client, limited):
     limited(BODY_SECONDS=0.3)
     with client.connected() as one:
@@ -79,6 +82,7 @@ def test_a_client_that_does_not_send_the_body_it_promised_is_dropped(client, lim
         assert is_dropped(one)
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, limited):
     limited(BODY_SECONDS=0.3)
     with client.connected() as one:
@@ -86,6 +90,7 @@ def test_a_client_that_sends_its_body_letter_by_letter_is_dropped(client, limite
         assert not_heard(one, b"{" * 9999)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_of_its_answers_is_dropped(limited):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 600, 5, generator=generator) for _ in range(2))
@@ -101,6 +106,7 @@ def test_a_client_that_takes_nothing_of_its_answers_is_dropped(limited):
             until(lambda: not state.connections)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_an_answer_a_little_at_a_time_is_dropped(limited):
     recording = rows_and_keys(*torch.randn(2, 1, 1, 5000, 1, generator=torch.Generator().manual_seed(0)))
     recording.tokens = [f"{n:064}" for n in range(5000)]

@@ -109,6 +109,7 @@ def test_a_text_that_cannot_be_translated_is_refused_in_a_sentence():
         record_text(adapter, READ, 2048)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("carried")
 def test_the_example_is_recorded_once_and_stays_however_much_is_typed():
     session = Session(None, adapt_model(small("transformer")))

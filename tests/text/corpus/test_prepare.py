@@ -31,6 +31,7 @@ def test_a_corpus_is_the_tokens_of_its_documents_each_with_its_end(tmp_path_fact
     assert [column.count for column in made.index.shards[:-1]] == [shard] * (len(made.index.shards) - 1)
 
 
+@pytest.mark.slow
 def test_long_documents_come_through_in_parts(tmp_path, monkeypatch):
     for module in (sources, sys.modules["regard.text.corpus.prepare"]):  # several parts of a document, each its own chunk
         monkeypatch.setattr(module, "BLOCK", 50)
@@ -90,6 +91,7 @@ def test_tokens_take_the_bytes_that_the_vocabulary_needs(tmp_path, size, dtype):
     assert np.load(tmp_path / "corpus" / "tokens-00000.npy").dtype == dtype
 
 
+@pytest.mark.slow
 def test_the_same_documents_from_a_file_from_rows_and_from_a_dataset_are_the_same_corpus(tmp_path):
     rows = [{"text": text} for text in TEXTS]
     datasets.Dataset.from_list(rows).to_json(tmp_path / "some.jsonl")
@@ -99,6 +101,7 @@ def test_the_same_documents_from_a_file_from_rows_and_from_a_dataset_are_the_sam
     assert contents(made[0]) == contents(made[1]) == contents(made[2])
 
 
+@pytest.mark.slow
 def test_progress_goes_up_to_the_bytes_of_the_files(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("word " * 300_000)
@@ -112,6 +115,7 @@ def test_progress_goes_up_to_the_bytes_of_the_files(tmp_path):
     assert told[-1] == (sum(len(text.encode()) for text in TEXTS), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "line", "mebibytes"),
     [

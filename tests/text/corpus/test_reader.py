@@ -122,6 +122,7 @@ def test_a_part_that_is_held_out_is_never_read(made):
     assert int(Reader(held_out, batch=1, context=held_out.tokens).read(0).documents[0, 0]) == kept.documents
 
 
+@pytest.mark.slow
 def test_reading_takes_no_loop_over_tokens(tmp_path):
     prepare(["ab" * 50_000] * 2, Letters("ab"), tmp_path / "corpus", shard=2**15)
     opened = (

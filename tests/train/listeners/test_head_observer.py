@@ -21,6 +21,7 @@ def settings(folder, out, **more):
     return small.config(folder, **{"out": str(out), "dropout": 0.3, **more})
 
 
+@pytest.mark.slow
 def test_a_run_that_is_observed_learns_the_same_bits(folder, tmp_path):
     found = []
     for name, listeners in (("plain", []), ("observed", [HeadObserver(tmp_path / "heads.jsonl", 1)])):
@@ -32,6 +33,7 @@ def test_a_run_that_is_observed_learns_the_same_bits(folder, tmp_path):
     assert all(torch.equal(x, observed[name]) for name, x in plain.items())
 
 
+@pytest.mark.slow
 def test_the_mode_and_the_random_numbers_are_left_as_they_are(folder, tmp_path):
     training = begin(settings(folder, tmp_path))
     torch.manual_seed(3)
@@ -42,6 +44,7 @@ def test_the_mode_and_the_random_numbers_are_left_as_they_are(folder, tmp_path):
     assert all(x.grad is None for x in training.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
     training = begin(settings(folder, tmp_path))
     rows = list(HeadObserver(tmp_path / "heads.jsonl", 1, "the cat sat").observe_heads(training, 5))
@@ -66,6 +69,7 @@ def test_a_row_is_what_regard_heads_says_of_each_head(folder, tmp_path):
     assert all(row["copying low"] <= row["copying"] <= row["copying high"] for row in copying)
 
 
+@pytest.mark.slow
 def test_it_looks_at_the_first_the_last_and_every_so_many_steps(folder, tmp_path):
     training = begin(settings(folder, tmp_path, steps=8))
     follow(training, [HeadObserver(tmp_path / "heads.jsonl", 3)])

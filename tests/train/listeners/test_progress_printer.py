@@ -24,6 +24,7 @@ def told(folder, out, monkeypatch, width=80, **settings) -> list[str]:
     return page.getvalue().splitlines()
 
 
+@pytest.mark.slow
 def test_the_first_the_looked_at_and_the_last_step_have_a_line(folder, tmp_path, monkeypatch):
     titles, *lines = told(folder, tmp_path, monkeypatch)
     assert titles.split() == ["step", "loss", "held", "out", "tokens/s", "of", "peak", "left"]
@@ -32,6 +33,7 @@ def test_the_first_the_looked_at_and_the_last_step_have_a_line(folder, tmp_path,
     assert {len(line) for line in lines} == {len(titles)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [10, 20, 40, 46, 60, 80])
 def test_no_line_is_wider_than_the_screen(folder, tmp_path, monkeypatch, width):
     lines = told(folder, tmp_path, monkeypatch, width, sample_every=1, sample_tokens=10)
@@ -56,6 +58,7 @@ def test_a_column_without_numbers_is_none():
     assert list(select_columns(80, False, False)) == ["step", "loss", "tokens/s", "left"]
 
 
+@pytest.mark.slow
 def test_the_share_of_the_peak_is_that_of_the_multiplications_done(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     training, page = begin(small.config(folder, out=str(tmp_path))), io.StringIO()

@@ -32,6 +32,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(folder, tmp_path
     assert training.checkpoints.read_latest().step == training.step == 3
 
 
+@pytest.mark.slow
 def test_a_second_one_ends_it_at_once(folder, tmp_path):
     training, signals = begin(small.config(folder, out=str(tmp_path), checkpoint_every=1)), SignalListener()
 

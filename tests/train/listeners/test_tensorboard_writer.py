@@ -18,6 +18,7 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path):
         tensorboard_writer.TensorBoardWriter(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not there, reason="needs TensorBoard, which is not installed")
 @pytest.mark.filterwarnings("default")  # TensorBoard's own
 def test_tensorboard_reads_every_curve(tmp_path):
