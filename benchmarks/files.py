@@ -57,8 +57,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def load_and_read(path: Path, verify: bool) -> Tensor:
     """The sum of all queries and keys of a recording in a file."""
     found = load(path, verify=verify)
-    maps = [found.map(layer) for layer in range(len(found.layers()))]
-    return torch.stack([x.sum(dtype=torch.float64) for one in maps for x in (one.q, one.k)])
+    stored = [x for call in found.last.calls for x in (call.stored.q, *call.history.keys)]
+    return torch.stack([x.sum(dtype=torch.float64) for x in stored])
 
 
 def save(recording: Recording, path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
-from regard.cli.look import read_text
+from regard.cli.input_text import read_text
 from regard.cli.model_loading import CAUSAL_LM, TextModel, format_first_line, load_model
 from regard.cli.progress_bar import show_bar
 from regard.errors import ConfigError, DataError

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from regard.cli.arguments.generate import FLAGS, TOKENS
-from regard.cli.look import read_text
+from regard.cli.input_text import read_text
 from regard.errors import ConfigError
 from regard.generate import Settings, choices, complete
 from regard.generate.decode import encode_prompt

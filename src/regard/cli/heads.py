@@ -13,7 +13,8 @@ import torch
 from rich.text import Text
 from torch import Tensor
 
-from regard.cli.look import print_lines, print_report, read_text, select_rows
+from regard.cli.input_text import read_text
+from regard.cli.look import print_lines, print_report, select_rows
 from regard.cli.model_loading import CAUSAL_LM, TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar
 from regard.errors import ConfigError, DataError

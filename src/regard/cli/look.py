@@ -5,20 +5,18 @@ Exit code 2 if the model, the text or the settings cannot be used.
 
 import argparse
 import json
-import re
-import sys
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.text import Text
 
 from regard.cli import word_pulls
+from regard.cli.input_text import read_text
 from regard.cli.model_loading import TextModel, load_model
 from regard.cli.progress_bar import iterate_with_bar, show_bar
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError
 from regard.observe import Recording, record
 from regard.observe.head_kinds import Heads, classify_heads
 from regard.observe.head_scores import HeadOptions
@@ -30,8 +28,6 @@ from regard.show.head_summary import render_kinds, render_links, render_sentence
 from regard.show.page.single_file import page
 from regard.show.terminal import escape_text, get_palette, open_console, print_wrapped
 from regard.show.terminal_colors import measure_window
-
-FILE_NAME_PATTERN = re.compile(r"[~.]*/\S*|\S*/\S*\.\w+|.*\.(txt|md)|\S*\w\.[a-z]\w{1,4}")  # pattern of a file name
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,25 +49,6 @@ def run(options: argparse.Namespace) -> int:
         line += f" Page: {options.page}."
     print_report(recording, options, line)
     return 0
-
-
-def read_text(text: str) -> str:
-    """Return the text of a file, of standard input, or the argument itself."""
-    if text == "-":
-        return sys.stdin.read()
-    try:
-        path = Path(text)
-        found = path.read_text(encoding="utf-8") if path.is_file() else text
-        folder = path.is_dir() and bool(text.strip())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{text} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-    except OSError:  # e.g. a name that is too long
-        return text
-    if folder:
-        raise DataError(f"{text} is a folder: give a file in it. To use it as words, pass it on standard input: -.")
-    if found == text and FILE_NAME_PATTERN.fullmatch(text):
-        raise DataError(f"{text} is not a file. To use it as words, pass it on standard input: -.")
-    return found
 
 
 def record_text(foreign: TextModel, text: str, options: argparse.Namespace) -> tuple[Recording, str]:

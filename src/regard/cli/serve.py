@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli.arguments.look import MODEL
-from regard.cli.look import read_text
+from regard.cli.input_text import read_text
 from regard.cli.model_loading import CAUSAL_LM, load_model
 from regard.errors import ConfigError
 from regard.models import translator
