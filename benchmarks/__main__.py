@@ -26,6 +26,7 @@ NAMES = (
     "long",
     "families",
     "products",
+    "tiles",
     "generation",
     "startup",
     "rounding",

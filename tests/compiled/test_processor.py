@@ -1,5 +1,6 @@
 """The instruction sets that are read are those of the machine and of LLVM's names, and each choice follows from them."""
 
+import math
 import os
 import re
 import subprocess
@@ -105,15 +106,15 @@ def test_products_go_to_onednn_where_it_was_measured_to_be_faster(monkeypatch, t
     monkeypatch.setattr(processor, "read_features", lambda: found)
     assert processor.is_intel() == is_intel
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    is_measured = has_both and found == AVX512 and not is_intel
-    assert kernel_choice.choose_product_library.__wrapped__() == ("oneDNN" if is_measured else "torch")
+    measured = (math.inf if found == AVX512 else 64) if has_both and not is_intel else 0
+    assert kernel_choice.find_onednn_limit.__wrapped__() == measured
 
 
-@pytest.mark.parametrize("library", ["oneDNN", "torch"])
-def test_a_product_is_the_same_by_either_library(monkeypatch, library):
-    if library == "oneDNN" and not torch.backends.mkldnn.is_available():
+@pytest.mark.parametrize("limit", [0, 6, 7, math.inf])
+def test_a_product_is_the_same_by_either_library(monkeypatch, limit):
+    if limit and not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(kernel_choice, "choose_product_library", lambda: library)
+    monkeypatch.setattr(kernel_choice, "find_onednn_limit", lambda: limit)
     torch.manual_seed(0)
     x, weight, bias = torch.randn(7, 127), torch.randn(521, 127), torch.randn(521)
     exact = x.double() @ weight.double().T + bias.double()

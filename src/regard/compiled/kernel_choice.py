@@ -4,6 +4,7 @@ Speeds are measured by `python -m benchmarks kernels products`; docs/benchmarks.
 processor. Where nothing was measured, the choice is torch's own kernel if torch has one.
 """
 
+import math
 from functools import cache
 
 import torch
@@ -36,16 +37,18 @@ def find_int16_instruction() -> str | None:
 
 
 @cache
-def choose_product_library() -> str:
-    """Return the faster library for float32 products of more than a few vectors: "oneDNN", or "torch" for torch's choice.
+def find_onednn_limit() -> float:
+    """Return the largest number of vectors for which oneDNN's float32 product is faster than MKL's, torch's choice; 0 if none.
 
-    On an AMD EPYC (Zen 4), MKL, torch's choice, reaches half of oneDNN's rate. On Intel, MKL is faster: 262 to 236 GFLOP/s on
-    two threads of a Cascade Lake. Processors without AVX-512 were not measured.
+    On an AMD EPYC with AVX-512 (Zen 4), MKL reaches half of oneDNN's rate for any number. With AVX2 (Zen 3), oneDNN takes 0.5
+    to 1.0 of MKL's time up to 64 vectors, and up to 1.25 of it for more. On Intel, MKL is faster: 262 to 236 GFLOP/s on two
+    threads of a Cascade Lake. Other processors were not measured.
     """
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    has_product = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    is_measured = "avx512f" in processor.read_features() and not processor.is_intel()
-    return "oneDNN" if has_both and has_product and is_measured else "torch"
+    if not has_both or not hasattr(torch.ops.mkldnn, "_linear_pointwise") or processor.is_intel():
+        return 0
+    found = processor.read_features()
+    return math.inf if "avx512f" in found else 64 if "avx2" in found else 0
 
 
 def is_attention_compiled() -> bool:
@@ -59,7 +62,9 @@ def is_attention_compiled() -> bool:
 def list_choices() -> dict[str, str]:
     """Return a description of the kernel for each task on this processor."""
     usable, bits = threads.can_run_loops(), f"{32 * count_float32_lanes()} bits"
-    library = "oneDNN" if choose_product_library() == "oneDNN" else "torch's library"
+    limit, library = find_onednn_limit(), "torch's library"
+    if limit:
+        library = "oneDNN" if math.isinf(limit) else f"oneDNN up to {limit}, {library}"
     halves = "the bfloat16 instruction" if has_bfloat16_products() else f"float32 of {bits}, widened"
     bytes_by = f"16-bit products of {bits}" if find_int16_instruction() else f"16-bit products as LLVM compiles them for {bits}"
     return {

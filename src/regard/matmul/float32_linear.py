@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         output = torch.empty(*x.shape[:-1], len(weight))
         launch_product("FLOATS", weight, None, x, bias, output)
         return output
-    if kernel_choice.choose_product_library() != "oneDNN":
+    if x.numel() > kernel_choice.find_onednn_limit() * weight.shape[1]:
         return F.linear(x, weight, bias)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
