@@ -1,4 +1,6 @@
-"""Settings for every test: hypothesis without a deadline, the same examples each time in CI; each process its share of cores.
+"""Settings for every test: hypothesis without a deadline; each process its share of cores.
+
+In CI, hypothesis draws the same 100 examples each time; elsewhere 40 new ones, unless a test says how many it needs.
 
 With `-n 2`, as make runs them, two processes take the files of tests in turn, each with half of the threads: a test may
 rely on nothing that a test of another file has made, and on no port, folder or moment of its own choice.
@@ -8,7 +10,7 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("here", deadline=None, print_blob=True)
+settings.register_profile("here", deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 

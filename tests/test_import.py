@@ -47,6 +47,7 @@ def test_importing_prints_nothing_and_patches_nothing(after):
     assert after["same"] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_importing_brings_in_nothing_but_regard_and_the_standard_library(after):
     tops = {name.split(".")[0] for name in after["modules"]}
     assert tops - set(sys.stdlib_module_names) <= {"regard", "torch"}

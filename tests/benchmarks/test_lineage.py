@@ -3,6 +3,7 @@ import torch
 from benchmarks.lineage import MODELS, made, prove, sentence, started, write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_token_by_token_at_once_and_beside_another_are_one_function(name):
     with torch.inference_mode():

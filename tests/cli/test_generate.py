@@ -87,6 +87,7 @@ def test_what_a_model_writes_does_not_steer_the_terminal(capsys):
     assert capsys.readouterr().out == "a\\x1b[2Jb\n\tc\\x07\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--look", "--top", "2"]])
 def test_ctrl_c_ends_it_with_the_line(folder, capsys, monkeypatch, flags):
     def interrupted(*args, **settings):

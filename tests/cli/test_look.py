@@ -92,6 +92,7 @@ def test_rows_are_sorted_and_picked(capsys, folder):
     assert {found.strip() for found in re.findall(r"^[01]\.[0-3]  +([a-z ]+?)  +\d", out, re.MULTILINE)} == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -289,6 +290,7 @@ def test_why_prints_the_words_that_moved_the_next_word_as_the_pulls_of_all_heads
     assert sum(row["weight"] for row in found["words"]) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 40])
 def test_why_without_a_word_takes_the_likeliest_and_keeps_to_the_screen(capsys, folder, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))

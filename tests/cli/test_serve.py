@@ -42,6 +42,7 @@ def test_a_folder_that_is_a_translators_and_a_carried_ones_name_translate(run, t
     assert load_page_model("sorter").name == "sorter"
 
 
+@pytest.mark.slow
 def test_a_translator_that_cannot_be_served_is_one_line_and_2(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
     RecurrentTranslator(vocabulary=7, width=3, hidden=2).save("plain")

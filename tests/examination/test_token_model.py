@@ -58,6 +58,7 @@ def test_a_model_that_gives_the_last_token_alone_is_told_what_to_pass():
     assert any("examine(lambda ids" in one.needs for one in report.unknown)
 
 
+@pytest.mark.slow
 def test_of_a_long_sample_the_first_tokens_are_looked_at_and_some_of_them_changed():
     model = gpt2(context=1000, layers=2)
     report = regard.examine(model, sample=torch.arange(4000).view(4, 1000) % 97)

@@ -63,6 +63,7 @@ def test_it_is_recorded_and_changed_like_the_model():
         assert not torch.equal(SMALL(tokens), inside)
 
 
+@pytest.mark.slow
 def test_a_text_goes_along_and_an_untied_head_is_rounded_too():
     sorter = GPT2.load("sorter")
     small = quantise(sorter)

@@ -45,6 +45,7 @@ def test_the_table_of_heads_is_that_of_heads(folder):
             assert found == pytest.approx([score, score.low, score.high, score.count], nan_ok=True, abs=0)
 
 
+@pytest.mark.slow
 def test_histograms_and_positions_count_the_queries_of_each_score(folder):
     queries = {(n["layer"], n["head"], score): n[f"{score} count"] for n in read(folder, "heads") for score in SCORES}
     for table in ("histograms", "positions"):

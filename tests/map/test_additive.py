@@ -166,6 +166,7 @@ def test_single_precision_is_within_its_bounds_by_either_way(d, compiled, monkey
     assert_within(found.received, received, allowed.received)
 
 
+@pytest.mark.slow
 @NEEDS_LOOPS
 def test_many_scores_are_computed_on_several_threads_and_are_the_same(monkeypatch):
     q, k, weight = tensors(torch.float32)

@@ -292,6 +292,7 @@ def test_products_are_those_of_the_dense_matrix_forwards_and_backwards(heads):
         close(torch.autograd.grad(product, leaf, seed)[0], torch.autograd.grad(expected, leaf, seed)[0])
 
 
+@pytest.mark.slow
 def test_a_product_has_the_dtype_of_its_right_side():
     q, k = tensors(torch.bfloat16)
     found = AttentionMap(q, k, Causal())
@@ -401,6 +402,7 @@ def test_what_cannot_be_asked_says_what_was_expected(ask, error, says):
         ask(both()[0])
 
 
+@pytest.mark.slow
 def test_autocast_does_not_round_what_a_map_computes():
     q, k = tensors(torch.float32)
     found = AttentionMap(q, k, Causal(), bias=torch.zeros(1))

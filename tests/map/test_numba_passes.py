@@ -121,6 +121,7 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
     assert_pictures_within(found, reference, allowed, double)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
 def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     single, double = planes(mask, offset=901)

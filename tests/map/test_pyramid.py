@@ -146,6 +146,7 @@ def test_strips_leave_the_map_what_its_rows_are_divided_by(monkeypatch):
     assert_within(seen.map[0, 0, :, 5], allowed.exact[:, 5], allowed.weights[:, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_visible_weight_of_nothing_has_a_code_and_a_hidden_one_has_none(dtype):
     k = torch.zeros(1, 1, K, 1, dtype=dtype)

@@ -153,6 +153,7 @@ def test_a_layer_whose_queries_and_keys_differ_has_no_relevance():
         attribution.relevance()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_float64")
 def test_a_cut_is_what_the_last_layer_does_when_an_edge_is_cut():
     """After the last layer's attention of GPT-2 without its MLP and norm, the number is linear in the context."""

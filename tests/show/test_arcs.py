@@ -64,6 +64,7 @@ def test_many_words_stand_on_end():
     assert {text.get_rotation() for text in picture.axes[0].texts if text.get_text().startswith("w1")} == {90.0}
 
 
+@pytest.mark.slow
 def test_it_is_written_as_vectors():
     assert "<image" not in vectors(draw_arcs(small(), 0, 1))
 

@@ -329,6 +329,7 @@ def test_the_vectors_are_vectors():
     assert b"data:image/png" not in buffer.getvalue().split(b'id="axes_2"')[0]  # the scale of colours may be one
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_it_at_its_size():
     png, about = figure.draw_matrix(torch.rand(6, 6), WORDS)._repr_png_()
     image = Image.open(BytesIO(png))

@@ -19,6 +19,7 @@ def test_the_last_row_is_the_rollout_and_each_row_sums_to_one():
     np.testing.assert_allclose(found.sum(1), 1, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_words_of_a_long_text_are_added_in_bins():
     found = values(draw_rollout(long()), 1, 48)
     assert found.sum() == pytest.approx(1, abs=1e-12)

@@ -46,6 +46,7 @@ def test_skipped_batches_are_crossed():
     drawn(picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 49, 200])
 def test_a_run_of_any_length_is_drawn(count):
     drawn(training_curves.draw_training_curves(ROWS[:count]))

@@ -60,6 +60,7 @@ def gelu_bounds(x):
     return 2 * x.abs() * share, 2 * (share + bend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.0, 4.0, 300.0])
 def test_cross_entropy_and_its_gradient_are_those_of_float64(size):
     logits, targets = logits_and_targets(size=size)
@@ -78,6 +79,7 @@ def test_smoothed_cross_entropy_and_its_gradient_are_those_of_float64(rows):
         assert_within(found, expected, most)
 
 
+@pytest.mark.slow
 def test_of_bfloat16_the_loss_is_that_of_its_numbers_and_the_gradient_is_rounded_once():
     logits, targets = logits_and_targets(torch.bfloat16)
     loss = fused_ops.cross_entropy(logits, targets)
@@ -120,6 +122,7 @@ def test_gelu_and_its_gradient_are_those_of_float64(runs, size):
     assert_within(grad, slope, seed.double().abs() * steepest)
 
 
+@pytest.mark.slow
 def test_of_bfloat16_gelu_is_that_of_float32_rounded_once():
     torch.manual_seed(1)
     x = (torch.randn(313, 401) * 3).bfloat16()

@@ -112,6 +112,7 @@ def test_another_corpus_is_refused_and_the_same_one_elsewhere_is_not(folder, tmp
         begin(settings(tmp_path, tmp_path / "run", steps=5))
 
 
+@pytest.mark.slow
 def test_the_model_that_is_kept_is_the_best_and_reads_its_text(folder, whole):
     training, out = whole
     model = GPT2.load(out / "model")

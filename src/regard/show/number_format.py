@@ -1,8 +1,8 @@
 """Number formats: exact in a calculation, rounded in a sentence, aligned in a table.
 
 The numbers are float32 results, whose last bits differ between processors, and are formatted alike on all of them: a number
-within NOISE of one with fewer places is written as that one, and one within NOISE of a half is rounded as the half is, away
-from 0.
+within RELATIVE_ERROR of one with fewer places is written as that one, and one within RELATIVE_ERROR of a half is rounded as
+the half is, away from 0.
 """
 
 import math
@@ -59,7 +59,7 @@ def count_places(sizes: Sequence[float], most: int) -> int:
 
 
 def is_exact(number: float, places: int) -> bool:
-    """Return whether a float32 result has at most `places` decimal places, within NOISE."""
+    """Return whether a float32 result has at most `places` decimal places, within RELATIVE_ERROR."""
     return math.isclose(round(number, places), number, rel_tol=RELATIVE_ERROR)
 
 

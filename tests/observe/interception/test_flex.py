@@ -163,6 +163,7 @@ def test_what_a_change_of_scores_reads_may_be_written_to_between_layers(reading,
         assert_map(recording.map(layer), softmaxed(q, k, bias=sign * bias), q, k, bias=bias.abs())
 
 
+@pytest.mark.slow
 def test_a_mask_said_as_a_change_of_scores_is_a_rule():
     model = Flex(score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf))
     recording, _ = beheld(model, lambda m: m(*QKV))
@@ -205,6 +206,7 @@ def test_a_function_that_cannot_be_tried_is_missed_and_the_error_is_the_models_o
     assert not recording.calls
 
 
+@pytest.mark.slow
 def test_a_stated_scale_grouped_heads_and_what_else_is_asked_for():
     q, k, v = QKV[0], QKV[1][:, :G].clone(), QKV[2][:, :G, :, :7].clone()
     model = Flex(scale=0.3, enable_gqa=True, return_aux=AuxRequest(lse=True))

@@ -38,6 +38,7 @@ def test_the_output_inside_is_the_output_outside_to_the_bit(family):
         assert beside(family, side).unchanged, side
 
 
+@pytest.mark.slow
 @every
 def test_every_layer_is_recorded_once_and_nothing_is_missed(family):
     for side in family.sides:
@@ -132,6 +133,7 @@ def test_a_blind_row_is_what_the_implementation_makes_of_it(implementation, row)
     assert_within(blind, torch.full(blind.shape, row, dtype=torch.float64), sum_bound(torch.float32, 13 + EXPONENTIAL, row))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "side"), [("llama", "left"), ("mistral", "right"), ("gemma2", "none"), ("bert", "right"), ("t5", "none")]
 )
@@ -442,6 +444,7 @@ def test_sinks_of_the_module_are_met_in_its_own_function():
     assert (recording.map(0).dense().sum(-1) < 1).all()
 
 
+@pytest.mark.slow
 def test_the_map_is_that_of_the_steps_on_what_the_kernel_was_handed(monkeypatch):
     handed = []
     former = ALL_ATTENTION_FUNCTIONS["sdpa"]

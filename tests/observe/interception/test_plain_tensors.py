@@ -114,6 +114,7 @@ def test_a_bias_that_is_differentiated_is_kept_as_numbers():
     assert_map(recording.map(0), softmaxed(x, x, bias=bias), x, x, bias=bias)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_forward_derivatives_are_recorded():
     model = Attention()

@@ -159,6 +159,7 @@ def test_nothing_is_dispatched_in_a_backward_pass():
     assert len(recording.calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_nothing_is_dispatched_while_the_model_is_traced():
     active = []

@@ -33,6 +33,7 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.setitem(INCLUDED_TRANSLATORS, "translator", tmp_path / "nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [READ, f"  {PAIRS[1][0]}\n"])
 def test_what_it_writes_is_what_regard_translate_prints(kind, text):
