@@ -103,7 +103,7 @@ def run(emulation: Emulation, tests: tuple[str, ...]) -> tuple[str, bool]:
         "-n",
         "2",
         "-m",
-        "not slow",
+        "not slow or kernel",
         "-p",
         "no:cacheprovider",
         *tests,

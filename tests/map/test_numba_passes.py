@@ -67,6 +67,7 @@ def assert_pictures_within(found, expected, allowed, double):
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options):
@@ -84,6 +85,7 @@ def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, optio
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
 def test_what_is_made_of_the_blocks_is_what_the_plain_passes_make_in_float64(mask, options):
@@ -122,6 +124,7 @@ def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size)
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 @pytest.mark.parametrize("mask", [Causal(), Window(90, 700), Documents(torch.arange(K) // 337)], ids=repr)
 def test_blocks_of_many_rows_for_long_maps_are_the_same(mask, monkeypatch):
     single, double = planes(mask, offset=901)
@@ -232,6 +235,7 @@ def test_one_table_for_many_runs_says_what_the_tables_of_each_say(mask):
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
     from regard.map.compiled.blocks import split_keys
 

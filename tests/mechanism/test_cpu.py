@@ -188,6 +188,7 @@ def test_a_nan_in_a_hidden_key_or_value_stays_out_of_the_rows_that_do_not_see_it
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 def test_transforms_of_torch_meet_a_kernel_that_they_know():
     q, k, v = (x.detach() for x in tensors(q=300, k=300, groups=H))
     seed = seeds(attention(q, k, v, Causal()))

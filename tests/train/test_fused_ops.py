@@ -61,6 +61,7 @@ def gelu_bounds(x):
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 @pytest.mark.parametrize("size", [0.0, 4.0, 300.0])
 def test_cross_entropy_and_its_gradient_are_those_of_float64(size):
     logits, targets = logits_and_targets(size=size)
@@ -80,6 +81,7 @@ def test_smoothed_cross_entropy_and_its_gradient_are_those_of_float64(rows):
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 def test_of_bfloat16_the_loss_is_that_of_its_numbers_and_the_gradient_is_rounded_once():
     logits, targets = logits_and_targets(torch.bfloat16)
     loss = fused_ops.cross_entropy(logits, targets)
@@ -123,6 +125,7 @@ def test_gelu_and_its_gradient_are_those_of_float64(runs, size):
 
 
 @pytest.mark.slow
+@pytest.mark.kernel
 def test_of_bfloat16_gelu_is_that_of_float32_rounded_once():
     torch.manual_seed(1)
     x = (torch.randn(313, 401) * 3).bfloat16()
