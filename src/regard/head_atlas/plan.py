@@ -3,7 +3,6 @@
 import filecmp
 import json
 import tempfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from zlib_ng.zlib_ng import crc32
 
 from regard.atomic_write import write_atomically
 from regard.errors import ConfigError, DataError
@@ -77,7 +77,7 @@ def describe_source(source: Source) -> tuple[str, int | None]:
     for path in list_files(Path(source)):
         with path.open("rb") as file:
             while block := file.read(BLOCK):
-                checksum = zlib.crc32(block, checksum)
+                checksum = crc32(block, checksum)
     return str(source), checksum
 
 

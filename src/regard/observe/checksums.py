@@ -1,14 +1,17 @@
-"""CRC-32 of tensors and of their header, to detect an altered file."""
+"""CRC-32 of tensors and of their header, to detect an altered file.
+
+zlib-ng computes the values of the standard library's zlib at the speed of memory.
+"""
 
 import json
 import struct
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from zlib_ng.zlib_ng import crc32
 
 BLOCK = 2**22  # bytes per task of a thread
 
@@ -19,15 +22,15 @@ def compute_checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     with ThreadPoolExecutor(max(torch.get_num_threads(), 1)) as threads:
         for name, x in tensors.items():
             data = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            blocks = threads.map(zlib.crc32, (data[start : start + BLOCK] for start in range(0, len(data), BLOCK)))
-            found[name] = zlib.crc32(b"".join(struct.pack("<I", one) for one in blocks))
+            blocks = threads.map(crc32, (data[start : start + BLOCK] for start in range(0, len(data), BLOCK)))
+            found[name] = crc32(b"".join(struct.pack("<I", one) for one in blocks))
     return found
 
 
 def compute_header_checksum(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Return the CRC-32 of the metadata and of every tensor's name, dtype and shape."""
     shapes = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
-    return str(zlib.crc32(json.dumps([sorted(metadata.items()), shapes]).encode()))
+    return str(crc32(json.dumps([sorted(metadata.items()), shapes]).encode()))
 
 
 def find_altered_tensor(tensors: Mapping[str, Tensor], expected: Any) -> str | None:

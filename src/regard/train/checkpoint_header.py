@@ -9,10 +9,11 @@ import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from zlib_ng.zlib_ng import crc32
 
 from regard.errors import DataError
 
@@ -111,7 +112,7 @@ def add_checksum(says: Mapping[str, Any]) -> dict[str, Any]:
 def compute_checksum(says: Mapping[str, Any]) -> int:
     """Compute the CRC-32 of the content of a header without its checksum."""
     rest = {name: value for name, value in says.items() if name != "checksum"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+    return crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def checksum_file(path: Path) -> list[int]:
@@ -119,7 +120,7 @@ def checksum_file(path: Path) -> list[int]:
     length = crc = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
-            length, crc = length + len(block), zlib.crc32(block, crc)
+            length, crc = length + len(block), crc32(block, crc)
     return [length, crc]
 
 

@@ -2,13 +2,13 @@
 
 import io
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32
 
 from regard.errors import DataError
 
@@ -56,7 +56,7 @@ class Column:
         try:
             numbers: Numbers = np.memmap(path, self.dtype, "r", start, (self.count,)).view(np.ndarray)  # slices faster
             with path.open("rb") as file:
-                found = zlib.crc32(file.read(start), zlib.crc32(numbers.data))
+                found = crc32(file.read(start), crc32(numbers.data))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
         if found != self.crc32:
@@ -79,7 +79,7 @@ class ColumnWriter:
         """Append numbers to the file."""
         data = np.ascontiguousarray(numbers, np.dtype(self.dtype))
         self._file.write(data.data)
-        self.crc32 = zlib.crc32(data.data, self.crc32)
+        self.crc32 = crc32(data.data, self.crc32)
         self.count += len(data)
 
     def close(self) -> Column:
@@ -90,7 +90,7 @@ class ColumnWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return Column(self.path.name, self.dtype, self.count, size, zlib.crc32(beginning, self.crc32))
+        return Column(self.path.name, self.dtype, self.count, size, crc32(beginning, self.crc32))
 
     def abandon(self) -> None:
         """Close the file, which is then incomplete."""

@@ -1,11 +1,12 @@
 """The index of a corpus: corpus.json, which describes the files of the folder, with a checksum of itself."""
 
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from zlib_ng.zlib_ng import crc32
 
 from regard.errors import DataError
 from regard.text import BytePair, Letters
@@ -48,7 +49,7 @@ class CorpusIndex:
     @property
     def checksum(self) -> int:
         """A number computed from the whole index: two corpora with the same checksum are the same."""
-        return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
+        return crc32(json.dumps(asdict(self), sort_keys=True).encode())
 
     def write(self, folder: Path) -> None:
         """Write corpus.json."""
@@ -113,7 +114,7 @@ def make_damage_error(path: Path, why: str) -> DataError:
 def compute_tokenizer_checksums(folder: Path) -> dict[str, int]:
     """Return the files of an encoding in a folder, with the checksum of each."""
     found = [folder / name for name in (LETTERS, *FILES[0]) if (folder / name).is_file()]
-    return {path.name: zlib.crc32(path.read_bytes()) for path in found}
+    return {path.name: crc32(path.read_bytes()) for path in found}
 
 
 def load_tokenizer(folder: Path, files: dict[str, int]) -> Tokenizer:
@@ -122,6 +123,6 @@ def load_tokenizer(folder: Path, files: dict[str, int]) -> Tokenizer:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing, but is part of this corpus: prepare it again.")
-        if zlib.crc32(path.read_bytes()) != checksum:
+        if crc32(path.read_bytes()) != checksum:
             raise make_damage_error(path, "it is not the file that was written")
     return Letters.load(folder) if LETTERS in files else BytePair.load(folder)
