@@ -76,3 +76,12 @@ def test_it_describes_where_everything_goes():
 def test_a_setting_that_cannot_be_is_refused(change, sentence):
     with pytest.raises(ConfigError, match=sentence):
         dataclasses.replace(SMALL, **change)
+
+
+def test_the_defaults_are_those_of_the_released_model():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[look]'")
+    released, ours = transformers.GPT2Config(), GPT2Config.small()
+    assert ours.epsilon == released.layer_norm_epsilon
+    assert (ours.context, ours.vocabulary) == (released.n_positions, released.vocab_size)
+    assert (ours.layers, ours.heads, ours.width) == (released.n_layer, released.n_head, released.n_embd)
+    assert (ours.tied, ours.activation, released.activation_function) == (released.tie_word_embeddings, "gelu_tanh", "gelu_new")

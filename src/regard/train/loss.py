@@ -20,7 +20,7 @@ def compute_loss(
     """Compute -Σ log p(target) / count over the real targets; count is their number, or their number in all batches of a step.
 
     p is the softmax of the logits, in float32 or better. With mask_documents a token attends to no earlier document. smoothing
-    is that of quick.cross_entropy.
+    is that of fused_ops.cross_entropy.
     """
     mask = Documents(batch.documents) if mask_documents else EVERYTHING
     logits = model(batch.tokens, mask=mask)  # (b, t, n)
