@@ -156,6 +156,8 @@ def test_what_is_no_change_and_what_names_no_head_is_refused():
     model = gpt2()
     with pytest.raises(ConfigError, match="KnockOut, CutEdges"), intervene(model, "KnockOut"):
         pass
+    with intervene(model, CutEdges([(3, 1)])), pytest.raises(ConfigError, match="queries must be positions along one axis"):
+        logits(model, words(1, 5))
     with intervene(model, KnockOut(0, 4)), pytest.raises(ConfigError, match="has head 4, but the heads are 0 to 3"):
         logits(model, words(1, 5))
     with pytest.raises(ConfigError, match="above 0"):

@@ -327,6 +327,11 @@ def mark_positions(places: Places, size: int, name: str) -> Tensor:
         found[: len(places)] = places[:size].cpu()
     else:
         check_index(name, places)
-        chosen = torch.as_tensor(places).reshape(-1)
+        chosen = torch.as_tensor(places)
+        if chosen.dim() > 1:
+            raise ConfigError(
+                f"{name} must be positions along one axis, e.g. queries=5, keys=[2, 3]; got {describe_value(places)}."
+            )
+        chosen = chosen.reshape(-1)
         found[chosen[(chosen < size) & (chosen >= 0)]] = True
     return found
