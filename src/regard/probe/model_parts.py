@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_floating, describe_value
+from regard.mechanism.scores import score_dtype
 from regard.observe.recording import Recording
 
 POSITIONS = 8  # at which inputs and outputs are compared
@@ -44,6 +45,10 @@ class Norm:
         """Return the u' (..., c) for which u'ᵀ x = uᵀ (gain (x - mean(x))) for every x."""
         found = u * self.gain
         return found - found.mean(-1, keepdim=True) if self.is_centered else found
+
+    def apply_linear_part(self, x: Tensor) -> Tensor:
+        """Return gain (x - mean(x)) of vectors (..., c), or gain x if the norm is not centered."""
+        return self.gain * (x - x.mean(-1, keepdim=True) if self.is_centered else x)
 
     def measure_scale(self, x: Tensor) -> Tensor:
         """Return the scale by which a vector (..., c) is divided, (...): of its deviation, or of its root mean square."""
@@ -113,9 +118,9 @@ class ActivationTrace:
 
 
 def cut_positions(x: Tensor) -> Tensor:
-    """Return the first positions of the first row of (b, t, c) or (t, c), in float32."""
+    """Return the first positions of the first row of (b, t, c) or (t, c), in float32 at least."""
     row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
-    return row[:POSITIONS].float().clone()
+    return row[:POSITIONS].to(score_dtype(row.dtype), copy=True)
 
 
 def find_parts(
@@ -123,8 +128,8 @@ def find_parts(
 ) -> ModelParts:
     """Find the linear parts of a model from the trace and the recording (with values) of the same forward pass.
 
-    `logits` (b, t, n) are what the model returned. Raises ConfigError if the unembedding is not found, or if the logits are not
-    the output of the last norm times the unembedding.
+    `logits` (b, t, n) are what the model returned. The parts are float64 if the last norm is, else float32. Raises ConfigError
+    if the unembedding is not found, or if the logits are not the output of the last norm times the unembedding.
     """
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise ConfigError("the weights are sharded over several processes (FSDP).")
@@ -138,16 +143,15 @@ def find_parts(
     last, final = trace.norms[-1] if trace.norms else None, trace.last
     if last is not None and len(last.y[0]) != words.shape[1]:
         raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
-    if last is None or final is None or not is_near(cut_positions(logits), last.y @ words.detach().float().T):
+    if last is None or final is None or not is_near(cut_positions(logits), last.y @ words.detach().to(last.y).T):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
             "computed."
         )
-    names = dict(enumerate(recording.layers()))
-    layers = {name: find_layer(recording, number, trace) for number, name in names.items()}
-    return ModelParts(
-        None if embedding is None else embedding.detach().float(), words.detach().float(), fit_norm(last), final.float(), layers
-    )
+    dtype = last.y.dtype
+    layers = {name: find_layer(recording, number, trace, dtype) for number, name in enumerate(recording.layers())}
+    embedding = None if embedding is None else embedding.detach().to(dtype)
+    return ModelParts(embedding, words.detach().to(dtype), fit_norm(last), final.to(dtype), layers)
 
 
 def check_unembedding(unembedding: Tensor | None) -> None:
@@ -164,22 +168,22 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
-def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> LayerParts:
+def find_layer(recording: Recording, number: int, trace: ActivationTrace, dtype: torch.dtype) -> LayerParts:
     """Find the projections of a layer: modules whose input is its context, and whose output holds its values."""
     values, m = recording.values(number), recording.map(number)
     if values is None:
         return LayerParts(None, None, None)
     h, groups = m.shape[1], values.shape[1]
-    v = values[:1].float()
-    joined = (m.select(batch=0) @ v)[0, :, :POSITIONS].transpose(0, 1).flatten(1).float()  # (p, h e)
+    v = values[:1].to(score_dtype(values.dtype))
+    joined = (m.select(batch=0) @ v)[0, :, :POSITIONS].transpose(0, 1).flatten(1)  # (p, h e)
     output = None
     projection = next((one for one in trace.linear if is_near(one.x, joined)), None)
     if projection is not None and not any(is_near(norm.x, projection.y) for norm in trace.norms):  # it is added as it is
-        matrix = read_matrix(projection)
+        matrix = read_matrix(projection, dtype)
         output = None if matrix is None else matrix.view(h, -1, matrix.shape[1])
     for one in trace.linear:
         columns = [find_columns(one.y, v[0, group, :POSITIONS]) for group in range(groups)]
-        if None not in columns and (matrix := read_matrix(one)) is not None:
+        if None not in columns and (matrix := read_matrix(one, dtype)) is not None:
             e = v.shape[-1]
             value = torch.stack([matrix[:, start : start + e] for start in columns if start is not None])
             before = next((norm for norm in trace.norms if norm.y.shape == one.x.shape and is_near(norm.y, one.x)), None)
@@ -207,13 +211,13 @@ def find_columns(y: Tensor, v: Tensor) -> int | None:
 
 
 @torch.no_grad()
-def read_matrix(one: Activation) -> Tensor | None:
+def read_matrix(one: Activation, dtype: torch.dtype) -> Tensor | None:
     """Return the matrix (c_in, c_out) of a linear module, from its forward on the unit vectors; None if it is not linear."""
     weight: Any = one.module.weight
     unit = torch.eye(one.x.shape[1], device=weight.device, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
     shift = one.module(torch.zeros_like(unit[:1]))
-    matrix = (one.module(unit) - shift).float().cpu()
-    return matrix if is_near(one.x.cpu() @ matrix + shift.float().cpu(), one.y.cpu()) else None
+    matrix = (one.module(unit) - shift).to("cpu", dtype)
+    return matrix if is_near(one.x.to(matrix) @ matrix + shift.to(matrix), one.y.to(matrix)) else None
 
 
 def fit_norm(one: Activation) -> Norm:
@@ -231,5 +235,5 @@ def fit_norm(one: Activation) -> Norm:
             z, y = x / norm.measure_scale(x).unsqueeze(-1), one.y.double()
             z0, y0 = (z - z.mean(0), y - y.mean(0)) if is_centered else (z, y)  # an RMS norm has no shift
             gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
-            fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.float().cpu())))
+            fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.to("cpu", one.y.dtype))))
     return min(fits, key=lambda fit: fit[0])[1]

@@ -88,7 +88,7 @@ def measure_succession(
         values, output = recording.values(layer), parts.layers[name].output
         if values is None or output is None:
             continue
-        written = torch.einsum("bhe,hec->bhc", share(values.float().cpu(), len(output))[:, :, -1], output)
+        written = torch.einsum("bhe,hec->bhc", share(values.to(output), len(output))[:, :, -1], output)
         hits = torch.stack([raises_following(written[n], one, parts) for n, one in enumerate(successions)])  # (steps, h)
         for head, number in enumerate(recording.heads(layer)):
             found[layer, number] = estimate_score(hits[:, head].tolist(), [], len(successions), (0.0, 1.0))
