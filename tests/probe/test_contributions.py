@@ -1,13 +1,18 @@
 """Direct contributions beside hooks on the model's own output projections."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import regard
+from observe.family import Widened
 from observe.models import gpt2, llama, words
-from regard.errors import ConfigError, OutOfRangeError
+from regard.errors import ConfigError, OutOfRangeError, TooLargeError
 
 SIZES = {"gpt2": ("transformer.ln_f", "attn.c_proj"), "llama": ("model.norm", "self_attn.o_proj")}
+HEADS = {"gpt2": 4, "llama": 6}
+EQUAL = 1e-10  # float64
 
 
 def collect(model, tokens, norm, projection):
@@ -79,6 +84,111 @@ def test_what_is_carried_is_the_norm_of_the_projected_values(build):
     values = values.repeat_interleave(h // values.shape[1], 1)
     expected = weights * torch.einsum("bhke,hec->bhkc", values, weight.view(h, -1, weight.shape[1])).norm(dim=-1).unsqueeze(2)
     torch.testing.assert_close(result.map(1, kind="carried").dense(), expected, rtol=1e-4, atol=1e-6)
+
+
+def project_each_head(model, tokens, name):
+    """What each head writes through the model's own output projections (b, h, t, c), and all of it (b, t, c), by layer.
+
+    Beside them what goes into the last norm. Biases and gains are drawn at random before.
+    """
+    found, final, (norm, projection) = [], [], SIZES[name]
+    modules = [one for path, one in model.named_modules() if path.endswith(projection)]
+    for one in model.parameters():
+        if one.dim() == 1:
+            torch.nn.init.normal_(one, mean=1.0)
+    handles = [one.register_forward_hook(lambda one, args, y: found.append((one, args[0], y))) for one in modules]
+    handles.append(model.get_submodule(norm).register_forward_pre_hook(lambda _, args: final.append(args[0])))
+    with torch.no_grad():
+        model(tokens)
+        for handle in handles:
+            handle.remove()
+        alone = [split_heads(one, x, HEADS[name]) for one, x, _ in found]
+    return alone, [y for _, _, y in found], final[0]
+
+
+def split_heads(module, x, heads):
+    """The outputs of a projection, without its bias, for the input of one head at a time, (b, h, t, c)."""
+    e = x.shape[-1] // heads
+    parts = [torch.zeros_like(x).index_copy(-1, at, x[..., at]) for at in torch.arange(heads * e).split(e)]
+    return torch.stack([module(part) - module(torch.zeros_like(x)) for part in parts], 1)
+
+
+@pytest.fixture(params=[gpt2, llama])
+def exact_build(request, in_float64):
+    """A model in float64; the norms of llama are widened, of GPT-2 nothing is, which would hide a number of ours in float32."""
+    with Widened() if request.param is llama else nullcontext():
+        yield request.param
+
+
+@pytest.mark.parametrize("queries", [-1, [0, 4], slice(None), slice(2, 9)])
+def test_the_outputs_of_all_heads_and_the_bias_are_what_the_models_own_projection_wrote(exact_build, queries):
+    model, tokens = exact_build().eval(), words(2, 11)
+    alone, written, _ = project_each_head(model, tokens, exact_build.__name__)
+    result = regard.contributions(model, tokens, 3)
+    for layer, (parts, whole) in enumerate(zip(alone, written, strict=True)):
+        found = result.head_outputs(layer, queries)
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, parts[:, :, queries], rtol=0, atol=EQUAL)
+        module = model.get_submodule(result.recording.layers()[layer])
+        bias = module.c_proj.bias.detach() if exact_build is gpt2 else 0
+        torch.testing.assert_close(found.sum(1) + bias, whole[:, queries], rtol=0, atol=EQUAL)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_the_outputs_of_queries_in_several_blocks_are_those_of_the_model(monkeypatch):
+    model, tokens = gpt2().eval(), words(2, 11)
+    each = project_each_head(model, tokens, "gpt2")[0][1][:, :, [7, 2, 5]]
+    result = regard.contributions(model, tokens, 3)
+    monkeypatch.setattr("regard.probe.contributions.BLOCK_NUMBERS", 2 * 2 * 4 * 11)  # two queries of two rows and four heads
+    torch.testing.assert_close(result.head_outputs(1, [7, 2, 5]), each, rtol=0, atol=EQUAL)
+
+
+@pytest.mark.parametrize("queries", [4, [4, 0], slice(1, 9)])
+def test_the_logit_lens_is_the_last_norm_and_the_unembedding_of_what_each_head_wrote(exact_build, queries):
+    model, tokens = exact_build().eval(), words(2, 11)
+    alone, _, final = project_each_head(model, tokens, exact_build.__name__)
+    result, row = regard.contributions(model, tokens, 3, query=4), 0 if isinstance(queries, list) else 3
+    unembedding = model.get_output_embeddings().weight.detach()
+    for layer, parts in enumerate(alone):
+        with torch.no_grad():
+            read = apply_frozen_norm(model, SIZES[exact_build.__name__][0], final.unsqueeze(1), parts) @ unembedding.T
+        lens = result.logit_lens(layer, queries)
+        torch.testing.assert_close(lens.logits, read[:, :, queries], rtol=0, atol=EQUAL)
+        of_the_query = lens.logits if queries == 4 else lens.logits[:, :, row]
+        torch.testing.assert_close(of_the_query[..., 3], result.heads[:, layer], rtol=0, atol=EQUAL)
+        values, tokens_raised = lens.top(2)
+        assert torch.equal(values[..., 0], lens.logits.amax(-1))
+        assert torch.equal(lens.logits.gather(-1, tokens_raised), values)
+
+
+def test_the_tokens_that_each_head_adds_most_to_are_printed_in_words_or_as_ids():
+    result = regard.contributions(gpt2().eval(), words(1, 9), 3)
+    for name_tokens, label in ((lambda ids: ["a" * 40 for _ in ids], "aaaaaaaaaaaaaaa…"), (None, None)):
+        lens = result.logit_lens(-1, [2, 8], words=name_tokens)
+        lines = str(lens).splitlines()
+        assert [line.split()[:2] for line in lines[1:]] == [[f"2.{head}", query] for head in range(4) for query in "28"]
+        assert all(len(line) <= 80 for line in lines)
+        values, tokens = lens.top(1)
+        assert f"{values[0, 0, 0, 0]:+.2f} {label or int(tokens[0, 0, 0, 0])}" in lines[1]
+    by_name = result.logit_lens(result.recording.layers()[2])
+    assert str(by_name) == str(result.logit_lens(2))
+    assert len(str(by_name).splitlines()) == 5
+
+
+def test_a_query_that_is_not_there_and_a_result_that_is_too_large_are_refused(monkeypatch):
+    result = regard.contributions(gpt2().eval(), words(1, 9), 3)
+    for wrong in (9, -10, [0, 9]):
+        with pytest.raises(OutOfRangeError):
+            result.head_outputs(0, wrong)
+        with pytest.raises(OutOfRangeError):
+            result.logit_lens(0, wrong)
+    with pytest.raises(OutOfRangeError):
+        result.head_outputs(3)
+    monkeypatch.setattr("regard.probe.contributions.LIMIT_BYTES", 4 * 4 * 32)  # of the outputs for one query
+    assert result.head_outputs(0).shape == (1, 4, 32)
+    for ask in (lambda: result.head_outputs(0, [0, 1]), lambda: result.logit_lens(0)):
+        with pytest.raises(TooLargeError, match="Use fewer queries"):
+            ask()
 
 
 def test_the_largest_heads_are_printed_with_the_token_they_bring(capsys):

@@ -125,6 +125,14 @@ def test_heads_are_sorted_by_the_size_of_their_effect_and_printed():
     assert "correlation with the effects" in str(found)
 
 
+def test_a_grid_has_each_effect_at_its_layer_and_head_and_nan_elsewhere():
+    found = regard.effects(gpt2().eval(), words(1, 9), pick_lead, heads=[(0, 2), (1, 0)])
+    grid = found.to_grid()
+    assert grid.shape == (2, 3)
+    assert [float(grid[row.layer, row.head]) for row in found] == [float(row.effect) for row in found]
+    assert grid.isnan().sum() == 4
+
+
 @pytest.mark.parametrize(
     ("given", "error"),
     [

@@ -1,18 +1,26 @@
-"""contributions: what each head adds to a logit by the direct path, and from which tokens, as maps that are never stored."""
+"""contributions: what each head writes and adds to a logit by the direct path, and from which tokens, as maps never stored."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, TooLargeError
+from regard.map import AttentionMap
+from regard.map.attention_map import LIMIT_BYTES, Index
 from regard.map.attribution_map import AttributionMap
+from regard.map.indexing import select_places
+from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.mechanism.arguments import check_choice, check_index, check_instance, describe_value
 from regard.mechanism.heads import share
+from regard.mechanism.scores import score_dtype
 from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.text_table import align_columns, format_token
 from regard.probe.evaluation_mode import evaluate_mode
+from regard.probe.logit_lens import LogitLens
 from regard.probe.model_parts import ActivationTrace, ModelParts, check_unembedding, find_parts
 from regard.probe.probe_heads import compute_logits
 
@@ -48,11 +56,48 @@ class Contributions:
         weights = self.recording.map(layer)
         b, h, q, _ = weights.shape
         if kind == "carried":
-            norms = (share(values.float().cpu(), h) @ output).norm(dim=-1, keepdim=True).to(weights.device)
+            norms = (share(values.to(output), h) @ output).norm(dim=-1, keepdim=True).to(weights.device)
             return AttributionMap(weights, norms.new_ones(b, h, q, 1), norms)
-        left = torch.zeros(b, h, q, output.shape[1], device=weights.device)
+        left = torch.zeros(b, h, q, output.shape[1], dtype=output.dtype, device=weights.device)
         left[:, :, self.query] = torch.einsum("bc,hec->bhe", self.reader, output).to(left)
         return AttributionMap(weights, left, values.to(left))
+
+    def head_outputs(self, layer: int | str, queries: Index = -1) -> Tensor:
+        """Return what each head of a layer adds to the residual stream at n queries, (b, h, n, c), or at one, (b, h, c).
+
+        Σ_j A_ij v_j W_O, with W_O the head's part of the output projection: the sum over the heads, plus the bias of the
+        projection, is what attention writes. Only the rows of these queries are computed, in blocks.
+        Raises ConfigError where the output projection of the layer was not found, TooLargeError beyond a gigabyte.
+        Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
+        """
+        output, values = self.find_projection(layer)
+        weights = self.recording.map(layer)
+        places = select_places("queries", queries, weights.shape[2])
+        b, h = weights.shape[:2]
+        check_size((b, h, len(places), output.shape[2]), output.dtype)
+        written = multiply_rows(weights, values, places).to(output) @ output
+        return written[:, :, 0] if is_single(queries) else written
+
+    def logit_lens(
+        self, layer: int | str, queries: Index = -1, *, words: Callable[[list[int]], Sequence[str]] | None = None
+    ) -> LogitLens:
+        """Return what each head's output alone adds to the logit of every token of the vocabulary, for some queries.
+
+        u_tᵀ N(o_i) / s_i, with o_i what the head writes at query i, N the linear part of the last norm, s_i the scale by which
+        that norm divides at query i in this forward, and u_t a row of the unembedding. words returns the text of a list of
+        tokens, for printing: model.text.pieces, or convert_ids_to_tokens of a tokenizer.
+        Raises ConfigError where the output projection of the layer was not found, TooLargeError beyond a gigabyte.
+        Source: logit lens, nostalgebraist 2020; direct logit attribution, Elhage et al. 2021.
+        """
+        places = select_places("queries", queries, self.parts.final.shape[1])
+        written = self.head_outputs(layer, places)
+        unembedding = self.parts.unembedding.cpu()
+        check_size((*written.shape[:3], len(unembedding)), written.dtype)
+        scale = self.parts.norm.measure_scale(self.parts.final[:, places].cpu()).to(written)  # (b, n)
+        logits = self.parts.norm.apply_linear_part(written) / scale.unsqueeze(1).unsqueeze(-1) @ unembedding.T
+        names = self.recording.layers()
+        number = names.index(layer) if isinstance(layer, str) else layer % len(names)
+        return LogitLens(number, tuple(places.tolist()), logits[:, :, 0] if is_single(queries) else logits, words)
 
     def find_projection(self, layer: int | str) -> tuple[Tensor, Tensor]:
         """Return the output projection (h, e, c) of a layer and its values (b, g, k, e). Raises ConfigError if not found."""
@@ -110,13 +155,36 @@ def contributions(
     row = check_index("query", query, tokens.shape[1], "the input")
     chosen = [check_index("token", one, logits.shape[2], "the vocabulary") for one in (token, other) if one is not None]
     direction = parts.unembedding[chosen[0]].cpu()
-    number = logits[:, row, chosen[0]].float().cpu()
+    number = logits[:, row, chosen[0]].to(direction)
     if other is not None:
-        direction, number = direction - parts.unembedding[chosen[1]].cpu(), number - logits[:, row, chosen[1]].float().cpu()
-    scale = parts.norm.measure_scale(parts.final[:, row].cpu()).float()
+        direction, number = direction - parts.unembedding[chosen[1]].cpu(), number - logits[:, row, chosen[1]].to(direction)
+    scale = parts.norm.measure_scale(parts.final[:, row].cpu()).to(direction)
     reader = parts.norm.apply_transposed(direction) / scale.unsqueeze(-1)
     found = Contributions(recording, parts, row, reader, number, torch.empty(0))
     adds = [found.map(layer)[:, :, row].sum(-1).cpu() for layer in range(len(recording.layers()))]
     if len({len(one[0]) for one in adds}) != 1:
         raise ConfigError("contributions needs layers with equally many heads.")
     return Contributions(recording, parts, row, reader, number, torch.stack(adds, 1))
+
+
+def multiply_rows(weights: AttentionMap, values: Tensor, queries: Tensor) -> Tensor:
+    """Return the rows of A v for some queries (n,), (b, h, n, e): of all rows if they are most of them, else of these alone."""
+    b, h, q, k = weights.shape
+    values = values.to(score_dtype(values.dtype))
+    if 2 * len(queries) > q:
+        return (weights @ values)[:, :, queries.to(weights.device)]
+    values, step = share(values, h), max(1, BLOCK_NUMBERS // (b * h * k))
+    rows = [multiply_exactly(weights[:, :, part].to(values.dtype), values) for part in queries.split(step)]
+    return torch.cat([values[:, :, :0], *rows], 2)
+
+
+def check_size(shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise TooLargeError if a result of this shape is larger than a gigabyte."""
+    size = math.prod(shape) * dtype.itemsize
+    if size > LIMIT_BYTES:
+        raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {LIMIT_BYTES:,}. Use fewer queries.")
+
+
+def is_single(index: Index) -> bool:
+    """Return whether an index of an axis is a number, which leaves no axis."""
+    return not isinstance(index, slice) and torch.as_tensor(index).dim() == 0

@@ -61,6 +61,14 @@ class HeadEffects:
         """Return plain values for JSON, one dict for each head."""
         return [row.to_dict() for row in self.rows]
 
+    def to_grid(self) -> Tensor:
+        """Return the effects by layer and head (layers, h), up to the last that was measured; NaN for heads that were not."""
+        size = [1 + max((getattr(row, axis) for row in self.rows), default=-1) for axis in ("layer", "head")]
+        grid = torch.full(size, math.nan, dtype=torch.float64)
+        for row in self.rows:
+            grid[row.layer, row.head] = float(row.effect)
+        return grid
+
     def __iter__(self) -> Iterator[HeadEffect]:
         return iter(self.rows)
 

@@ -1,4 +1,4 @@
-"""The colors of heat: one hue, from pale to deep in even steps, and a readable text color for each."""
+"""The colors of heat: one hue, from pale to deep in even steps; two hues for signed values; a readable text color for each."""
 
 import math
 
@@ -13,6 +13,7 @@ TERMINAL_SHADES: tuple[tuple[int, RGB], ...] = (  # the colors of a 256-color te
     (25, (0, 95, 175)),
 )
 PAPER, INK = (255, 255, 255), (0, 0, 0)
+RAISES, LOWERS = (33, 102, 172), (179, 88, 6)  # of the largest values above and below 0, #2166ac and #b35806 (ColorBrewer)
 
 
 def shade(share: float) -> RGB:
@@ -25,6 +26,18 @@ def shade(share: float) -> RGB:
     pale, deep = convert_to_oklab(*PALE), convert_to_oklab(*DEEP)
     lightness, a, b = (low + (high - low) * share for low, high in zip(pale, deep, strict=True))
     return convert_to_srgb(lightness, a, b)
+
+
+def shade_signed(share: float) -> RGB:
+    """Return the color of a share from -1, orange-brown, through 0, white, to 1, blue, which color-blind readers distinguish.
+
+    Interpolates linearly in sRGB, in which these two lose lightness in steps that look even.
+    """
+    size = min(abs(share), 1.0)
+    red, green, blue = (
+        round(low + (high - low) * size) for low, high in zip(PAPER, RAISES if share > 0 else LOWERS, strict=True)
+    )
+    return red, green, blue
 
 
 def find_terminal_shade(share: float) -> tuple[int, RGB]:

@@ -94,6 +94,11 @@ def make_log_scale(seen: Tensor) -> Log:
     return Log(low, max(float(seen.max()), 2 * low))
 
 
+def compute_signed_limit(values: Sequence[float]) -> float:
+    """Return the end of a scale from -limit to limit: the largest of the finite values in size; 1 if none differs from 0."""
+    return max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
+
+
 def check_ends(low: float | None, high: float | None) -> None:
     """Raise ConfigError where low is not below high."""
     if low is not None and high is not None and not low < high:
