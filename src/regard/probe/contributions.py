@@ -104,9 +104,10 @@ class Contributions:
         names = self.recording.layers()
         name = layer if isinstance(layer, str) else names[check_index("layer", layer, len(names), "the recording")]
         values = self.recording.values(layer)
-        if self.parts.layers[name].output is None or values is None:
+        found = self.parts.layers.get(name)
+        if found is None or found.output is None or values is None:
             raise ConfigError(f"the output projection of {name} was not found, or a norm follows it.")
-        return self.parts.layers[name].output, values  # type: ignore[return-value]
+        return found.output, values
 
     def __str__(self) -> str:
         mean = self.heads.mean(0)
