@@ -1,4 +1,4 @@
-"""Handlers of the addresses under /api that neither stream nor run a model, and the heads they need."""
+"""Handlers of the addresses under /api that answer GET in one piece, and the heads they need."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -9,8 +9,8 @@ from starlette.responses import Response
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.show.page import exact_weights, params
-from regard.show.page.head_pictures import OpenedHead, make_thumbnails
+from regard.show.page import attributions, exact_weights, params
+from regard.show.page.head_pictures import Alive, OpenedHead, make_thumbnails
 from regard.show.page.json_encoding import encode_json
 from regard.show.page.params import MissingError
 from regard.show.page.recording_entry import Place, RecordingEntry, truncate_word
@@ -148,6 +148,38 @@ def need_axis_heads(session: Session, request: Request) -> NeededHeads:
     return [] if "q" in request.query_params else need_heads(session, request)
 
 
+def handle_settings(session: Session, request: Request, alive: Alive) -> Response:
+    """Return for each setting besides the weight why it cannot be shown, null where it can."""
+    return make_json_response(session.explain_settings(get_entry(session, request), alive))
+
+
+def handle_target(session: Session, request: Request, alive: Alive) -> Response:
+    """Return the logit whose changes are shown, and the likeliest words in its place."""
+    return make_json_response(session.describe_target(get_entry(session, request), *parse_target(request), alive))
+
+
+def handle_attribution(session: Session, request: Request, alive: Alive) -> Response:
+    """Return a row, a column or a tile of what weights do, as numbers of 32 bits; NaN where nothing is visible."""
+    query = request.query_params
+    entry, place = get_entry(session, request), params.parse_place(query)
+    setting = params.parse_choice(query, "show", attributions.SETTINGS)
+    heads = [one.head for one in exact_weights.list_places(entry, place, params.parse_integers(query, "heads"))]
+    m = session.get_attribution_map(entry, place, setting, *parse_target(request), alive)
+    if "q" in query or "k" in query:
+        q, k = (params.parse_integer(query, name) if name in query else None for name in ("q", "k"))
+        return make_number_response(attributions.compute_line(m, heads, q=q, k=k))
+    level, row, column = (params.parse_integer(query, name) for name in ("level", "row", "column"))
+    how = params.parse_choice(query, "how", ("mean", "max"))
+    return make_number_response(attributions.draw_tile(m.select(heads=[place.head]), level, row, column, how))
+
+
+def parse_target(request: Request) -> tuple[int | None, int | None]:
+    """Parse the position and the token of a logit, None for the last position and for the likeliest token."""
+    query = request.query_params
+    at, token = (params.parse_integer(query, name) if name in query else None for name in ("at", "token"))
+    return at, token
+
+
 SELECT_MAP = attrgetter("pyramid.map")  # small, with the denominators of its rows
 GENERAL_HANDLERS = {"start": Handler(handle_start), "example": Handler(handle_example)}
 RECORDING_HANDLERS = {
@@ -162,6 +194,13 @@ RECORDING_HANDLERS = {
 }
 
 
+MODEL_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # these may run the model
+    "settings": handle_settings,
+    "target": handle_target,
+    "attribution": handle_attribution,
+}
+
+
 def get_entry(session: Session, request: Request) -> RecordingEntry:
     """Return the recording that a request names."""
     return session.get_entry(request.path_params["id"])
@@ -170,6 +209,13 @@ def get_entry(session: Session, request: Request) -> RecordingEntry:
 def make_json_response(found: Any) -> Response:
     """Make a JSON response."""
     return Response(encode_json(found), media_type="application/json")
+
+
+def make_number_response(numbers: Tensor) -> Response:
+    """Make a response of little-endian float32 numbers, with their shape in a header."""
+    data = numbers.cpu().contiguous().numpy().astype("<f4").tobytes()
+    shape = ",".join(map(str, numbers.shape))
+    return Response(data, media_type="application/octet-stream", headers={"x-shape": shape})
 
 
 def make_binary_response(codes: Tensor, headers: dict[str, str] | None = None) -> Response:

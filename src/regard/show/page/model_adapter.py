@@ -91,12 +91,17 @@ def record_text(
     if isinstance(adapter, TranslatorAdapter):
         note = describe_bytes(adapter.pieces(adapter.encode_sentence(text)))
         return translator_adapter.record_translation(adapter, text, most), None, [note] if note else []
-    ids, words, whole = adapter.tokens(text, None if adapter.context is not None and adapter.context <= most else most)
+    ids, words, whole = read_tokens(adapter, text, most)
     with torch.inference_mode(), record(adapter.model, keep="values") as recording:
         said = adapter.run(ids)
     recording.model, recording.tokens = adapter.name, words
     cut = f"The first {len(words):,} of {whole:,} tokens were read, as many as fit." if len(words) < whole else None
     return recording, predict_next_words(adapter, said), [note for note in (cut, describe_bytes(words)) if note]
+
+
+def read_tokens(adapter: ModelAdapter, text: str, most: int) -> tuple[Tensor, list[str], int]:
+    """Return the first tokens of a text, (1, t), as many as the model was made for, their text, and the number of all."""
+    return adapter.tokens(text, None if adapter.context is not None and adapter.context <= most else most)
 
 
 def predict_next_words(adapter: ModelAdapter, output: object) -> list[dict[str, Any]] | None:

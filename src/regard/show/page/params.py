@@ -56,6 +56,14 @@ def parse_name(query: Mapping[str, str], name: str, default: str | None = None) 
     return came
 
 
+def parse_choice(query: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Parse one of some names. Raises ConfigError where it is none of them."""
+    came = query.get(name)
+    if came not in choices:
+        raise ConfigError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {quote_value(came)}.")
+    return came
+
+
 def parse_place(query: Mapping[str, str]) -> Place:
     """Parse a place in a recording."""
     kind = parse_name(query, "kind", "self")

@@ -27,7 +27,14 @@ from regard.observe import Recording
 from regard.observe.head_scores import HeadOptions, UserScore
 from regard.show.page import params
 from regard.show.page.executor import RequestExecutor, describe_error, get_status, make_error_response
-from regard.show.page.handlers import GENERAL_HANDLERS, RECORDING_HANDLERS, Handler, get_entry, make_json_response
+from regard.show.page.handlers import (
+    GENERAL_HANDLERS,
+    MODEL_HANDLERS,
+    RECORDING_HANDLERS,
+    Handler,
+    get_entry,
+    make_json_response,
+)
 from regard.show.page.head_pictures import Alive, load_passes, stream_head
 from regard.show.page.head_table import stream_head_table
 from regard.show.page.model_adapter import adapt_model
@@ -66,6 +73,10 @@ class PageRoutes:
                 Route(f"/api/r/{{id}}/{name}", self.make_route(answer), methods=GET)
                 for name, answer in RECORDING_HANDLERS.items()
             ),
+            *(
+                Route(f"/api/r/{{id}}/{name}", self.make_model_route(respond), methods=GET)
+                for name, respond in MODEL_HANDLERS.items()
+            ),
         ]
 
     def make_route(self, answer: Handler) -> Callable[[Request], Any]:
@@ -81,6 +92,19 @@ class PageRoutes:
             return await self.executor.run_request(request, run_handler, heads, answer.select_data)
 
         return respond_quickly
+
+    def make_model_route(self, respond: Callable[[Session, Request, Alive], Response]) -> Callable[[Request], Any]:
+        """Make the route of a handler that may run the model, and so takes a thread for long work."""
+
+        async def respond_slowly(request: Request) -> Response:
+            params.check_unique(request.query_params.multi_items())
+
+            def run_handler(alive: Alive, found: list[Any]) -> Response:
+                return compress_response(request, respond(self.session, request, alive))
+
+            return await self.executor.run_request(request, run_handler, long=True)
+
+        return respond_slowly
 
     async def serve_file(self, request: Request) -> Response:
         """Return a file of the page."""

@@ -9,11 +9,19 @@ from typing import Any
 
 import regard.lectures.examples as lectures
 from regard.errors import ConfigError
+from regard.map.attribution_map import AttributionMap
 from regard.observe import Recording
 from regard.observe.head_scores import UserScore
-from regard.show.page import memory_size, translator_adapter
+from regard.show.page import attributions, memory_size, translator_adapter
 from regard.show.page.head_pictures import Alive, OpenedHead
-from regard.show.page.model_adapter import ModelAdapter, can_generate, generate_tokens, list_sentences, record_text
+from regard.show.page.model_adapter import (
+    ModelAdapter,
+    can_generate,
+    generate_tokens,
+    list_sentences,
+    read_tokens,
+    record_text,
+)
 from regard.show.page.model_examination import examine_model
 from regard.show.page.model_lock import hold_model_lock
 from regard.show.page.params import MissingError
@@ -43,6 +51,8 @@ class Session:
         self.adapter, self.version, self.scores = adapter, version, scores
         self._entries: OrderedDict[str, RecordingEntry] = OrderedDict()
         self._opened: OrderedDict[tuple[str, Place], OpenedHead] = OrderedDict()
+        self._attributions = attributions.AttributionCache()
+        self._projection_reason: list[str | None] = []  # one item once it is known
         self._lock, self._model_lock = threading.RLock(), threading.Lock()
         self._count = 0
         self._pinned = {TRANSLATION_ID}  # these are never removed
@@ -91,6 +101,7 @@ class Session:
     def remove_recording(self, name: str) -> None:
         """Remove a recording and all that was computed from it."""
         del self._entries[name]
+        self._attributions.remove_recording(name)
         for key in [key for key in self._opened if key[0] == name]:
             del self._opened[key]
 
@@ -138,6 +149,60 @@ class Session:
             )
         with hold_model_lock(self._model_lock, alive):
             return examine_model(self.adapter, text, sees)
+
+    def explain_settings(self, entry: RecordingEntry, alive: Alive) -> dict[str, str | None]:
+        """Return for each setting why the page cannot show it for a recording, None where it can."""
+        adapter = self.require_attributable(entry, Place())
+        with hold_model_lock(self._model_lock, alive):
+            if not self._projection_reason:
+                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
+                self._projection_reason.append(attributions.explain_missing_projection(adapter, ids))
+        return dict.fromkeys(attributions.SETTINGS) | {"carried": self._projection_reason[0]}
+
+    def get_target(self, entry: RecordingEntry, at: int | None, token: int | None, alive: Alive) -> attributions.Target:
+        """Return the logit of a token after a position with its gradients; by default of the likeliest, after the last one.
+
+        The first request runs the model on the text and the gradient backward, once.
+        """
+        adapter = self.require_attributable(entry, Place())
+        at = entry.get_shape(Place())[2] - 1 if at is None else at
+        known = self._attributions.find_target(entry, at, token)
+        if known is not None:
+            return known
+        with hold_model_lock(self._model_lock, alive):
+            found = self._attributions.find_target(entry, at, token)
+            if found is None:
+                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
+                found = attributions.compute_target(adapter, ids, entry, at, token)
+                self._attributions.add_target(entry, found)
+        return found
+
+    def describe_target(self, entry: RecordingEntry, at: int | None, token: int | None, alive: Alive) -> dict[str, Any]:
+        """Describe a target, see `get_target`."""
+        found = self.get_target(entry, at, token, alive)
+        return attributions.describe_target(self.require_attributable(entry, Place()), found)
+
+    def get_attribution_map(
+        self, entry: RecordingEntry, place: Place, setting: str, at: int | None, token: int | None, alive: Alive
+    ) -> AttributionMap:
+        """Return the map (1, h, q, k) of a setting other than the weight, of all heads of a place's layer."""
+        adapter = self.require_attributable(entry, place)
+        if setting != "carried":
+            return self._attributions.get_map(entry, setting, place.layer, self.get_target(entry, at, token, alive))
+        norms = self._attributions.find_norms(entry)
+        if norms is None:
+            with hold_model_lock(self._model_lock, alive):
+                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
+                norms = attributions.compute_norms(adapter, ids)
+                self._attributions.add_norms(entry, norms)
+        return self._attributions.get_map(entry, setting, place.layer, norms)
+
+    def require_attributable(self, entry: RecordingEntry, place: Place) -> ModelAdapter:
+        """Return the model that read a recording's text. Raises ConfigError where no gradient can be taken."""
+        attributions.check_attributable(entry, place)
+        if self.adapter is None or isinstance(self.adapter, TranslatorAdapter):
+            raise ConfigError("this page has no language model to run: start it with regard serve --model NAME.")
+        return self.adapter
 
     def get_translation(self, alive: Alive) -> dict[str, Any]:
         """Return the summary of the example's recording, made on the first request."""

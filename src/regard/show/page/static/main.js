@@ -11,6 +11,7 @@ import { createExporter } from "./frame/export.js";
 import { createKeyboard } from "./frame/keyboard.js";
 import { parseLink, updateLink, formatLink } from "./frame/page_link.js";
 import { createNotices } from "./frame/notices.js";
+import { createSettings } from "./frame/setting_switch.js";
 import { view as compare } from "./views/compare/compare.js";
 import { view as generate } from "./views/generate/generate.js";
 import { view as heads } from "./views/heads/heads.js";
@@ -22,7 +23,7 @@ import { view as type } from "./views/type/type.js";
 const VIEWS = [type, text, heads, map, steps, compare, generate]; // in the order of the tabs
 const ALONE = ["type", "steps", "generate"]; // views that work without a recording
 const NEAR = 12; // maximum number of words to go back to find one with letters
-const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null }; // nothing selected
+const EMPTY = { text: null, example: null, q: null, k: null, x: null, y: null, zoom: null, way: null, at: null, token: null }; // nothing selected
 const find = (id) => document.getElementById(id);
 
 async function bootPage() {
@@ -117,6 +118,7 @@ function renderTools(page) {
     fail: page.notice.fail,
     redraw: () => showState(page, app),
   };
+  app.settings = createSettings(app);
   return app;
 }
 
@@ -140,6 +142,7 @@ function clampState(page, state) {
   if (!state.example) found.head = within(state.head, layer.heads); // an example has its own heads
   if (state.q !== undefined) found.q = within(state.q, layer.queries);
   if (state.k !== undefined) found.k = within(state.k, layer.keys);
+  if (state.at !== undefined) found.at = within(state.at, layer.queries);
   return found;
 }
 

@@ -1,6 +1,6 @@
 // The source of the page's data: the server, or the data in a single file.
 
-import { readCodes } from "./weight_codes.js";
+import { readCodes, readNumbers } from "./weight_codes.js";
 import { Fault } from "./page_error.js";
 import { createFileSource } from "./file_source.js";
 
@@ -23,6 +23,9 @@ function createServerSource() {
     row: async (r, query, signal) => (await fetchBinary(at(r, "row", query), signal)).codes,
     column: async (r, query, signal) => (await fetchBinary(at(r, "column", query), signal)).codes,
     top: (r, query, signal) => fetchJson(at(r, "top", query), { signal }),
+    settings: (r, signal) => fetchJson(at(r, "settings", {}), { signal }),
+    target: (r, query, signal) => fetchJson(at(r, "target", query), { signal }),
+    attribution: (r, query, signal) => fetchBinary(at(r, "attribution", query), signal, readNumbers),
     steps: (r, query, signal) => fetchJson(at(r, "steps", query), { signal }),
     example: (query, signal) => fetchJson(`api/example?${formatQuery(query)}`, { signal }),
     type: (body, signal) => fetchJson("api/type", makePostRequest(body, signal)),
@@ -65,11 +68,11 @@ async function fetchJson(address, options) {
   return (await fetchResponse(address, options)).json();
 }
 
-// Return codes and their shape.
-async function fetchBinary(address, signal) {
+// Return codes, or what else `read` makes of the bytes, and their shape.
+async function fetchBinary(address, signal, read = readCodes) {
   const response = await fetchResponse(address, { signal });
   const shape = (response.headers.get("X-Shape") ?? "").split(",").map(Number);
-  return { codes: readCodes(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1" };
+  return { codes: read(await response.arrayBuffer()), shape, sampled: response.headers.get("X-Sampled") === "1" };
 }
 
 // Yield the objects of a response that streams one per line.

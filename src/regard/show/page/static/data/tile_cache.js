@@ -11,9 +11,10 @@ export function countLevels(queries, keys) {
   return count;
 }
 
-// Create a cache of tiles by [level, row, column]; fetch(query, signal) returns a tile, arrived() is called after each.
-export function createTileCache(fetch, arrived, failed) {
-  const kept = new Map(); // name -> {codes, shape, top, canvas, table}
+// Create a cache of tiles by [level, row, column]; fetch(query, signal) returns a tile, measure(codes)
+// its largest number, and arrived() is called after each.
+export function createTileCache(fetch, measure, arrived, failed) {
+  const kept = new Map(); // name -> {codes, shape, top, canvas, paint}
   const asked = new Map(); // name -> AbortController
   const broken = new Set();
   let wanted = [];
@@ -24,7 +25,7 @@ export function createTileCache(fetch, arrived, failed) {
     asked.set(name, control);
     try {
       const { codes, shape } = await fetch({ level, row, column }, control.signal);
-      kept.set(name, { codes, shape, top: codes.reduce((most, code) => Math.max(most, code), 0), canvas: null, table: null });
+      kept.set(name, { codes, shape, top: measure(codes), canvas: null, paint: null });
       for (const old of [...kept.keys()].slice(0, Math.max(0, kept.size - KEPT))) kept.delete(old);
       arrived();
     } catch (fault) {
@@ -68,15 +69,15 @@ export function createTileCache(fetch, arrived, failed) {
   };
 }
 
-// Draw a tile on a canvas in the colors of a table (a pixel value for every code).
-export function colorTile(tile, table) {
-  if (tile.table === table) return tile.canvas;
+// Draw a tile on a canvas; paint(code) is the value of a pixel.
+export function colorTile(tile, paint) {
+  if (tile.paint === paint) return tile.canvas;
   const [rows, columns] = tile.shape;
   const image = new ImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let n = 0; n < pixels.length; n++) pixels[n] = table[tile.codes[n]];
+  for (let n = 0; n < pixels.length; n++) pixels[n] = paint(tile.codes[n]);
   tile.canvas ??= Object.assign(document.createElement("canvas"), { width: columns, height: rows });
   tile.canvas.getContext("2d").putImageData(image, 0, 0);
-  tile.table = table;
+  tile.paint = paint;
   return tile.canvas;
 }

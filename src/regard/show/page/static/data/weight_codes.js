@@ -13,6 +13,12 @@ export function encodeWeight(weight) {
   return weight > 0 ? Math.max(1, Math.round(TOP + STEPS * Math.log2(weight))) : 1;
 }
 
+// Decode little-endian bytes to 32-bit numbers on any machine.
+export function readNumbers(buffer) {
+  const view = new DataView(buffer);
+  return Float32Array.from({ length: buffer.byteLength / 4 }, (_, n) => view.getFloat32(4 * n, true));
+}
+
 // Decode little-endian bytes to codes on any machine.
 export function readCodes(buffer) {
   if (new Uint8Array(new Uint16Array([1]).buffer)[0] === 1) return new Uint16Array(buffer);

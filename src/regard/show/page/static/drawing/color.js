@@ -30,6 +30,12 @@ export function shadeDifference(share) {
   return convertToSrgb(interpolate(faint, share < 0 ? less : strong, clamp(Math.abs(share), 0, 1)));
 }
 
+// Return the color of an effect from -1 to 1: paper at 0, the color of what raises above 0, of what lowers below.
+export function shadeSigned(share) {
+  const [paper, end] = ["--paper", share < 0 ? "--lowers" : "--raises"].map((name) => convertHexToOklab(readBackground(name)));
+  return convertToSrgb(interpolate(paper, end, clamp(Math.abs(share), 0, 1)));
+}
+
 export const formatColor = ([red, green, blue]) => `rgb(${red} ${green} ${blue})`;
 
 // Return black or white, whichever has the higher contrast with a color.
@@ -100,6 +106,19 @@ const interpolate = (a, b, share) => a.map((low, n) => low + (b[n] - low) * shar
 function convertToOklab([lightness, chroma, hue]) {
   const turn = (hue * Math.PI) / 180;
   return [lightness, chroma * Math.cos(turn), chroma * Math.sin(turn)];
+}
+
+// Convert sRGB in hexadecimal, "#2166ac", to OKLab (Ottosson 2020).
+function convertHexToOklab(hex) {
+  const [red, green, blue] = hex.match(/[0-9a-f]{2}/gi).map((part) => decodeGamma(parseInt(part, 16) / 255));
+  const long = Math.cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue);
+  const medium = Math.cbrt(0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue);
+  const short = Math.cbrt(0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue);
+  return [
+    0.2104542553 * long + 0.793617785 * medium - 0.0040720468 * short,
+    1.9779984951 * long - 2.428592205 * medium + 0.4505937099 * short,
+    0.0259040371 * long + 0.7827717662 * medium - 0.808675766 * short,
+  ];
 }
 
 // Convert OKLab to sRGB (Ottosson 2020).

@@ -1,8 +1,8 @@
 // The color scale at the bottom of the page, with its numbers.
 
-import { formatColor, shadeDifference, shadeWeight, listTicks } from "./color.js";
+import { formatColor, shadeDifference, shadeSigned, shadeWeight, listTicks } from "./color.js";
 import { el } from "./elements.js";
-import { formatThreeDigits } from "./number_format.js";
+import { formatSigned, formatThreeDigits } from "./number_format.js";
 
 // Make the content of a legend of weights: {title, colour(share 0 to 1), ticks: [[place, text]]}.
 export function makeWeightScale(scale, title = "weight") {
@@ -15,6 +15,12 @@ export function makeDifferenceScale(high, title = "difference") {
   return { title, colour: (share) => shadeDifference(2 * share - 1), ticks: places.map(([place, value]) => [place, value ? formatThreeDigits(value) : "0"]) };
 }
 
+// Make the content of a legend of effects, from -high to high, with the meaning of either color in words.
+export function makeSignedScale(high, { title, raises, lowers }) {
+  const ticks = [[0, formatSigned(-high)], [0.5, "0"], [1, formatSigned(high)]];
+  return { title: `${title}: left ${lowers}, right ${raises}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
+}
+
 const formatTick = (value, scale) => (value === 0 ? "0" : scale.name === "log" ? formatPower(value) : String(Number(value.toPrecision(2))));
 
 function formatPower(value) {
@@ -23,10 +29,10 @@ function formatPower(value) {
 }
 
 // Draw a legend as an element.
-export function drawLegend({ title, colour, ticks: marks }) {
+export function drawLegend({ title, colour, ticks: marks, signs }) {
   const stops = Array.from({ length: 17 }, (_, n) => formatColor(colour(n / 16)));
-  return el("div", { class: "legend", role: "img", "aria-label": `Colors: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
-    el("span", {}, title),
+  return el("div", { class: signs ? "legend signed" : "legend", role: "img", "aria-label": `Colors: ${title} from ${marks[0][1]} to ${marks.at(-1)[1]}` },
+    signs ? Object.entries(signs).map(([name, text]) => el("span", { class: `sign ${name}` }, text)) : el("span", {}, title),
     el("div", { class: "ramp", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }),
     el("div", { class: "ticks numbers" }, marks.map(([place, text]) => el("span", { style: { left: `${100 * place}%` } }, text))),
   );

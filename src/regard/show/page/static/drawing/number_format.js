@@ -9,6 +9,9 @@ export function formatThreeDigits(value) {
   return text.replace(/^-/, "−");
 }
 
+// Format a number with three significant digits and its sign.
+export const formatSigned = (value) => `${value > 0 ? "+" : ""}${formatThreeDigits(value)}`;
+
 function groupDigits(value, size) {
   if (size >= 1000) return Math.round(value).toLocaleString("en").replaceAll(",", "\u202f");
   return value.toPrecision(3);

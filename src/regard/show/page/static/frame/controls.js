@@ -3,6 +3,7 @@
 import { TILE } from "../data/tile_cache.js";
 import { chooseScaleName } from "../drawing/color.js";
 import { el } from "../drawing/elements.js";
+import { askQuestion, renderSettingSwitch, renderTargetChoice } from "./setting_switch.js";
 
 // Return the attention that a state names, or the first of the recording.
 export function findAttention(summary, state) {
@@ -34,7 +35,7 @@ export function renderControls(line, view, app, state) {
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
   const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
-  line.replaceChildren(...[el("h1", { class: "question" }, view.question), notes, ...controls].filter(Boolean));
+  line.replaceChildren(...[el("h1", { class: "question" }, (wanted.includes("show") && askQuestion(app, state)) || view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
@@ -66,7 +67,10 @@ const CONTROLS = {
     return renderStepper(app, "head", "head", state.head, Array.from({ length: layer.heads }, (_, head) => String(getHeadNumber(layer, head))));
   },
   how: (app, state) => getLongestAxis(app, state) > TILE && renderChoice(app, "how", state.how ?? "mean", [["mean", "mean"], ["max", "max"]], "Value of a pixel that covers many weights"),
+  show: renderSettingSwitch,
+  target: renderTargetChoice,
   scale(app, state) {
+    if (state.view !== "heads" && app.settings.get(state) !== "weight") return null; // the scales of the other settings are linear
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
     return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale: linear shows the large weights, log also the small ones");
   },

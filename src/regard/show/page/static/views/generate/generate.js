@@ -8,7 +8,7 @@ import { buildLayout } from "./generate_layout.js";
 
 const LINKED = 400; // maximum number of letters of a text in the link
 
-export const view = { name: "generate", title: "Generate", question: "Which word comes next, and why?", bar: [], mount };
+export const view = { name: "generate", title: "Generate", question: "Which word comes next, and where did the model look?", bar: [], mount };
 
 // `it` is the state that the functions below share: the generated words as sent by the server, the prompt and the requested
 // number of words; the index of the selected word, null for the last; the recording; and the current run.

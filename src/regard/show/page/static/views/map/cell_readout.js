@@ -2,19 +2,20 @@
 
 import { el, isTouch } from "../../drawing/elements.js";
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
-import { listStrongestLinks } from "../../drawing/strongest_links.js";
+import { findLargest, listStrongestLinks } from "../../drawing/strongest_links.js";
 import { renderWord } from "../../drawing/words.js";
 
 const MEANT = {
   weight: "The share of the query’s attention on this key; the weights of a row add up to 1",
   score: "The match of query and key before the softmax, which converts a row of scores to weights",
   rank: "1 is the key with the largest weight in the row",
+  effect: "What the switch above selects",
   pixel: "The value of this pixel of the map, which covers many weights",
 };
 
 export function createReadout(app) {
   const pair = el("p", { class: "readout-pair" });
-  const fields = Object.fromEntries(["weight", "score", "rank", "pixel"].map((name) => [name, el("dd", { class: "numbers" })]));
+  const fields = Object.fromEntries(["weight", "score", "rank", "effect", "pixel"].map((name) => [name, el("dd", { class: "numbers" })]));
   const cell = el("div", { class: "readout-cell", role: "status" }, pair,
     el("dl", {}, Object.entries(fields).map(([name, field]) => [el("dt", { title: MEANT[name] }, name), field])));
   const links = el("div", { class: "readout-links" });
@@ -25,8 +26,11 @@ export function createReadout(app) {
   function show(at, pinned, pixel) {
     linksOf(pinned);
     const place = app.place();
-    const name = JSON.stringify([app.summary().id, place, at]);
-    fields.pixel.textContent = pixel ? `${pixel.how} of ${formatCount(pixel.side)} × ${formatCount(pixel.side)}: ${formatThreeDigits(pixel.weight)}` : "";
+    const quantity = app.settings.quantity(app.state());
+    const shown = quantity.name === "weight" ? null : app.settings.query(app.state());
+    showFields(quantity);
+    const name = JSON.stringify([app.summary().id, place, at, shown]);
+    fields.pixel.textContent = pixel ? `${pixel.how} of ${formatCount(pixel.side)} × ${formatCount(pixel.side)}: ${pixel.text}` : "";
     fields.pixel.previousSibling.hidden = !pixel;
     if (name === standing) return;
     standing = name;
@@ -34,13 +38,20 @@ export function createReadout(app) {
     cell.classList.toggle("idle", !at);
     if (!at) {
       pair.replaceChildren(isTouch() ? "Tap the map to read a weight." : "Point at the map to read a weight; click to keep it.");
-      for (const one of ["weight", "score", "rank"]) fields[one].textContent = "";
+      for (const one of ["weight", "score", "rank", "effect"]) fields[one].textContent = "";
       return;
     }
     said(at);
     fields.weight.title = ""; // the text is still that of the previous cell
     cell.classList.add("asking");
-    exact(at, place);
+    exact(at, place, shown);
+  }
+
+  // Show the field of the setting in place of the score, unless the setting is the weight.
+  function showFields({ name }) {
+    const others = name !== "weight";
+    for (const [field, hidden] of [["score", others], ["effect", !others]]) for (const part of [fields[field], fields[field].previousSibling]) part.hidden = hidden;
+    fields.effect.previousSibling.textContent = name;
   }
 
   function said({ q, k }) {
@@ -53,11 +64,17 @@ export function createReadout(app) {
     }
   }
 
-  async function exact(at, place) {
+  async function exact(at, place, shown) {
     const control = (asking = new AbortController());
     try {
-      const found = await app.source.cell(app.summary().id, { ...place, ...at }, control.signal);
+      const [found, row] = await Promise.all([
+        app.source.cell(app.summary().id, { ...place, ...at }, control.signal),
+        shown && app.source.attribution(app.summary().id, { ...place, ...shown, q: at.q }, control.signal),
+      ]);
       if (control !== asking) return;
+      const { write, format } = app.settings.quantity(app.state());
+      fields.effect.textContent = row && found.visible ? (format === String ? write : format)(row.codes[at.k]) : "–";
+      fields.effect.title = row && found.visible ? String(row.codes[at.k]) : "";
       cell.classList.remove("asking");
       fields.weight.textContent = found.visible ? formatThreeDigits(found.weight) : "hidden from this query";
       fields.weight.title = found.visible ? `${found.weight} (click to copy)` : "";
@@ -73,17 +90,23 @@ export function createReadout(app) {
 
   // Show the strongest links of a pinned row or column.
   async function linksOf({ q, k }) {
-    const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null]);
+    const state = app.state();
+    const quantity = app.settings.quantity(state);
+    const shown = quantity.name === "weight" ? null : app.settings.query(state);
+    const name = JSON.stringify([app.summary().id, app.place(), q, q === undefined ? k : null, shown]);
     if (name === linked) return;
     linked = name;
     if (q === undefined && k === undefined) return links.replaceChildren();
     const asked = q === undefined ? { k } : { q };
     try {
-      const { found } = await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 });
+      const { rows, columns } = app.attention();
+      const word = async (place) => (await app.words(q === undefined ? rows : columns, place, place + 1))[0];
+      const found = shown ? await findLargest((await app.source.attribution(app.summary().id, { ...app.place(), ...shown, ...asked })).codes, 8, word)
+        : (await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 })).found;
       if (name !== linked) return;
       const go = (one) => app.go(q === undefined ? { q: one.place, k } : { q, k: one.place });
-      const title = q === undefined ? "Receives most attention from" : "Attends most to";
-      links.replaceChildren(el("h2", {}, title), listStrongestLinks(found, go));
+      const title = shown ? `Largest ${quantity.noun} of the ${q === undefined ? "column" : "row"}` : q === undefined ? "Receives most attention from" : "Attends most to";
+      links.replaceChildren(el("h2", {}, title), listStrongestLinks(found, go, quantity));
     } catch (fault) {
       if (fault.name !== "AbortError") app.fail(fault.message, links);
     }

@@ -1,9 +1,7 @@
 // The Map view: all weights of one head, from the full matrix down to single weights.
 
-import { decodeWeight } from "../../data/weight_codes.js";
 import { TILE, countLevels, createTileCache } from "../../data/tile_cache.js";
-import { readBackground, chooseScaleName, createStateScale, buildColorTable } from "../../drawing/color.js";
-import { makeWeightScale } from "../../drawing/legend.js";
+import { readBackground, chooseScaleName } from "../../drawing/color.js";
 import { createCanvasPen, createSvgPen } from "../../drawing/canvas_pen.js";
 import { getStateHeadNumber } from "../../frame/controls.js";
 import { createViewport } from "./viewport.js";
@@ -18,7 +16,7 @@ export const view = {
   name: "map",
   title: "Map",
   question: "What does one head attend to?",
-  bar: ["attention", "batch", "layer", "head", "how", "scale"],
+  bar: ["attention", "batch", "layer", "head", "show", "target", "how", "scale"],
   mount,
 };
 
@@ -40,7 +38,9 @@ function mount(stage, app) {
 // Draw the state of the link: the head, the pinned cell and the viewport.
 function drawView(it, state) {
   const { app, at } = it;
-  const name = JSON.stringify([app.summary().id, app.place(), state.how]);
+  const setting = app.settings.get(state);
+  const name = JSON.stringify([app.summary().id, app.place(), state.how, setting !== "weight" && app.settings.query(state)]);
+  at.quantity = app.settings.quantity(state);
   const opened = name === it.subject ? undefined : updateHead(it, state);
   it.subject = name;
   at.pinned = { q: state.q, k: state.k };
@@ -65,11 +65,15 @@ function updateHead(it, state) {
     it.written = null;
   }
   const how = state.how ?? "mean";
-  const fetch = (query, signal) => app.source.tile(of, { ...place, ...query, how }, signal);
+  const shown = at.quantity.name === "weight" ? null : app.settings.query(state);
+  const fetch = (query, signal) => (shown ? app.source.attribution(of, { ...place, ...shown, ...query, how }, signal) : app.source.tile(of, { ...place, ...query, how }, signal));
   Object.assign(at, { how, lists: { rows, columns }, scale: null, profiles: null, kind: null });
-  at.tiles = createTileCache(fetch, () => scheduleFrame(it), (fault) => app.fail(fault.message));
+  at.tiles = createTileCache(fetch, at.quantity.measure, () => scheduleFrame(it), (fault) => app.fail(fault.message));
   it.colours = "";
-  return openHead(it, of, place, state);
+  it.opening?.abort();
+  if (!shown) return openHead(it, of, place, state);
+  app.ready();
+  return describePicture(it, state);
 }
 
 // Load the profiles of the head and its kind, and show the progress on a long text.
@@ -119,8 +123,8 @@ function chooseLevel(it) {
   const sight = listVisibleTiles(at, z);
   at.tiles.want([[at.levels - 1, 0, 0], ...sight]);
   const state = app.state();
-  const top = decodeWeight(Math.max(...sight.map((place) => at.tiles.at(...place)?.top ?? 0), 2)) ?? 1;
-  if (!at.scale || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = createStateScale(state, at.keys, top);
+  const top = Math.max(...sight.map((place) => at.tiles.at(...place)?.top ?? 0), at.quantity.least);
+  if (!at.scale || at.scale.name === "linear" || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = at.quantity.makeScale(state, at.keys, top);
   requestTiles(it, z);
   requestWords(it);
 }
@@ -131,8 +135,8 @@ function requestTiles(it, z) {
   const name = `${at.scale.name} ${at.scale.low} ${at.scale.high} ${app.colour.isDark()} ${z}`;
   if (name === it.colours) return;
   it.colours = name;
-  at.table = buildColorTable(at.scale);
-  app.legend(makeWeightScale(at.scale, z > 0 ? `weight, ${at.how} of ${2 ** z} × ${2 ** z}` : "weight"));
+  at.paint = at.quantity.paint(at.scale);
+  app.legend(at.quantity.makeLegend(at.scale, z > 0 && `${at.how} of ${2 ** z} × ${2 ** z}`));
 }
 
 // Request the visible words that are not loaded.
@@ -191,7 +195,8 @@ function getTileCode(at, cell) {
   const [r, c] = [cell.q >> z, cell.k >> z];
   const tile = at.tiles.at(z, Math.floor(r / TILE), Math.floor(c / TILE));
   const found = tile && tile.codes[(r % TILE) * tile.shape[1] + (c % TILE)];
-  return found ? { side: 2 ** z, how: at.how, weight: decodeWeight(found) } : null;
+  const value = found === undefined ? null : at.quantity.decode(found);
+  return value === null ? null : { side: 2 ** z, how: at.how, text: at.quantity.write(value) };
 }
 
 function pinCell({ app, at }, cell, show = false) {

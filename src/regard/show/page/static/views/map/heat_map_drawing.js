@@ -1,6 +1,5 @@
 // Draw a map: the tiles, words or numbers along both axes, profiles at two sides, and marks of selected cells.
 
-import { decodeWeight } from "../../data/weight_codes.js";
 import { TILE, colorTile } from "../../data/tile_cache.js";
 import { formatColor, readBackground, chooseInk, shadeWeight } from "../../drawing/color.js";
 import { formatCount, formatThreeDigits } from "../../drawing/number_format.js";
@@ -83,7 +82,7 @@ function pasteTile(pen, at, tile, z, row, column, up) {
   const snap = (value) => Math.round(value * devicePixelRatio) / devicePixelRatio;
   const [x0, y0] = [snap(at.camera.across(key)), snap(at.camera.down(query))];
   const [x1, y1] = [snap(at.camera.across(key + sw * whole)), snap(at.camera.down(query + sh * whole))];
-  pen.image(colorTile(tile, at.table), [sx, sy, sw, sh], [x0, y0, x1 - x0, y1 - y0]);
+  pen.image(colorTile(tile, at.paint), [sx, sy, sw, sh], [x0, y0, x1 - x0, y1 - y0]);
 }
 
 // Write the weights as numbers.
@@ -93,11 +92,10 @@ function drawNumbers(pen, at, box) {
   for (let q = Math.floor(camera.query(box.y)); q < Math.min(at.queries, camera.query(box.y + box.height)); q++) {
     for (let k = Math.floor(camera.key(box.x)); k < Math.min(at.keys, camera.key(box.x + box.width)); k++) {
       const tile = at.tiles.at(0, Math.floor(q / TILE), Math.floor(k / TILE));
-      const found = tile && decodeWeight(tile.codes[(q % TILE) * tile.shape[1] + (k % TILE)]);
-      if (found === undefined || found === null) continue;
+      const found = tile ? at.quantity.decode(tile.codes[(q % TILE) * tile.shape[1] + (k % TILE)]) : null;
+      if (found === null) continue;
       const [x, y] = [camera.across(k + 0.5), camera.down(q + 0.5)];
-      const text = found < 0.005 && found > 0 ? formatThreeDigits(found).replace(/\.\d+e/, "e").replace(/^0\.00(\d)\d*$/, "0.00$1") : found.toFixed(2);
-      pen.text(text, x, y, { anchor: "middle", size, fill: chooseInk(shadeWeight(at.scale.share(found))) });
+      pen.text(at.quantity.writeCell(found), x, y, { anchor: "middle", size, fill: chooseInk(at.quantity.shade(at.scale, found)) });
     }
   }
 }

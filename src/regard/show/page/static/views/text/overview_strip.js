@@ -4,7 +4,7 @@ import { readBackground } from "../../drawing/color.js";
 
 export function createOverview(app, text) {
   const canvas = app.el("canvas", { class: "strip", "aria-hidden": "true", title: "Overview of the text: click to scroll" });
-  let shading = null; // {codes, table}
+  let shading = null; // {codes, quantity, paint}
 
   function draw() {
     const { clientWidth: width, clientHeight: height } = canvas;
@@ -19,16 +19,14 @@ export function createOverview(app, text) {
     context.strokeRect(1, from * height + 1, width - 2, Math.max(share * height - 2, 4));
   }
 
-  // Return an image with a line of pixels for each range of words, colored by the largest code in the range.
+  // Return an image with a line of pixels for each range of words, colored by the largest number in the range.
   function rows(width, height) {
-    const { codes, table } = shading;
+    const { codes, quantity, paint } = shading;
     const image = new ImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer);
     for (let y = 0; y < height; y++) {
       const [from, to] = [Math.floor((y * codes.length) / height), Math.max(Math.floor(((y + 1) * codes.length) / height), Math.floor((y * codes.length) / height) + 1)];
-      let most = 0;
-      for (let n = from; n < to && n < codes.length; n++) if (codes[n] > most) most = codes[n];
-      pixels.fill(table[most], y * width, (y + 1) * width);
+      pixels.fill(paint(quantity.pool(codes, from, to)), y * width, (y + 1) * width);
     }
     return image;
   }
@@ -43,8 +41,8 @@ export function createOverview(app, text) {
   return {
     element: canvas,
     draw,
-    shade(codes, table) {
-      shading = codes && { codes, table };
+    shade(codes, quantity, paint) {
+      shading = codes && { codes, quantity, paint };
       draw();
     },
   };

@@ -1,11 +1,9 @@
 // The Text view: the words, shaded by the weights of one selected word, as a query or as a key.
 
-import { decodeWeight } from "../../data/weight_codes.js";
-import { formatColor, chooseInk, createStateScale, shadeWeight, buildColorTable } from "../../drawing/color.js";
-import { makeWeightScale } from "../../drawing/legend.js";
+import { formatColor, chooseInk } from "../../drawing/color.js";
 import { snapshotAsSvg } from "../../drawing/svg_snapshot.js";
 import { formatCount } from "../../drawing/number_format.js";
-import { listStrongestLinks } from "../../drawing/strongest_links.js";
+import { findLargest, listStrongestLinks } from "../../drawing/strongest_links.js";
 import { quoteWord } from "../../drawing/words.js";
 import { getHeadNumber } from "../../frame/controls.js";
 import { getSelectedHeads, renderTextControls } from "./text_controls.js";
@@ -21,7 +19,7 @@ export const view = {
   name: "text",
   title: "Text",
   question: "Which words attend to which?",
-  bar: ["attention", "batch", "layer", "scale"],
+  bar: ["attention", "batch", "layer", "show", "target", "scale"],
   mount,
 };
 
@@ -93,13 +91,14 @@ async function shadeTexts(it, state) {
   const { side, place } = getSubject(it, state);
   const incoming = side === "columns" || (side === "both" && isBackwards(state));
   const heads = getSelectedHeads(app, state);
-  const name = JSON.stringify([app.summary().id, app.place(), heads, place, incoming, side]);
+  const setting = app.settings.get(state);
+  const name = JSON.stringify([app.summary().id, app.place(), heads, place, incoming, side, setting !== "weight" && app.settings.query(state)]);
   if (name === it.name) return markWords(it, state);
   it.name = name;
   it.asking?.abort();
   clearTimeout(it.later);
   const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
-  return fetchCodes(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming });
+  return fetchCodes(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming, setting });
 }
 
 async function fetchCodes(it, query, of) {
@@ -107,10 +106,11 @@ async function fetchCodes(it, query, of) {
   const control = (it.asking = new AbortController());
   app.wait(of.incoming ? "Computing the weights of all queries" : "Loading the weights of this word");
   try {
-    const codes = await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal);
+    const codes = of.setting === "weight" ? await app.source[of.incoming ? "column" : "row"](app.summary().id, query, control.signal)
+      : (await app.source.attribution(app.summary().id, { ...query, ...app.settings.query(app.state()) }, control.signal)).codes;
     if (control !== it.asking) return;
     app.ready();
-    it.shown = { ...of, codes, top: codes.reduce((most, code) => Math.max(most, code), 2) };
+    it.shown = { ...of, codes };
     markWords(it, app.state());
     it.later = setTimeout(() => fetchLinks(it, query, control.signal), it.hovered ? REST : 0);
   } catch (fault) {
@@ -124,28 +124,33 @@ async function fetchCodes(it, query, of) {
 // Shade the words and the overview strips.
 function markWords(it, state) {
   const { app, shown } = it;
-  if (!shown) return;
-  const scale = createStateScale(state, shown.codes.length, decodeWeight(shown.top));
-  const look = computeShades(shown.codes, scale);
-  const pixels = buildColorTable(scale);
+  if (!shown || shown.setting !== app.settings.get(state)) return; // until the numbers of a new setting arrive
+  const quantity = app.settings.quantity(state);
+  const scale = quantity.makeScale(state, shown.codes.length, quantity.measure(shown.codes));
+  const look = computeShades(shown.codes, quantity, scale);
+  const paint = quantity.paint(scale);
   for (const { side, text, strip } of it.texts) {
     const target = side === "both" || side === (shown.incoming ? "rows" : "columns");
     const linked = target && side !== "rows" && shown.place === state.q ? state.k : null;
     text.dress(target ? look : null, side === shown.side ? shown.place : null, linked);
-    strip.shade(target ? shown.codes : null, pixels);
+    strip.shade(target ? shown.codes : null, quantity, paint);
   }
-  app.legend(makeWeightScale(scale));
+  app.legend(quantity.makeLegend(scale));
   describePicture(it, state);
 }
 
 // Return a function from the index of a word to its look: {paper, ink}, {hidden}, or null.
-function computeShades(codes, scale) {
+function computeShades(codes, quantity, scale) {
   const colours = new Map();
   return (n) => {
     if (codes[n] === undefined) return null;
-    if (codes[n] === 0) return { hidden: true };
-    const bin = Math.round(BINS * Math.min(Math.max(scale.share(decodeWeight(codes[n])), 0), 1));
-    if (!colours.has(bin)) colours.set(bin, { paper: formatColor(shadeWeight(bin / BINS)), ink: chooseInk(shadeWeight(bin / BINS)) });
+    const value = quantity.decode(codes[n]);
+    if (value === null) return { hidden: true };
+    const bin = Math.round(BINS * Math.min(Math.max(scale.share(value), -1), 1));
+    if (!colours.has(bin)) {
+      const colour = quantity.shade({ share: () => bin / BINS }, value);
+      colours.set(bin, { paper: formatColor(colour), ink: chooseInk(colour) });
+    }
     return colours.get(bin);
   };
 }
@@ -160,6 +165,8 @@ async function describePicture(it, state) {
   const which = names.length === 1 ? `head ${names[0]}` : all ? `mean of its ${names.length} heads` : `mean of heads ${names.join(", ")}`;
   const [word] = await app.words(getWordList(it), place, place + 1);
   if (name !== it.name) return;
+  const quantity = app.settings.quantity(state);
+  if (quantity.explain) return app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · each word is shaded by ${quantity.explain(incoming)} `, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
   const told = incoming ? app.ofTwoTexts() ? "each word of the translation is shaded by its attention to " : "each word is shaded by how much it attends to "
     : `the ${app.colour.isDark() ? "brighter" : "darker"} a word, the more attention it receives ${app.ofTwoTexts() ? "to write " : "from "}`;
   app.caption(app.el("b", {}, `Layer ${state.layer}, ${which}`), ` · ${told}`, app.el("b", {}, quoteWord(word)), ` (token ${formatCount(place)})`);
@@ -169,12 +176,16 @@ async function describePicture(it, state) {
 async function fetchLinks(it, query, signal) {
   const { app, links, shown } = it;
   try {
-    const { found } = await app.source.top(app.summary().id, { ...query, n: LINKS }, signal);
+    const quantity = app.settings.quantity(app.state());
+    const list = shown.incoming ? app.attention().rows : app.attention().columns;
+    const found = shown.setting === "weight" ? (await app.source.top(app.summary().id, { ...query, n: LINKS }, signal)).found
+      : await findLargest(shown.codes, LINKS, async (place) => (await app.words(list, place, place + 1))[0]);
     const [word] = await app.words(getWordList(it), shown.place, shown.place + 1);
     if (signal.aborted) return;
     const go = (one) => app.go(shown.incoming && hasTwoTexts(it) ? { q: one.place } : { q: shown.place, k: one.place });
-    const title = app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " receives most attention from" : " attends most to");
-    links.replaceChildren(title, listStrongestLinks(found, go));
+    const title = quantity.explain ? app.el("h2", {}, `Largest ${quantity.noun}: what ${shown.incoming ? "attends to " : ""}`, app.el("b", {}, quoteWord(word)), shown.incoming ? "" : " attends to")
+      : app.el("h2", {}, app.el("b", {}, quoteWord(word)), shown.incoming ? " receives most attention from" : " attends most to");
+    links.replaceChildren(title, listStrongestLinks(found, go, quantity));
     app.fail("", links);
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, links);

@@ -54,7 +54,7 @@ async function runText(it, text) {
     const summary = await app.source.type({ text }, signal);
     const before = app.state();
     app.add(summary);
-    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, ...chooseStart(app, summary, before) });
+    app.go({ r: summary.id, view: "type", text: text.length <= LINKED ? text : null, q: null, k: null, at: null, token: null, ...chooseStart(app, summary, before) });
   } catch (fault) {
     if (fault.name !== "AbortError") app.fail(fault.message, page.form);
   } finally {

@@ -1,0 +1,104 @@
+// What the pictures of attention show: the weight, or what it does. A quantity knows its numbers, its colors and its words.
+
+import { decodeWeight } from "../data/weight_codes.js";
+import { buildColorTable, createStateScale, roundUp, shadeSigned, shadeWeight } from "./color.js";
+import { makeSignedScale, makeWeightScale } from "./legend.js";
+import { formatSigned, formatThreeDigits } from "./number_format.js";
+import { quoteWord } from "./words.js";
+
+const FAINTEST = decodeWeight(2);
+const SHADES = 128; // on either side of 0
+
+// Return the quantity of a setting; `target` is {word} of the logit that pull and cut are about, or undefined until it is known.
+export function createQuantity(setting, target) {
+  if (setting === "weight") return WEIGHT;
+  return setting === "carried" ? CARRIED : createSigned(setting, target);
+}
+
+// Numbers as 16-bit codes.
+const WEIGHT = {
+  name: "weight",
+  noun: "weight",
+  decode: decodeWeight,
+  measure: (codes) => decodeWeight(codes.reduce((most, code) => Math.max(most, code), 2)),
+  least: FAINTEST,
+  pool: (codes, from, to) => {
+    let most = 0;
+    for (let n = from; n < to && n < codes.length; n++) if (codes[n] > most) most = codes[n];
+    return most;
+  },
+  makeScale: createStateScale,
+  writeCell: (value) => (value < 0.005 && value > 0 ? formatThreeDigits(value).replace(/\.\d+e/, "e").replace(/^0\.00(\d)\d*$/, "0.00$1") : value.toFixed(2)),
+  shade: (scale, value) => shadeWeight(scale.share(value)),
+  paint: (scale) => {
+    const table = buildColorTable(scale);
+    return (code) => table[code];
+  },
+  makeLegend: (scale, pixel) => makeWeightScale(scale, pixel ? `weight, ${pixel}` : "weight"),
+  write: formatThreeDigits,
+  format: String,
+};
+
+// Numbers as they are, NaN where nothing is visible.
+const NUMBERS = {
+  decode: (value) => (Number.isNaN(value) ? null : value),
+  measure: (values) => values.reduce((most, value) => (Math.abs(value) > most ? Math.abs(value) : most), 0),
+  least: 0,
+  pool: (values, from, to) => {
+    let most = NaN;
+    for (let n = from; n < to && n < values.length; n++) if (Number.isNaN(most) || Math.abs(values[n]) > Math.abs(most)) most = values[n];
+    return most;
+  },
+  makeScale: (state, keys, top) => createLinearScale(top),
+  writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : formatMinus(value)),
+  paint(scale) {
+    const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade(scale, ((n - SHADES) / SHADES) * scale.high)));
+    return (value) => (Number.isNaN(value) ? 0 : shades[SHADES + Math.round(SHADES * Math.min(Math.max(scale.share(value), -1), 1))]);
+  },
+};
+
+const CARRIED = {
+  ...NUMBERS,
+  name: "carried",
+  noun: "amount carried",
+  shade: (scale, value) => shadeWeight(scale.share(value)),
+  makeLegend: (scale, pixel) => makeWeightScale(scale, pixel ? `carried, ${pixel}` : "carried"),
+  explain: (incoming) => (incoming ? "how much it takes from" : "how much it passes on to"),
+  write: formatThreeDigits,
+  format: String,
+};
+
+const NOUNS = { pull: "pull", cut: "change by a cut" };
+
+function createSigned(setting, target) {
+  const of = target ? `the logit of ${quoteWord(target.word)}` : "the logit";
+  const raises = setting === "cut" ? `cutting it raises ${of}` : `raises ${of}`;
+  return {
+    ...NUMBERS,
+    name: setting,
+    noun: NOUNS[setting],
+    of,
+    shade: (scale, value) => shadeSigned(scale.share(value)),
+    explain: (incoming) => (setting === "cut" ? `how much ${of} changes if it ${incoming ? "cannot see" : "is hidden from"}` : `how much it moves ${of} through ${incoming ? "its attention to" : "the attention of"}`),
+    makeLegend: (scale, pixel) => makeSignedScale(scale.high, { title: pixel ? `${setting}, ${pixel}` : setting, raises, lowers: "lowers it" }),
+    isSigned: true,
+    write: formatSigned,
+    format: (value) => (value ? `${formatSigned(value)}, ${value > 0 ? "raises" : "lowers"}` : formatSigned(value)),
+  };
+}
+
+const formatMinus = (value) => value.toFixed(2).replace("-", "−");
+
+// Create a scale from -high to high; share(0) is 0.
+function createLinearScale(top) {
+  const high = roundUp(top);
+  return { name: "linear", low: 0, high, share: (value) => value / high };
+}
+
+const pixel = new Uint32Array(1);
+const parts = new Uint8ClampedArray(pixel.buffer);
+
+function packPixel([red, green, blue]) {
+  parts.set([red, green, blue, 255]);
+  return pixel[0];
+}

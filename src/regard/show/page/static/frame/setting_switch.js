@@ -1,0 +1,107 @@
+// The switch beside the pictures: the weight, how much is carried, the pull on the next word, or the change by a cut.
+
+import { createQuantity } from "../drawing/quantity.js";
+import { el } from "../drawing/elements.js";
+import { formatCount, formatPercent } from "../drawing/number_format.js";
+import { quoteWord } from "../drawing/words.js";
+
+const MEANT = {
+  weight: "The share of a query’s attention on a key",
+  carried: "How much a key writes to its query: the weight times the length of its value after the output projection",
+  pull: "How the weight moves the logit of the next word: the weight times the gradient with respect to it",
+  cut: "How the logit of the next word changes, to first order, if the query cannot see the key",
+};
+const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which word comes next, and why?", cut: "Which word comes next, and why?" };
+const NO_MODEL = "A file cannot run a model, which this setting needs. Run `regard serve --model NAME` and type the text.";
+const NOT_TYPED = "This setting is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
+
+const isAboutTarget = (name) => name === "pull" || name === "cut";
+
+// Create the settings of a page: which can be shown and why not, what is shown now, and the logit that it is about.
+export function createSettings(app) {
+  const reasons = new Map(); // recording -> {setting: reason or null}
+  const targets = new Map(); // recording, position and token -> target, or null while it is computed
+  const nameTarget = (r, { at, token }) => JSON.stringify([r, at ?? null, token ?? null]);
+
+  async function load(known, key, fetch) {
+    if (known.has(key)) return;
+    known.set(key, null);
+    try {
+      known.set(key, await fetch());
+      app.redraw();
+    } catch (fault) {
+      known.delete(key); // the next change of the state asks again
+      app.ready();
+      app.fail(fault.message);
+    }
+  }
+
+  return {
+    // Return why a setting cannot be shown in a state, or null.
+    explain(state, name) {
+      const summary = app.summary();
+      if (name === "weight" || !summary) return null;
+      if (app.source.file) return NO_MODEL;
+      if (!summary.examines || !summary.next || state.kind !== "self") return NOT_TYPED;
+      load(reasons, summary.id, () => app.source.settings(summary.id));
+      return reasons.get(summary.id)?.[name] ?? null;
+    },
+    get: (state) => (state.show in MEANT && !reasonOf(app, state) ? state.show : "weight"),
+    // Return the parameters of a request for what a state shows.
+    query: (state) => ({ show: state.show, ...(isAboutTarget(state.show) ? { at: state.at, token: state.token } : {}) }),
+    // Return the logit that pull and cut are about, or undefined until it is known.
+    target(state) {
+      const { id } = app.summary();
+      const key = nameTarget(id, state);
+      load(targets, key, () => app.source.target(id, { at: state.at, token: state.token }));
+      return targets.get(key) ?? undefined;
+    },
+    quantity(state) {
+      const name = this.get(state);
+      return createQuantity(name, isAboutTarget(name) ? this.target(state) : undefined);
+    },
+  };
+}
+
+const reasonOf = (app, state) => app.settings.explain(state, state.show);
+
+// Return the question of a view that shows a setting.
+export const askQuestion = (app, state) => QUESTIONS[app.settings.get(state)];
+
+// Render the switch; a setting that cannot be shown says why.
+export function renderSettingSwitch(app, state) {
+  const now = app.settings.get(state);
+  const buttons = Object.entries(MEANT).map(([name, meant]) => {
+    const reason = app.settings.explain(state, name);
+    const press = () => (reason ? app.fail(reason) : app.go({ show: name }));
+    return el("button", { "data-control": `show ${name}`, title: reason ?? meant, "aria-pressed": String(name === now), "aria-disabled": reason ? "true" : null, onclick: press }, name);
+  });
+  return el("span", { class: "choice", role: "group", "aria-label": "What is shown of the attention" }, buttons);
+}
+
+// Render the choice of the logit that pull and cut are about: a likely word, after the last word or after the selected one.
+export function renderTargetChoice(app, state) {
+  if (!isAboutTarget(app.settings.get(state))) return null;
+  const target = app.settings.target(state);
+  return el("span", { class: "control target", title: "The number that raises and lowers are about" },
+    el("span", { class: "name" }, "logit of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
+}
+
+function renderTokens(app, state, target) {
+  const likeliest = target?.likeliest ?? [];
+  const all = target && !likeliest.some((one) => one.token === target.token) ? [...likeliest, target] : likeliest;
+  const options = all.map((one) => el("option", { value: one.token, selected: one.token === target.token }, `${quoteWord(one.word)}${one.probability === undefined ? "" : ` ${formatPercent(one.probability)}`}`));
+  const choose = () => app.go({ token: Number(select.value) === likeliest[0].token ? null : Number(select.value) });
+  const select = el("select", { "data-control": "token", "aria-label": "Next word", disabled: !target, onchange: choose }, options.length ? options : el("option", {}, "…"));
+  return select;
+}
+
+function renderPlaces(app, state) {
+  const last = app.attention().layers[state.layer].queries - 1;
+  const at = state.at ?? last;
+  const places = [...new Set([last, state.q ?? last, at])];
+  const name = (place) => `${quoteWord(app.word(app.attention().rows, place) ?? "…")} ${place === last ? "(the last)" : `(${formatCount(place)})`}`;
+  const options = places.map((place) => el("option", { value: place, selected: place === at }, name(place)));
+  const select = el("select", { "data-control": "at", "aria-label": "Word before it", onchange: () => app.go({ at: Number(select.value) === last ? null : Number(select.value), token: null }) }, options);
+  return select;
+}
