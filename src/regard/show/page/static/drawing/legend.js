@@ -2,7 +2,7 @@
 
 import { formatColor, shadeDifference, shadeSigned, shadeWeight, listTicks } from "./color.js";
 import { el } from "./elements.js";
-import { formatSigned, formatThreeDigits } from "./number_format.js";
+import { formatThreeDigits } from "./number_format.js";
 
 // Make the content of a legend of weights: {title, colour(share 0 to 1), ticks: [[place, text]]}.
 export function makeWeightScale(scale, title = "weight") {
@@ -17,7 +17,8 @@ export function makeDifferenceScale(high, title = "difference") {
 
 // Make the content of a legend of effects, from -high to high, with the meaning of either color in words.
 export function makeSignedScale(high, { title, raises, lowers }) {
-  const ticks = [[0, formatSigned(-high)], [0.5, "0"], [1, formatSigned(high)]];
+  const written = String(Number(high.toPrecision(1)));
+  const ticks = [[0, `−${written}`], [0.5, "0"], [1, `+${written}`]];
   return { title: `${title}: left ${lowers}, right ${raises}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
 }
 

@@ -50,7 +50,7 @@ const NUMBERS = {
     return most;
   },
   makeScale: (state, keys, top) => createLinearScale(top),
-  writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : formatMinus(value)),
+  writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : value.toFixed(2)),
   paint(scale) {
     const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade(scale, ((n - SHADES) / SHADES) * scale.high)));
     return (value) => (Number.isNaN(value) ? 0 : shades[SHADES + Math.round(SHADES * Math.min(Math.max(scale.share(value), -1), 1))]);
@@ -60,6 +60,7 @@ const NUMBERS = {
 const CARRIED = {
   ...NUMBERS,
   name: "carried",
+  description: "how much each key writes to each query",
   noun: "amount carried",
   shade: (scale, value) => shadeWeight(scale.share(value)),
   makeLegend: (scale, pixel) => makeWeightScale(scale, pixel ? `carried, ${pixel}` : "carried"),
@@ -82,12 +83,12 @@ function createSigned(setting, target) {
     explain: (incoming) => (setting === "cut" ? `how much ${of} changes if it ${incoming ? "cannot see" : "is hidden from"}` : `how much it moves ${of} through ${incoming ? "its attention to" : "the attention of"}`),
     makeLegend: (scale, pixel) => makeSignedScale(scale.high, { title: pixel ? `${setting}, ${pixel}` : setting, raises, lowers: "lowers it" }),
     isSigned: true,
+    description: setting === "cut" ? `how ${of} changes if the key is hidden` : `how each weight moves ${of}`,
     write: formatSigned,
+    writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`),
     format: (value) => (value ? `${formatSigned(value)}, ${value > 0 ? "raises" : "lowers"}` : formatSigned(value)),
   };
 }
-
-const formatMinus = (value) => value.toFixed(2).replace("-", "−");
 
 // Create a scale from -high to high; share(0) is 0.
 function createLinearScale(top) {

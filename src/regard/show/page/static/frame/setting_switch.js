@@ -2,7 +2,7 @@
 
 import { createQuantity } from "../drawing/quantity.js";
 import { el } from "../drawing/elements.js";
-import { formatCount, formatPercent } from "../drawing/number_format.js";
+import { formatCount } from "../drawing/number_format.js";
 import { quoteWord } from "../drawing/words.js";
 
 const MEANT = {
@@ -90,7 +90,7 @@ export function renderTargetChoice(app, state) {
 function renderTokens(app, state, target) {
   const likeliest = target?.likeliest ?? [];
   const all = target && !likeliest.some((one) => one.token === target.token) ? [...likeliest, target] : likeliest;
-  const options = all.map((one) => el("option", { value: one.token, selected: one.token === target.token }, `${quoteWord(one.word)}${one.probability === undefined ? "" : ` ${formatPercent(one.probability)}`}`));
+  const options = all.map((one) => el("option", { value: one.token, selected: one.token === target.token }, `${quoteWord(one.word)}${one.probability === undefined ? "" : ` ${Math.round(100 * one.probability)} %`}`));
   const choose = () => app.go({ token: Number(select.value) === likeliest[0].token ? null : Number(select.value) });
   const select = el("select", { "data-control": "token", "aria-label": "Next word", disabled: !target, onchange: choose }, options.length ? options : el("option", {}, "…"));
   return select;
@@ -100,7 +100,7 @@ function renderPlaces(app, state) {
   const last = app.attention().layers[state.layer].queries - 1;
   const at = state.at ?? last;
   const places = [...new Set([last, state.q ?? last, at])];
-  const name = (place) => `${quoteWord(app.word(app.attention().rows, place) ?? "…")} ${place === last ? "(the last)" : `(${formatCount(place)})`}`;
+  const name = (place) => `${quoteWord(app.word(app.attention().rows, place) ?? "…")} ${place === last ? "(last)" : `(${formatCount(place)})`}`;
   const options = places.map((place) => el("option", { value: place, selected: place === at }, name(place)));
   const select = el("select", { "data-control": "at", "aria-label": "Word before it", onchange: () => app.go({ at: Number(select.value) === last ? null : Number(select.value), token: null }) }, options);
   return select;

@@ -74,7 +74,8 @@ export function createReadout(app) {
       if (control !== asking) return;
       const { write, format } = app.settings.quantity(app.state());
       fields.effect.textContent = row && found.visible ? (format === String ? write : format)(row.codes[at.k]) : "–";
-      fields.effect.title = row && found.visible ? String(row.codes[at.k]) : "";
+      fields.effect.title = row && found.visible ? `${row.codes[at.k]} (click to copy)` : "";
+      fields.effect.onclick = () => navigator.clipboard?.writeText(String(row?.codes[at.k]));
       cell.classList.remove("asking");
       fields.weight.textContent = found.visible ? formatThreeDigits(found.weight) : "hidden from this query";
       fields.weight.title = found.visible ? `${found.weight} (click to copy)` : "";
@@ -105,7 +106,7 @@ export function createReadout(app) {
         : (await app.source.top(app.summary().id, { ...app.place(), ...asked, n: 8 })).found;
       if (name !== linked) return;
       const go = (one) => app.go(q === undefined ? { q: one.place, k } : { q, k: one.place });
-      const title = shown ? `Largest ${quantity.noun} of the ${q === undefined ? "column" : "row"}` : q === undefined ? "Receives most attention from" : "Attends most to";
+      const title = shown ? `Largest ${quantity.noun} in the ${q === undefined ? "column" : "row"}` : q === undefined ? "Receives most attention from" : "Attends most to";
       links.replaceChildren(el("h2", {}, title), listStrongestLinks(found, go, quantity));
     } catch (fault) {
       if (fault.name !== "AbortError") app.fail(fault.message, links);

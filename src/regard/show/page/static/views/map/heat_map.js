@@ -48,6 +48,7 @@ function drawView(it, state) {
   if (where !== it.written) placeViewport(at, state);
   it.written = where;
   showReadout(it);
+  if (at.quantity.description) describePicture(it, state); // the word of the logit may be known by now
   it.colours = "";
   scheduleFrame(it);
   return opened; // the page shows its error
@@ -96,7 +97,7 @@ async function openHead(it, of, place, state) {
 
 function describePicture({ app, at }, state) {
   const kind = at.kind ? ` · ${at.kind}` : "";
-  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), " · rows are queries, columns are keys");
+  app.caption(app.el("b", {}, `Layer ${state.layer}, head ${getStateHeadNumber(app, state)}${kind}`), at.quantity.description ? ` · ${at.quantity.description}` : "", " · rows are queries, columns are keys");
 }
 
 // Draw once, with the next frame of the screen.

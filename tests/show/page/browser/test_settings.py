@@ -1,0 +1,184 @@
+"""The switch beside the pictures: weight, carried, pull and cut, drawn from the numbers of recording.attribute."""
+
+import json
+
+import pytest
+import torch
+
+import regard
+from regard import GPT2
+from regard.models.gpt2_adapter import GPT2Adapter
+from regard.show.page.session import Session
+from show.page.browser.patience import link, quiet, settled, until
+from show.page.browser.recordings import PLAIN, recorded, some, spaced
+
+TEXT = "Lily had a red ball. Tom had a blue ball. Lily gave her red ball to Tom, and Tom gave his"
+LAYER, HEAD, LAST = 5, 4, 23
+SETTINGS = ("weight", "carried", "pull", "cut")
+GROUNDS = """() => [...document.querySelectorAll(".word")].map(
+    (word) => (word.style.backgroundColor.match(/\\d+/g) ?? []).map(Number))"""
+PAPER = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)"
+
+
+@pytest.fixture(scope="module")
+def address(serving):
+    session = Session(None, GPT2Adapter("pocket", GPT2.load("pocket", torch.float64)))
+    session.run_text(TEXT, lambda: None)
+    session.add_recording(recorded(*some(2, 3, 13), spaced(PLAIN, 13)))
+    return serving(session)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """What the last word's row of a head is, by setting, and the word whose logit it is about."""
+    model = GPT2.load("pocket", torch.float64)
+    ids = torch.tensor([model.text.encode(TEXT)])
+    with regard.record(model, keep="values") as recording:
+        logits = model(ids)
+    token = int(logits[0, -1].argmax())
+    attribution = recording.attribute(logits[0, -1, token])
+    carried = regard.contributions(model, ids, token).map(LAYER, kind="carried")
+    found = {kind: attribution.map(LAYER, HEAD, kind=kind)[0, 0, LAST] for kind in ("pull", "cut")}
+    found |= {"carried": carried[0, HEAD, LAST], "weight": recording.map(LAYER, HEAD)[0, 0, LAST]}
+    return found, model.text.pieces([token])[0].strip()
+
+
+def press(page, setting: str) -> None:
+    page.get_by_role("button", name=setting, exact=True).click()
+    until(page, f"document.querySelector('[data-control=\"show {setting}\"]').getAttribute('aria-pressed') === 'true'")
+    quiet(page)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_switch_draws_each_setting_from_its_numbers(opened, address, rows, dark):
+    numbers, word = rows
+    page = settled(opened(f"{address}#view=text&layer={LAYER}&head={HEAD}&q={LAST}", dark=dark))
+    paper = page.evaluate(PAPER)
+    for setting in (*SETTINGS[1:], "weight"):
+        press(page, setting)
+        assert link(page).get("show", "weight") == setting
+        row = numbers[setting]
+        order = row.abs().argsort(descending=True)[:3].tolist()
+        until(page, f"document.querySelectorAll('.text-links .note')[0]?.textContent === '{order[0]}'")
+        titles = [one.get_attribute("title") for one in page.locator(".text-links .link").all()[:3]]
+        grounds = page.evaluate(GROUNDS)
+        if setting not in ("pull", "cut"):
+            assert [float(one) for one in titles] == pytest.approx(row[order].tolist(), rel=1e-4)
+            assert page.locator(".legend .sign").count() == 0
+            continue
+        assert page.locator(".legend .sign").all_inner_texts() == [
+            f"{'cutting it ' if setting == 'cut' else ''}raises the logit of ‘{word}’",
+            "lowers it",
+        ]
+        for title, value in zip(titles, row[order].tolist(), strict=True):
+            written, said = title.replace("−", "-").split(", ")
+            assert float(written) == pytest.approx(value, rel=6e-3)
+            assert said == ("raises" if value > 0 else "lowers")
+        for ground, value in zip(grounds, row.tolist(), strict=True):
+            apart = ground[2] - paper[2] - (ground[0] - paper[0])  # to blue, or to orange, from the paper
+            if abs(value) > 0.05 * float(row.abs().max()):
+                assert (apart > 0) == (value > 0)
+            if abs(value) < 1e-6:
+                assert ground == paper
+
+
+def test_the_map_writes_the_signed_numbers_and_the_readout_says_the_sign(opened, address, rows):
+    numbers, word = rows
+    page = settled(opened(f"{address}#view=map&layer={LAYER}&head={HEAD}&q={LAST}&k=9&show=pull"))
+    value = float(numbers["pull"][9])
+    until(page, "document.querySelector('.readout dd:nth-of-type(4)').textContent.includes('raises')")
+    assert page.locator(".readout dt:visible").all_inner_texts() == ["weight", "rank", "pull"]
+    assert page.locator(".readout dd").nth(3).inner_text() == f"+{value:#.3g}, raises"
+    assert page.locator(".readout dd").nth(0).inner_text() == f"{float(numbers['weight'][9]):#.3g}"
+    assert f"the logit of ‘{word}’" in page.locator("#caption").inner_text()
+    strongest = int(numbers["pull"].abs().argmax())
+    assert page.locator(".readout-links .note").first.inner_text() == str(strongest)
+    press(page, "weight")
+    until(page, "!document.querySelector('.readout dl').innerText.includes('pull')")
+    assert page.locator(".readout dt:visible").all_inner_texts() == ["weight", "score", "rank"]
+
+
+def test_a_cell_of_the_map_has_the_color_of_its_sign(opened, address, rows):
+    numbers, _ = rows
+    page = settled(opened(f"{address}#view=map&layer={LAYER}&head={HEAD}&show=cut"))
+    row = numbers["cut"]
+    wanted = {"+": int(row.argmax()), "-": int(row.argmin())}
+    spots = page.evaluate(
+        """async ({keys, row}) => {
+            const { measureRoom } = await import("./static/views/map/heat_map_drawing.js");
+            const canvas = document.querySelector("#stage canvas");
+            const room = measureRoom({ width: canvas.clientWidth, height: canvas.clientHeight });
+            const side = Math.min(room.width, room.height) / 24;
+            const [x0, y0] = [room.x + (room.width - 24 * side) / 2, room.y + (room.height - 24 * side) / 2];
+            const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            const spot = (k, q) => Math.round(y0 + (q + 0.5) * side) * canvas.width + Math.round(x0 + (k + 0.5) * side);
+            return [...keys.map((k) => spot(k, row)), spot(2, 4)].map((at) => [...data.subarray(4 * at, 4 * at + 3)]);
+        }""",
+        {"keys": list(wanted.values()), "row": LAST},
+    )
+    paper = page.evaluate(PAPER)
+    raised, lowered, none = spots
+    assert raised[2] > raised[0]
+    assert lowered[0] > lowered[2]
+    assert none == paper  # an earlier row of the last layer moves nothing
+
+
+def test_another_word_and_another_place_are_in_the_link(opened, address):
+    page = settled(opened(f"{address}#view=text&layer=3&q=12&show=pull"))
+    until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
+    second = page.locator("[data-control=token] option").nth(1).get_attribute("value")
+    page.locator("[data-control=token]").select_option(second)
+    until(page, f"location.hash.includes('token={second}')")
+    quiet(page)
+    name = page.locator("[data-control=token] option:checked").inner_text().split("’")[0] + "’"
+    until(page, f"document.querySelector('.legend .sign').textContent.includes({json.dumps(name)})")
+    page.locator("[data-control=at]").select_option("12")
+    until(page, "location.hash.includes('at=12') && !location.hash.includes('token=')")
+    quiet(page)
+    told = page.evaluate("document.querySelector('#legend').textContent")
+    page.reload()
+    settled(page)
+    assert page.evaluate("document.querySelector('#legend').textContent") == told
+    assert (link(page)["show"], link(page)["at"]) == ("pull", "12")
+
+
+def test_a_recording_shows_weights_alone_and_says_why(opened, address):
+    for view in ("text", "map"):
+        page = settled(opened(f"{address}#view={view}&r=r2&show=pull"))
+        assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
+        assert "why" not in page.locator("#bar h1").inner_text()
+        for setting in SETTINGS[1:]:
+            button = page.get_by_role("button", name=setting, exact=True)
+            assert button.get_attribute("aria-disabled") == "true"
+            assert "regard serve --model" in button.get_attribute("title")
+        button.click(force=True)  # playwright waits for what is marked as disabled
+        assert "regard serve --model" in page.locator(".error").inner_text()
+        assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
+
+
+def test_a_file_shows_weights_alone_and_says_why(opened, tmp_path):
+    regard.page(recorded(*some(1, 2, 6), spaced(PLAIN, 6)), tmp_path / "page.html")
+    page = settled(opened((tmp_path / "page.html").as_uri() + "#view=text&show=cut"))
+    assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
+    assert "A file cannot run a model" in page.get_by_role("button", name="pull", exact=True).get_attribute("title")
+
+
+def test_why_is_asked_only_of_what_answers_it(opened, address):
+    page = settled(opened(f"{address}#view=text"))
+    for setting, why in (("weight", False), ("carried", False), ("pull", True), ("cut", True)):
+        press(page, setting)
+        assert ("why" in page.locator("#bar h1").inner_text()) is why
+    assert "why" not in " ".join(one.get_attribute("title") for one in page.locator("#views a").all())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("view", ["text", "map"])
+def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dark):
+    wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
+        one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")
+        .map((one) => one.outerHTML.slice(0, 120))"""
+    page = settled(opened(f"{address}#view={view}&q={LAST}&k=9", width=360, height=740, dark=dark))
+    for setting in SETTINGS:
+        press(page, setting)
+        assert page.evaluate(wide) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
