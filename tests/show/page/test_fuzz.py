@@ -19,7 +19,23 @@ from show.page.asking import asking, joined, recorded, sorter
 PATHS = ["/", "/static/main.js", "/api/start", "/api/example", "/api/type", "/api/generate", "/api/translation"]
 PATHS += [
     f"/api/r/r1/{name}"
-    for name in ("words", "heads", "thumbs", "open", "tile", "cell", "row", "column", "top", "steps", "examination", "")
+    for name in (
+        "words",
+        "heads",
+        "thumbs",
+        "open",
+        "tile",
+        "cell",
+        "row",
+        "column",
+        "top",
+        "steps",
+        "examination",
+        "settings",
+        "target",
+        "attribution",
+        "",
+    )
 ]
 NAMES = [
     "kind",
@@ -39,6 +55,9 @@ NAMES = [
     "to",
     "n",
     "name",
+    "show",
+    "at",
+    "token",
 ]
 VALUES = [
     "0",
@@ -64,6 +83,8 @@ VALUES += [
     "../..",
     "<script>",
     "mean",
+    "pull",
+    "carried",
     "max",
     "words",
     "simple",

@@ -120,8 +120,8 @@ def compute_target(adapter: ModelAdapter, ids: Tensor, entry: RecordingEntry, at
     """Run the model on the tokens (1, t) of a recording, and the gradient of one logit backward; keep no graph."""
     check_index("at", at, ids.shape[1])
     with torch.enable_grad(), record(adapter.model, keep="values") as recording:
-        output = adapter.run(ids)
-    logits = getattr(output, "logits", output)[0, at]
+        output: Any = adapter.run(ids)
+    logits: Tensor = getattr(output, "logits", output)[0, at]
     values, tokens = logits.detach().float().softmax(-1).topk(min(MAX_LIKELIEST, len(logits)))
     chosen = int(tokens[0]) if token is None else token
     check_index("token", chosen, len(logits))

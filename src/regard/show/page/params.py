@@ -59,7 +59,7 @@ def parse_name(query: Mapping[str, str], name: str, default: str | None = None) 
 def parse_choice(query: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
     """Parse one of some names. Raises ConfigError where it is none of them."""
     came = query.get(name)
-    if came not in choices:
+    if came is None or came not in choices:
         raise ConfigError(f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {quote_value(came)}.")
     return came
 

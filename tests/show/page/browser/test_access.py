@@ -149,4 +149,4 @@ def test_each_group_of_choices_says_what_is_chosen(drawn):
         for one in node.get("properties", [])
         if one["name"] == "pressed" and one["value"]["value"] == "true"
     }
-    assert pressed == {"log"}
+    assert pressed == {"weight", "log"}

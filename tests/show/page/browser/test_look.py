@@ -123,7 +123,7 @@ def test_a_link_holds_the_whole_state(opened, address):
     rung(page, 500)  # the link follows where one stands a little later
     assert page.evaluate("location.hash").removeprefix("#").replace("r=r1&", "") == state
     pressed = page.locator("[aria-pressed='true']").all_inner_texts()
-    assert pressed == ["max", "linear"]
+    assert pressed == ["weight", "max", "linear"]
 
 
 def test_a_link_to_what_is_not_there_shows_what_is(opened, address):

@@ -8,6 +8,7 @@ const ENDS = {
   dark: [[0.27, 0.025, 260], [0.93, 0.075, 235]],
 };
 const OTHER = { light: [0.5, 0.135, 45], dark: [0.85, 0.11, 60] }; // the end of negative differences
+const SIGNED = {}; // the paper and the two ends of signed colors in OKLab, by theme
 const darkness = matchMedia("(prefers-color-scheme: dark)");
 
 // Return whether the page uses the dark theme.
@@ -32,8 +33,8 @@ export function shadeDifference(share) {
 
 // Return the color of an effect from -1 to 1: paper at 0, the color of what raises above 0, of what lowers below.
 export function shadeSigned(share) {
-  const [paper, end] = ["--paper", share < 0 ? "--lowers" : "--raises"].map((name) => convertHexToOklab(readBackground(name)));
-  return convertToSrgb(interpolate(paper, end, clamp(Math.abs(share), 0, 1)));
+  const [paper, lowers, raises] = (SIGNED[isDark() ? "dark" : "light"] ??= ["--paper", "--lowers", "--raises"].map((name) => convertHexToOklab(readBackground(name))));
+  return convertToSrgb(interpolate(paper, share < 0 ? lowers : raises, clamp(Math.abs(share), 0, 1)));
 }
 
 export const formatColor = ([red, green, blue]) => `rgb(${red} ${green} ${blue})`;
