@@ -130,6 +130,16 @@ def test_coarser_tiles_pool_the_signed_numbers(how):
         assert (fine - exact[256:, :256]).abs().max() < 1e-6 * scale
 
 
+def test_small_pictures_are_of_every_head_of_a_layer(client, forward):
+    recording, logits = forward
+    exact = recording.attribute(logits[0, -1].max()).map(LAYER, kind="cut").dense()[0]
+    status, headers, body = client.ask(f"/api/r/r1/attribution_thumbs?show=cut&layer={LAYER}")
+    assert (status, headers["x-shape"]) == (200, "6,24,24")  # a pixel for each weight
+    found = torch.from_numpy(np.frombuffer(body, "<f4").astype(np.float64)).view(6, 24, 24)
+    assert torch.equal(~found.isnan(), Causal().table(24, 24).reshape(24, 24).expand(6, -1, -1))
+    assert_equal_but_rounded(found, exact)
+
+
 def test_one_backward_serves_every_layer_head_and_setting(monkeypatch):
     made = []
     compute = attributions.compute_target

@@ -34,6 +34,7 @@ PATHS += [
         "settings",
         "target",
         "attribution",
+        "attribution_thumbs",
         "",
     )
 ]

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.map.attribution_map import AttributionMap, add_to_picture
+from regard.map.pooling import bin_edges
 from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import record
 from regard.observe.attribution import Attribution
 from regard.observe.map_view import MapView
 from regard.probe.contributions import contributions
+from regard.show.page.head_pictures import THUMBNAIL_PIXELS
 from regard.show.page.model_adapter import ModelAdapter
 from regard.show.page.recording_entry import Place, RecordingEntry, check_index, truncate_word
 
@@ -194,6 +196,16 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
     picture = most if how == "max" else (total / (rows.diff().unsqueeze(-1) * columns.diff())).to(most.dtype)
     seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(total, dtype=torch.bool))
     return picture.masked_fill(~seen, torch.nan)
+
+
+def draw_thumbnails(m: AttributionMap) -> Tensor:
+    """Draw small pictures of all heads, (h, r, c), the entry that is largest in size of each pixel; NaN where all is hidden."""
+    rows, columns = (bin_edges(0, tokens, min(tokens, THUMBNAIL_PIXELS)) for tokens in m.shape[2:])
+    pictures = m.pooled(len(rows) - 1, len(columns) - 1, "max")[0]
+    seen = find_visible_pixels(
+        MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(pictures[0], dtype=torch.bool)
+    )
+    return pictures.masked_fill(~seen, torch.nan)
 
 
 def find_tile_edges(name: str, place: int, level: int, tokens: int) -> Tensor:

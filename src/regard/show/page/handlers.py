@@ -173,6 +173,14 @@ def handle_attribution(session: Session, request: Request, alive: Alive) -> Resp
     return make_number_response(attributions.draw_tile(m.select(heads=[place.head]), level, row, column, how))
 
 
+def handle_attribution_thumbnails(session: Session, request: Request, alive: Alive) -> Response:
+    """Return small pictures of what the weights of all heads of a layer do, as numbers of 32 bits."""
+    entry, place = get_entry(session, request), params.parse_place(request.query_params)
+    setting = params.parse_choice(request.query_params, "show", attributions.SETTINGS)
+    m = session.get_attribution_map(entry, place, setting, *parse_target(request), alive)
+    return make_number_response(attributions.draw_thumbnails(m))
+
+
 def parse_target(request: Request) -> tuple[int | None, int | None]:
     """Parse the position and the token of a logit, None for the last position and for the likeliest token."""
     query = request.query_params
@@ -198,6 +206,7 @@ MODEL_HANDLERS: dict[str, Callable[[Session, Request, Alive], Response]] = {  # 
     "settings": handle_settings,
     "target": handle_target,
     "attribution": handle_attribution,
+    "attribution_thumbs": handle_attribution_thumbnails,
 }
 
 

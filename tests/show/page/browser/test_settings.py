@@ -17,6 +17,9 @@ LAYER, HEAD, LAST = 5, 4, 23
 SETTINGS = ("weight", "carried", "pull", "cut")
 GROUNDS = """() => [...document.querySelectorAll(".word")].map(
     (word) => (word.style.backgroundColor.match(/\\d+/g) ?? []).map(Number))"""
+# of the last row of each small picture
+COLORS = """() => [...document.querySelectorAll(".head canvas")].map((one) => one.width && [...one.getContext("2d")
+    .getImageData(0, one.height - 1, one.width, 1).data].filter((_, n) => n % 4 < 3))"""
 PAPER = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)"
 
 
@@ -123,6 +126,30 @@ def test_a_cell_of_the_map_has_the_color_of_its_sign(opened, address, rows):
     assert none == paper  # an earlier row of the last layer moves nothing
 
 
+def test_heads_draws_every_head_in_one_signed_scale(opened, address):
+    page = settled(opened(f"{address}#view=heads", quiet=False))  # Chromium says that canvases are read slowly
+    until(page, """document.querySelectorAll('.head canvas[width="24"]').length === 36""")
+    before = page.evaluate(COLORS)
+    press(page, "pull")
+    until(page, f"JSON.stringify(({COLORS})()) !== {json.dumps(json.dumps(before, separators=(',', ':')))}")
+    model = GPT2.load("pocket", torch.float64)
+    with regard.record(model, keep="values") as recording:
+        logits = model(torch.tensor([model.text.encode(TEXT)]))
+    attribution = recording.attribute(logits[0, -1].max())
+    exact = torch.stack([attribution.map(layer).dense()[0, :, LAST] for layer in range(6)]).flatten(0, 1)  # (heads, keys)
+    top = float(exact.abs().max())
+    shown = torch.tensor(quiet(page).evaluate(COLORS)).view(36, 24, 3)
+    blue = shown[..., 2] - shown[..., 0]
+    paper = page.evaluate(PAPER)
+    sure = exact.abs() > 0.1 * top
+    assert int(sure.sum()) > 10
+    assert torch.equal((blue > paper[2] - paper[0])[sure], (exact > 0)[sure])
+    assert page.locator(".legend .sign").count() == 2
+    press(page, "weight")
+    until(page, f"JSON.stringify(({COLORS})()) === {json.dumps(json.dumps(before, separators=(',', ':')))}")
+    assert page.locator(".legend .sign").count() == 0
+
+
 def test_another_word_and_another_place_are_in_the_link(opened, address):
     page = settled(opened(f"{address}#view=text&layer=3&q=12&show=pull"))
     until(page, "document.querySelector('[data-control=token]')?.options.length === 10")
@@ -143,7 +170,7 @@ def test_another_word_and_another_place_are_in_the_link(opened, address):
 
 
 def test_a_recording_shows_weights_alone_and_says_why(opened, address):
-    for view in ("text", "map"):
+    for view in ("text", "heads", "map"):
         page = settled(opened(f"{address}#view={view}&r=r2&show=pull"))
         assert page.locator("[aria-pressed=true][data-control^='show']").inner_text() == "weight"
         assert "why" not in page.locator("#bar h1").inner_text()
@@ -172,7 +199,7 @@ def test_why_is_asked_only_of_what_answers_it(opened, address):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("view", ["text", "map"])
+@pytest.mark.parametrize("view", ["text", "heads", "map"])
 def test_nothing_is_wider_than_a_phone_in_any_setting(opened, address, view, dark):
     wide = """() => [...document.querySelectorAll("body *")].filter((one) => !one.closest("nav, .chips, [hidden]") &&
         one.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(one).visibility !== "hidden")

@@ -26,6 +26,7 @@ function createServerSource() {
     settings: (r, signal) => fetchJson(at(r, "settings", {}), { signal }),
     target: (r, query, signal) => fetchJson(at(r, "target", query), { signal }),
     attribution: (r, query, signal) => fetchBinary(at(r, "attribution", query), signal, readNumbers),
+    attributionThumbs: (r, query, signal) => fetchBinary(at(r, "attribution_thumbs", query), signal, readNumbers),
     steps: (r, query, signal) => fetchJson(at(r, "steps", query), { signal }),
     example: (query, signal) => fetchJson(`api/example?${formatQuery(query)}`, { signal }),
     type: (body, signal) => fetchJson("api/type", makePostRequest(body, signal)),

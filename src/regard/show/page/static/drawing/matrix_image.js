@@ -3,12 +3,12 @@
 import { encodeWeight, decodeWeight } from "../data/weight_codes.js";
 import { el } from "./elements.js";
 
-// Draw codes (rows, columns) on a canvas in the colors of a table.
-export function paintCodes(canvas, codes, rows, columns, table) {
+// Draw codes (rows, columns) on a canvas; paint(code) is the value of a pixel.
+export function paintCodes(canvas, codes, rows, columns, paint) {
   Object.assign(canvas, { width: columns, height: rows });
   const image = new ImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let n = 0; n < pixels.length; n++) pixels[n] = table[codes[n]];
+  for (let n = 0; n < pixels.length; n++) pixels[n] = paint(codes[n]);
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
 }

@@ -34,7 +34,7 @@ const WEIGHT = {
     const table = buildColorTable(scale);
     return (code) => table[code];
   },
-  makeLegend: (scale, pixel) => makeWeightScale(scale, pixel ? `weight, ${pixel}` : "weight"),
+  makeLegend: (scale, pixel, before = "") => makeWeightScale(scale, `${before}weight${pixel ? `, ${pixel}` : ""}`),
   write: formatThreeDigits,
   format: String,
 };
@@ -63,7 +63,7 @@ const CARRIED = {
   description: "how much each key writes to each query",
   noun: "amount carried",
   shade: (scale, value) => shadeWeight(scale.share(value)),
-  makeLegend: (scale, pixel) => makeWeightScale(scale, pixel ? `carried, ${pixel}` : "carried"),
+  makeLegend: (scale, pixel, before = "") => makeWeightScale(scale, `${before}${before ? "amount " : ""}carried${pixel ? `, ${pixel}` : ""}`),
   explain: (incoming) => (incoming ? "how much it takes from" : "how much it passes on to"),
   write: formatThreeDigits,
   format: String,
@@ -81,7 +81,7 @@ function createSigned(setting, target) {
     of,
     shade: (scale, value) => shadeSigned(scale.share(value)),
     explain: (incoming) => (setting === "cut" ? `how much ${of} changes if it ${incoming ? "cannot see" : "is hidden from"}` : `how much it moves ${of} through ${incoming ? "its attention to" : "the attention of"}`),
-    makeLegend: (scale, pixel) => makeSignedScale(scale.high, { title: pixel ? `${setting}, ${pixel}` : setting, raises, lowers: "lowers it" }),
+    makeLegend: (scale, pixel, before = "") => makeSignedScale(scale.high, { title: `${before}${setting}${pixel ? `, ${pixel}` : ""}`, raises, lowers: "lowers it" }),
     isSigned: true,
     description: setting === "cut" ? `how ${of} changes if the key is hidden` : `how each weight moves ${of}`,
     write: formatSigned,

@@ -31,11 +31,12 @@ export const getStateHeadNumber = (app, state) => getHeadNumber(app.attention().
 export function renderControls(line, view, app, state) {
   const focused = document.activeElement?.getAttribute("data-control");
   const asked = typeof view.bar === "function" ? view.bar(state) : view.bar; // some views choose their controls by the state
-  const wanted = app ? (asked ?? []) : [];
+  const isOther = app && asked?.includes("show") && app.settings.get(state) !== "weight";
+  const wanted = app ? (asked ?? []).filter((name) => !(isOther && name === "scale")) : []; // the scales of the other settings are linear
   const controls = wanted.map((name) => CONTROLS[name](app, state)).filter(Boolean);
   const told = [...(app?.summary()?.notes ?? []), ...(app?.summary()?.missed ?? [])];
   const notes = told.length > 0 && el("details", { class: "told" }, el("summary", {}, told.length === 1 ? "1 note" : `${told.length} notes`), el("div", {}, told.map((text) => el("p", {}, text))));
-  line.replaceChildren(...[el("h1", { class: "question" }, (wanted.includes("show") && askQuestion(app, state)) || view.question), notes, ...controls].filter(Boolean));
+  line.replaceChildren(...[el("h1", { class: "question" }, isOther ? askQuestion(app, state) : view.question), notes, ...controls].filter(Boolean));
   if (focused) line.querySelector(`[data-control="${focused}"]`)?.focus();
 }
 
@@ -70,7 +71,6 @@ const CONTROLS = {
   show: renderSettingSwitch,
   target: renderTargetChoice,
   scale(app, state) {
-    if (state.view !== "heads" && app.settings.get(state) !== "weight") return null; // the scales of the other settings are linear
     const keys = app.attention()?.layers[state.layer]?.keys ?? 1;
     return renderChoice(app, "scale", chooseScaleName(state, keys), [["log", "log"], ["linear", "linear"]], "Color scale: linear shows the large weights, log also the small ones");
   },

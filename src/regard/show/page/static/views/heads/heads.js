@@ -1,8 +1,6 @@
 // The Heads view: every head as a small picture with its kind, sorted or filtered by the scores of the detectors.
 
-import { createStateScale, buildColorTable } from "../../drawing/color.js";
 import { el } from "../../drawing/elements.js";
-import { makeWeightScale } from "../../drawing/legend.js";
 import { formatThreeDigits } from "../../drawing/number_format.js";
 import { paintCodes } from "../../drawing/matrix_image.js";
 import { getHeadNumber } from "../../frame/controls.js";
@@ -17,7 +15,7 @@ export const view = {
   name: "heads",
   title: "Heads",
   question: "Which heads are interesting?",
-  bar: ["attention", "batch", "scale"],
+  bar: ["attention", "batch", "show", "target", "scale"],
   mount,
 };
 
@@ -61,12 +59,12 @@ function listShownHeads(it, state) {
 function drawView(it, state) {
   const { app } = it;
   const of = JSON.stringify([app.summary().id, state.kind, state.part, state.b]);
-  const { keys } = getLayers(it)[state.layer];
-  const scale = createStateScale(state, keys);
-  it.colours = buildColorTable(scale);
-  app.legend(makeWeightScale(scale, keys > THUMB ? "largest weight" : "weight"));
+  const shown = app.settings.get(state) === "weight" ? null : app.settings.query(state);
+  const isOther = JSON.stringify(shown) !== JSON.stringify(it.shown);
+  it.shown = shown;
   if (of !== it.of) resetView(it, of);
-  else for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
+  else if (isOther) resetThumbnails(it);
+  shadeAll(it, state);
   selectTile(it, state);
   return it.seen.draw(state);
 }
@@ -82,6 +80,13 @@ function resetView(it, of) {
     it.app.ready();
     it.app.fail(fault.message, it.controls);
   });
+}
+
+// Fetch the thumbnails of another setting; those on screen stay until these arrive.
+function resetThumbnails(it) {
+  it.near.disconnect();
+  it.thumbs = new Map();
+  for (const element of it.tiles.values()) it.near.observe(element);
 }
 
 // Fetch the kinds of the heads, one line per head, and label each head as soon as its line arrives.
@@ -107,18 +112,34 @@ async function fetchKinds(it) {
 // Fetch the thumbnails of a layer.
 async function fetchThumbnails(it, layer) {
   const { app } = it;
-  if (it.thumbs.has(layer)) return;
-  it.thumbs.set(layer, null);
+  const { thumbs, shown } = it;
+  if (thumbs.has(layer)) return;
+  thumbs.set(layer, null);
   const { kind, part, b } = app.place();
   try {
-    it.thumbs.set(layer, await app.source.thumbs(app.summary().id, { kind, part, b, layer }, it.control.signal));
-    shadeLayer(it, layer);
+    const fetch = shown ? app.source.attributionThumbs : app.source.thumbs;
+    thumbs.set(layer, await fetch(app.summary().id, { kind, part, b, layer, ...shown }, it.control.signal));
+    if (thumbs !== it.thumbs) return; // another setting is shown by now
+    if (shown) shadeAll(it, app.state());
+    else shadeLayer(it, layer);
     describePicture(it, app.state());
   } catch (fault) {
     if (fault.name === "AbortError") return;
-    it.thumbs.delete(layer);
+    thumbs.delete(layer);
     app.fail(fault.message, it.controls);
   }
+}
+
+// Draw all thumbnails in one scale, and its legend.
+function shadeAll(it, state) {
+  const { app } = it;
+  const { keys } = getLayers(it)[state.layer];
+  const quantity = app.settings.quantity(state);
+  const found = [...it.thumbs.values()].filter(Boolean);
+  const scale = quantity.makeScale(state, keys, it.shown ? Math.max(...found.map(({ codes }) => quantity.measure(codes)), 0) : 1);
+  it.paint = quantity.paint(scale);
+  app.legend(quantity.makeLegend(scale, null, keys > THUMB ? "largest " : ""));
+  for (const layer of it.thumbs.keys()) shadeLayer(it, layer);
 }
 
 // Draw the thumbnails of a layer in the colors of the current scale.
@@ -128,7 +149,7 @@ function shadeLayer(it, layer) {
   const [count, rows, columns] = found.shape;
   for (let head = 0; head < count; head++) {
     const canvas = it.tiles.get(getHeadName(it, layer, head))?.querySelector("canvas");
-    if (canvas) paintCodes(canvas, found.codes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns, it.colours);
+    if (canvas) paintCodes(canvas, found.codes.subarray(head * rows * columns, (head + 1) * rows * columns), rows, columns, it.paint);
   }
 }
 
@@ -186,7 +207,7 @@ function describeKind(it, { only, layer, head }) {
 
 function describePicture(it, state) {
   const { queries, keys } = getLayers(it)[state.layer];
-  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : "its largest weight";
+  const some = [...it.thumbs.values()].some((one) => one?.sampled) ? "the largest weight of some of its rows" : `its largest ${it.app.settings.quantity(state).noun}`;
   const pooled = Math.max(queries, keys) > THUMB ? `; each pixel shows ${some}` : "";
   const count = `${formatPlural(getAllTiles(it).length, "head")} in ${formatPlural(getLayers(it).length, "layer")}`;
   it.app.caption(el("b", {}, count), ` · rows are queries, columns are keys${pooled}`);

@@ -17,15 +17,16 @@ export function createHeadStrip() {
   // Draw the pictures {codes, shape} in the colors of a table; `share` is the position of the query from 0 to 1.
   function set({ codes, shape }, head, colours, share, layer, choose) {
     const [h, rows, columns] = shape;
+    const paint = (code) => colours[code];
     const of = (n) => (n === null ? averageCodes(codes, shape) : codes.subarray(n * rows * columns, (n + 1) * rows * columns));
     const small = (n) => el("button", { class: "type-head", "aria-pressed": String(n === head), "aria-label": n === null ? "mean of all heads" : `head ${n}`, onclick: () => choose(n) },
-      paintCodes(createPixelCanvas(), of(n), rows, columns, colours), el("span", { class: "numbers" }, n === null ? "mean" : n));
+      paintCodes(createPixelCanvas(), of(n), rows, columns, paint), el("span", { class: "numbers" }, n === null ? "mean" : n));
     const focused = strip.contains(document.activeElement);
     strip.replaceChildren(...(h === 1 ? [null] : [null, ...Array.from({ length: h }, (_, n) => n)]).map(small));
     alike.hidden = strip.hidden = h === 1; // the only head has the large picture
     title.textContent = h === 1 ? "The head of the layer" : "Heads of the layer";
     if (focused) strip.querySelector("[aria-pressed=true]").focus();
-    paintCodes(canvas, of(head), rows, columns, colours);
+    paintCodes(canvas, of(head), rows, columns, paint);
     canvas.setAttribute("aria-label", `Layer ${layer}, ${head === null ? "mean of its heads" : `head ${head}`}: rows are queries, columns are keys`);
     Object.assign(mark.style, { top: `${100 * share}%`, height: `${Math.max(100 / rows, 1)}%` });
   }
