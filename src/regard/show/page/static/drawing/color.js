@@ -87,7 +87,7 @@ export function buildColorTable(chosen) {
 
 // List the ticks of a legend as [place from 0 to 1, weight].
 export function listTicks(chosen) {
-  if (chosen.name === "linear") return [0, 0.5, 1].map((share) => [share, share * chosen.high]);
+  if (chosen.name !== "log") return [0, 0.5, 1].map((share) => [share, (chosen.name === "root" ? share ** 2 : share) * chosen.high]);
   const decades = Math.round(Math.log10(chosen.high / chosen.low));
   const step = Math.ceil(decades / 4);
   const found = [];

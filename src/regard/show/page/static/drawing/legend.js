@@ -16,9 +16,10 @@ export function makeDifferenceScale(high, title = "difference") {
 }
 
 // Make the content of a legend of effects, from -high to high, with the meaning of either color in words.
-export function makeSignedScale(high, { title, raises, lowers }) {
-  const written = String(Number(high.toPrecision(1)));
-  const ticks = [[0, `−${written}`], [0.5, "0"], [1, `+${written}`]];
+export function makeSignedScale({ name, high }, { title, raises, lowers }) {
+  const shares = name === "root" ? [-1, -0.5, 0, 0.5, 1] : [-1, 0, 1];
+  const write = (share) => String(Number((high * (name === "root" ? share ** 2 : Math.abs(share))).toPrecision(3)));
+  const ticks = shares.map((share) => [(share + 1) / 2, `${share < 0 ? "−" : share > 0 ? "+" : ""}${write(share)}`]);
   return { title: `${title}: left ${lowers}, right ${raises}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
 }
 

@@ -49,10 +49,10 @@ const NUMBERS = {
     for (let n = from; n < to && n < values.length; n++) if (Number.isNaN(most) || Math.abs(values[n]) > Math.abs(most)) most = values[n];
     return most;
   },
-  makeScale: (state, keys, top) => createLinearScale(top),
+  makeScale: (state, keys, top) => createSignedScale(state.view === "text" ? "linear" : "root", top),
   writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : value.toFixed(2)),
   paint(scale) {
-    const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade(scale, ((n - SHADES) / SHADES) * scale.high)));
+    const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade({ share: (share) => share }, (n - SHADES) / SHADES)));
     return (value) => (Number.isNaN(value) ? 0 : shades[SHADES + Math.round(SHADES * Math.min(Math.max(scale.share(value), -1), 1))]);
   },
 };
@@ -81,7 +81,7 @@ function createSigned(setting, target) {
     of,
     shade: (scale, value) => shadeSigned(scale.share(value)),
     explain: (incoming) => (setting === "cut" ? `how much ${of} changes if it ${incoming ? "cannot see" : "is hidden from"}` : `how much it moves ${of} through ${incoming ? "its attention to" : "the attention of"}`),
-    makeLegend: (scale, pixel, before = "") => makeSignedScale(scale.high, { title: `${before}${setting}${pixel ? `, ${pixel}` : ""}`, raises, lowers: "lowers it" }),
+    makeLegend: (scale, pixel, before = "") => makeSignedScale(scale, { title: `${before}${setting}${pixel ? `, ${pixel}` : ""}`, raises, lowers: "lowers it" }),
     isSigned: true,
     description: setting === "cut" ? `how ${of} changes if the key is hidden` : `how each weight moves ${of}`,
     write: formatSigned,
@@ -90,10 +90,11 @@ function createSigned(setting, target) {
   };
 }
 
-// Create a scale from -high to high; share(0) is 0.
-function createLinearScale(top) {
+// Create a scale from -high to high, linear for words, or of roots for pictures, where most numbers are small; share(0) is 0.
+function createSignedScale(name, top) {
   const high = roundUp(top);
-  return { name: "linear", low: 0, high, share: (value) => value / high };
+  const share = (value) => (name === "root" ? Math.sign(value) * Math.sqrt(Math.abs(value) / high) : value / high);
+  return { name, low: 0, high, share };
 }
 
 const pixel = new Uint32Array(1);

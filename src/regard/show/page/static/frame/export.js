@@ -57,7 +57,7 @@ function frameSvg({ svg, canvas, legend }, caption) {
   const [width, height] = ["width", "height"].map((side) => Number(inner.match(new RegExp(`^<svg[^>]* ${side}="([\\d.]+)"`))[1]));
   const lines = wrapText(caption, Math.max(width - 2 * EDGE, 200));
   const foot = EDGE + lines.length * LINE + (legend ? 44 : 0);
-  const pen = createSvgPen(Math.max(width, legend ? 400 : 232), height + foot, readBackground("--paper"));
+  const pen = createSvgPen(Math.max(width, legend?.signs ? 560 : legend ? 400 : 232), height + foot, readBackground("--paper"));
   pen.whole(inner);
   lines.forEach((line, n) => pen.text(line, EDGE, height + (n + 0.5) * LINE + 6, { size: LETTER, fill: readBackground("--ink") }));
   if (legend) drawScale(pen, legend, height + foot - 44);
