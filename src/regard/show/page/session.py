@@ -153,8 +153,8 @@ class Session:
     def explain_settings(self, entry: RecordingEntry, alive: Alive) -> dict[str, str | None]:
         """Return for each setting why the page cannot show it for a recording, None where it can."""
         adapter = self.require_attributable(entry, Place())
-        with hold_model_lock(self._model_lock, alive):
-            if not self._projection_reason:
+        if not self._projection_reason:
+            with hold_model_lock(self._model_lock, alive):
                 ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
                 self._projection_reason.append(attributions.explain_missing_projection(adapter, ids))
         return dict.fromkeys(attributions.SETTINGS) | {"carried": self._projection_reason[0]}
