@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import regard
-from probe.small_models import C, E, G, H, make_model
+from probe.small_models import C, E, G, H, T, make_model
 from regard import ConfigError
 from regard.probe.model_parts import ActivationTrace, find_parts
 from regard.probe.repeated_tokens import make_probe_of_model
@@ -10,12 +10,12 @@ from regard.probe.repeated_tokens import make_probe_of_model
 NEAR = {"rtol": 1e-4, "atol": 1e-5}  # float32: a gain is fitted to eight positions
 
 
-def run(model):
-    """The parts of a model, and what each layer's attention added to the residual stream."""
+def run(model, tokens=T):
+    """The parts of a model, found on the first tokens of its probe, and the recording."""
     probe = make_probe_of_model(model, 61)
     trace = ActivationTrace()
     with torch.no_grad(), trace.watch(model), regard.record(model, keep="values") as recording:
-        logits = model(probe.tokens).logits
+        logits = model(probe.tokens[:, :tokens]).logits
     return find_parts(model, trace, recording, logits), recording
 
 
@@ -54,6 +54,17 @@ def test_grouped_heads_and_root_mean_square_norms_are_found(name):
         assert not layer.norm.is_centered
         torch.testing.assert_close(layer.norm.gain, block.input_layernorm.weight.detach() + plus, **NEAR)
     torch.testing.assert_close(parts.norm.gain, model.model.norm.weight.detach() + plus, **NEAR)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_norms_are_found_from_one_or_two_tokens_to_which_norms_of_both_kinds_fit(name, tokens):
+    model = make_model(name)
+    (few, _), (many, _) = run(model, tokens), run(model)
+    pairs = [(few.norm, many.norm), *((few.layers[one].norm, many.layers[one].norm) for one in many.layers)]
+    for one, other in pairs:
+        assert one.is_centered == other.is_centered == (name == "gpt2")
+        torch.testing.assert_close(one.gain, other.gain, **NEAR)
 
 
 def test_a_projection_that_a_norm_follows_is_not_taken_for_what_is_added():

@@ -21,6 +21,7 @@ from regard.observe.recording import Recording
 
 POSITIONS = 8  # at which inputs and outputs are compared
 NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or half precision
+NEAR_NORM = 1e-2  # the same of a norm, which half precision rounds more than once
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +78,20 @@ class ModelParts:
     layers: Mapping[str, LayerParts]
 
 
-class ActivationTrace:
-    """Hooks that keep what goes into and out of the modules of one forward pass."""
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A linear module with its outputs (g, p, e) and matrices (g, c, e) by head."""
 
-    def __init__(self) -> None:
+    activation: Activation
+    outputs: Tensor
+    matrices: Tensor
+
+
+class ActivationTrace:
+    """Hooks that keep what goes into and out of the modules of one forward pass, at the first positions."""
+
+    def __init__(self, positions: int = POSITIONS) -> None:
+        self.positions = positions
         self.linear: list[Activation] = []
         self.norms: list[Activation] = []
         self.last: Tensor | None = None  # the whole input of the last norm
@@ -107,7 +118,7 @@ class ActivationTrace:
             x = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
             if x is None or not isinstance(result, Tensor) or x.dim() < 2:
                 return
-            found = Activation(module, name, cut_positions(x), cut_positions(result))
+            found = Activation(module, name, cut_positions(x, self.positions), cut_positions(result, self.positions))
             if module.weight.dim() == 2:  # type: ignore[operator]
                 self.linear.append(found)
             elif x.shape == result.shape:
@@ -117,10 +128,15 @@ class ActivationTrace:
         return keep
 
 
-def cut_positions(x: Tensor) -> Tensor:
+def cut_positions(x: Tensor, positions: int) -> Tensor:
     """Return the first positions of the first row of (b, t, c) or (t, c), in float32 at least."""
     row = x.detach().flatten(0, -3)[0] if x.dim() > 2 else x.detach()
-    return row[:POSITIONS].to(score_dtype(row.dtype), copy=True)
+    return widen(row[:positions]).clone()
+
+
+def widen(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it is."""
+    return x.to(score_dtype(x.dtype))
 
 
 def find_parts(
@@ -128,8 +144,8 @@ def find_parts(
 ) -> ModelParts:
     """Find the linear parts of a model from the trace and the recording (with values) of the same forward pass.
 
-    `logits` (b, t, n) are what the model returned. The parts are float64 if the last norm is, else float32. Raises ConfigError
-    if the unembedding is not found, or if the logits are not the output of the last norm times the unembedding.
+    `logits` (b, t, n) are what the model returned. Raises ConfigError if the unembedding is not found, or if the logits are not
+    the output of the last norm times the unembedding.
     """
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise ConfigError("the weights are sharded over several processes (FSDP).")
@@ -143,15 +159,17 @@ def find_parts(
     last, final = trace.norms[-1] if trace.norms else None, trace.last
     if last is not None and len(last.y[0]) != words.shape[1]:
         raise ConfigError(f"unembedding must be (n, c) = ({logits.shape[2]}, {len(last.y[0])}), got {tuple(words.shape)}.")
-    if last is None or final is None or not is_near(cut_positions(logits), last.y @ words.detach().to(last.y).T):
+    words = widen(words.detach())
+    if last is None or final is None or not is_near(cut_positions(logits, trace.positions), last.y @ words.to(last.y).T):
         raise ConfigError(
             "the logits are not the output of the last norm times the unembedding, so what a head adds to them cannot be "
             "computed."
         )
-    dtype = last.y.dtype
-    layers = {name: find_layer(recording, number, trace, dtype) for number, name in enumerate(recording.layers())}
-    embedding = None if embedding is None else embedding.detach().to(dtype)
-    return ModelParts(embedding, words.detach().to(dtype), fit_norm(last), final.to(dtype), layers)
+    norm = fit_norm(last)
+    if norm is None:
+        raise ConfigError(f"the last norm, {last.name}, is neither a layer norm nor an RMS norm.")
+    layers = {name: find_layer(recording, number, trace) for number, name in enumerate(recording.layers())}
+    return ModelParts(None if embedding is None else widen(embedding.detach()).cpu(), words.cpu(), norm, widen(final), layers)
 
 
 def check_unembedding(unembedding: Tensor | None) -> None:
@@ -168,27 +186,40 @@ def find_embedding(model: nn.Module, getter: str, attribute: str) -> Tensor | No
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
-def find_layer(recording: Recording, number: int, trace: ActivationTrace, dtype: torch.dtype) -> LayerParts:
+def find_layer(recording: Recording, number: int, trace: ActivationTrace) -> LayerParts:
     """Find the projections of a layer: modules whose input is its context, and whose output holds its values."""
     values, m = recording.values(number), recording.map(number)
     if values is None:
         return LayerParts(None, None, None)
-    h, groups = m.shape[1], values.shape[1]
-    v = values[:1].to(score_dtype(values.dtype))
-    joined = (m.select(batch=0) @ v)[0, :, :POSITIONS].transpose(0, 1).flatten(1)  # (p, h e)
+    h, v, positions = m.shape[1], widen(values[:1]), trace.positions
+    joined = widen((m.select(batch=0) @ v)[0, :, :positions].transpose(0, 1).flatten(1))  # (p, h e)
     output = None
     projection = next((one for one in trace.linear if is_near(one.x, joined)), None)
     if projection is not None and not any(is_near(norm.x, projection.y) for norm in trace.norms):  # it is added as it is
-        matrix = read_matrix(projection, dtype)
+        matrix = read_matrix(projection)
         output = None if matrix is None else matrix.view(h, -1, matrix.shape[1])
+    found = find_projection(trace, v[0, :, :positions])
+    norm = None if found is None else find_norm_before(trace, found.activation)
+    return LayerParts(output, None, None) if found is None or norm is None else LayerParts(output, found.matrices, norm)
+
+
+def find_projection(trace: ActivationTrace, heads: Tensor) -> Projection | None:
+    """Find the linear module whose output has vectors (g, p, e) in its columns at the first p positions."""
     for one in trace.linear:
-        columns = [find_columns(one.y, v[0, group, :POSITIONS]) for group in range(groups)]
-        if None not in columns and (matrix := read_matrix(one, dtype)) is not None:
-            e = v.shape[-1]
-            value = torch.stack([matrix[:, start : start + e] for start in columns if start is not None])
-            before = next((norm for norm in trace.norms if norm.y.shape == one.x.shape and is_near(norm.y, one.x)), None)
-            return LayerParts(output, value, Norm(torch.ones(matrix.shape[0]), False) if before is None else fit_norm(before))
-    return LayerParts(output, None, None)
+        y = one.y[: heads.shape[1]]
+        if find_columns(y, heads[0]) is None:  # of most modules, without a look at the other heads
+            continue
+        columns = [find_columns(y, head) for head in heads]
+        if None not in columns and (matrix := read_matrix(one)) is not None:
+            parts = [slice(start, start + heads.shape[2]) for start in columns if start is not None]
+            return Projection(one, *(torch.stack([x[:, part] for part in parts]) for x in (one.y, matrix)))
+    return None
+
+
+def find_norm_before(trace: ActivationTrace, one: Activation) -> Norm | None:
+    """Return the norm whose output goes into a module, of gain 1 if no norm does; None for a norm of another kind."""
+    before = next((norm for norm in trace.norms if is_near(norm.y, one.x)), None)
+    return Norm(torch.ones(one.x.shape[1]), False) if before is None else fit_norm(before)
 
 
 def is_near(one: Tensor, other: Tensor) -> bool:
@@ -211,29 +242,35 @@ def find_columns(y: Tensor, v: Tensor) -> int | None:
 
 
 @torch.no_grad()
-def read_matrix(one: Activation, dtype: torch.dtype) -> Tensor | None:
+def read_matrix(one: Activation) -> Tensor | None:
     """Return the matrix (c_in, c_out) of a linear module, from its forward on the unit vectors; None if it is not linear."""
     weight: Any = one.module.weight
     unit = torch.eye(one.x.shape[1], device=weight.device, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
     shift = one.module(torch.zeros_like(unit[:1]))
-    matrix = (one.module(unit) - shift).to("cpu", dtype)
-    return matrix if is_near(one.x.to(matrix) @ matrix + shift.to(matrix), one.y.to(matrix)) else None
+    matrix = widen(one.module(unit) - shift).cpu()
+    return matrix if is_near(one.x.cpu() @ matrix.to(one.x) + widen(shift).cpu(), one.y.cpu()) else None
 
 
-def fit_norm(one: Activation) -> Norm:
+@torch.no_grad()
+def fit_norm(one: Activation) -> Norm | None:
     """Return the gain of a norm, by least squares for each channel; whichever of layer norm and RMS norm fits better.
 
+    It is fitted to the activation and to the module's forward on random vectors: a few positions alone fit norms of both kinds.
     The number added to the variance is that which the module names eps or variance_epsilon, if the fit is better with it.
+    None if the best fit is not near.
     """
+    weight: Any = one.module.weight
+    drawn = torch.randn(POSITIONS, one.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(weight)
+    x = torch.cat([one.x.double().cpu(), drawn.double().cpu()])
+    y = torch.cat([one.y.double().cpu(), one.module(drawn).double().cpu()])
     named = [getattr(one.module, name, 0.0) for name in ("eps", "variance_epsilon")]
     fits = []
     for eps in (0.0, *(float(eps) for eps in named if isinstance(eps, float) and eps > 0)):
         for is_centered in (True, False):
             norm = Norm(torch.empty(0), is_centered, eps)
-            x = one.x.double()
-            x = x - x.mean(-1, keepdim=True) if is_centered else x
-            z, y = x / norm.measure_scale(x).unsqueeze(-1), one.y.double()
+            z = (x - x.mean(-1, keepdim=True) if is_centered else x) / norm.measure_scale(x).unsqueeze(-1)
             z0, y0 = (z - z.mean(0), y - y.mean(0)) if is_centered else (z, y)  # an RMS norm has no shift
             gain = (z0 * y0).sum(0) / z0.square().sum(0).clamp(min=1e-30)
-            fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.to("cpu", one.y.dtype))))
-    return min(fits, key=lambda fit: fit[0])[1]
+            fits.append((float((gain * z0 - y0).norm()), replace(norm, gain=gain.to(one.y.dtype))))
+    error, best = min(fits, key=lambda fit: fit[0])
+    return best if error <= NEAR_NORM * float(y.norm()) else None
