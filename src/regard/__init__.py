@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from regard.observe.record import record
     from regard.observe.recording import Recording
     from regard.observe.rollout import rollout
+    from regard.probe.circuits import find_circuits
     from regard.probe.contributions import contributions
     from regard.probe.head_effects import effects
     from regard.probe.probe_heads import probe_heads
@@ -90,6 +91,7 @@ LAZY_NAMES = {  # the module of each name, imported when the name is first used:
     "regard.observe.record": ("record",),
     "regard.observe.recording": ("Recording",),
     "regard.observe.rollout": ("rollout",),
+    "regard.probe.circuits": ("find_circuits",),
     "regard.probe.contributions": ("contributions",),
     "regard.probe.head_effects": ("effects",),
     "regard.probe.probe_heads": ("probe_heads",),
@@ -146,6 +148,7 @@ __all__ = [
     "effects",
     "examine",
     "figure",
+    "find_circuits",
     "heads",
     "intervene",
     "load",

@@ -187,6 +187,16 @@ CALLS = [
         },
     ),
     Call(
+        "find_circuits",
+        regard.find_circuits,
+        lambda: {"model": language_model(), "tokens": torch.tensor([[1, 2, 3]])},
+        {
+            "model": OBJECT,
+            "tokens": SCALARS | constant(a_number=3, of_fractions=torch.ones(1, 3), one=torch.ones(1, 1).long()),
+            "unembedding": without(SCALARS, "none") | constant(a_number=3, of_another_width=torch.ones(30, 3)),
+        },
+    ),
+    Call(
         "rollout",
         regard.rollout,
         lambda: {"recording": recorded()},

@@ -7,7 +7,8 @@ from regard.errors import ConfigError
 from regard.mechanism.heads import share
 from regard.observe.map_view import MapView
 from regard.observe.score_interval import QueryScores
-from regard.probe.model_parts import LayerParts, ModelParts, Norm
+from regard.probe.factored_matrix import FactoredMatrix
+from regard.probe.model_parts import LayerParts, ModelParts
 
 
 def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: ModelParts, tokens: Tensor) -> QueryScores:
@@ -22,7 +23,7 @@ def score_copying(look: MapView, values: Tensor, layer: LayerParts, parts: Model
     if layer.output is None:
         raise ConfigError("the output projection of this layer was not found.")
     words = parts.unembedding - parts.unembedding.mean(0)
-    reader = parts.norm.apply_transposed(words[tokens])  # (b, k, c)
+    reader = parts.norm.apply_transposed(words[tokens.cpu()])  # (b, k, c)
     seen = torch.einsum("bkc,hec->bhke", reader, layer.output)
     added = (share(values.to(seen), look.map.shape[1]) * seen).sum(-1, keepdim=True)  # of each key, (b, h, k, 1)
     scale = parts.norm.measure_scale(parts.final.cpu()).unsqueeze(1)  # (b, 1, q)
@@ -39,19 +40,23 @@ def score_ov_eigenvalues(layer: LayerParts, parts: ModelParts) -> Tensor:
     """
     if layer.output is None or layer.value is None or parts.embedding is None or layer.norm is None:
         raise ConfigError("the value projection, the output projection or the embedding of this layer was not found.")
-    inner = compute_vocabulary_product(parts, layer.norm)
-    value = share(layer.value.transpose(1, 2).unsqueeze(0), len(layer.output))[0].transpose(1, 2)  # (h, c, e)
-    circuit = layer.output.double() @ inner @ value.double()  # (h, e, e)
-    found = torch.linalg.eigvals(circuit)
-    score: Tensor = found.real.sum(-1) / found.abs().sum(-1)
+    inner = compute_vocabulary_product(parts)
+    read = layer.norm.apply_transposed(layer.value.transpose(1, 2))  # (g, e, c)
+    read = share(read.unsqueeze(0), len(layer.output))[0].transpose(1, 2)
+    circuits = zip(read.double(), layer.output.double() @ inner, strict=True)  # (c, e) and (e, c) of each head
+    return torch.stack([score_eigenvalues(FactoredMatrix(*factors).eigenvalues()) for factors in circuits])
+
+
+def score_eigenvalues(eigenvalues: Tensor) -> Tensor:
+    """Return Σ λ / Σ abs(λ), from -1 to 1. Source: Elhage et al. 2021."""
+    score: Tensor = eigenvalues.real.sum() / eigenvalues.abs().sum()
     return score
 
 
-def compute_vocabulary_product(parts: ModelParts, norm: Norm) -> Tensor:
-    """Return N_out W_U W_E N_in, (c, c): what a head's output and input share through the vocabulary, float64."""
+def compute_vocabulary_product(parts: ModelParts) -> Tensor:
+    """Return N_out W_U W_E, (c, c): what a head's output and input share through the vocabulary, float64."""
     assert parts.embedding is not None
     words = parts.unembedding - parts.unembedding.mean(0)
     product = (words.T @ parts.embedding).double()
-    written: Tensor = parts.norm.apply_transposed(product.T).T  # over the residual that a head writes
-    found: Tensor = norm.apply_transposed(written)
+    found: Tensor = parts.norm.apply_transposed(product.T).T  # over the residual that a head writes
     return found

@@ -1,0 +1,151 @@
+"""find_circuits: the OV and QK circuits of the heads of a model, as factored matrices."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, describe_value
+from regard.observe.record import record
+from regard.observe.recording import Recording
+from regard.probe.evaluation_mode import evaluate_mode
+from regard.probe.factored_matrix import FactoredMatrix
+from regard.probe.model_parts import (
+    ActivationTrace,
+    ModelParts,
+    check_unembedding,
+    find_norm_before,
+    find_parts,
+    find_projection,
+    is_near,
+    widen,
+)
+from regard.probe.probe_heads import compute_logits
+
+SPACES = ("residual", "tokens")
+MOST_POSITIONS = 64  # at which the outputs of projections are kept: distances below it can be measured
+
+
+@dataclass(frozen=True, eq=False)
+class Circuits:
+    """The OV and QK circuits of the heads of a model, in the space of the residual stream (c) or of the tokens (n).
+
+    The linear part of the norm before the projections is folded in. Left out are the scale by which that norm divides (it is
+    frozen: divide x by it), its shift and the biases of the projections, so that a score has further terms of the query alone
+    and of the key alone. Of tokens, the residual stream is the token's embedding, without position or earlier layers.
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+    """
+
+    recording: Recording
+    trace: ActivationTrace
+    parts: ModelParts
+
+    def ov(self, layer: int, head: int, space: str = "residual") -> FactoredMatrix:
+        """Return N_in W_V W_O, (c, c): x @ A is what a head writes where it attends to x.
+
+        In the space "tokens" it is W_E N_in W_V W_O N_out W_U, (n, n): by how much each attended token raises each logit by the
+        direct path, with N_out the linear part of the last norm and the unembedding centered, which changes no probability.
+        Raises ConfigError where the value or the output projection was not found.
+        """
+        check_choice("space", space, SPACES)
+        name, head, h = self.find_head(layer, head)
+        found = self.parts.layers[name]
+        if found.output is None or found.value is None or found.norm is None:
+            raise ConfigError(f"the value projection or the output projection of {name} was not found.")
+        left = found.norm.apply_transposed(found.value[head * len(found.value) // h].T).T
+        if space == "residual":
+            return FactoredMatrix(left, found.output[head])
+        words = self.parts.unembedding - self.parts.unembedding.mean(0)
+        return FactoredMatrix(self.get_embedding() @ left, found.output[head] @ self.parts.norm.apply_transposed(words).T)
+
+    def qk(self, layer: int, head: int, space: str = "residual", *, distance: int | None = None) -> FactoredMatrix:
+        """Return N_in W_Q W_Kᵀ N_inᵀ, (c, c), or W_E ... W_Eᵀ, (n, n): x_i A x_j is query times key, before the scale.
+
+        With rotary positions it depends on the distance, by how many tokens the key comes before the query: it is
+        N_in W_Q R W_Kᵀ N_inᵀ with the rotation R by that many positions, measured on the tokens given to find_circuits, of
+        which there must be more than distance. Other models need no distance and have one matrix for all.
+        Raises ConfigError for rotary positions without a distance, and where the projections were not found.
+        """
+        check_choice("space", space, SPACES)
+        name, head, h = self.find_head(layer, head)
+        asked = self.recording.map(layer)._request
+        q, k = (widen(x[0, :, : self.trace.positions]) for x in (asked.q, asked.k))
+        query, key = (find_projection(self.trace, x) or find_projection(self.trace, x[:, :1]) for x in (q, k))
+        norm = None if query is None else find_norm_before(self.trace, query.activation)
+        is_alike = query is not None and key is not None and is_near(query.activation.x, key.activation.x)
+        if query is None or key is None or norm is None or not is_alike:
+            raise ConfigError(f"the projections of the queries and keys of {name} were not found, or not behind one norm.")
+        left, right = query.matrices[head], key.matrices[head * len(key.matrices) // h]
+        outputs, turned = torch.cat([query.outputs, key.outputs]).cpu(), torch.cat([q, k]).cpu()  # (h + g, p, d)
+        if not is_near(outputs, turned):
+            if distance is None:
+                raise ConfigError(
+                    f"the queries and keys of {name} are rotated by position, so its QK circuit depends on the distance: "
+                    "pass distance=, by how many tokens the key comes before the query."
+                )
+            distance = check_count("distance", distance, least=0, most=turned.shape[1] - 1)
+            rotation = measure_rotation(outputs[:, distance], turned[:, distance])
+            if rotation is None:
+                raise ConfigError(f"the queries and keys of {name} are changed after their projection, not only rotated.")
+            left = left @ rotation
+        left, right = norm.apply_transposed(left.T).T, norm.apply_transposed(right.T)
+        if space == "residual":
+            return FactoredMatrix(left, right)
+        return FactoredMatrix(self.get_embedding() @ left, right @ self.get_embedding().T)
+
+    def find_head(self, layer: int, head: int) -> tuple[str, int, int]:
+        """Return the name of a layer, the head counted from 0, and the number of heads. Raises OutOfRangeError."""
+        names = self.recording.layers()
+        name = names[check_index("layer", layer, len(names), "the model")]
+        h = self.recording.map(layer).shape[1]
+        return name, check_index("head", head, h, "the layer"), h
+
+    def get_embedding(self) -> Tensor:
+        """Return the embedding (n, c). Raises ConfigError where it was not found."""
+        if self.parts.embedding is None:
+            raise ConfigError("the embedding of the model was not found: use space='residual'.")
+        return self.parts.embedding
+
+
+def find_circuits(model: nn.Module, tokens: Tensor, *, unembedding: Tensor | None = None) -> Circuits:
+    """Find the OV and QK circuits of the heads of a language model by running it on tokens (b, t), t at least 2.
+
+    A module is a projection if its outputs are the recorded queries, keys or values, or its inputs the recorded contexts; its
+    matrix is read off its own forward. unembedding (n, c) is needed only where the model has no get_output_embeddings.
+    Raises ConfigError where the logits are not the last norm times the unembedding.
+    """
+    check_instance("model", model, nn.Module, "Pass a language model that maps tokens (b, t) to logits.")
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.dim() != 2
+        or tokens.is_floating_point()
+        or min(tokens.shape[0], tokens.shape[1] - 1) < 1
+    ):
+        raise ConfigError(f"tokens must be ids (b, t), t at least 2, got {describe_value(tokens)}.")
+    check_unembedding(unembedding)
+    with evaluate_mode(model), torch.no_grad():
+        trace = ActivationTrace(min(tokens.shape[1], MOST_POSITIONS))
+        with trace.watch(model), record(model, keep="values") as recording:
+            logits = compute_logits(model, tokens)
+        return Circuits(recording, trace, find_parts(model, trace, recording, logits, unembedding))
+
+
+def measure_rotation(x: Tensor, y: Tensor) -> Tensor | None:
+    """Return the matrix R (d, d) of y = x R, for x and y (s, d), if it rotates pairs of columns by an angle each, or None.
+
+    The pairs are columns i and i + r/2, or 2i and 2i + 1, of the first r columns: all, a half or a quarter. Each angle is the
+    least squares estimate over the s vectors. Source: Su et al. 2021, equation 34.
+    """
+    d = x.shape[1]
+    for columns in (torch.arange(d // part) for part in (1, 2, 4) if d % (2 * part) == 0):
+        for first, second in (columns.chunk(2), (columns[::2], columns[1::2])):
+            one, other = (torch.complex(z[:, first], z[:, second]) for z in (x, y))
+            turn = (other * one.conj()).sum(0)
+            turn = turn / turn.abs()
+            rotation = torch.eye(d, dtype=x.dtype)
+            rotation[first, first] = rotation[second, second] = turn.real
+            rotation[first, second], rotation[second, first] = turn.imag, -turn.imag
+            if is_near(x @ rotation, y):
+                return rotation
+    return None
