@@ -197,6 +197,25 @@ CALLS = [
         },
     ),
     Call(
+        "path_effects",
+        regard.path_effects,
+        lambda: {
+            "model": language_model(),
+            "inputs": torch.tensor([[1, 2, 3]]),
+            "source": torch.tensor([[1, 4, 3]]),
+            "measure": lambda logits: logits[0, -1, 0],
+        },
+        {
+            "model": OBJECT,
+            "inputs": {},  # the model says what they are
+            "source": constant(longer=torch.tensor([[1, 2, 3, 4]])),
+            "measure": without(SCALARS, "an object") | constant(a_number=3, of_logits=lambda logits: logits),
+            "receivers": without(SCALARS, "none") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+            "into": CHOICE,
+            "senders": without(SCALARS, "an empty list") | constant(a_number=3, beyond=[(9, 9)], of_numbers=[1]),
+        },
+    ),
+    Call(
         "rollout",
         regard.rollout,
         lambda: {"recording": recorded()},
