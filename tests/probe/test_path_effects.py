@@ -89,6 +89,7 @@ def count_key_heads(model):
     return getattr(model.config, "num_key_value_heads", count_heads(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("into", ["qkv", "q", "k", "v"])
 def test_the_effect_of_a_path_is_that_of_four_forwards_with_hooks(into):
     model, tokens, source = gpt2(), words(2, 11), words(2, 13)[:, 2:]
@@ -112,6 +113,7 @@ def test_heads_that_share_keys_are_patched_together_as_their_projection_is(into)
     assert abs(found[0, 2] - float(expected.mean())) < EQUAL
 
 
+@pytest.mark.slow
 def test_the_direct_path_to_the_output_leads_past_all_heads():
     model, tokens, source = gpt2(), words(2, 11), words(2, 13)[:, 2:]
     found = regard.path_effects(model, tokens, source, pick_lead)
@@ -134,11 +136,13 @@ def test_a_sender_that_is_not_before_the_receiver_has_no_effect_at_all():
     assert found[0, 0] != 0
 
 
+@pytest.mark.slow
 def test_a_source_that_is_the_input_has_no_effect_at_all():
     model, tokens = llama(), words(2, 11)
     assert not any(regard.path_effects(model, tokens, tokens, pick_lead, receivers="all").values())
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was_and_a_dict_of_arguments_is_passed_by_name():
     model, tokens, source = gpt2().train(), words(2, 11), words(2, 13)[:, 2:]
     given = {"receivers": [(2, 0)], "senders": [(0, 0)]}
