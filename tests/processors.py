@@ -24,6 +24,7 @@ KERNELS = (
     "tests/compiled",
     "tests/matmul",
     "tests/mechanism/test_cpu.py",
+    "tests/map/test_attribution_passes.py",
     "tests/map/test_numba_passes.py",
     "tests/models/test_compiled_gpt2.py",
     "tests/train/test_fused_ops.py",

@@ -250,6 +250,18 @@ def test_the_compiled_pass_scores_only_what_a_block_of_rows_may_see():
         assert scored < most
 
 
+@pytest.mark.parametrize(("queries", "bins"), [(1000, 100), (1000, 256), (1001, 256), (1024, 256), (40, 3)])
+def test_no_tile_reads_past_the_queries_that_the_compiled_pass_was_given(queries, bins):
+    from regard.compiled.register_tiles import ROWS
+
+    q = torch.zeros(1, 1, queries, D)
+    single, edges = Plane(make_request(q, q, q, Causal()), 0, 0), bin_edges(0, queries, bins).numpy()
+    scores, (plan,) = pass_inputs.make_score_inputs(single, edges), pass_inputs.make_plans(single)
+    for _, _, start, stop in pass_inputs.make_blocks(plan, edges):
+        rows = start - (start - stop) // ROWS * ROWS
+        assert (rows - 1) * scores.stride + D <= len(scores.q)
+
+
 @pytest.mark.parametrize("queries", [T, 8 * T])
 def test_queries_and_keys_may_lie_in_memory_in_any_way(queries):
     together = torch.randn(1, queries, 3, 2, D)  # what one linear layer gives for two heads

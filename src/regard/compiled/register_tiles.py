@@ -101,21 +101,35 @@ def find_maximum(context, a, at, count):
 
     count is a multiple of COLUMNS. NaN is skipped.
     """
+    return make_extreme_intrinsic(a, ">", -math.inf)
+
+
+@intrinsic
+def find_minimum(context, a, at, count):
+    """Return the smallest of `count` numbers of a contiguous array, from an offset on.
+
+    count is a multiple of COLUMNS. NaN is skipped.
+    """
+    return make_extreme_intrinsic(a, "<", math.inf)
+
+
+def make_extreme_intrinsic(a, comparison, start):
+    """Return an intrinsic's signature and code generator, for the largest or smallest of some numbers, or `start`."""
     signature = types.float32(a, types.intp, types.intp)
 
     def generate(context, builder, signature, arguments):
         a, at, count = arguments
         a = get_data_pointer(context, builder, signature.args[0], a)
-        tops = [cgutils.alloca_once_value(builder, ir.Constant(VECTOR, [-math.inf] * LANES)) for _ in range(VECTORS)]
+        choose = functools.partial(emit_extreme, builder, comparison)
+        tops = [cgutils.alloca_once_value(builder, ir.Constant(VECTOR, [start] * LANES)) for _ in range(VECTORS)]
         with cgutils.for_range(builder, builder.udiv(count, SIZE(COLUMNS))) as loop:
             for c, top in enumerate(tops):
                 here = builder.load(
                     get_vector_pointer(builder, a, builder.add(at, builder.mul(loop.index, SIZE(COLUMNS))), c), align=4
                 )
-                builder.store(emit_maximum(builder, here, builder.load(top)), top)
-        top = functools.reduce(functools.partial(emit_maximum, builder), [builder.load(top) for top in tops])
-        found = [builder.extract_element(top, ir.IntType(32)(n)) for n in range(LANES)]
-        return functools.reduce(functools.partial(emit_maximum, builder), found)
+                builder.store(choose(here, builder.load(top)), top)
+        top = functools.reduce(choose, [builder.load(top) for top in tops])
+        return functools.reduce(choose, [builder.extract_element(top, ir.IntType(32)(n)) for n in range(LANES)])
 
     return signature, generate
 
@@ -125,9 +139,9 @@ def get_data_pointer(context, builder, kind, x):
     return context.make_array(kind)(context, builder, x).data
 
 
-def emit_maximum(builder, a, b):
-    """Emit the maximum of a and b; b if either is NaN."""
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+def emit_extreme(builder, comparison, a, b):
+    """Emit a if it compares so to b, else b; b if either is NaN."""
+    return builder.select(builder.fcmp_ordered(comparison, a, b), a, b)
 
 
 def get_vector_pointer(builder, array, place, number, kind=VECTOR):

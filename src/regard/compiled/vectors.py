@@ -19,6 +19,7 @@ C0, C1, C2, C3, C4, C5 = Chebyshev.interpolate(np.exp2, 5, domain=[-0.5, 0.5]).c
 NEAR = np.float32(0.5)  # bound of the tangent's polynomial
 T3, T5, T7, T9, T11, T13 = (np.float32(c) for c in (-1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075))
 ZERO, HALF, ONE, LEAST = np.float32(0), np.float32(0.5), np.float32(1), np.float32(-np.inf)
+REMAINDER = np.float32(8 * np.finfo(np.float32).eps)  # what a weight of 1 up to rounding leaves to others
 
 
 @intrinsic
@@ -114,6 +115,47 @@ def fold_four_rows(s, t, u, v, factors, summed, largest):
         w, x, y, z = s[j] * f, t[j] * g, u[j] * h, v[j] * i
         summed[j] += (w + x) + (y + z)
         largest[j] = max(max(largest[j], max(w, x)), max(y, z))
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def fold_signed_row(s, summed, largest, lowest):
+    """Add s to `summed`, raise `largest` to at least s and `lowest` to at least -s."""
+    for j in range(len(s)):
+        summed[j] += s[j]
+        largest[j] = max(largest[j], s[j])
+        lowest[j] = max(lowest[j], -s[j])
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def sum_weighted(s, e, factor):
+    """Multiply s by the weights e · factor in place; return the sum."""
+    total = ZERO
+    for j in range(len(s)):
+        s[j] *= e[j] * factor
+        total += s[j]
+    return total
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def sum_visible(s, scores):
+    """Set s to 0 where the score is -inf; return the sum."""
+    total = ZERO
+    for j in range(len(s)):
+        s[j] = ZERO if scores[j] == LEAST else s[j]
+        total += s[j]
+    return total
+
+
+@njit(fastmath=REASSOCIATED, error_model="numpy", nogil=True)
+def sum_cut(s, e, factor, mean):
+    """Replace s by -w / (1 - w) (s - mean), w = e · factor, or by -s where w is 1 up to rounding; return the sum."""
+    total = ZERO
+    for j in range(len(s)):
+        w = e[j] * factor
+        rest = ONE - w
+        s[j] = -s[j] if rest <= REMAINDER else -w / rest * (s[j] - mean)
+        total += s[j]
+    return total
 
 
 @njit(fastmath=REASSOCIATED, nogil=True)

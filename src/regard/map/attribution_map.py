@@ -1,7 +1,8 @@
 """AttributionMap: what each weight does to a number, as a matrix that is never stored."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,13 +10,12 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.html_repr import HtmlRepr
-from regard.map import indexing, pooling
+from regard.map import attribution_passes, indexing, numba_passes, pooling
 from regard.map.attention_map import PICTURE_BINS, AttentionMap, Index
-from regard.map.plane import BLOCK_NUMBERS, Plane, Run
-from regard.map.pooling import assign_bins, bin_edges
-from regard.mechanism.arguments import check_choice, check_instance, check_integer, describe_value
-from regard.mechanism.heads import share
-from regard.mechanism.request import disable_autocast
+from regard.map.attribution_passes import EntryStatistics, Products, compute_cuts, iterate_entries
+from regard.map.plane import BLOCK_NUMBERS, Plane, Run, multiply_exactly
+from regard.map.pooling import bin_edges
+from regard.mechanism.arguments import check_choice, check_count, check_instance, check_integer, describe_value
 from regard.mechanism.scores import score_dtype
 
 FACTORS = {"one": "products", "weights": "weights times products", "cut": "changes by hidden keys"}  # and what the map is
@@ -70,7 +70,11 @@ class AttributionMap(HtmlRepr):
         dtype = score_dtype(torch.promote_types(left.dtype, right.dtype))
         self.weights, self.factor = weights, check_choice("factor", factor, tuple(FACTORS))
         self.left, self.right = left.detach().to(dtype), right.detach().to(dtype)
-        self.means = (self.left * (weights @ self.right)).sum(-1) if factor == "cut" else None  # Σ_m A_im l_i · r_m, (b, h, q)
+
+    @cached_property
+    def means(self) -> Tensor | None:
+        """Σ_m A_im l_i · r_m for factor "cut", (b, h, q)."""
+        return (self.left * (self.weights @ self.right)).sum(-1) if self.factor == "cut" else None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -101,15 +105,31 @@ class AttributionMap(HtmlRepr):
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return entries by ints, slices, lists and tensors, in the shape that torch would give."""
+        index = indexing.expand_index(index)
         weights = self.weights[index]
-        b, h, i, j = indexing.coordinates(self.shape, indexing.expand_index(index))
-        products = self.multiply_pairs(b, h, i, j)
-        if self.factor == "one":
+        products = self.multiply_rows(index) if isinstance(index[3], slice) else self.multiply_pairs(index)
+        if self.factor == "weights":
+            return products * weights
+        b, h, i, j = indexing.coordinates(self.shape, index)
+        if self.means is None:
             return products.where(self.is_visible(b, h, i, j), 0)
-        return products * weights if self.means is None else compute_cuts(weights, products, self.means[b, h, i])
+        return compute_cuts(weights, products, self.means[b, h, i])
 
-    def multiply_pairs(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Return l_i · r_j of queries and keys, all by index and of one shape, a block of numbers at a time."""
+    def multiply_rows(self, index: tuple[Any, ...]) -> Tensor:
+        """Return l_i · r_j of rows by index on a slice of the keys."""
+        b, h, i = indexing.coordinates(self.shape[:3], index[:3])
+        group = h * self.right.shape[1] // self.shape[1]
+        right = self.right[:, :, index[3]]
+        found = self.left.new_empty(*b.shape, right.shape[2])
+        pairs = b * right.shape[1] + group
+        for pair in pairs.unique().tolist():
+            (n, m), here = divmod(pair, right.shape[1]), pairs == pair
+            found[here.to(found.device)] = multiply_exactly(self.left[n, h[here], i[here]], right[n, m].T)
+        return found
+
+    def multiply_pairs(self, index: tuple[Any, ...]) -> Tensor:
+        """Return l_i · r_j of entries by index, a block of numbers at a time."""
+        b, h, i, j = indexing.coordinates(self.shape, index)
         step = max(1, BLOCK_NUMBERS // max(1, self.left.shape[3]))
         parts = zip(*(x.flatten().split(step) for x in (b, h, h * self.right.shape[1] // self.shape[1], i, j)), strict=True)
         found = [(self.left[n, head, query] * self.right[n, group, key]).sum(-1) for n, head, group, query, key in parts]
@@ -118,28 +138,32 @@ class AttributionMap(HtmlRepr):
     def is_visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return whether queries may see keys, all by index and of one shape."""
         found = torch.empty(b.shape, dtype=torch.bool, device=self.device)
-        for n, m in torch.stack([b.flatten(), h.flatten()]).unique(dim=1).T.tolist():
-            here = (b == n) & (h == m)
+        pairs = b * self.shape[1] + h
+        for pair in pairs.unique().tolist():
+            (n, m), here = divmod(pair, self.shape[1]), pairs == pair
             plane = Plane(self.weights._request, *self.weights._pairs[n][m])
             seen = plane.can_see(i[here], j[here])
             found[here] = seen if plane.bias is None else seen & (plane.bias[i[here], j[here]] != -torch.inf)
         return found
 
-    def iterate_blocks(self) -> Iterator[tuple[int, int, Run, Tensor]]:
-        """Yield batch row, head, the run of queries and keys, and the entries (n, m) of it."""
-        right = share(self.right, self.shape[1])
+    def iterate_planes(self) -> Iterator[tuple[int, int, Plane, Products]]:
+        """Yield batch row, head, and the weights and products of it."""
+        share = self.shape[1] // self.right.shape[1]
         for b, row in enumerate(self.weights._pairs):
             for h, pair in enumerate(row):
-                for run in Plane(self.weights._request, *pair).iterate_runs():
-                    with disable_autocast(self.device):
-                        entries = self.left[b, h, run.start : run.stop] @ right[b, h, run.columns].T
-                    if self.means is not None:
-                        entries = compute_cuts(run.weights, entries, self.means[b, h, run.start : run.stop].unsqueeze(-1))
-                    elif self.factor == "weights":
-                        entries.mul_(run.weights)
-                    else:
-                        entries.masked_fill_(run.masked == -torch.inf, 0)
-                    yield b, h, run, entries
+                means = None if self.means is None else self.means[b, h]
+                yield (
+                    b,
+                    h,
+                    Plane(self.weights._request, *pair),
+                    Products(self.left[b, h], self.right[b, h // share], self.factor, means),
+                )
+
+    def iterate_blocks(self) -> Iterator[tuple[int, int, Run, Tensor]]:
+        """Yield batch row, head, the run of queries and keys, and the entries (n, m) of it."""
+        for b, h, plane, products in self.iterate_planes():
+            for run, entries in iterate_entries(plane, products):
+                yield b, h, run, entries
 
     def row_sums(self) -> Tensor:
         """Compute the sum of each row, (b, h, q)."""
@@ -151,37 +175,28 @@ class AttributionMap(HtmlRepr):
 
     def overview(self, bins: int = PICTURE_BINS) -> AttributionOverview:
         """Compute all statistics and pictures of at most `bins` bins along each axis, in one traversal."""
-        b, h, q, k = self.shape
-        edges = [bin_edges(0, size, min(size, check_integer("bins", bins))).to(self.device) for size in (q, k)]
-        size = len(edges[0]) - 1, len(edges[1]) - 1
-        rows, columns = (torch.zeros(b, h, n, dtype=torch.float64, device=self.device) for n in (q, k))
-        largest = torch.zeros(b, h, q, dtype=self.left.dtype, device=self.device)
-        total = torch.zeros(b, h, *size, dtype=torch.float64, device=self.device)
-        most = torch.zeros(b, h, *size, dtype=self.left.dtype, device=self.device)
-        for n, m, run, entries in self.iterate_blocks():
-            part = slice(run.start, run.stop)
-            rows[n, m, part] = entries.sum(-1, dtype=torch.float64)
-            columns[n, m].index_add_(0, run.columns, entries.sum(0, dtype=torch.float64))
-            if entries.numel():
-                largest[n, m, part] = take_largest(entries, -1)
-                add_to_picture(total[n, m], most[n, m], edges, run, entries)
-        area = edges[0].diff().unsqueeze(-1) * edges[1].diff()
-        dtype = self.left.dtype
-        return AttributionOverview(rows.to(dtype), columns.to(dtype), largest, (total / area.clamp(min=1)).to(dtype), most)
+        most = check_count("bins", bins)
+        found = self.gather_entries(*(bin_edges(0, size, min(size, most)) for size in self.shape[2:]))
+        sums = ([getattr(one, name) for one in found] for name in ("row_sums", "column_sums", "largest"))
+        pictures = ([one.picture.pool(how) for one in found] for how in ("mean", "max"))
+        return AttributionOverview(*map(self.weights._stack_planes, (*sums, *pictures)))
 
     def pooled(self, rows: int, columns: int, how: pooling.How = "mean") -> Tensor:
         """Pool the matrix into bins, (b, h, rows, columns): the signed mean or sum, or the entry that is largest in size."""
         size = pooling.check_picture_size(how, (rows, columns))
-        b, h, q, k = self.shape
-        edges = [bin_edges(0, length, bins).to(self.device) for length, bins in zip((q, k), size, strict=True)]
-        total = torch.zeros(b, h, *size, dtype=torch.float64, device=self.device)
-        most = torch.zeros(b, h, *size, dtype=self.left.dtype, device=self.device)
-        for n, m, run, entries in self.iterate_blocks():
-            add_to_picture(total[n, m], most[n, m], edges, run, entries)
-        if how == "max":
-            return most
-        area = edges[0].diff().unsqueeze(-1) * edges[1].diff()
-        return (total if how == "sum" else total / area.clamp(min=1)).to(self.left.dtype)
+        found = self.gather_entries(*(bin_edges(0, length, bins) for length, bins in zip(self.shape[2:], size, strict=True)))
+        return self.weights._stack_planes([one.picture.pool(how) for one in found])
+
+    def gather_entries(self, rows: Tensor, columns: Tensor) -> list[EntryStatistics]:
+        """Traverse each head by the fastest pass available, given the edges of the picture's bins."""
+        heads = {plane: products for _, _, plane, products in self.iterate_planes()}
+        quick: Sequence[EntryStatistics | None] = [None] * len(heads)
+        if self.left.dtype == torch.float32 and self.left.shape[3]:
+            quick = self.weights._run_compiled(
+                list(heads), lambda plane, threads: numba_passes.gather_entries(plane, threads, heads[plane], rows, columns)
+            )
+        pairs = zip(heads.items(), quick, strict=True)
+        return [one or attribution_passes.gather_entries(*head, rows, columns) for head, one in pairs]
 
     def top(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the n entries of each row that are largest in size, with their signs, and their keys, both (b, h, q, n)."""
@@ -230,41 +245,3 @@ class AttributionMap(HtmlRepr):
 
     def __repr__(self) -> str:
         return f"AttributionMap{self.shape}, {FACTORS[self.factor]}, {self.nbytes / 1e6:.3g} MB stored"
-
-
-def compute_cuts(weights: Tensor, products: Tensor, means: Tensor) -> Tensor:
-    """Compute -w / (1 - w) (p - m) elementwise; -p where w is 1 up to rounding, of the only key that a query sees."""
-    rest = 1 - weights
-    is_only = rest <= 8 * torch.finfo(products.dtype).eps
-    return torch.where(is_only, -products, -weights / rest.masked_fill(is_only, 1) * (products - means)).to(products.dtype)
-
-
-def take_largest(entries: Tensor, axis: int) -> Tensor:
-    """Return the entries that are largest in size along an axis, with their signs."""
-    return choose_larger(entries.amax(axis), entries.amin(axis))
-
-
-def choose_larger(high: Tensor, low: Tensor) -> Tensor:
-    """Return the larger in size of two numbers, elementwise, of which high is not below low."""
-    return torch.where(-low > high, low, high)
-
-
-def add_to_picture(total: Tensor, most: Tensor, edges: list[Tensor], run: Run, entries: Tensor) -> None:
-    """Add a run of entries (n, m) to a picture of their sums and of those that are largest in size, in place."""
-    (i, _), (j, _) = (
-        assign_bins(torch.arange(run.start, run.stop, device=entries.device), edges[0]),
-        assign_bins(run.columns, edges[1]),
-    )
-    across = entries.new_zeros(len(i), total.shape[1])
-    total.index_add_(0, i, across.index_add(1, j, entries).double())
-    high, low = (
-        entries.new_zeros(total.shape).scatter_reduce(
-            0,
-            i.unsqueeze(-1).expand(-1, total.shape[1]),
-            across.scatter_reduce(1, j.expand(len(i), -1), entries, how),
-            how,
-        )
-        for how in ("amax", "amin")
-    )
-    both = choose_larger(high, low)
-    most.copy_(torch.where(both.abs() > most.abs(), both, most))

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from regard.compiled import processor
 from regard.map import pass_inputs
+from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, TraversalResult
 from regard.map.plane import Denominators, Plane
-from regard.map.pooling import Picture
+from regard.map.pooling import Picture, SignedPicture, choose_larger
 
 LARGEST = 256  # most rows of a bin for one thread
 SMALL = 2**19  # scores up to which one thread is used
@@ -87,6 +88,30 @@ def draw_picture(plane: Plane, threads: int, below: Denominators, rows: Tensor, 
     return bins.to_picture()
 
 
+def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor, columns: Tensor) -> EntryStatistics | None:
+    """Compute the sums, extremes and picture of an attribution map, whose bins cover all of it; None if there is a NaN."""
+    q, k = plane.shape
+    bins, negatives = Bins(rows, columns), Bins(rows, columns)
+    found, received = np.zeros((len(NAMES), q), np.float32), np.zeros((threads, k))
+    sums, extremes = np.zeros(q), np.zeros((2, q), np.float32)
+    given = (
+        pass_inputs.make_product_inputs(products, bins.edges),
+        bins.own,
+        bins.columns,
+        found,
+        sums,
+        extremes,
+        PerThread(received),
+    )
+    run_pass(plane, "attribution", bins.edges, threads, *given, bins.total, bins.most, negatives.most)
+    if not (np.isfinite(found[:2]).all() and np.isfinite(sums).all()):
+        return None
+    row_sums, column_sums = (torch.from_numpy(x.astype(np.float32)) for x in (sums, received.sum(0)))
+    largest, lowest = torch.from_numpy(extremes)
+    picture = SignedPicture(bins.to_picture(), negatives.to_picture())
+    return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
+
+
 def find_top(plane: Plane, threads: int, n: int) -> tuple[Tensor, Tensor] | None:
     """Return the n largest weights of each row and their keys, (q, n), or None if there is a NaN."""
     q = plane.shape[0]
@@ -125,7 +150,7 @@ def run_pass(
     """Run a compiled pass over the blocks of a plane, none of which crosses an edge; `arguments` are passed on to the pass."""
     from regard.map.compiled import traversals
 
-    scores, function = pass_inputs.make_score_inputs(plane), getattr(traversals, name)
+    scores, function = pass_inputs.make_score_inputs(plane, edges), getattr(traversals, name)
     threads = threads if plane.shape[0] * plane.shape[1] > SMALL else 1
     for plan in pass_inputs.make_plans(plane, part):
         blocks = pass_inputs.make_blocks(plan, edges)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.map.attribution_passes import Products
 from regard.map.plane import BLOCK_NUMBERS, GAP, Plane
 from regard.mechanism import spans
 from regard.mechanism.mask_algebra import Mask, QueryBlock
@@ -16,7 +17,7 @@ from regard.mechanism.spans import Span, Spans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.map.compiled.blocks import Plan, ScoreInputs
+    from regard.map.compiled.blocks import Plan, ProductInputs, ScoreInputs
 
     Bools = NDArray[np.bool_]
     Floats = NDArray[np.float32]
@@ -133,18 +134,36 @@ def make_blocks(plan: "Plan", edges: "Integers") -> "Integers":
     return np.stack([unit, run, rows[:-1], rows[1:]], 1)
 
 
-def make_score_inputs(plane: Plane) -> "ScoreInputs":
-    """Return the inputs of the scores of a plane, without the bias."""
-    from regard.compiled.register_tiles import ROWS
+def make_score_inputs(plane: Plane, edges: "Integers") -> "ScoreInputs":
+    """Return the inputs of the scores of a plane, without the bias, for blocks that do not cross the edges."""
     from regard.map.compiled import blocks
 
-    q = plane.q
-    if len(q) % ROWS or q.stride(1) != 1:
-        q = torch.nn.functional.pad(q, (0, 0, 0, -len(q) % ROWS)).contiguous()
-    flat = q.as_strided(((len(q) - 1) * q.stride(0) + q.shape[1],), (1,)).numpy()
+    flat, stride = flatten_rows(plane.q, edges)
     softcap, sink = np.float32(plane.request.softcap or 0), np.float32(-np.inf if plane.sink is None else float(plane.sink))
     keys = pack_panels(plane.k.T.numpy(), plane.request.scale)
-    return blocks.ScoreInputs(flat, q.stride(0), keys, softcap, NO_BIAS, sink, plane.offset)
+    return blocks.ScoreInputs(flat, stride, keys, softcap, NO_BIAS, sink, plane.offset)
+
+
+def make_product_inputs(products: Products, edges: "Integers") -> "ProductInputs":
+    """Return the inputs of the products of an attribution map, for blocks that do not cross the edges."""
+    from regard.map.compiled import blocks
+
+    means = np.zeros(0, np.float32) if products.means is None else products.means.contiguous().numpy()
+    flat, stride = flatten_rows(products.left, edges)
+    return blocks.ProductInputs(flat, stride, pack_panels(products.right.T.numpy()), products.factor != "one", means)
+
+
+def flatten_rows(x: Tensor, edges: "Integers") -> tuple["Floats", int]:
+    """Return rows (n, d) as a flat array, readable to the end of the last tile of ROWS rows, and the step between rows.
+
+    A tile starts ROWS rows after another one, or at an edge.
+    """
+    from regard.compiled.register_tiles import ROWS
+
+    past = ROWS - 1 if (edges[edges < len(x)] % ROWS).any() else -len(x) % ROWS
+    if past or x.stride(1) != 1:
+        x = torch.nn.functional.pad(x, (0, 0, 0, past)).contiguous()
+    return x.as_strided(((len(x) - 1) * x.stride(0) + x.shape[1],), (1,)).numpy(), x.stride(0)
 
 
 def pack_panels(x: "Floats", scale: float = 1.0) -> "Floats":

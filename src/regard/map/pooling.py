@@ -1,5 +1,6 @@
 """Pictures of a matrix: bins of rows and columns, each with the mean, the largest or the sum of its weights."""
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -59,6 +60,37 @@ class Picture:
             return self.sum.to(self.max.dtype)
         area = self.rows.diff().unsqueeze(-1) * self.columns.diff()
         return (self.sum / area.clamp(min=1)).to(self.max.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class SignedPicture:
+    """The sums of signed numbers in bins, and their extremes: a picture of the numbers, and one of the same times -1."""
+
+    numbers: Picture
+    negatives: Picture
+
+    @classmethod
+    def allocate(cls, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> "SignedPicture":
+        """Allocate empty bins; rows and columns are their edges in tokens."""
+        size = len(rows) - 1, len(columns) - 1
+        totals = torch.zeros(2, *size, dtype=torch.float64, device=rows.device)
+        largest = torch.zeros(2, *size, dtype=dtype, device=rows.device)
+        return cls(*(Picture.from_sums(rows, columns, *both) for both in zip(totals, largest, strict=True)))
+
+    def add_run(self, run: Run, numbers: Tensor) -> None:
+        """Add the numbers (n, m) of a run."""
+        queries = torch.arange(run.start, run.stop, device=run.columns.device)
+        self.numbers.add(queries, run.columns, numbers)
+        self.negatives.add(queries, run.columns, -numbers)
+
+    def pool(self, how: How) -> Tensor:
+        """Return the mean or the sum of each bin, or its number that is largest in size; 0 for a bin without any."""
+        return choose_larger(self.numbers.max, -self.negatives.max) if how == "max" else self.numbers.pool(how)
+
+
+def choose_larger(high: Tensor, low: Tensor) -> Tensor:
+    """Return the larger in size of two numbers, elementwise, of which high is not below low."""
+    return torch.where(-low > high, low, high)
 
 
 def assign_bins(indices: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class Attribution:
     def join_layer(self, tensors: Mapping[StoredCall, Tensor], layer: int | str, attention: str, part: str | None) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a layer along their queries."""
         histories = self.recording.last.find_histories(layer, attention, part)
-        return torch.cat([self.join_calls(history, tensors) for history in histories], 2)
+        return join_queries([self.join_calls(history, tensors) for history in histories])
 
     def join_calls(self, history: KVHistory, tensors: Mapping[StoredCall, Tensor]) -> Tensor:
         """Return the tensors (b, h, q, e) of all calls of a history along their queries, of the heads that were recorded."""
@@ -80,7 +80,7 @@ class Attribution:
             if history.selected_heads is not None:
                 tensor = tensor[:, list(history.selected_heads)]
             found.append(history.reorder_rows(tensor, stored.step, last))
-        return torch.cat(found, 2)
+        return join_queries(found)
 
     def relevance(self, queries: int | slice | list[int] | Tensor = -1, *, part: str | None = None) -> Tensor:
         """Return the relevance of each token for some queries, (b, n, t), or (b, t) for a single query.
@@ -110,6 +110,11 @@ class Attribution:
                 added[n].index_add_(1, run.columns, share / pull.shape[1])
             rows += added
         return rows[:, 0] if chosen.dim() == 0 else rows
+
+
+def join_queries(parts: list[Tensor]) -> Tensor:
+    """Join tensors (b, h, q, e) along their queries; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
 def attribute(recording: Any, number: Tensor) -> Attribution:

@@ -36,13 +36,23 @@ class Plan(NamedTuple):
 class ScoreInputs(NamedTuple):
     """The inputs of the scores."""
 
-    q: Floats  # the queries, flat; readable up to a multiple of ROWS rows
+    q: Floats  # the queries, flat; readable to the end of the last tile of ROWS rows
     stride: int  # from one query to the next
     panels: Floats  # the keys, scaled, (panels, d, COLUMNS)
     softcap: np.float32  # 0 for none
     bias: Floats  # (rows or 1, k or 1) for the rows of the plan; (0, 0) for none
     sink: np.float32  # -inf for none
     position: int  # of the first query among the keys
+
+
+class ProductInputs(NamedTuple):
+    """The inputs of the products l_i · r_j of an attribution map, and what they are multiplied by."""
+
+    left: Floats  # the left vectors, flat; readable as the queries are
+    stride: int  # from one left vector to the next
+    panels: Floats  # the right vectors, (panels, e, COLUMNS)
+    is_weighted: bool  # if not, hidden products are 0 and the others stay as they are
+    means: Floats  # (rows,): the means of the products under the weights, for factor "cut"; (0,) otherwise
 
 
 class Buffers(NamedTuple):
@@ -141,6 +151,17 @@ def score_chunk(plan, scores, run, row, stop, c, buffers):
             if low < high:
                 line = at + (row + r - plan.runs[run, 0]) * (end - start) - start
                 hide_scores(s[low - first : high - first], plan.table[line + low : line + high])
+
+
+@njit(nogil=True)
+def multiply_chunk(products, row, stop, keys, out):
+    """Compute the products of some rows with the keys of a chunk, (rows, STRIDE)."""
+    first, _, full = keys
+    depth = products.panels.shape[1]
+    for j in range(0, full, COLUMNS):
+        for r in range(0, stop - row, ROWS):
+            at, panel = (row + r) * products.stride, (first + j) * depth
+            multiply_tile(products.left, at, products.stride, 1, products.panels, panel, depth, out, r * STRIDE + j, STRIDE)
 
 
 @njit(nogil=True)

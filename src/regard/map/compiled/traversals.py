@@ -5,27 +5,63 @@ import numpy as np
 from numba import njit
 
 from regard.compiled.jit_cache import njit_with_cache
-from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, multiply_tile
-from regard.compiled.vectors import ONE, ZERO, add_scaled_row, exponentiate_with_sums, fold_four_rows, fold_row
-from regard.map.compiled.blocks import CHUNK, STRIDE, allocate_buffers, compute_softmax, get_weight, score_chunk, split_keys
+from regard.compiled.register_tiles import COLUMNS, ROWS, find_maximum, find_minimum, multiply_tile
+from regard.compiled.vectors import (
+    ONE,
+    REASSOCIATED,
+    ZERO,
+    add_scaled_row,
+    exponentiate_with_sums,
+    fold_four_rows,
+    fold_row,
+    fold_signed_row,
+    sum_cut,
+    sum_visible,
+    sum_weighted,
+)
+from regard.map.compiled.blocks import (
+    CHUNK,
+    STRIDE,
+    allocate_buffers,
+    compute_softmax,
+    get_weight,
+    multiply_chunk,
+    score_chunk,
+    split_keys,
+)
 
 
 @njit(nogil=True)
-def flush_sums(first, summed, largest, edges, received, total, most):
-    """Add the sums and maxima of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
+def find_first_bin(first, edges):
+    """Return the bin of the first key from `first` on that is in one, and that key's distance from `first`."""
+    return max(np.searchsorted(edges, first, side="right") - 1, 0), max(edges[0] - first, 0)
+
+
+@njit(fastmath=REASSOCIATED, nogil=True)
+def flush_sums(first, summed, edges, received, total):
+    """Add the sums of some keys, from `first` on, to the columns and to a row of the picture; then reset them."""
     for j in range(len(summed)):
         received[first + j] += summed[j]
-    j, part = max(edges[0] - first, 0), max(np.searchsorted(edges, first, side="right") - 1, 0)
+    part, j = find_first_bin(first, edges)
     while j < len(summed) and part < len(edges) - 1:
-        end = min(edges[part + 1] - first, len(summed))
-        a, b = ZERO, ZERO
+        end, a = min(edges[part + 1] - first, len(summed)), ZERO
         for i in range(j, end):
             a += summed[i]
-            b = max(b, largest[i])
         total[part] += a
-        most[part] = max(most[part], b)
         j, part = end, part + 1
     summed[:] = ZERO
+
+
+@njit(nogil=True)
+def flush_maxima(first, largest, edges, most):
+    """Raise a row of the picture to at least the maxima of some keys, from `first` on; then reset them."""
+    part, j = find_first_bin(first, edges)
+    while j < len(largest) and part < len(edges) - 1:
+        end, a = min(edges[part + 1] - first, len(largest)), ZERO
+        for i in range(j, end):
+            a = max(a, largest[i])
+        most[part] = max(most[part], a)
+        j, part = end, part + 1
     largest[:] = ZERO
 
 
@@ -34,14 +70,22 @@ def pool_block(row, stop, count, buffers, bins, edges, received, total, most, su
     """Add a block's weights to the column sums and, one bin of rows after the other, to the picture."""
     start = row
     while start < stop:
-        end = start
-        while end < stop and bins[end] == bins[start]:
-            end += 1
+        end = find_end_of_bin(bins, start, stop)
         for c in range(count):
             first, length, full = buffers.keys[c]
             add_rows(buffers.e[c], buffers.factors[c], start - row, end - row, summed[:full], largest[:full])
-            flush_sums(first, summed[:length], largest[:length], edges, received, total[bins[start]], most[bins[start]])
+            flush_sums(first, summed[:length], edges, received, total[bins[start]])
+            flush_maxima(first, largest[:length], edges, most[bins[start]])
         start = end
+
+
+@njit(nogil=True)
+def find_end_of_bin(bins, start, stop):
+    """Return one past the last row before `stop` that is in the bin of the row `start`."""
+    end = start
+    while end < stop and bins[end] == bins[start]:
+        end += 1
+    return end
 
 
 @njit(nogil=True)
@@ -89,6 +133,54 @@ def picture(plan, scores, blocks, part, parts, bins, edges, below, received, tot
                 exponentiate_with_sums(buffers.e[c, r, : buffers.keys[c, 2]], below[0, row + r])
                 buffers.factors[c, r] = 1 / below[1, row + r] if below[1, row + r] != 0 else ZERO
         pool_block(row, stop, count, buffers, bins, edges, received, total, most, summed, largest)
+
+
+@njit_with_cache()
+def attribution(plan, scores, blocks, part, parts, products, bins, edges, found, sums, extremes, received, total, most, least):
+    """Compute the sums and the picture of an attribution map's entries, for one of several parts of the blocks.
+
+    sums (rows,); extremes (2, rows), the largest entry of each row and the largest of -entry; least is the picture of the
+    latter, as `most` is of the former. The statistics of the weights go to `found`, of an unweighted map none.
+    """
+    buffers, entries = allocate_buffers(plan), np.empty((plan.rows, STRIDE), np.float32)
+    summed, largest, lowest = np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
+    for unit, run, row, stop in blocks:
+        if unit % parts != part:
+            continue
+        if products.is_weighted:
+            count = compute_softmax(plan, scores, run, row, stop, buffers, found)
+        else:
+            count = split_keys(plan, run, row, stop, buffers.keys)
+        for c in range(count):
+            if not products.is_weighted:
+                score_chunk(plan, scores, run, row, stop, c, buffers)
+            multiply_chunk(products, row, stop, buffers.keys[c], entries)
+            first, length, full = buffers.keys[c]
+            for r in range(stop - row):
+                sums[row + r] += compute_entries(
+                    products, row + r, buffers.e[c, r, :full], buffers.factors[c, r], entries[r, :full]
+                )
+                extremes[0, row + r] = max(extremes[0, row + r], find_maximum(entries, r * STRIDE, full))
+                extremes[1, row + r] = max(extremes[1, row + r], -find_minimum(entries, r * STRIDE, full))
+            start = row
+            while start < stop:
+                end, own = find_end_of_bin(bins, start, stop), bins[start]
+                for r in range(start - row, end - row):
+                    fold_signed_row(entries[r, :full], summed, largest, lowest)
+                flush_sums(first, summed[:length], edges, received, total[own])
+                flush_maxima(first, largest[:length], edges, most[own])
+                flush_maxima(first, lowest[:length], edges, least[own])
+                start = end
+
+
+@njit(nogil=True)
+def compute_entries(products, row, e, factor, s):
+    """Turn the products s of a row into entries of the map, in place, given its scores or exponentials; return their sum."""
+    if not products.is_weighted:
+        return sum_visible(s, e)
+    if len(products.means):
+        return sum_cut(s, e, factor, products.means[row])
+    return sum_weighted(s, e, factor)
 
 
 @njit_with_cache()

@@ -3,15 +3,15 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.map.attribution_map import AttributionMap, add_to_picture
-from regard.map.pooling import bin_edges
+from regard.map.attribution_map import AttributionMap
+from regard.map.pooling import SignedPicture, bin_edges
 from regard.map.pyramid import MOST_LEVELS, TILE
 from regard.map.visible_pixels import find_visible_pixels
 from regard.observe import record
@@ -185,16 +185,11 @@ def draw_tile(m: AttributionMap, level: int, row: int, column: int, how: str) ->
     rows, columns = (
         find_tile_edges(name, place, level, m.shape[axis]) for name, place, axis in (("row", row, 2), ("column", column, 3))
     )
-    total = torch.zeros(len(rows) - 1, len(columns) - 1, dtype=torch.float64)
-    most = torch.zeros(total.shape, dtype=m.left.dtype)
+    pixels = SignedPicture.allocate(rows, columns, m.left.dtype)
     for _, _, run, entries in m.iterate_blocks():
-        start, stop = max(run.start, int(rows[0])), min(run.stop, int(rows[-1]))
-        inside = (run.columns >= columns[0]) & (run.columns < columns[-1])
-        if start < stop and bool(inside.any()):
-            part = replace(run, start=start, stop=stop, columns=run.columns[inside])
-            add_to_picture(total, most, [rows, columns], part, entries[start - run.start : stop - run.start][:, inside])
-    picture = most if how == "max" else (total / (rows.diff().unsqueeze(-1) * columns.diff())).to(most.dtype)
-    seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(total, dtype=torch.bool))
+        pixels.add_run(run, entries)
+    picture = pixels.pool("max" if how == "max" else "mean")
+    seen = find_visible_pixels(MapView(m.weights).get_plane(0, 0), rows, columns, torch.ones_like(picture, dtype=torch.bool))
     return picture.masked_fill(~seen, torch.nan)
 
 

@@ -1,0 +1,157 @@
+"""The compiled pass of an AttributionMap against the plain one in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bounds import assert_within, gamma, sum_bound
+from map.map_bounds import map_bounds
+from map.test_numba_passes import OPTIONS, RULES
+from regard import AttentionMap, Causal, Window
+from regard.map import attribution_passes, numba_passes
+from regard.map.attribution_map import FACTORS, AttributionMap
+from regard.map.pooling import SignedPicture, bin_edges
+from strategies import requests
+
+pytest.importorskip("numba", reason="the compiled pass needs numba, which is not installed")
+
+T, K, D, E = 401, 1327, 16, 11  # more than one chunk of keys
+FEW = {"rows": bin_edges(0, T, 100), "columns": bin_edges(0, K, 256)}
+
+
+def make_maps(q, k, left, right, mask, factor, options) -> list[AttributionMap]:
+    """One map in float32 and in float64."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        raised = {n: o.to(dtype) if torch.is_tensor(o) and o.is_floating_point() else o for n, o in options.items()}
+        weights = AttentionMap(q.to(dtype), k.to(dtype), mask, **raised)
+        found.append(AttributionMap(weights, left.to(dtype), right.to(dtype), factor=factor))
+    return found
+
+
+def bound_entries(exact: AttributionMap) -> Tensor:
+    """How far each entry in float32 may be off, given the map in float64: from the weights, the products and their means."""
+    allowed = map_bounds(exact.weights)
+    w, off = allowed.exact, allowed.weights
+    right = exact.right.repeat_interleave(exact.shape[1] // exact.right.shape[1], 1)
+    p, size = exact.left @ right.mT, exact.left.abs() @ right.abs().mT
+    of_products = sum_bound(torch.float32, right.shape[3]) * size
+    if exact.factor == "one":
+        return of_products
+    if exact.factor == "weights":
+        return off * (p.abs() + of_products) + w * of_products + sum_bound(torch.float32, 3) * (w * p).abs()
+    context = (exact.left.abs() * allowed.mixed(right)).sum(-1, keepdim=True)
+    of_means = context + sum_bound(torch.float32, right.shape[3]) * (w * size).sum(-1, keepdim=True)
+    m = (w * p).sum(-1, keepdim=True)
+    is_only = is_nearly_one(w, 1e-9)  # whose entry is -p
+    left_over = (1 - w).where(~is_only, 1)
+    assert ((left_over > 2 * off) | is_only).all()
+    ratio = off / (left_over * (left_over - off))
+    of_ratio = ratio * (p - m).abs() + (w / left_over + ratio) * (of_products + of_means)
+    return of_products.where(is_only, of_ratio + sum_bound(torch.float32, 5) * (w / left_over * (p - m)).abs())
+
+
+def is_nearly_one(weights: Tensor, distance: float) -> Tensor:
+    return weights > 1 - distance
+
+
+def assert_statistics_within(found, exact: AttributionMap, expected, places: tuple[int, int]) -> None:
+    """The sums, the extremes and the pictures of one matrix; the bounds are those of its entries, pooled as these are."""
+    matrix, off = exact.dense()[places], bound_entries(exact)[places]
+    q, k = matrix.shape
+    share = off + 2 * gamma(torch.float32, q + k) * matrix.abs()
+    assert_within(found.row_sums, expected.row_sums, share.sum(1), "rows")
+    assert_within(found.column_sums, expected.column_sums, share.sum(0), "columns")
+    assert_within(found.largest.abs(), expected.largest.abs(), off.amax(1), "largest")
+    nearest = ((matrix - found.largest.double().unsqueeze(-1)).abs() - off).amin(1)
+    assert (nearest.where(found.largest != 0, 0) <= 0).all(), "the largest entry is none of its row"
+    rows, columns = expected.picture.numbers.rows, expected.picture.numbers.columns
+    for how, each in (("mean", share), ("sum", share), ("max", off)):
+        allowed = SignedPicture.allocate(rows, columns, torch.float64)
+        allowed.numbers.add(torch.arange(q), torch.arange(k), each)
+        assert_within(found.picture.numbers.pool(how), expected.picture.numbers.pool(how), allowed.numbers.pool(how), how)
+    assert_within(found.picture.negatives.max, expected.picture.negatives.max, allowed.numbers.max, "smallest")
+
+
+def compare_passes(single: AttributionMap, exact: AttributionMap, threads: int, rows: Tensor, columns: Tensor) -> None:
+    """Assert that the compiled pass in float32 finds in each head what the plain one finds in float64."""
+    for one, other in zip(single.iterate_planes(), exact.iterate_planes(), strict=True):
+        found = numba_passes.gather_entries(one[2], threads, one[3], rows, columns)
+        expected = attribution_passes.gather_entries(other[2], other[3], rows, columns)
+        assert_statistics_within(found, exact, expected, one[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("mask", RULES, ids=repr)
+def test_the_compiled_pass_finds_what_the_plain_one_finds_in_float64(mask, options, factor):
+    torch.manual_seed(1)
+    shapes = ((1, 1, T, D), (1, 1, K, D), (1, 1, T, E), (1, 1, K, E))
+    single, exact = make_maps(*(torch.randn(shape) for shape in shapes), mask, factor, options)
+    compare_passes(single, exact, 2, **FEW)
+
+
+@given(requests(dtype=torch.float32), st.sampled_from(list(FACTORS)), st.data())
+def test_small_maps_of_every_kind_agree(asked, factor, data):
+    (b, h, q, _), k = asked.q.shape, asked.k.shape[2]
+    if not k:
+        return
+    left = torch.randn(b, h, q, asked.v.shape[3])
+    single, exact = make_maps(asked.q, asked.k, left, asked.v, asked.mask, factor, asked.options)
+    weights = exact.weights.dense()
+    if factor == "cut" and (is_nearly_one(weights, 1e-3) & ~is_nearly_one(weights, 1e-9)).any():  # rounding is magnified
+        single, exact = make_maps(asked.q, asked.k, left, asked.v, asked.mask, "weights", asked.options)
+    bins = [data.draw(st.integers(1, size)) for size in (q, k)]
+    compare_passes(single, exact, 1, *(bin_edges(0, size, n) for size, n in zip((q, k), bins, strict=True)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, K), (1000, 5)])
+def test_bins_may_be_larger_than_what_a_thread_takes_or_smaller_than_a_row(size):
+    torch.manual_seed(2)
+    shapes = ((1, 2, T, D), (1, 1, K, D), (1, 2, T, E), (1, 1, K, E))
+    single, exact = make_maps(*(torch.randn(shape) for shape in shapes), Causal(), "weights", {"offset": 901})
+    compare_passes(single, exact, 2, bin_edges(0, T, size[0]), bin_edges(0, K, size[1]))
+
+
+def test_an_overview_and_a_picture_take_the_compiled_pass_where_they_can(monkeypatch):
+    taken = []
+    gather = numba_passes.gather_entries
+    monkeypatch.setattr(numba_passes, "gather_entries", lambda *args: taken.append(args) or gather(*args))
+    q, k, v, g = torch.randn(4, 1, 1, 64, 8)
+    found, double = make_maps(q, k, g, v, Causal(), "weights", {})
+    found.overview()
+    found.pooled(3, 3)
+    assert len(taken) == 2
+    double.overview()
+    assert len(taken) == 2
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("where", ["q", "k", "left", "right"])
+def test_a_nan_anywhere_goes_the_plain_way_and_comes_out(where, factor):
+    given = dict(zip(("q", "k", "left", "right"), torch.randn(4, 1, 1, 50, 8), strict=True))
+    given[where][0, 0, 7, 3] = math.nan
+    found = AttributionMap(AttentionMap(given["q"], given["k"], Causal()), given["left"], given["right"], factor=factor)
+    ((_, _, plane, products),) = found.iterate_planes()
+    bins = bin_edges(0, 50, 5), bin_edges(0, 50, 5)
+    expected = attribution_passes.gather_entries(plane, products, *bins)
+    quick = numba_passes.gather_entries(plane, 1, products, *bins)
+    hidden = factor == "one" and where in ("q", "k")  # the weights have no part in the products
+    assert (quick is None) == (not hidden)
+    assert expected.row_sums.isnan().any() == (not hidden)
+    assert torch.equal(found.overview(5).row_sums[0, 0].isnan(), expected.row_sums.isnan())
+
+
+def test_rows_in_half_precision_and_of_any_layout_in_memory_are_those_of_float32():
+    q, k, g, v = (x.bfloat16() for x in torch.randn(4, 1, 2, 75, 8))
+    half = AttributionMap(AttentionMap(q, k, Window(20, 3)), g, v)
+    turned = [x.float().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, g, v)]
+    full = AttributionMap(AttentionMap(*turned[:2], Window(20, 3)), *turned[2:])
+    for name in ("row_sums", "column_sums", "largest", "mean", "max"):
+        assert torch.equal(getattr(half.overview(), name), getattr(full.overview(), name))
