@@ -22,6 +22,7 @@ NAMES = (
     "tried",
     "maps",
     "recording",
+    "attribution",
     "files",
     "long",
     "families",
