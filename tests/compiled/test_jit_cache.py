@@ -40,6 +40,7 @@ from numba.core.event import Listener
 import regard
 from regard import AttentionMap, Causal
 from regard.compiled.jit_cache import Cache, LazyCallback
+from regard.map.attribution_map import AttributionMap
 
 class Count(Listener):
     def __init__(self):
@@ -70,6 +71,7 @@ torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 1, 97, 8)
 seen = AttentionMap(q, k, mask=Causal())
 seen.overview(), seen.top(3), seen @ v, seen.mT @ v, seen.tile(slice(10, 60), slice(0, 50), 5)
+AttributionMap(seen, q, v).overview()
 never = [value.py_func.__qualname__ for value in kept if not value.signatures]
 print(json.dumps({"callbacks": len(callbacks), "kept": len(kept), "never": never, "lowered": count.lowered}))
 """

@@ -130,7 +130,7 @@ from regard.matmul import QuantizedLinear
 torch.manual_seed(0)
 x, small = torch.randn(9, 768), QuantizedLinear.from_weight(torch.randn(521, 768))
 exact = x.double() @ (small.values * small.scales[:, None].double()).T
-print(kernel_choice.float32_lanes(), bool(((small(x) - exact).abs() < exact.abs().max() * 2**-12).all()))
+print(kernel_choice.count_float32_lanes(), bool(((small(x) - exact).abs() < exact.abs().max() * 2**-12).all()))
 """
 
 
