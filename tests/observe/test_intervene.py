@@ -152,6 +152,15 @@ def test_a_change_that_meets_no_call_is_warned_of():
         logits(model, words(1, 5))
 
 
+def test_a_number_of_a_layer_of_the_encoder_and_one_of_the_decoder_is_refused():
+    model = bart()
+    inputs = {"input_ids": words(2, 11), "decoder_input_ids": words(2, 5)}
+    with intervene(model, KnockOut(0)), pytest.raises(ConfigError, match=r"layer 0 is both .*encoder.* and .*decoder.*: pass"):
+        model(**inputs)
+    with intervene(model, KnockOut(2)):  # the encoder has two layers
+        model(**inputs)
+
+
 def test_what_is_no_change_and_what_names_no_head_is_refused():
     model = gpt2()
     with pytest.raises(ConfigError, match="KnockOut, CutEdges"), intervene(model, "KnockOut"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from observe.models import gpt2, llama, words
+from observe.models import bart, gpt2, llama, words
 from regard.errors import ConfigError, DataError, MissingNameError
 
 pytestmark = pytest.mark.usefixtures("in_float64", "widened")
@@ -34,6 +34,18 @@ def test_the_effect_of_a_head_is_that_of_its_rows_of_the_output_projection_set_t
         assert row.effect.low < row.effect < row.effect.high
         assert row.effect.count == 3
     assert found.whole == pytest.approx(float(before.mean()), abs=EQUAL)
+
+
+def test_the_effects_on_a_translator_are_those_of_its_decoder_alone():
+    inputs = {"input_ids": words(2, 11), "decoder_input_ids": words(2, 5)}
+    with torch.no_grad():
+        before = pick_lead(bart()(**inputs))
+    for row in regard.effects(bart(), inputs, pick_lead, heads=[(0, 1), (2, 3)]):
+        changed = bart()
+        with torch.no_grad():
+            changed.model.decoder.layers[row.layer].self_attn.out_proj.weight[:, 8 * row.head : 8 * row.head + 8] = 0
+            expected = pick_lead(changed(**inputs)) - before
+        assert abs(row.effect - float(expected.mean())) < EQUAL
 
 
 @pytest.mark.slow

@@ -33,7 +33,10 @@ Places = slice | int | Sequence[int] | Tensor | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Change:
-    """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all."""
+    """A change of a layer's attention. layer is a number among the layers of its kind, a module's path, or None for all.
+
+    A number that means a layer of the encoder and one of the decoder is refused.
+    """
 
     layer: Layer = None
     head: Heads = None
@@ -271,6 +274,7 @@ class Intervention:
         self.requested_changes = asked
         self.applied_changes: list[Change] = []
         self.layer_numbers = LayerNumbers()
+        self.numbered: dict[Change, str] = {}  # the module that the number of a change's layer meant
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Do nothing when a forward starts."""
@@ -284,7 +288,8 @@ class Intervention:
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call with every change that applies to its layer.
 
-        Raises ConfigError if its context cannot be replaced, as that of a call that returns weights.
+        Raises ConfigError if its context cannot be replaced, as that of a call that returns weights, and if the number of a
+        change's layer means this module and another one, as in an encoder and a decoder.
         """
         kind = self.layer_numbers.infer_kind(call, name)
         number = self.layer_numbers.assign_number(name, kind)
@@ -295,6 +300,12 @@ class Intervention:
             raise ConfigError(
                 f"{name} returns weights without a kernel, so it cannot be changed: call it with need_weights=False."
             )
+        for change in meant:
+            other = self.numbered.setdefault(change, name)
+            if isinstance(change.layer, int) and other != name:
+                raise ConfigError(
+                    f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}."
+                )
         self.applied_changes += [change for change in meant if change not in self.applied_changes]
         changed = call
         for change in meant:

@@ -134,16 +134,16 @@ def effects(
         estimates = estimate_effects(recording, numbers, KnockOut(by=by, source=source))
         header = {"by": by, "numbers": [float(number) for number in whole.cpu()], "heads": [list(pair) for pair in chosen]}
         known = {} if file is None else read_effects(file, header)
-        rows = []
+        rows, names = [], recording.layers()
         for layer, head in watch(chosen, len(chosen)):
             rise = known.get((layer, head))
             if rise is None:
-                with torch.no_grad(), intervene(model, KnockOut(layer, head, by=by, source=source)):
+                with torch.no_grad(), intervene(model, KnockOut(names[layer], head, by=by, source=source)):
                     rise = check_numbers(measure(call_model(model, inputs)), len(whole)).double().cpu() - whole.cpu()
                 if file is not None:
                     append_line(file, {"layer": layer, "head": head, "rise": rise.tolist()})
             (effect,) = estimate_scores(QueryScores(rise.view(-1, 1, 1), torch.ones(len(rise), 1, 1, dtype=torch.bool)))
-            rows.append(HeadEffect(layer, recording.layers()[layer], head, effect, estimates[layer][head]))
+            rows.append(HeadEffect(layer, names[layer], head, effect, estimates[layer][head]))
     return HeadEffects(tuple(rows), float(whole.mean()), by)
 
 

@@ -186,7 +186,7 @@ def compute_losses(logits: Tensor, tokens: Tensor, queries: slice) -> Tensor:
 
 def measure_effect(model: nn.Module, row: Head, by: str, target: AblationTarget) -> Score:
     """Return by how much the loss rises without a head, with its interval over the rows of the tokens."""
-    with intervene(model, KnockOut(row.layer, row.head, by)):
+    with intervene(model, KnockOut(row.name, row.head, by)):
         losses = compute_losses(compute_logits(model, target.tokens), target.tokens, target.queries)
     rise = (losses - target.losses).unsqueeze(1)
     return estimate_scores(QueryScores(rise, torch.ones_like(rise, dtype=torch.bool)))[0]
