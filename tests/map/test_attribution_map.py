@@ -1,6 +1,7 @@
 """An AttributionMap is the matrix of its entries, whatever the mask, the groups and the way it is asked."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import sum_bound
-from regard import AttentionMap, Causal
+from regard import AttentionMap, Causal, Window
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
@@ -136,3 +137,17 @@ def test_the_only_key_of_a_query_leaves_nothing_when_it_is_hidden():
     assert torch.allclose(found[:, :, 0, 0], -(g * v).sum(-1)[:, :, 0], rtol=0, atol=EQUAL)
     assert found.dense().isfinite().all()
     assert not found.dense().triu(1).any()
+
+
+def test_the_keys_of_the_top_entries_are_all_there_and_each_once():
+    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (1, 40, 40))
+    found = AttributionMap(AttentionMap(q, k, Window(left=3, right=0), offset=39), torch.randn_like(q), v)
+    values, keys = found.top(40)
+    assert keys[0, 0, 0].sort().values.tolist() == list(range(40))
+    assert torch.equal(values, found.dense().gather(-1, keys))
+
+
+def test_the_certificate_of_what_is_no_number_is_no_number():
+    q = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    found = AttributionMap(AttentionMap(q, q, Causal()), q, torch.full_like(q, torch.nan))
+    assert math.isnan(found.certificate().error)

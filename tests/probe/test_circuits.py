@@ -9,6 +9,7 @@ from observe.models import words
 from probe.small_models import GROUPED, TOKENS, C, E, G, H, N, make_model
 from regard.errors import ConfigError, OutOfRangeError
 from regard.models import GPT2, GPT2Config
+from regard.probe.circuits import measure_rotation
 from regard.probe.copying import score_eigenvalues, score_ov_eigenvalues
 from regard.probe.model_parts import Norm
 
@@ -209,3 +210,19 @@ def test_a_head_that_is_not_there_is_refused(where):
 def test_an_input_that_is_not_two_tokens_is_refused(tokens):
     with pytest.raises(ConfigError, match="tokens must be ids"):
         regard.find_circuits(make_model("gpt2"), tokens)
+
+
+@pytest.mark.parametrize("rotated", [2, 6, 12, 16])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_rotation_of_any_number_of_columns_is_measured(rotated, is_interleaved, dtype):
+    torch.manual_seed(0)
+    columns = torch.arange(rotated)
+    first, second = (columns[::2], columns[1::2]) if is_interleaved else columns.chunk(2)
+    angles = 40 * torch.linspace(0.03, 1, len(first), dtype=torch.float64)
+    expected = torch.eye(16, dtype=torch.float64)
+    expected[first, first] = expected[second, second] = angles.cos()
+    expected[first, second], expected[second, first] = angles.sin(), -angles.sin()
+    x = torch.randn(50, 16, dtype=torch.float64)
+    found = measure_rotation(x, (x @ expected).to(dtype).double())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps)

@@ -45,7 +45,7 @@ def multiply_tile(context, a, at, row, step, b, start, depth, out, place, stride
 
 @intrinsic
 def accumulate_tile(context, a, at, row, step, b, start, depth, out, place, stride):
-    """Add a b to ROWS x COLUMNS numbers of out, with the layout of `tile`."""
+    """Add a b to ROWS x COLUMNS numbers of out, with the layout of `multiply_tile`."""
     return make_tile_intrinsic(a, b, out, onto=True)
 
 

@@ -109,7 +109,7 @@ def fold_row(s, factor, summed, largest):
 
 @njit(fastmath=REASSOCIATED, nogil=True)
 def fold_four_rows(s, t, u, v, factors, summed, largest):
-    """Fold four rows at once, as `fold` does one, reading and writing `summed` and `largest` a quarter as often."""
+    """Fold four rows at once, as `fold_row` does one, reading and writing `summed` and `largest` a quarter as often."""
     f, g, h, i = factors
     for j in range(len(s)):
         w, x, y, z = s[j] * f, t[j] * g, u[j] * h, v[j] * i

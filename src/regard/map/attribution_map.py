@@ -210,6 +210,9 @@ class AttributionMap(HtmlRepr):
             places = entries.abs().topk(count, -1).indices
             values[row, head, run.start : run.stop, :count] = entries.gather(-1, places)
             keys[row, head, run.start : run.stop, :count] = run.columns[places]
+            if count < n:
+                others = torch.ones(k, dtype=torch.bool, device=self.device).index_fill(0, run.columns, False)
+                keys[row, head, run.start : run.stop, count:] = others.nonzero().flatten()[: n - count]
         return values, keys
 
     def __matmul__(self, x: Tensor) -> Tensor:
@@ -240,7 +243,7 @@ class AttributionMap(HtmlRepr):
         for n, m, run, entries in self.iterate_blocks():
             found[n, m, run.start : run.stop] = entries.sum(-1)
             size[n, m, run.start : run.stop] = entries.abs().sum(-1)
-        error = ((found - expected).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)).where(size > 0, 0)
+        error = ((found - expected).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)).where(size != 0, 0)
         return AttributionCertificate(float(error.max()) if error.numel() else 0.0, error.numel())
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""The traversals of a matrix on a CPU, in float32, compiled by numba: the fast versions of `passes.py` and `products.py`.
+"""The traversals of a matrix on a CPU, in float32, compiled by numba: the fast versions of passes.py and weight_products.py.
 
-If numba is not installed, a map is not float32 on a CPU, or it has a NaN, `passes.py` and `products.py` are used instead;
+If numba is not installed, a map is not float32 on a CPU, or it has a NaN, those two are used instead;
 for additive scores too, whose own cost dominates, and which are compiled in `additive.py`. Large arrays are handled by numpy
 here, on one thread: after a parallel operation of torch its other threads would spin for some milliseconds, on the cores that
 these passes are about to use.
@@ -108,6 +108,7 @@ def gather_entries(plane: Plane, threads: int, products: Products, rows: Tensor,
         return None
     row_sums, column_sums = (torch.from_numpy(x.astype(np.float32)) for x in (sums, received.sum(0)))
     largest, lowest = torch.from_numpy(extremes)
+    negatives.total[...] = -bins.total
     picture = SignedPicture(bins.to_picture(), negatives.to_picture())
     return EntryStatistics(row_sums, column_sums, choose_larger(largest, -lowest), picture)
 

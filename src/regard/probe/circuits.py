@@ -12,6 +12,7 @@ from regard.observe.recording import Recording
 from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.factored_matrix import FactoredMatrix
 from regard.probe.model_parts import (
+    NEAR_NORM,
     ActivationTrace,
     ModelParts,
     check_unembedding,
@@ -64,7 +65,7 @@ class Circuits:
 
         With rotary positions it depends on the distance, by how many tokens the key comes before the query: it is
         N_in W_Q R W_Kᵀ N_inᵀ with the rotation R by that many positions, measured on the tokens given to find_circuits, of
-        which there must be more than distance. Other models need no distance and have one matrix for all.
+        which there must be more than distance; at most 63. Other models need no distance and have one matrix for all.
         Raises ConfigError for rotary positions without a distance, and where the projections were not found.
         """
         check_choice("space", space, SPACES)
@@ -134,11 +135,11 @@ def find_circuits(model: nn.Module, tokens: Tensor, *, unembedding: Tensor | Non
 def measure_rotation(x: Tensor, y: Tensor) -> Tensor | None:
     """Return the matrix R (d, d) of y = x R, for x and y (s, d), if it rotates pairs of columns by an angle each, or None.
 
-    The pairs are columns i and i + r/2, or 2i and 2i + 1, of the first r columns: all, a half or a quarter. Each angle is the
+    The pairs are columns i and i + r/2, or 2i and 2i + 1, of the first r columns, of as many as are rotated. Each angle is the
     least squares estimate over the s vectors. Source: Su et al. 2021, equation 34.
     """
     d = x.shape[1]
-    for columns in (torch.arange(d // part) for part in (1, 2, 4) if d % (2 * part) == 0):
+    for columns in map(torch.arange, range(d // 2 * 2, 0, -2)):
         for first, second in (columns.chunk(2), (columns[::2], columns[1::2])):
             one, other = (torch.complex(z[:, first], z[:, second]) for z in (x, y))
             turn = (other * one.conj()).sum(0)
@@ -146,6 +147,6 @@ def measure_rotation(x: Tensor, y: Tensor) -> Tensor | None:
             rotation = torch.eye(d, dtype=x.dtype)
             rotation[first, first] = rotation[second, second] = turn.real
             rotation[first, second], rotation[second, first] = turn.imag, -turn.imag
-            if is_near(x @ rotation, y):
+            if (x @ rotation - y).norm() <= NEAR_NORM * y.norm():
                 return rotation
     return None

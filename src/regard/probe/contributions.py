@@ -66,7 +66,7 @@ class Contributions:
         """Return what each head of a layer adds to the residual stream at n queries, (b, h, n, c), or at one, (b, h, c).
 
         Σ_j A_ij v_j W_O, with W_O the head's part of the output projection: the sum over the heads, plus the bias of the
-        projection, is what attention writes. Only the rows of these queries are computed, in blocks.
+        projection, is what attention writes. It is computed in blocks of rows.
         Raises ConfigError where the output projection of the layer was not found, TooLargeError beyond a gigabyte.
         Source: Elhage et al. 2021, "A mathematical framework for transformer circuits".
         """

@@ -41,8 +41,10 @@ class FactoredMatrix:
 
     def __getitem__(self, rows: Any) -> Tensor:
         """Return a row (m,) by an int, and rows (r, m) by a slice, a list or a tensor of ints or bools."""
+        if isinstance(rows, tuple):
+            raise ShapeError(f"A[rows] takes one index, of rows, got {len(rows)}: the entry (i, j) is A[i][j].")
         found = self.left[select_places("a row", rows, self.shape[0]).to(self.left.device)] @ self.right
-        return found[0] if isinstance(rows, int) else found
+        return found if isinstance(rows, slice) or torch.as_tensor(rows).dim() else found[0]
 
     def __matmul__(self, x: Union[Tensor, "FactoredMatrix"]) -> Any:
         """Compute A x, (n,) or (n, k), of x (m,) or (m, k); of a factored matrix, a factored matrix."""
@@ -66,7 +68,7 @@ class FactoredMatrix:
         return q_left @ u, s, vh @ q_right.T
 
     def eigenvalues(self) -> Tensor:
-        """Compute the e eigenvalues of right @ left, complex float64: those of A, whose others are 0. A must be square."""
+        """Compute the e eigenvalues of right @ left, complex128: those of A, whose others are 0. A must be square."""
         if self.shape[0] != self.shape[1]:
             raise ShapeError(f"only a square matrix has eigenvalues, got (n, m) = {self.shape}.")
         found: Tensor = torch.linalg.eigvals((self.right.double() @ self.left.double()).cpu())

@@ -18,6 +18,7 @@ from regard.errors import ConfigError
 from regard.mechanism.arguments import check_floating, describe_value
 from regard.mechanism.scores import score_dtype
 from regard.observe.recording import Recording
+from regard.probe.evaluation_mode import evaluate_mode
 
 POSITIONS = 8  # at which inputs and outputs are compared
 NEAR = 2e-3  # relative difference up to which two activations are the same: float32 sums in another order, or half precision
@@ -246,8 +247,9 @@ def read_matrix(one: Activation) -> Tensor | None:
     """Return the matrix (c_in, c_out) of a linear module, from its forward on the unit vectors; None if it is not linear."""
     weight: Any = one.module.weight
     unit = torch.eye(one.x.shape[1], device=weight.device, dtype=weight.dtype if weight.is_floating_point() else torch.float32)
-    shift = one.module(torch.zeros_like(unit[:1]))
-    matrix = widen(one.module(unit) - shift).cpu()
+    with evaluate_mode(one.module):
+        shift = one.module(torch.zeros_like(unit[:1]))
+        matrix = widen(one.module(unit) - shift).cpu()
     return matrix if is_near(one.x.cpu() @ matrix.to(one.x) + widen(shift).cpu(), one.y.cpu()) else None
 
 
@@ -262,7 +264,8 @@ def fit_norm(one: Activation) -> Norm | None:
     weight: Any = one.module.weight
     drawn = torch.randn(POSITIONS, one.x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(weight)
     x = torch.cat([one.x.double().cpu(), drawn.double().cpu()])
-    y = torch.cat([one.y.double().cpu(), one.module(drawn).double().cpu()])
+    with evaluate_mode(one.module):
+        y = torch.cat([one.y.double().cpu(), one.module(drawn).double().cpu()])
     named = [getattr(one.module, name, 0.0) for name in ("eps", "variance_epsilon")]
     fits = []
     for eps in (0.0, *(float(eps) for eps in named if isinstance(eps, float) and eps > 0)):

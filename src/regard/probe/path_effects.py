@@ -128,7 +128,8 @@ class CallTrace(Change):
         """Return the place of a module's call. Raises ConfigError if it called attention several times."""
         if self.names.count(name) != 1:
             raise ConfigError(
-                f"{name} calls attention {self.names.count(name)} times in one forward, so a path has no one end."
+                f"{name} calls attention {self.names.count(name)} times in one forward, so a path has no one end. "
+                "Choose heads of other layers."
             )
         return self.names.index(name)
 

@@ -60,7 +60,7 @@ class Buffers(NamedTuple):
 
     e: Floats  # (chunks, rows, STRIDE): scores, then their exponentials
     factors: Floats  # (chunks, rows): exponentials times their factor are weights
-    sums: NDArray[np.float64]  # (chunks, rows, 4): the shift, and the three sums of exponentiate
+    sums: NDArray[np.float64]  # (chunks, rows, 4): the shift, and the three sums of exponentiate_with_sums
     keys: Integers  # (chunks, 3): first key, number of keys, number of keys rounded up to full vectors
 
 
@@ -166,7 +166,7 @@ def multiply_chunk(products, row, stop, keys, out):
 
 @njit(nogil=True)
 def compute_softmax(plan, scores, run, row, stop, buffers, found):
-    """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `fast.NAMES`.
+    """Compute the exponentials of some rows in chunks, their factors, and the row statistics of `numba_passes.NAMES`.
 
     The statistics go to `found` (NAMES, rows). Return the number of chunks.
     """

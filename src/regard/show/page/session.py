@@ -174,6 +174,7 @@ class Session:
             if found is None:
                 ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
                 found = attributions.compute_target(adapter, ids, entry, at, token)
+                self.get_entry(entry.id)  # raises if it was removed meanwhile
                 self._attributions.add_target(entry, found)
         return found
 
@@ -192,9 +193,12 @@ class Session:
         norms = self._attributions.find_norms(entry)
         if norms is None:
             with hold_model_lock(self._model_lock, alive):
-                ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
-                norms = attributions.compute_norms(adapter, ids)
-                self._attributions.add_norms(entry, norms)
+                norms = self._attributions.find_norms(entry)
+                if norms is None:
+                    ids, _, _ = read_tokens(adapter, entry.text or "", MAX_READ_TOKENS)
+                    norms = attributions.compute_norms(adapter, ids)
+                    self.get_entry(entry.id)  # raises if it was removed meanwhile
+                    self._attributions.add_norms(entry, norms)
         return self._attributions.get_map(entry, setting, place.layer, norms)
 
     def require_attributable(self, entry: RecordingEntry, place: Place) -> ModelAdapter:

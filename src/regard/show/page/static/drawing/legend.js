@@ -20,10 +20,10 @@ export function makeSignedScale({ name, high }, { title, raises, lowers }) {
   const shares = name === "root" ? [-1, -0.5, 0, 0.5, 1] : [-1, 0, 1];
   const write = (share) => String(Number((high * (name === "root" ? share ** 2 : Math.abs(share))).toPrecision(3)));
   const ticks = shares.map((share) => [(share + 1) / 2, `${share < 0 ? "−" : share > 0 ? "+" : ""}${write(share)}`]);
-  return { title: `${title}: left ${lowers}, right ${raises}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
+  return { title: `${title}: right ${raises}, left ${lowers}`, colour: (share) => shadeSigned(2 * share - 1), ticks, signs: { raises, lowers } };
 }
 
-const formatTick = (value, scale) => (value === 0 ? "0" : scale.name === "log" ? formatPower(value) : String(Number(value.toPrecision(2))));
+const formatTick = (value, scale) => (value === 0 ? "0" : scale.name === "log" ? formatPower(value) : String(Number(value.toPrecision(3))));
 
 function formatPower(value) {
   const digits = Math.round(Math.log10(value));

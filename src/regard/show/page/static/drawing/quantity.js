@@ -39,6 +39,9 @@ const WEIGHT = {
   format: String,
 };
 
+// Write a number that is not negative in a cell: two digits, or its power of ten.
+const writeSize = (size) => (size === 0 ? "0" : size < 0.005 ? size.toExponential(0).replace("-", "−") : size.toFixed(2));
+
 // Numbers as they are, NaN where nothing is visible.
 const NUMBERS = {
   decode: (value) => (Number.isNaN(value) ? null : value),
@@ -50,7 +53,7 @@ const NUMBERS = {
     return most;
   },
   makeScale: (state, keys, top) => createSignedScale(state.view === "text" ? "linear" : "root", top),
-  writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : value.toFixed(2)),
+  writeCell: (value) => `${value < 0 ? "−" : ""}${writeSize(Math.abs(value))}`,
   paint(scale) {
     const shades = Array.from({ length: 2 * SHADES + 1 }, (_, n) => packPixel(this.shade({ share: (share) => share }, (n - SHADES) / SHADES)));
     return (value) => (Number.isNaN(value) ? 0 : shades[SHADES + Math.round(SHADES * Math.min(Math.max(scale.share(value), -1), 1))]);
@@ -85,7 +88,7 @@ function createSigned(setting, target) {
     isSigned: true,
     description: setting === "cut" ? `how ${of} changes if the key is hidden` : `how each weight moves ${of}`,
     write: formatSigned,
-    writeCell: (value) => (Math.abs(value) < 0.005 ? "0" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`),
+    writeCell: (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${writeSize(Math.abs(value))}`,
     format: (value) => (value ? `${formatSigned(value)}, ${value > 0 ? "raises" : "lowers"}` : formatSigned(value)),
   };
 }

@@ -15,6 +15,8 @@ const QUESTIONS = { carried: "How much does each word pass on?", pull: "Which wo
 const NO_MODEL = "A file cannot run a model, which this setting needs. Run `regard serve --model NAME` and type the text.";
 const NOT_TYPED = "This setting is for a text that a language model read on this page: run `regard serve --model NAME` and type the text.";
 
+const RETRY = 5000; // milliseconds
+
 const isAboutTarget = (name) => name === "pull" || name === "cut";
 
 // Create the settings of a page: which can be shown and why not, what is shown now, and the logit that it is about.
@@ -30,7 +32,7 @@ export function createSettings(app) {
       known.set(key, await fetch());
       app.redraw();
     } catch (fault) {
-      known.delete(key); // the next change of the state asks again
+      setTimeout(() => known.delete(key), RETRY); // a change of the state after that asks again
       app.ready();
       app.fail(fault.message);
     }
@@ -83,7 +85,7 @@ export function renderSettingSwitch(app, state) {
 export function renderTargetChoice(app, state) {
   if (!isAboutTarget(app.settings.get(state))) return null;
   const target = app.settings.target(state);
-  return el("span", { class: "control target", title: "The number that raises and lowers are about" },
+  return el("span", { class: "control target", title: "The logit whose rise or fall is shown" },
     el("span", { class: "name" }, "logit of"), renderTokens(app, state, target), el("span", { class: "name" }, "after"), renderPlaces(app, state));
 }
 
@@ -92,7 +94,7 @@ function renderTokens(app, state, target) {
   const all = target && !likeliest.some((one) => one.token === target.token) ? [...likeliest, target] : likeliest;
   const options = all.map((one) => el("option", { value: one.token, selected: one.token === target.token }, `${quoteWord(one.word)}${one.probability === undefined ? "" : ` ${Math.round(100 * one.probability)} %`}`));
   const choose = () => app.go({ token: Number(select.value) === likeliest[0].token ? null : Number(select.value) });
-  const select = el("select", { "data-control": "token", "aria-label": "Next word", disabled: !target, onchange: choose }, options.length ? options : el("option", {}, "…"));
+  const select = el("select", { "data-control": "token", "aria-label": "Next word", "aria-busy": String(!target), onchange: choose }, options.length ? options : el("option", {}, "…"));
   return select;
 }
 

@@ -114,7 +114,7 @@ function changeSide(it, side, changes) {
 function swapSides(it) {
   const [a, b] = listSides(it, it.app.state());
   const other = Object.fromEntries(Object.entries(a.place).map(([name, value]) => [`${name}2`, value]));
-  it.app.go({ ...b.place, r: b.summary.id, ...other, r2: a.summary.id, q: null, k: null });
+  it.app.go({ ...b.place, r: b.summary.id, ...other, r2: a.summary.id, q: null, k: null, at: null, token: null });
 }
 
 // Run the model on a text, and show it on the second side.

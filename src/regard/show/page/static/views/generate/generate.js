@@ -91,7 +91,7 @@ function finishGeneration(it, summary) {
   it.app.add(summary);
   showToken(it, it.picked ?? getLastIndex(it));
   const links = [["text", "Read in Text"], ["heads", "all Heads"], ["map", "Map"], ["steps", "Steps"]];
-  const changes = { r: summary.id, q: null, k: null, text: null, heat: null };
+  const changes = { r: summary.id, q: null, k: null, at: null, token: null, text: null, heat: null };
   it.page.end("", links.map(([name, said]) => el("a", { class: "button", href: it.app.link({ view: name, ...changes }) }, said)));
 }
 

@@ -31,11 +31,11 @@ function mount(stage, app) {
   const told = el("p", { class: "note" });
   const seen = createVisibilityPanel(app);
   stage.append(controls, seen.element, said, sheet, told);
-  const it = { app, controls, said, sheet, told, seen, of: "", control: new AbortController(), ...NOTHING() };
+  const it = { app, controls, said, sheet, told, seen, of: "", control: new AbortController(), pictures: new AbortController(), ...NOTHING() };
   it.near = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) fetchThumbnails(it, Number(target.dataset.layer));
   }, { root: stage, rootMargin: AHEAD });
-  const leave = () => (it.control.abort(), it.near.disconnect(), seen.leave());
+  const leave = () => (it.control.abort(), it.pictures.abort(), it.near.disconnect(), seen.leave());
   return { draw: (state) => drawView(it, state), leave, keys: listKeys(it), picture: () => ({ svg: exportSheet(stage) }) };
 }
 
@@ -72,8 +72,9 @@ function drawView(it, state) {
 // Reset the view for another recording or another text of its batch.
 function resetView(it, of) {
   it.control.abort();
+  it.pictures.abort();
   it.near.disconnect();
-  Object.assign(it, NOTHING(), { of, control: new AbortController() });
+  Object.assign(it, NOTHING(), { of, control: new AbortController(), pictures: new AbortController() });
   it.tiles = new Map(getAllTiles(it).map((one) => [one.name, createTile(it, one)]));
   fetchKinds(it).catch((fault) => {
     if (fault.name === "AbortError") return;
@@ -82,11 +83,16 @@ function resetView(it, of) {
   });
 }
 
-// Fetch the thumbnails of another setting; those on screen stay until these arrive.
+// Fetch the thumbnails of another setting; until they arrive, the pictures are empty.
 function resetThumbnails(it) {
+  it.pictures.abort();
   it.near.disconnect();
-  it.thumbs = new Map();
-  for (const element of it.tiles.values()) it.near.observe(element);
+  Object.assign(it, { thumbs: new Map(), pictures: new AbortController() });
+  for (const element of it.tiles.values()) {
+    const canvas = element.querySelector("canvas");
+    canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+    it.near.observe(element);
+  }
 }
 
 // Fetch the kinds of the heads, one line per head, and label each head as soon as its line arrives.
@@ -118,7 +124,7 @@ async function fetchThumbnails(it, layer) {
   const { kind, part, b } = app.place();
   try {
     const fetch = shown ? app.source.attributionThumbs : app.source.thumbs;
-    thumbs.set(layer, await fetch(app.summary().id, { kind, part, b, layer, ...shown }, it.control.signal));
+    thumbs.set(layer, await fetch(app.summary().id, { kind, part, b, layer, ...shown }, it.pictures.signal));
     if (thumbs !== it.thumbs) return; // another setting is shown by now
     if (shown) shadeAll(it, app.state());
     else shadeLayer(it, layer);

@@ -43,6 +43,7 @@ export function createReadout(app) {
     }
     said(at);
     fields.weight.title = ""; // the text is still that of the previous cell
+    fields.effect.textContent = fields.effect.title = "";
     cell.classList.add("asking");
     exact(at, place, shown);
   }

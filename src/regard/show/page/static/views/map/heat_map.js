@@ -125,7 +125,7 @@ function chooseLevel(it) {
   at.tiles.want([[at.levels - 1, 0, 0], ...sight]);
   const state = app.state();
   const top = Math.max(...sight.map((place) => at.tiles.at(...place)?.top ?? 0), at.quantity.least);
-  if (!at.scale || at.quantity.name !== "weight" || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = at.quantity.makeScale(state, at.keys, top);
+  if (!at.scale || (at.quantity.name !== "weight" && top > 0) || chooseScaleName(state, at.keys) === "linear" || !at.tiles.waiting()) at.scale = at.quantity.makeScale(state, at.keys, top);
   requestTiles(it, z);
   requestWords(it);
 }

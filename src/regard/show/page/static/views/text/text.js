@@ -69,7 +69,8 @@ function getSubject(it, state) {
   const { queries } = getLayer(it, state);
   const last = queries - 1 - Number(it.app.ofTwoTexts() && queries > 1); // the last token of a translation is its end token
   const first = () => it.app.telling(it.app.attention().rows, queries <= SHORT ? last : EARLY);
-  return { side: hasTwoTexts(it) ? "rows" : "both", place: state.q ?? first() };
+  const isAboutLogit = ["pull", "cut"].includes(it.app.settings.get(state)); // its last layer is 0 for every other query
+  return { side: hasTwoTexts(it) ? "rows" : "both", place: state.q ?? (isAboutLogit ? state.at ?? queries - 1 : first()) };
 }
 
 function hoverWord(it, side, place) {
@@ -98,7 +99,7 @@ async function shadeTexts(it, state) {
   it.asking?.abort();
   clearTimeout(it.later);
   const many = heads.length > 1 || heads[0] !== state.head ? heads.join(",") : null;
-  return fetchCodes(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming, setting });
+  return fetchCodes(it, { ...app.place(), [incoming ? "k" : "q"]: place, heads: many }, { side, place, incoming, setting, asked: JSON.stringify(app.settings.query(state)) });
 }
 
 async function fetchCodes(it, query, of) {
@@ -124,7 +125,7 @@ async function fetchCodes(it, query, of) {
 // Shade the words and the overview strips.
 function markWords(it, state) {
   const { app, shown } = it;
-  if (!shown || shown.setting !== app.settings.get(state)) return; // until the numbers of a new setting arrive
+  if (!shown || shown.setting !== app.settings.get(state) || shown.asked !== JSON.stringify(app.settings.query(state))) return; // until the numbers arrive
   const quantity = app.settings.quantity(state);
   const scale = quantity.makeScale(state, shown.codes.length, quantity.measure(shown.codes));
   const look = computeShades(shown.codes, quantity, scale);
