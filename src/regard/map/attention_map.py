@@ -400,9 +400,13 @@ class AttentionMap(HtmlRepr):
 
     def _check_size(self, numbers: int, instead: str, limit_bytes: float = LIMIT_BYTES) -> None:
         """Raise TooLargeError if a result of this many numbers is beyond the limit."""
-        size = numbers * torch.finfo(score_dtype(self._request.q.dtype)).bits // 8
-        if size > limit_bytes:
-            raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {limit_bytes:,}. Use {instead}.")
+        check_result_size(numbers * score_dtype(self._request.q.dtype).itemsize, instead, limit_bytes)
+
+
+def check_result_size(size: int, instead: str, limit_bytes: float) -> None:
+    """Raise TooLargeError if a result of this many bytes is beyond the limit; `instead` is what to use."""
+    if size > limit_bytes:
+        raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {limit_bytes:,}. Use {instead}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -93,6 +93,11 @@ def check_slice(name: str, part: slice) -> None:
         raise ConfigError(f"{name} must be a slice of whole numbers with a step of at least 1; got slice({ends}).")
 
 
+def is_single(index: Any) -> bool:
+    """Return whether an index of an axis is a number, which leaves no axis."""
+    return not isinstance(index, slice) and torch.as_tensor(index).dim() == 0
+
+
 def select_places(name: str, index: Any, size: int) -> Tensor:
     """Return the places (n,) of an axis that an int, a slice, a list or a tensor selects.
 

@@ -300,9 +300,9 @@ class Intervention:
             raise ConfigError(
                 f"{name} returns weights without a kernel, so it cannot be changed: call it with need_weights=False."
             )
-        for change in meant:
+        for change in (one for one in meant if isinstance(one.layer, int)):
             other = self.numbered.setdefault(change, name)
-            if isinstance(change.layer, int) and other != name:
+            if other != name:
                 raise ConfigError(
                     f"layer {change.layer} is both {other} and {name}: pass the path of one, as in layer={name!r}."
                 )

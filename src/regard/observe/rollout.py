@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.errors import ConfigError, ShapeError, TooLargeError
+from regard.errors import ConfigError, ShapeError
 from regard.map import AttentionMap
-from regard.map.attention_map import LIMIT_BYTES
+from regard.map.attention_map import LIMIT_BYTES, check_result_size
 from regard.map.indexing import select_places
 from regard.mechanism.arguments import check_instance, check_number, check_sequence
 from regard.observe.map_view import MapView
@@ -54,12 +54,7 @@ def make_one_hot(m: AttentionMap, queries: int | Sequence[int] | slice | Tensor)
     b, _, q, k = m.shape
     rows = select_places("queries", queries, q).to(m.device)
     dtype = m.logsumexp().dtype
-    size = b * len(rows) * k * torch.finfo(dtype).bits // 8
-    if size > LIMIT_BYTES:
-        raise TooLargeError(
-            f"the result would take {size:,} bytes, but the limit is {LIMIT_BYTES:,}. "
-            "Use fewer queries: rollout(recording, [-1])."
-        )
+    check_result_size(b * len(rows) * k * dtype.itemsize, "fewer queries: rollout(recording, [-1])", LIMIT_BYTES)
     own = torch.zeros(b, len(rows), k, dtype=dtype, device=m.device)
     return own.scatter_(2, rows.view(1, -1, 1).expand(b, -1, 1), 1)
 

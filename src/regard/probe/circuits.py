@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.mechanism.arguments import check_choice, check_count, check_index, check_instance, describe_value
-from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.factored_matrix import FactoredMatrix
@@ -22,7 +21,7 @@ from regard.probe.model_parts import (
     is_near,
     widen,
 )
-from regard.probe.probe_heads import compute_logits
+from regard.probe.probe_heads import trace_forward
 
 SPACES = ("residual", "tokens")
 MOST_POSITIONS = 64  # at which the outputs of projections are kept: distances below it can be measured
@@ -126,9 +125,7 @@ def find_circuits(model: nn.Module, tokens: Tensor, *, unembedding: Tensor | Non
         raise ConfigError(f"tokens must be ids (b, t), t at least 2, got {describe_value(tokens)}.")
     check_unembedding(unembedding)
     with evaluate_mode(model), torch.no_grad():
-        trace = ActivationTrace(min(tokens.shape[1], MOST_POSITIONS))
-        with trace.watch(model), record(model, keep="values") as recording:
-            logits = compute_logits(model, tokens)
+        trace, recording, logits = trace_forward(model, tokens, min(tokens.shape[1], MOST_POSITIONS))
         return Circuits(recording, trace, find_parts(model, trace, recording, logits, unembedding))
 
 

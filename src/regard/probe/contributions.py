@@ -1,28 +1,26 @@
 """contributions: what each head writes and adds to a logit by the direct path, and from which tokens, as maps never stored."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ConfigError, TooLargeError
+from regard.errors import ConfigError
 from regard.map import AttentionMap
-from regard.map.attention_map import LIMIT_BYTES, Index
+from regard.map.attention_map import LIMIT_BYTES, Index, check_result_size
 from regard.map.attribution_map import AttributionMap
-from regard.map.indexing import select_places
+from regard.map.indexing import is_single, select_places
 from regard.map.plane import BLOCK_NUMBERS, multiply_exactly
 from regard.mechanism.arguments import check_choice, check_index, check_instance, describe_value
 from regard.mechanism.heads import share
 from regard.mechanism.scores import score_dtype
-from regard.observe.record import record
 from regard.observe.recording import Recording
 from regard.observe.text_table import align_columns, format_token
 from regard.probe.evaluation_mode import evaluate_mode
 from regard.probe.logit_lens import LogitLens
-from regard.probe.model_parts import ActivationTrace, ModelParts, check_unembedding, find_parts
-from regard.probe.probe_heads import compute_logits
+from regard.probe.model_parts import ModelParts, check_unembedding, find_parts
+from regard.probe.probe_heads import trace_forward
 
 KINDS = ("direct", "carried")
 SHOWN = 10  # heads that are printed
@@ -74,7 +72,7 @@ class Contributions:
         weights = self.recording.map(layer)
         places = select_places("queries", queries, weights.shape[2])
         b, h = weights.shape[:2]
-        check_size((b, h, len(places), output.shape[2]), output.dtype)
+        check_result_size(b * h * len(places) * output.shape[2] * output.dtype.itemsize, "fewer queries", LIMIT_BYTES)
         written = multiply_rows(weights, values, places).to(output) @ output
         return written[:, :, 0] if is_single(queries) else written
 
@@ -92,7 +90,7 @@ class Contributions:
         places = select_places("queries", queries, self.parts.final.shape[1])
         written = self.head_outputs(layer, places)
         unembedding = self.parts.unembedding.cpu()
-        check_size((*written.shape[:3], len(unembedding)), written.dtype)
+        check_result_size(written[..., 0].numel() * len(unembedding) * written.dtype.itemsize, "fewer queries", LIMIT_BYTES)
         scale = self.parts.norm.measure_scale(self.parts.final[:, places].cpu()).to(written)  # (b, n)
         logits = self.parts.norm.apply_linear_part(written) / scale.unsqueeze(1).unsqueeze(-1) @ unembedding.T
         names = self.recording.layers()
@@ -149,9 +147,7 @@ def contributions(
         raise ConfigError(f"tokens must be ids (b, t), got {describe_value(tokens)}.")
     check_unembedding(unembedding)
     with evaluate_mode(model), torch.no_grad():
-        trace = ActivationTrace()
-        with trace.watch(model), record(model, keep="values") as recording:
-            logits = compute_logits(model, tokens)
+        trace, recording, logits = trace_forward(model, tokens)
         parts = find_parts(model, trace, recording, logits, unembedding)
     row = check_index("query", query, tokens.shape[1], "the input")
     chosen = [check_index("token", one, logits.shape[2], "the vocabulary") for one in (token, other) if one is not None]
@@ -177,15 +173,3 @@ def multiply_rows(weights: AttentionMap, values: Tensor, queries: Tensor) -> Ten
     values, step = share(values, h), max(1, BLOCK_NUMBERS // (b * h * k))
     rows = [multiply_exactly(weights[:, :, part].to(values.dtype), values) for part in queries.split(step)]
     return torch.cat([values[:, :, :0], *rows], 2)
-
-
-def check_size(shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Raise TooLargeError if a result of this shape is larger than a gigabyte."""
-    size = math.prod(shape) * dtype.itemsize
-    if size > LIMIT_BYTES:
-        raise TooLargeError(f"the result would take {size:,} bytes, but the limit is {LIMIT_BYTES:,}. Use fewer queries.")
-
-
-def is_single(index: Index) -> bool:
-    """Return whether an index of an axis is a number, which leaves no axis."""
-    return not isinstance(index, slice) and torch.as_tensor(index).dim() == 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.map.indexing import select_places
+from regard.map.indexing import is_single, select_places
 from regard.map.plane import BLOCK_NUMBERS
 from regard.mechanism.arguments import check_count, check_floating, describe_value
 
@@ -44,7 +44,7 @@ class FactoredMatrix:
         if isinstance(rows, tuple):
             raise ShapeError(f"A[rows] takes one index, of rows, got {len(rows)}: the entry (i, j) is A[i][j].")
         found = self.left[select_places("a row", rows, self.shape[0]).to(self.left.device)] @ self.right
-        return found if isinstance(rows, slice) or torch.as_tensor(rows).dim() else found[0]
+        return found[0] if is_single(rows) else found
 
     def __matmul__(self, x: Union[Tensor, "FactoredMatrix"]) -> Any:
         """Compute A x, (n,) or (n, k), of x (m,) or (m, k); of a factored matrix, a factored matrix."""

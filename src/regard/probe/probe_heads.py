@@ -19,7 +19,15 @@ from regard.observe.recording import Recording
 from regard.observe.score_interval import QueryScores, Score, estimate_scores
 from regard.probe.copying import score_copying, score_ov_eigenvalues
 from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import ActivationTrace, LayerParts, ModelParts, check_unembedding, find_embedding, find_parts
+from regard.probe.model_parts import (
+    POSITIONS,
+    ActivationTrace,
+    LayerParts,
+    ModelParts,
+    check_unembedding,
+    find_embedding,
+    find_parts,
+)
 from regard.probe.repeated_tokens import LENGTH, REPEATS, SEEDS, Probe, make_probe_of_model
 
 ABLATED_HEADS = ("patterns", "all", "none")
@@ -72,9 +80,7 @@ def probe_heads(
     probe = make_probe_of_model(model, size, seeds=seeds, length=length, repeats=repeats, **given)
     tokens = probe.tokens.to(next(model.parameters(), torch.empty(0)).device)
     with evaluate_mode(model), torch.no_grad():
-        trace = ActivationTrace()
-        with trace.watch(model), record(model, keep="values") as recording:
-            logits = compute_logits(model, tokens)
+        trace, recording, logits = trace_forward(model, tokens)
         parts, notes = try_to_find_parts(model, trace, recording, logits, unembedding)
         rows = list(add_circuits(recording, probe, parts))
         chosen = [row for row in rows if ablate == "all" or (ablate == "patterns" and row.kind in PATTERN_KINDS)]
@@ -115,6 +121,14 @@ def compute_logits(model: nn.Module, tokens: Tensor) -> Tensor:
             "its head, e.g. AutoModelForCausalLM."
         )
     return logits.detach()
+
+
+def trace_forward(model: nn.Module, tokens: Tensor, positions: int = POSITIONS) -> tuple[ActivationTrace, Recording, Tensor]:
+    """Run a model on tokens (b, t): return its modules' activations at the first positions, its recording and its logits."""
+    trace = ActivationTrace(positions)
+    with trace.watch(model), record(model, keep="values") as recording:
+        logits = compute_logits(model, tokens)
+    return trace, recording, logits
 
 
 def try_to_find_parts(

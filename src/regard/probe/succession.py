@@ -12,8 +12,8 @@ from regard.mechanism.heads import share
 from regard.observe.record import record
 from regard.observe.score_interval import Score, estimate_score
 from regard.probe.evaluation_mode import evaluate_mode
-from regard.probe.model_parts import ActivationTrace, ModelParts, find_parts
-from regard.probe.probe_heads import compute_logits, find_vocabulary
+from regard.probe.model_parts import ModelParts, find_parts
+from regard.probe.probe_heads import compute_logits, find_vocabulary, trace_forward
 from regard.probe.repeated_tokens import find_begin_token, make_probe_of_model
 from regard.probe.retrieval import Encoder
 
@@ -76,10 +76,8 @@ def measure_succession(
     begin, device = find_begin_token(model), next(model.parameters()).device
     ids = torch.tensor([[*([] if begin is None else [begin]), one.token] for one in successions], device=device)
     probe = make_probe_of_model(model, find_vocabulary(model, unembedding), seeds=2)
-    trace = ActivationTrace()
     with evaluate_mode(model):
-        with trace.watch(model), record(model, keep="values") as recording:
-            logits = compute_logits(model, probe.tokens.to(device))
+        trace, recording, logits = trace_forward(model, probe.tokens.to(device))
         parts = find_parts(model, trace, recording, logits, unembedding)
         with record(model, keep="values") as recording:
             compute_logits(model, ids)
