@@ -57,9 +57,9 @@ def deserialize_recording(header: dict[str, Any], tensors: dict[str, Tensor]) ->
     else:
         tokens = deserialize_tokens(tokens)
     missed = [MissedCall(*(require_text(part) for part in require_list(one, 3))) for one in require_list(header["missed"])]
-    return Recording(
-        require_text(header["model"]), [deserialize_run(run, tensors) for run in require_list(header["runs"])], missed, tokens
-    )
+    runs = [deserialize_run(run, tensors) for run in require_list(header["runs"])]
+    notes = [require_text(one) for one in require_list(header.get("notes", []))]  # absent in older files
+    return Recording(require_text(header["model"]), runs, missed, tokens, notes)
 
 
 def deserialize_tokens(found: Any) -> Any:

@@ -117,6 +117,9 @@ class Recorder:
         tracker.run.calls.append(Call(history, stored))
         if tracker.run not in self.recording.runs:
             self.recording.runs.append(tracker.run)
+        note = f"{name}: {call.note}"
+        if call.note and note not in self.recording.notes:
+            self.recording.notes.append(note)
         return tracker.run.calls[-1]
 
 

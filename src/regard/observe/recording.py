@@ -183,6 +183,7 @@ class Recording(HtmlRepr):
     runs: list[Run] = field(default_factory=list)
     missed: list[MissedCall] = field(default_factory=list)
     tokens: Words | None = None  # for both axes, or {"rows": of the queries, "columns": of the keys}
+    notes: list[str] = field(default_factory=list)  # modules of which more than q, k and a rule is stored, with the bytes
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, TextPair.from_tokens(value) if name == "tokens" else value)

@@ -39,6 +39,7 @@ def serialize_recording(recording: Any) -> tuple[dict[str, Any], dict[str, Tenso
         "model": recording.model,
         "tokens": serialize_tokens(recording.tokens),
         "missed": [[one.kernel, one.module, one.reason] for one in recording.missed],
+        "notes": recording.notes,
         "runs": [serialize_run(run, packed) for run in recording.runs],
     }
     return header, packed.tensors

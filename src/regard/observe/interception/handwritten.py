@@ -163,7 +163,7 @@ class HandwrittenTracker(Traces):
         y, changes = results[0], (*trace.changes, strip_affixes(name))
         dims = None
         if trace.dims is not None and len(results) == 1:
-            dims = follow_dims(self.table, trace.dims, name, func, args, kwargs, y)
+            dims = follow_dims(self.table, trace.dims, name, func, args, kwargs, x, y)
         if dims is None:
             return trace._replace(dims=None, form=None, undropped=None, changes=changes)
         if trace.kind is TraceKind.SCORES:
@@ -177,7 +177,7 @@ class HandwrittenTracker(Traces):
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
         undropped = trace.undropped
         if undropped is not None:
-            again = follow_dims(self.table, undropped[1], name, func, (undropped[0], *args[1:]), kwargs, y)
+            again = follow_dims(self.table, undropped[1], name, func, (undropped[0], *args[1:]), kwargs, undropped[0], y)
             undropped = None if again is None else (func(undropped[0], *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
         return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)

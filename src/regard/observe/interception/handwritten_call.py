@@ -6,7 +6,7 @@ queries and keys, which keeps q x k numbers and is exact.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "heads", "nhea
 SAMPLED_ROWS = 4  # of each matrix, compared with the model's own weights
 FILLED = -1e3  # a larger number that is filled in or added does not hide a key
 UNDERFLOW = 120.0  # below the largest score, a weight is 0 in float32
+GATED = "its weights are multiplied by a gate after the softmax, which the map leaves out"
 LIMIT_BYTES = 2**30  # of weights that are recorded as they are
 
 
@@ -74,14 +75,17 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
     seen = table.arrange(unwrap_tensor(tensor), axes, groups.matrix)
-    call = build_call(found, table, groups, seen, v)
+    call, total = build_call(found, table, groups, seen, v)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
-    adapter = CallAdapter(
-        lambda: result,
-        lambda out: table.arrange(unwrap_tensor(out), dims[2], four),
-        lambda new, out: table.restore(new, four, dims[2], out.shape),
-    )
-    return call, adapter
+
+    def read_context(out: Tensor) -> Tensor:
+        context = table.arrange(unwrap_tensor(out), dims[2], four)
+        return context if total is None else context / total
+
+    def write_context(new: Tensor, out: Tensor) -> Tensor:
+        return table.restore(new if total is None else new * total, four, dims[2], out.shape)
+
+    return call, CallAdapter(lambda: result, read_context, write_context)
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -90,7 +94,10 @@ def describe(changes: tuple[str, ...]) -> str:
 
 
 def find_groups(found: HandwrittenCall, table: AxisTable, dims: tuple[Dims, Dims, Dims]) -> Groups:
-    """Return the groups of axes of a product of weights with values. Raises UnreadableError if they are not those of attention."""
+    """Return the groups of axes of a product of weights with values.
+
+    Raises UnreadableError if they are not those of attention.
+    """
     product, place, weights = found.product, found.place, found.trace
     assert product is not None
     own = table.expand_dims(dims[place])
@@ -165,20 +172,32 @@ def find_head_counts() -> list[int]:
     return found
 
 
-def build_call(found: HandwrittenCall, table: AxisTable, groups: Groups, seen: Tensor, v: Tensor) -> AttentionCall:
-    """Return the call of which `seen` (b, h, q, k) are the weights, with its scores if their formula is known, else as they are."""
-    form, reason = found.trace.form, ""
-    kernel = f"by hand: {found.steps}"
-    if form is not None:
+def build_call(
+    found: HandwrittenCall, table: AxisTable, groups: Groups, seen: Tensor, v: Tensor
+) -> tuple[AttentionCall, Tensor | None]:
+    """Return the call of which `seen` (b, h, q, k) are the weights, and what its rows sum to where that is not 1.
+
+    The call has the formula of its scores if that is known and gives these weights, else the weights as they are. Rows that do
+    not sum to 1 are those of exponentials that are divided after the product, or of weights times a gate.
+    """
+    trace, kernel, reason = found.trace, f"by hand: {found.steps}", ""
+    total = seen.sum(-1, keepdim=True)
+    divided = total if trace.function.startswith("exp") else None
+    if trace.form is not None:
         try:
-            call = resolve_form(form, table, groups, kernel, v)
-            difference = compare_rows(call, seen, found.trace.eps)
+            call = resolve_form(trace.form, table, groups, kernel, v)
+            difference = compare_rows(call, seen if divided is None else seen / divided, trace.eps)
             if difference is None:
-                return call
+                return call, divided
+            if compare_rows(call, seen / total, trace.eps) is None:
+                return replace(
+                    call, note="its weights are multiplied by a gate after the softmax, which the map leaves out"
+                ), total
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    return store_weights(seen, v, kernel, found.trace.eps, reason or describe_unknown(found))
+    seen = seen if divided is None else seen / divided
+    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), divided
 
 
 def describe_unknown(found: HandwrittenCall) -> str:
@@ -206,7 +225,7 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
 
 @dataclass
 class ScoreParts:
-    """What a form amounts to, on four axes: factors of scores, queries and keys, a softcap, what is added and what is hidden."""
+    """What a form amounts to, on four axes: factors of scores, queries and keys, a softcap, what is added and hidden."""
 
     scale: float = 1.0
     query_factor: Tensor | None = None

@@ -15,7 +15,7 @@ ADDED = {"addmm": 1, "addmv": 1, "baddbmm": 1}  # whose first argument is added 
 
 
 class LabelledProduct(NamedTuple):
-    """Two operands, the labels of their dimensions and of the result's, a factor, and a tensor that is added, times a factor."""
+    """Two operands, the labels of their dimensions and of the result's, a factor, and what is added, with its own factor."""
 
     operands: tuple[Tensor, Tensor]
     labels: tuple[Labels, Labels]
@@ -115,7 +115,7 @@ def label_sum(weights: Tensor, values: Tensor, name: str, args: Any, kwargs: Any
     summed = {n % x.dim() for n in ([dim] if isinstance(dim, int) else dim or range(x.dim()))}
     if strip_affixes(name) != "sum":
         return None
-    labels = [[n for n in range(x.dim() - one.dim(), x.dim())] for one in (weights, values)]
+    labels = [[*range(x.dim() - one.dim(), x.dim())] for one in (weights, values)]
     return LabelledProduct((weights, values), (labels[0], labels[1]), [n for n in range(x.dim()) if n not in summed])
 
 

@@ -79,24 +79,26 @@ def select_dims(x: Tensor, dims: Dims) -> Dims:
     return tuple(axes if size > 1 else () for axes, size in zip(own, x.shape, strict=True))
 
 
-def follow_dims(table: AxisTable, dims: Dims, name: str, func: Any, args: Any, kwargs: Any, y: Tensor) -> Dims | None:
-    """Return the axes of the result of a function of a followed tensor; None if it moved entries.
+def follow_dims(
+    table: AxisTable, dims: Dims, name: str, func: Any, args: Any, kwargs: Any, x: Tensor, y: Tensor
+) -> Dims | None:
+    """Return the axes of the result y of a function of a followed tensor x; None if it moved entries.
 
     A function that is not known and keeps the shape is taken to be one of each entry.
     """
     core = name if name in PERMUTES else strip_affixes(name)
-    x = args[0] if args else None
+    is_first = bool(args) and args[0] is x
     if core in VIEWS or (core == "getitem" and is_view_index(args[1])):
         return table.regroup(dims, y.shape)
-    if core in PERMUTES and isinstance(x, Tensor):
+    if core in PERMUTES:
         if core in ("T", "mT", "H", "mH"):
             order = [*range(x.dim())][::-1] if core in ("T", "H") else [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]
         else:
             order = find_permutation(x, func, args, kwargs)
         return tuple(dims[n] for n in order)
     if core in ("expand", "broadcast_to", "expand_as"):
-        return table.align(dims, y.shape) if isinstance(x, Tensor) and y.numel() == x.numel() else None
-    if core in MOVERS and not is_masked_write(core, args):
+        return table.align(dims, y.shape) if y.numel() == x.numel() else None
+    if core in MOVERS and not (core == "setitem" and is_first):  # writing into a followed tensor moves none of its entries
         return None
     return table.align(dims, y.shape)
 
@@ -105,11 +107,6 @@ def is_view_index(index: Any) -> bool:
     """Return whether an index only adds axes of size 1."""
     entries = index if isinstance(index, tuple) else (index,)
     return all(one is None or one is Ellipsis or (isinstance(one, slice) and one == slice(None)) for one in entries)
-
-
-def is_masked_write(core: str, args: Any) -> bool:
-    """Return whether a function writes a number where a table of the tensor's own shape is True."""
-    return core == "setitem" and isinstance(args[1], Tensor) and args[1].dtype == torch.bool and args[1].shape == args[0].shape
 
 
 def extend_form(
