@@ -173,9 +173,7 @@ def test_what_is_kept_is_detached():
     model, given = made("llama")
     with record(model, keep="values") as recording:
         model(**given)
-    kept = [
-        x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].values)
-    ]
+    kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].v)]
     assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
 
 
