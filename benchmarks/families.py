@@ -13,8 +13,8 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 from benchmarks.tables import Table
-from observe.beside import beside
-from observe.beside import run as recorded
+from observe.eager_weights import compare_with_eager
+from observe.eager_weights import run as recorded
 from observe.families import FAMILIES, OTHERS
 from observe.family import Family
 from observe.written_out import HAND
@@ -44,7 +44,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
 
 
 def measured(table: Table, family: Family) -> None:
-    found = [beside(family, side) for side in family.sides]
+    found = [compare_with_eager(family, side) for side in family.sides]
     assert all(one.unchanged for one in found), family.name
     by_itself = max(one.difference for one in found)
     eager = "written out by hand" if family.apart and found[0].missed else max(one.eager for one in found)

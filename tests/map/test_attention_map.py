@@ -343,7 +343,7 @@ def test_a_certificate_measures_row_sums_and_notices_a_changed_query():
     assert found.certificate().error > 0.01
 
 
-def test_what_is_kept_grows_with_the_tokens_and_not_with_their_square():
+def test_what_is_stored_grows_with_the_tokens_and_not_with_their_square():
     sizes = []
     for t in (1000, 2000):
         q = torch.zeros(1, 1, t, 8)

@@ -311,7 +311,7 @@ def test_no_more_is_read_than_there_is_room_for():
         CompiledGPT2(MODEL)(torch.tensor([[1, 2]]), begun(MODEL, 3, room=4))
 
 
-def test_nan_comes_out_where_it_is_met():
+def test_nan_comes_out_where_it_went_in():
     model = deepcopy(MODEL)
     with torch.no_grad():
         cache = begun(model, 6)

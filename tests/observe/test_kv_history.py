@@ -167,7 +167,7 @@ def test_two_generations_in_one_static_cache_are_two_runs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mistral", "smollm3"])
-def test_a_conversation_in_a_kept_cache_is_one_run(name):
+def test_a_conversation_with_one_cache_is_one_run(name):
     model, given = made(name)
     cache = DynamicCache(config=model.config)
     with record(model) as recording:
@@ -240,7 +240,7 @@ def test_a_recording_that_begins_in_the_middle_sees_the_keys_that_were_there(cac
 
 
 @torch.no_grad()
-def test_what_is_kept_is_safe_from_a_cache_that_is_written_over():
+def test_what_is_stored_is_safe_from_a_cache_that_is_written_over():
     model, given = made("gemma3")
     ids = given["input_ids"]
     cache = StaticCache(config=model.config, max_cache_len=29)
@@ -252,7 +252,7 @@ def test_what_is_kept_is_safe_from_a_cache_that_is_written_over():
     assert torch.equal(recording.map(0).dense(), before)
 
 
-def test_each_key_is_kept_once():
+def test_each_key_is_stored_once():
     model, given = made("mistral")
     with record(model) as recording:
         generate(model, given)
@@ -261,7 +261,7 @@ def test_each_key_is_kept_once():
         assert sum(keys.untyped_storage().nbytes() for keys in strand.keys) == B * 2 * (T + STEPS - 1) * 12 * 8
 
 
-def test_a_cache_that_rounds_its_keys_is_told_of():
+def test_a_cache_that_rounds_its_keys_is_reported():
     model, given = made("llama")
     cache = QuantizedCache(backend="fp8", config=model.config)
     with warnings.catch_warnings(record=True), record(model) as recording:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from observe.beheld import EQUAL
-from observe.beside import run
+from observe.eager_weights import run
 from observe.families import FAMILIES, OTHERS
 from regard import AttentionMap, Causal, ConfigError, TooLargeError, attend
 from regard.observe import record
@@ -226,7 +226,7 @@ def test_it_is_a_map_too(both):
     torch.testing.assert_close(m.select(heads=[2]).cpu(), weights[:, 2:3], rtol=0, atol=EQUAL)
 
 
-def test_it_is_hashed_copied_and_told_from_what_a_tensor_has_not(both):
+def test_it_is_hashed_copied_and_distinguished_from_what_a_tensor_has_not(both):
     m = both[0]
     assert len({m, m}) == 1
     assert repr(m).startswith("AttentionMap(2, 4, 7, 7), Causal()")

@@ -11,7 +11,7 @@ from transformers import StaticCache
 import regard
 from bounds import assert_within, attention_bounds, bounds_from_scores, gamma, sum_bound
 from observe.beheld import EQUAL
-from observe.beside import run, same
+from observe.eager_weights import run, same
 from observe.families import FAMILIES
 from observe.family import T
 from regard import ConfigError, compare, load
@@ -55,7 +55,7 @@ def test_a_path_that_is_no_module_is_refused_with_those_near_it():
         pass
 
 
-def test_attentions_that_are_asked_for_are_all_there_whatever_is_kept():
+def test_requested_attentions_are_all_there_whatever_is_stored():
     model, given = made("llama")
     with torch.no_grad(), record(model, layers=[1]) as recording:
         output = model(**given, output_attentions=True)
@@ -100,7 +100,7 @@ def test_a_head_that_is_not_there_is_refused():
         model(**given)
 
 
-def test_half_of_the_bytes_are_kept_in_bfloat16_and_give_nearly_the_same():
+def test_half_of_the_bytes_are_stored_in_bfloat16_and_give_nearly_the_same():
     model, given = made("llama")
     _, whole = run(model, given, recorded=True)
     with torch.no_grad(), record(model, keep="bfloat16") as recording:
@@ -122,7 +122,7 @@ def rounding(m, dtype, operands=0, scores=0):
 
 @pytest.mark.usefixtures("widened")
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "bart"])
-def test_values_that_are_kept_make_the_context(name):
+def test_values_that_are_stored_make_the_context(name):
     model, given = made(name, dtype=torch.float64)
     contexts = {}
     for path, module in model.named_modules():
@@ -164,18 +164,16 @@ def test_values_beside_a_cache_with_room_are_those_of_its_keys(begun):
     assert recording.map(1).shape[3] == recording.values(1).shape[2]
 
 
-def test_no_values_are_kept_unless_asked_for():
+def test_no_values_are_stored_unless_requested():
     model, given = made("llama")
     assert run(model, given, recorded=True)[1].values(0) is None
 
 
-def test_what_is_kept_is_detached():
+def test_what_is_stored_is_detached():
     model, given = made("llama")
     with record(model, keep="values") as recording:
         model(**given)
-    kept = [
-        x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].values)
-    ]
+    kept = [x for one in recording.last.histories.values() for x in (*one.keys, one.stored_calls[0].q, one.stored_calls[0].v)]
     assert not any(x.requires_grad or x.grad_fn is not None for x in kept)
 
 
@@ -394,7 +392,7 @@ def test_an_unknown_keep_is_refused():
         pass
 
 
-def test_a_folder_holds_what_is_kept_and_is_read_from_there(tmp_path):
+def test_a_folder_holds_what_is_stored_and_is_read_from_there(tmp_path):
     model, given = made("llama")
     given = {"input_ids": given["input_ids"].repeat(1, 60)}
     _, expected = run(model, given, recorded=True)

@@ -17,20 +17,20 @@ from regard.errors import DataError, RegardError
 from regard.models import translator
 from regard.weights import gpt2
 from regard.weights.arrays import read_arrays
-from weights import written
+from weights import checkpoint_formats
+from weights.checkpoint_formats import FORMATS
 from weights.damage import attempt, damage, differing
-from weights.written import FORMATS
 
 UNCHECKED = ("transformers", "without prefix", "head present", "sharded", "old pickle")  # formats without a checksum
 CASES = 250  # of each format
 ROUNDS = settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-WRITERS = {**FORMATS, "nanoGPT": lambda model, path: written.nanogpt(model, path).parent}
+WRITERS = {**FORMATS, "nanoGPT": lambda model, path: checkpoint_formats.nanogpt(model, path).parent}
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> dict[str, Path]:
     """A folder of each format, from which the tests of damage copy."""
-    root, model = tmp_path_factory.mktemp("originals"), written.small()
+    root, model = tmp_path_factory.mktemp("originals"), checkpoint_formats.small()
     return {kind: write(model, root / kind.replace(" ", "-")) for kind, write in WRITERS.items()}
 
 

@@ -63,7 +63,8 @@ def build_unweighted_example(words: tuple[str, ...], x: Tensor, mask: Mask, note
         k=x,
         v=x,
         steps=attend(x, x, x, mask, scale=1.0),
-        formulas={"scores": "x xᵀ", "context": "weights x", **drop_scaling(mask_formula(mask))},
+        formulas={"scores": "x xᵀ", "context": "weights x"}
+        | {name: formula.replace("scaled", "scores") for name, formula in mask_formula(mask).items()},
         before=(show_inputs(words, x),),
         notes=tuple(notes),
         leads_to="trainable",
@@ -106,11 +107,6 @@ def mask_formula(mask: Mask) -> dict[str, str]:
     return {} if mask == EVERYTHING else {"masked": f"scaled, -inf outside {mask}"}
 
 
-def drop_scaling(hidden: Mapping[str, str]) -> dict[str, str]:
-    """Replace "scaled" by "scores" in formulas, for attention without scaling."""
-    return {name: formula.replace("scaled", "scores") for name, formula in hidden.items()}
-
-
 def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the queries, keys and values: (t, d), or (h, t, d) with several heads."""
     if x.shape[-1] != weights.d_in:
@@ -126,18 +122,18 @@ def project_words(x: Tensor, weights: Projections, count: int) -> tuple[Tensor, 
 
 
 def show_outputs(words: tuple[str, ...], joined: Tensor, count: int, out: Linear | None) -> list[ExampleStep]:
-    """List the scenes after the contexts of the heads: these joined, and the output projection."""
-    scenes = []
+    """List the steps after the contexts of the heads: these joined, and the output projection."""
+    steps = []
     if count > 1:
         width = joined.shape[-1] // count
         columns = tuple(f"h{head + 1} c{number + 1}" for head in range(count) for number in range(width))
         panel = Panel(joined, words, columns, "words")
-        scenes.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
+        steps.append(ExampleStep("joined", "the heads' contexts side by side", "One row for each word again.", (panel,)))
     if out is not None:
         formula = "joined out_proj" if count > 1 else "context out_proj"
         said = "One more projection mixes these numbers."
-        scenes.append(ExampleStep("output", formula, said, (make_word_panel(out(joined), words, "y"),)))
-    return scenes
+        steps.append(ExampleStep("output", formula, said, (make_word_panel(out(joined), words, "y"),)))
+    return steps
 
 
 def make_vectors(words: Sequence[str], known: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -41,12 +41,12 @@ VECTORS = {  # scores, and a sentence about the results
 
 def build_softmax_example() -> Example:
     """Softmax in four forms (by_sum, naive, stable, blockwise) on the same vectors, with those that break three of them."""
-    scenes = (show_softmax_forms(name, torch.tensor(scores), said) for name, (scores, said) in VECTORS.items())
+    steps = (show_softmax_forms(name, torch.tensor(scores), said) for name, (scores, said) in VECTORS.items())
     return Example(
         name="softmax",
         title="Scores to weights in four forms",
         source=name_lectures("softmax-211"),
-        before=tuple(scenes),
+        before=tuple(steps),
         notes=(
             "by_sum: s / Σ s. naive: e^s / Σ e^s. stable: e^(s - max s) / Σ e^(s - max s). blockwise: stable, its maximum and "
             "sum gathered in one pass, here over blocks of 2.",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.compiled import processor
+from regard.compiled.threads import run_parts
 from regard.map import pass_inputs
 from regard.map.attribution_passes import EntryStatistics, Products
 from regard.map.passes import ROWS, TraversalResult
@@ -161,18 +162,6 @@ def run_pass(
             function(*given, n, threads, *(x[n] if isinstance(x, PerThread) else x for x in arguments))
 
         run_parts(work, threads)
-
-
-def run_parts(work: Callable[[int], None], parts: int) -> None:
-    """Run each part of a work in a thread of its own."""
-    if parts == 1:
-        return work(0)
-    with ThreadPoolExecutor(parts - 1) as others:
-        waiting = [others.submit(work, part) for part in range(1, parts)]
-        work(0)
-        for one in waiting:
-            one.result()
-    return None
 
 
 class Bins:

@@ -67,7 +67,7 @@ class CallStore:
             sinks = None if sinks is None else sinks[self.selection.heads]
         return StoredCall(
             q=self.store.copy_tensor(self.cast_and_select(call, call.q)),
-            values=self.copy_values(call, slice(slot, slot + call.q.shape[2]) if slot else slice(stop - first)),
+            v=self.copy_values(call, slice(slot, slot + call.q.shape[2]) if slot else slice(stop - first)),
             first=first,
             stop=stop,
             step=step,

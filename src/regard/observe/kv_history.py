@@ -12,8 +12,8 @@ from regard.errors import TooLargeError
 from regard.map import AttentionMap
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.observe.interception.attention_call import CallArguments
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
-from regard.observe.score_arguments import ScoreArguments
 
 SIMILAR = 0.3  # relative to a key's norm: tolerance for keys read back from a cache that rounds
 LIMIT = 2**30  # entries of the table of a whole run
@@ -36,12 +36,10 @@ class RowMatch(NamedTuple):
     distance: float
 
 
-@dataclass(eq=False)
-class StoredCall(ScoreArguments):
-    """One stored call: its queries, the range of the history's keys that it saw, and how they were scored."""
+@dataclass(eq=False, kw_only=True)
+class StoredCall(CallArguments):
+    """The arguments of one call as they are stored, v of its new keys only, and the range of the history's keys that it saw."""
 
-    q: Tensor  # (b, h, t, d)
-    values: Tensor | None  # (b, g, n, e), of its new keys
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
@@ -72,19 +70,19 @@ class KVHistory:
         return self.stored_calls[-1].stop if self.stored_calls else sum(x.shape[2] for x in self.keys)
 
     def match_cache(
-        self, k: Tensor, new: int, kept: Callable[[Tensor], Tensor], told: Tensor | None = None
+        self, k: Tensor, new: int, cast_and_select: Callable[[Tensor], Tensor], parents: Tensor | None = None
     ) -> "CacheMatch | None":
         """Return where the keys of a cache (b, g, n, d) continue this history; None if they do not.
 
-        The last `new` keys of the cache are new. `told` states the parent row of each row, if known, for rows that match
-        several.
+        The last `new` keys of the cache are new. `parents` states the parent row of each row, if known, for rows that
+        match several.
         """
         total, before = self.total, k.shape[2] - new
         places = [(total, total - 1)] if total <= before else [(total, before - 1), (before, before - 1)]
         found = []
         for known, slot in places:
             if known > 0 and slot >= 0:
-                same = match_rows(self.get_key(known - 1), kept(k[:, :, slot : slot + 1])[:, :, 0], told)
+                same = match_rows(self.get_key(known - 1), cast_and_select(k[:, :, slot : slot + 1])[:, :, 0], parents)
                 if same is not None:
                     found.append(CacheMatch(known, known - 1 - slot, slot + 1, *same))
                     if not same.distance:
@@ -138,7 +136,7 @@ class KVHistory:
     def build_call_map(self, stored: StoredCall) -> AttentionMap:
         """Return the map of one call."""
         keys = self.join_keys(stored.stop, stored.step, stored.first)
-        return stored.build_map(stored.q, keys)
+        return stored.build_map(keys)
 
     def build_map(self) -> AttentionMap:
         """Return the map of all calls, as if they had been one."""
@@ -149,16 +147,14 @@ class KVHistory:
         q = torch.cat([self.reorder_rows(stored.q, stored.step, step) for stored in self.stored_calls], 2)
         stop = last.stop
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
-        return last.build_map(q, self.join_keys(stop, step), mask=mask, bias=bias, offset=self.past)
+        return last.build_map(self.join_keys(stop, step), q=q, mask=mask, bias=bias, offset=self.past)
 
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""
-        if any(stored.values is None for stored in self.stored_calls):
-            return None
         step = self.stored_calls[-1].step
-        parts = [
-            self.reorder_rows(stored.values, stored.step, step) for stored in self.stored_calls if stored.values is not None
-        ]
+        parts = [self.reorder_rows(stored.v, stored.step, step) for stored in self.stored_calls if stored.v is not None]
+        if len(parts) < len(self.stored_calls):
+            return None
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
 
     def infer_rule(self, stop: int) -> Mask:
@@ -233,19 +229,17 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     keys = min(stored.stop, known) - stored.first
     bias = stored.bias if stored.bias is None else stored.bias[:, :, :rows, :keys]
     mask = stored.mask.truncate(rows, keys)
-    values = (
-        stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
-    )
-    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, context=None)
+    v = stored.v if stored.v is None else stored.v[:, :, : stored.v.shape[2] - stored.q.shape[2] + rows]
+    return replace(stored, q=stored.q[:, :, :rows], v=v, stop=stored.first + keys, mask=mask, bias=bias, context=None)
 
 
-def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:
+def match_rows(ours: Tensor, theirs: Tensor, parents: Tensor | None = None) -> RowMatch | None:
     """Return the row of `ours` that each row of `theirs`, (b, g, d), matches; None if one of them matches no row.
 
-    `told`, the parent rows if known, is used where it fits to the bit.
+    `parents`, the parent rows if known, is used where it fits to the bit.
     """
-    if told is not None and is_exact_match(ours, theirs, told):
-        return RowMatch(told, 0.0)
+    if parents is not None and is_exact_match(ours, theirs, parents):
+        return RowMatch(parents, 0.0)
     if ours.shape == theirs.shape and torch.equal(ours, theirs):
         return RowMatch(None, 0.0)
     if ours.shape[1:] != theirs.shape[1:]:
@@ -259,6 +253,6 @@ def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowM
     return RowMatch(None if own else rows, float((nearest / size.clamp(min=torch.finfo(size.dtype).tiny)).max()))
 
 
-def is_exact_match(ours: Tensor, theirs: Tensor, told: Tensor) -> bool:
-    """Return whether the rows `told` of `ours` equal `theirs`, to the bit."""
-    return len(told) == len(theirs) and int(told.max()) < len(ours) and torch.equal(ours[told], theirs)
+def is_exact_match(ours: Tensor, theirs: Tensor, parents: Tensor) -> bool:
+    """Return whether the rows `parents` of `ours` equal `theirs`, to the bit."""
+    return len(parents) == len(theirs) and int(parents.max()) < len(ours) and torch.equal(ours[parents], theirs)

@@ -99,7 +99,7 @@ class Recorder:
                 return recorded.map
         q, k = (cast_for_autocast(call, x).clone() for x in (call.q, call.k))
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
-        return call.build_map(q, k)
+        return call.build_map(k, q=q)
 
     def record_call(self, call: AttentionCall, name: str) -> Call | None:
         """Add a call to the recording and return it; None if its layer is not selected."""
@@ -138,13 +138,13 @@ def disable_autograd() -> Iterator[None]:
         yield
 
 
-def has_different_weights(call: AttentionCall, told: Tensor | None) -> bool:
+def has_different_weights(call: AttentionCall, weights: Tensor | None) -> bool:
     """Return whether the weights of the model's own code differ from those of q and k.
 
     Only the last row of the first sequence is compared. False if there are no weights, or if the batch rows have different
     offsets.
     """
-    if told is None or isinstance(call.offset, Tensor):
+    if weights is None or isinstance(call.offset, Tensor):
         return False
     row = torch.tensor([call.q.shape[2] - 1], device=call.q.device)
     seen = call.mask.block(row, torch.arange(call.k.shape[2], device=row.device), call.offset)[:1]
@@ -152,5 +152,5 @@ def has_different_weights(call: AttentionCall, told: Tensor | None) -> bool:
     bias = None if call.bias is None else call.bias[:1, :, -1:].detach()
     sinks = None if call.sinks is None else call.sinks.detach()
     steps = attend(q, k, k, Given.from_shared_table(seen), scale=call.scale, softcap=call.softcap, bias=bias, sinks=sinks)
-    ours, theirs = steps.weights, told.detach()[:1, :, -1:]
+    ours, theirs = steps.weights, weights.detach()[:1, :, -1:]
     return ours.shape != theirs.shape or not torch.allclose(ours, theirs.to(ours.dtype), atol=WEIGHT_TOLERANCE, rtol=0)

@@ -11,7 +11,7 @@ from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
 CALL_NUMBERS = ("first", "stop", "step")
-CALL_TENSORS = ("q", "values", "bias", "sinks", "weight")
+CALL_TENSORS = {"q": "q", "values": "v", "bias": "bias", "sinks": "sinks", "weight": "weight"}  # name in a file: field
 
 
 class NamedTensors:
@@ -81,7 +81,7 @@ def serialize_call(stored: StoredCall, packed: NamedTensors) -> dict[str, Any]:
     """Return a stored call as plain values: its tensors by name, its mask as a list."""
     q, stop = stored.q.shape[2], stored.stop - stored.first
     return {
-        **{name: packed.add(getattr(stored, name)) for name in CALL_TENSORS},
+        **{name: packed.add(getattr(stored, field)) for name, field in CALL_TENSORS.items()},
         **{name: getattr(stored, name) for name in (*CALL_NUMBERS, "scale", "softcap")},
         "offset": stored.offset.tolist() if isinstance(stored.offset, Tensor) else stored.offset,
         "mask": serialize_mask(stored.mask, q, stop, stored.offset, packed),

@@ -140,7 +140,7 @@ def test_places_that_the_caller_gives_are_given():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_a_cache_in_any_dtype_is_told_right_from_wrong(dtype):
+def test_a_cache_in_any_dtype_is_classified_as_right_or_wrong(dtype):
     (finding,) = check_case(case_of(Cached(join=lambda past, new: new).to(dtype)))
     assert finding.kind == "wrong cache"
     (checked,) = check_case(case_of(Cached().to(dtype)))
@@ -156,7 +156,7 @@ def test_what_a_partial_holds_is_not_lost():
     assert "its own outputs differ" in unknown.needs
 
 
-def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_asked_anew():
+def test_a_layer_that_adds_to_its_input_or_keeps_what_it_saw_is_called_anew():
     class Adding(Cached):
         def forward(self, x, past_key_value=None, use_cache=False):
             y = super().forward(x, past_key_value, use_cache)
@@ -186,7 +186,7 @@ def test_a_past_that_is_not_used_is_none():
     assert "`past`" in unknown.what
 
 
-def test_a_layer_that_leaks_is_not_asked_for_its_cache():
+def test_a_layer_that_leaks_is_not_tested_for_its_cache():
     assert not list(check_case(case_of(Cached(diagonal=lambda q, k: k))))
 
 

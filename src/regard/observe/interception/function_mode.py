@@ -104,7 +104,7 @@ def intercept_attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) 
             "bias": bias,
             "sinks": sinks,
         }
-        call = AttentionCall("regard", q, k, v, dropout, has_separate_sources=made_apart, **scored)
+        call = AttentionCall(kernel="regard", q=q, k=k, v=v, dropout=dropout, has_separate_sources=made_apart, **scored)
         call.parent_rows = find_parent_rows(STATE.frames[-1].args)
         four = (*q.shape[:3], v.shape[3])
         return call, CallAdapter(run, lambda out: unwrap_tensor(out).view(four), lambda new, out: new.view(out.shape))

@@ -39,7 +39,7 @@ class Beside:
 
 
 @functools.cache
-def beside(family: Family, side: str) -> Beside:
+def compare_with_eager(family: Family, side: str) -> Beside:
     """A family recorded as it runs by itself, and as it runs eager attention."""
     model = family.build()
     plain, _ = run(model, family.feed(model, side))
