@@ -85,7 +85,7 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims[2], out.shape)
 
-    return call, CallAdapter(lambda: result, read_context, write_context)
+    return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -196,13 +196,13 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    seen = seen if divided is None else seen / divided
-    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), divided
+    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), None
 
 
 def describe_unknown(found: HandwrittenCall) -> str:
     """Return why there is no formula of the weights."""
-    return f"its scores are changed by {describe(found.trace.changes)}" if found.trace.changes else "its scores are no product"
+    changes = found.trace.changes
+    return f"its scores are made by {describe(changes)}" if changes else "its scores are no product of two tensors"
 
 
 def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str) -> AttentionCall:
@@ -218,9 +218,8 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
     width = seen.new_zeros(b, h, 1, 1)
     q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
     bias = seen.to(score_dtype(seen.dtype)).log()
-    return AttentionCall(
-        kernel, q, k, v, bias=bias, scale=1.0, can_use_cache=False, note=f"{reason}: {bias.nbytes:,} bytes of weights are kept"
-    )
+    note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
+    return AttentionCall(kernel=kernel, q=q, k=k, v=v, bias=bias, scale=1.0, can_use_cache=False, note=note)
 
 
 @dataclass
@@ -256,8 +255,10 @@ def resolve_form(form: ScoreForm, table: AxisTable, groups: Groups, kernel: str,
     q, k, v = (x if len(x) == b else x.expand(b, -1, -1, -1) for x in (q, k, v))
     rule = infer_rule_of_parts(parts, q, k)
     return AttentionCall(
-        kernel,
-        *(q, k, v),
+        kernel=kernel,
+        q=q,
+        k=k,
+        v=v,
         mask=rule[0],
         offset=rule[1],
         bias=rule[2],
