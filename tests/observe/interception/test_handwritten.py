@@ -6,11 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPTJConfig, GPTJForCausalLM
+from torch.overrides import TorchFunctionMode
+from transformers import BloomConfig, BloomForCausalLM
 
 from observe.beheld import EQUAL, beheld
+from observe.family import Widened
 from regard import AdditiveAttention
 from regard.observe import record
+from regard.observe.intervene import KnockOut, intervene
 
 B, H, T, D, C = 2, 3, 5, 4, 12
 
@@ -150,9 +153,47 @@ def test_a_network_that_scores_pairs_is_recorded_with_its_bytes():
         assert f"{B * T * T * 8:,} bytes" in recording.notes[0]
 
 
-def test_a_generation_with_a_cache_is_stitched_to_one_map():
+def build_bloom() -> nn.Module:
     torch.manual_seed(5)
-    model = GPTJForCausalLM(GPTJConfig(n_embd=24, n_layer=2, n_head=2, rotary_dim=4, vocab_size=31, n_positions=64)).eval()
+    return BloomForCausalLM(BloomConfig(hidden_size=24, n_layer=2, n_head=2, vocab_size=31)).eval()
+
+
+def test_a_head_that_is_knocked_out_adds_nothing():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with intervene(model, KnockOut(layer=0, head=1)):
+        logits = model(ids).logits
+    with torch.no_grad():
+        model.transformer.h[0].self_attention.dense.weight[:, 12:] = 0
+    torch.testing.assert_close(logits, model(ids).logits, rtol=0, atol=EQUAL)
+
+
+class SoftmaxGradients(TorchFunctionMode):
+    """Keeps every softmax with its gradient."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "softmax":
+            result.retain_grad()
+            self.weights.append(result)
+        return result
+
+
+def test_the_pull_is_weight_times_gradient():
+    model, ids = build_bloom().double(), torch.randint(31, (1, T))
+    with Widened(), record(model, keep="values") as recording:
+        attribution = recording.attribute(model(ids).logits[0, -1, 3])
+    with Widened(), SoftmaxGradients() as dense:
+        model(ids).logits[0, -1, 3].backward()
+    for layer, weights in enumerate(dense.weights):
+        expected = (weights * weights.grad).view(1, 2, T, T)
+        torch.testing.assert_close(attribution.map(layer, kind="pull").dense(), expected, rtol=0, atol=EQUAL)
+
+
+def test_a_generation_with_a_cache_is_stitched_to_one_map():
+    model = build_bloom()
     ids = torch.randint(31, (1, T))
     with record(model) as recording:
         longer = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)

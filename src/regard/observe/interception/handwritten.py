@@ -16,7 +16,7 @@ from regard.observe.interception.contraction import find_axes, find_operands, is
 from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
-from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, list_entries
+from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
     PERMUTES,
@@ -181,8 +181,9 @@ class HandwrittenTracker(Traces):
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
         undropped = trace.undropped
         if undropped is not None:
-            again = follow_dims(self.table, undropped[1], name, func, (undropped[0], *args[1:]), kwargs, undropped[0], y)
-            undropped = None if again is None else (func(undropped[0], *args[1:], **kwargs).detach(), again)
+            before = undropped[0].clone() if is_in_place(name) else undropped[0]
+            again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
+            undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
         return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
 
