@@ -167,8 +167,9 @@ def find_head_counts() -> list[int]:
     """Return the numbers of heads that the running modules state, of the innermost first."""
     found = []
     for frame in reversed(STATE.frames[-3:]):
-        for holder in (frame.module, getattr(frame.module, "config", None)):
-            found += [n for name in HEADS if type(n := getattr(holder, name, None)) is int and n > 1]
+        own = vars(frame.module)
+        for known in (own, getattr(own.get("config"), "__dict__", {})):
+            found += [n for name in HEADS if type(n := known.get(name)) is int and n > 1]
     return found
 
 
