@@ -29,18 +29,7 @@ if TYPE_CHECKING:
         StackedHeads,
     )
     from regard.map import AttentionMap
-    from regard.mechanism import (
-        Causal,
-        Documents,
-        Everything,
-        Given,
-        Padding,
-        Prefix,
-        Steps,
-        Window,
-        attend,
-        attention,
-    )
+    from regard.mechanism import Causal, Documents, Everything, Given, Padding, Prefix, Steps, Window, attend, attention
     from regard.models import GPT2, GPT2Config
     from regard.observe.compare import compare
     from regard.observe.deserialize import load

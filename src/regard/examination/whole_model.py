@@ -331,8 +331,7 @@ class ModelExamination:
             where = localize.find_moving_module(self.model, self.replace_token(j), 0, i)
             if seeing.has_cross_attention and "decoder" not in where:
                 yield Unknown(
-                    "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all",
-                    BOTH,
+                    "which outputs depend on which tokens from end to end: an encoder gets the same ids and may see all", BOTH
                 )
                 return
             told = f"changing token {j} moves output {i} of the model by {moved.within[i, n]:.2g}{format_module(where)}"

@@ -52,7 +52,7 @@ def check_case(case: Case) -> Iterator[Finding | Checked | Unknown]:
     got = dict(zip(asking, found, strict=True))
     broken = [name for name, slope in got.items() if slope is not None and not slope.isfinite().all()]
     without = [name for name, slope in got.items() if slope is None and has_trained_neighbor(module, name, got)]
-    if broken and has_finite_output(case):
+    if broken and case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all():
         told = f"the gradient of {format_names(broken)} is NaN, though every output is finite"
         yield Finding("not trainable", told, NAN, 1.2, "gradient")
     elif without and (spare := find_unused_source(case)):
@@ -147,11 +147,6 @@ def get_owner_path(module: nn.Module, name: str) -> str:
     """Return the path of the module that holds a weight, or that holds the weight's linear layer."""
     owner = name.rpartition(".")[0]
     return owner.rpartition(".")[0] if owner and isinstance(module.get_submodule(owner), nn.Linear) else owner
-
-
-def has_finite_output(case: Case) -> bool:
-    """Return whether every output is a number; if not, another probe reports it."""
-    return bool(case.compute_context(*case.make_usual_inputs(80)).detach().isfinite().all())
 
 
 def find_unregistered(module: nn.Module) -> Iterator[str]:
