@@ -86,7 +86,7 @@ def compare_passes(single: AttributionMap, exact: AttributionMap, threads: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.kernel
+@pytest.mark.emulated
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
 @pytest.mark.parametrize("mask", RULES, ids=repr)
