@@ -61,7 +61,7 @@ class Attribution:
         self, layer: int | str, *, attention: str = "self", part: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the gradients with respect to the contexts of a layer, and the contexts, both (b, h, q, e)."""
-        contexts = {stored: stored.context.detach() for stored in self.gradients if stored.context is not None}
+        contexts = {stored: stored.graph.context.detach() for stored in self.gradients if stored.graph is not None}
         gradients = self.join_layer(self.gradients, layer, attention, part)
         return gradients, self.join_layer(contexts, layer, attention, part)
 
@@ -125,10 +125,10 @@ def attribute(recording: Any, number: Tensor) -> Attribution:
     """
     if not isinstance(number, Tensor) or number.numel() != 1 or not number.is_floating_point():
         raise ConfigError(f"attribute takes a tensor of one number, e.g. logits[0, -1, token]; got {describe_value(number)}.")
-    stored = [call.stored for run in recording.runs for call in run.calls if call.stored.context is not None]
+    stored = [call.stored for run in recording.runs for call in run.calls if call.stored.graph is not None]
     if not number.requires_grad or not stored:
         raise ConfigError(f"the number has no gradient with respect to the recorded attention. {ADVICE}")
-    contexts = [one.context for one in stored if one.context is not None]
+    contexts = [one.graph.context for one in stored if one.graph is not None]
     found = torch.autograd.grad(number.reshape(()), contexts, retain_graph=True, allow_unused=True)
     if all(gradient is None for gradient in found):
         raise ConfigError(f"the number does not depend on the recorded attention. {ADVICE}")

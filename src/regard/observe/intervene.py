@@ -267,7 +267,7 @@ def intervene(model: nn.Module, *changes: Change) -> Iterator[None]:
 class Intervention:
     """A watcher that changes the calls of one model."""
 
-    can_change_calls = True
+    can_change_calls, needs_graph = True, False
 
     def __init__(self, modules: Mapping[str, nn.Module], asked: Sequence[Change]) -> None:
         self.names = {id(module): name for name, module in modules.items()}

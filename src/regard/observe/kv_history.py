@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import TooLargeError
-from regard.map import AttentionMap
+from regard.errors import ConfigError, TooLargeError
+from regard.map import AttentionMap, DifferentiableMap
 from regard.mechanism.mask_algebra import EVERYTHING, Mask
 from regard.mechanism.masks import Causal, Documents, Given, Window
+from regard.observe.call_graph import CallGraph
 from regard.observe.mask_inference import ROWS, find_first_visible, fit_rule
 from regard.observe.score_arguments import ScoreArguments
 
@@ -45,7 +46,7 @@ class StoredCall(ScoreArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
-    context: Tensor | None = None  # (b, h, q, e) of all heads, with its graph; not saved
+    graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
 
 @dataclass(eq=False)
@@ -129,8 +130,15 @@ class KVHistory:
             left -= rows
         return shorter
 
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the stored tensors share memory with a graph and the model has written to it."""
+        for stored in self.stored_calls:
+            if stored.graph is not None:
+                stored.graph.check_unchanged(self.name)
+
     def join_keys(self, stop: int, step: int, first: int = 0) -> Tensor:
         """Return the keys from first to stop, (b, g, k, d), in the row order of a step."""
+        self.check_unchanged()
         parts = [self.reorder_rows(keys, made, step) for made, keys in zip(self.steps, self.keys, strict=True)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return whole if (first, stop) == (0, whole.shape[2]) else whole[:, :, first:stop]
@@ -151,10 +159,31 @@ class KVHistory:
         mask, bias = self.infer_rule(stop), self.join_biases(q, stop)
         return last.build_map(q, self.join_keys(stop, step), mask=mask, bias=bias, offset=self.past)
 
+    def build_differentiable_map(self) -> DifferentiableMap:
+        """Return the map of the only call, with the graph of its queries and keys. Raises ConfigError where there is none."""
+        stored, graph = self.stored_calls[0], self.stored_calls[0].graph
+        found = self.build_map()
+        if graph is None or len(self.stored_calls) > 1 or stored.q.dtype != graph.dtype:
+            why = "it was recorded without values or without gradients"
+            if len(self.stored_calls) > 1:
+                why = "it made several calls, the steps of a cache"
+            elif graph is not None:
+                why = f"its queries and keys are stored in {stored.q.dtype}, not in {graph.dtype}"
+            raise ConfigError(
+                f"the map of {self.name} has no graph to its queries and keys: {why}. Record one forward with keep='values' "
+                "alone, outside torch.no_grad()."
+            )
+        heads, share = list(self.heads), graph.q.shape[1] // graph.k.shape[1]
+        q, k = graph.q.to(graph.dtype), graph.k.to(graph.dtype)[:, :, stored.first : stored.stop]
+        if self.selected_heads is not None:
+            q, k = q[:, heads], k[:, [head // share for head in heads]]
+        return DifferentiableMap(found, q, k)
+
     def join_values(self) -> Tensor | None:
         """Return the values of all keys, (b, g, k, e); None if they were not kept."""
         if any(stored.values is None for stored in self.stored_calls):
             return None
+        self.check_unchanged()
         step = self.stored_calls[-1].step
         parts = [
             self.reorder_rows(stored.values, stored.step, step) for stored in self.stored_calls if stored.values is not None
@@ -236,7 +265,7 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     values = (
         stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
     )
-    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, context=None)
+    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, graph=None)
 
 
 def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:

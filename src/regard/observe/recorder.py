@@ -12,6 +12,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.mechanism import attend
 from regard.mechanism.masks import Given
+from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
 from regard.observe.interception.plain_tensors import disable_modes
@@ -38,7 +39,7 @@ class Recorder:
     def __init__(self, modules: Mapping[str, nn.Module], selection: Selection, store: Store) -> None:
         self.names = {id(module): name for name, module in modules.items()}
         self.recording = Recording(type(modules[""]).__name__)
-        self.selection, self.store = selection, CallStore(selection, store)
+        self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
         self.tracker = RunTracker(self.names, self.store.cast_and_select, self.report_missed)
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -48,13 +49,12 @@ class Recorder:
     def handle_call(self, call: AttentionCall, adapter: CallAdapter, name: str, proceed: NextHandler) -> Any:
         """Run the call unchanged and record it; return a map in place of the weights if the caller asked for weights."""
         result, context = self.link_context(proceed(call, adapter), adapter)
+        graph = None if context is None else CallGraph.from_call(call, context, cast_for_autocast(call, call.q[:0]).dtype)
         answer = None
         try:
             with disable_tracking():
                 if adapter.read_weights is None or not has_different_weights(call, adapter.read_weights(result)):
-                    recorded = self.record_call(call, name)
-                    if recorded is not None:
-                        recorded.stored.context = context
+                    recorded = self.record_call(call, name, graph)
                     answer = None if adapter.replace_weights is None else Attentions(self.build_full_map(call, recorded))
                 else:
                     self.report_missed(MissedCall(call.kernel, name, OTHERWISE))
@@ -69,7 +69,7 @@ class Recorder:
 
         The context is kept where values are, for `recording.attribute`. The numbers of the result stay the same.
         """
-        wanted = self.store.store.values and torch.is_grad_enabled()
+        wanted = self.needs_graph and torch.is_grad_enabled()
         if not wanted or adapter.context is None or adapter.result is None:
             return result, None
         context = adapter.context(result)
@@ -101,17 +101,17 @@ class Recorder:
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
         return call.build_map(q, k)
 
-    def record_call(self, call: AttentionCall, name: str) -> Call | None:
-        """Add a call to the recording and return it; None if its layer is not selected."""
+    def record_call(self, call: AttentionCall, name: str, graph: CallGraph | None) -> Call | None:
+        """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
         key, history, match = tracker.place_call(call, name, kind)
         if history is None or match is None:
-            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows)
+            history, stored = self.store.create_history(call, name, kind, tracker.step, tracker.run.parent_rows, graph)
         else:
-            history, stored = self.store.extend_history(history, call, match, tracker.step)
+            history, stored = self.store.extend_history(history, call, match, tracker.step, graph)
         history.stored_calls.append(stored)
         tracker.run.histories[key] = history
         tracker.run.calls.append(Call(history, stored))

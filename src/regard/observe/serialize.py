@@ -55,6 +55,8 @@ def serialize_tokens(tokens: Any) -> Any:
 def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
     """Return a Run as plain values: its histories, and its calls by the indices of history and stored call."""
     histories = list(dict.fromkeys([*run.histories.values(), *(call.history for call in run.calls)]))
+    for history in histories:
+        history.check_unchanged()
     keys = {id(history): list(key) for key, history in run.histories.items()}
     places = {id(stored): n for history in histories for n, stored in enumerate(history.stored_calls)}
     return {
