@@ -101,6 +101,10 @@ class CallStore:
             return None
         return self.copy_or_share(call, call.v[:, :, new], graph)
 
+    def copy_residual(self, x: Tensor) -> Tensor:
+        """Return a copy of a residual stream (b, t, c) in the store's dtype."""
+        return self.store.copy_tensor(x.detach() if self.store.dtype is None else x.detach().to(self.store.dtype))
+
     def copy_or_share(self, call: AttentionCall, x: Tensor, graph: CallGraph | None) -> Tensor:
         """Return queries, keys or values of a call as they are stored, in the memory that its graph keeps anyway if it can."""
         found, is_in_memory = self.cast_and_select(call, x), self.store.folder is None

@@ -109,6 +109,7 @@ def deserialize_history(
         turns,
         past=require_count(found["past"]),
         selected_heads=chosen,
+        block=None if found.get("block") is None else require_text(found["block"]),
     )
     if history.kind not in KINDS:
         raise ValueError(f"kind must be self or cross, got {history.kind!r}")
@@ -141,12 +142,12 @@ def deserialize_call(found: dict[str, Any], tensors: dict[str, Tensor], masks: "
     offset = torch.tensor([require_integer(one) for one in offset]) if isinstance(offset, list) else require_integer(offset)
     first, stop, step = (require_count(found[name]) for name in CALL_NUMBERS)
     mask = masks.deserialize_mask(found["mask"])
-    q, values, bias, sinks, weight = (named[name] for name in CALL_TENSORS)
+    q, values, bias, sinks, weight, residual = (named[name] for name in CALL_TENSORS)
     assert q is not None
     if weight is not None and weight.shape != q.shape[3:]:
         raise ValueError(f"a weight {tuple(weight.shape)} of additive scores does not fit queries {tuple(q.shape)}")
     scored: dict[str, Any] = {"mask": mask, "offset": offset, "scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks}
-    return StoredCall(q, values, first, stop, step, **scored, weight=weight)
+    return StoredCall(q, values, first, stop, step, **scored, weight=weight, residual=residual)
 
 
 class MaskReader:

@@ -46,6 +46,7 @@ class StoredCall(ScoreArguments):
     first: int  # index in the history of its first key
     stop: int  # end of its keys in the history, exclusive
     step: int
+    residual: Tensor | None = None  # (b, t, c), the output of the block that the call is in
     graph: CallGraph | None = None  # of the call, if it ran with gradients and values are kept; not saved
 
 
@@ -61,6 +62,7 @@ class KVHistory:
     steps: list[int] = field(default_factory=list)  # of each entry of `keys`
     past: int = 0  # number of keys before the first query
     selected_heads: tuple[int, ...] | None = None  # the numbers in the model of the stored heads; None for all
+    block: str | None = None  # the path of the module whose outputs are kept as the residual stream
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -190,6 +192,14 @@ class KVHistory:
         ]
         return parts[0] if self.kind == "cross" else torch.cat(parts, 2)
 
+    def join_residuals(self) -> Tensor | None:
+        """Return the residual stream after the block at all queries, (b, t, c); None if it was not kept."""
+        last = self.stored_calls[-1].step
+        parts = [
+            self.reorder_rows(stored.residual, stored.step, last) for stored in self.stored_calls if stored.residual is not None
+        ]
+        return torch.cat(parts, 1) if len(parts) == len(self.stored_calls) else None
+
     def infer_rule(self, stop: int) -> Mask:
         """Return the rule of all calls on all keys: the simplest one that fits every call, else its table.
 
@@ -265,7 +275,9 @@ def truncate_call(stored: StoredCall, rows: int, known: int) -> StoredCall:
     values = (
         stored.values if stored.values is None else stored.values[:, :, : stored.values.shape[2] - stored.q.shape[2] + rows]
     )
-    return replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias, graph=None)
+    residual = None if stored.residual is None else stored.residual[:, :rows]
+    shorter = replace(stored, q=stored.q[:, :, :rows], values=values, stop=stored.first + keys, mask=mask, bias=bias)
+    return replace(shorter, residual=residual, graph=None)
 
 
 def match_rows(ours: Tensor, theirs: Tensor, told: Tensor | None = None) -> RowMatch | None:

@@ -12,6 +12,7 @@ from regard.errors import ConfigError
 from regard.map import AttentionMap
 from regard.mechanism import attend
 from regard.mechanism.masks import Given
+from regard.observe.block_outputs import is_inside
 from regard.observe.call_graph import CallGraph
 from regard.observe.call_store import CallStore, cast_for_autocast
 from regard.observe.interception.attention_call import AttentionCall, CallAdapter, MissedCall
@@ -40,6 +41,7 @@ class Recorder:
         self.names = {id(module): name for name, module in modules.items()}
         self.recording = Recording(type(modules[""]).__name__)
         self.selection, self.store, self.needs_graph = selection, CallStore(selection, store), store.values
+        self.attended: set[str] = set()  # modules with self-attention
         self.tracker = RunTracker(self.names, self.store.cast_and_select, self.report_missed)
 
     def start_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -101,10 +103,24 @@ class Recorder:
         k = F.pad(k, (0, 0, 0, call.unwritten_keys))
         return call.build_map(q, k)
 
+    def handle_block(self, block: str, output: Tensor) -> None:
+        """Keep the output (b, t, c) of a block as the residual stream after its self-attention, if it has one layer of it."""
+        names = [name for name in self.attended if is_inside(name, block)]
+        if len(names) != 1:
+            return
+        run, step = self.tracker.run, self.tracker.step
+        call = next((call for call in reversed(run.calls) if call.name == names[0] and call.kind == "self"), None)
+        if call is None or call.step != step or output.shape[:2] != (len(call.stored.q), call.stored.q.shape[2]):
+            return
+        with disable_tracking():
+            call.history.block = block
+            call.stored.residual = self.store.copy_residual(output)
+
     def record_call(self, call: AttentionCall, name: str, graph: CallGraph | None) -> Call | None:
         """Add a call, with its graph if there is one, to the recording and return it; None if its layer is not selected."""
         tracker, numbers = self.tracker, self.tracker.layer_numbers
         kind = numbers.infer_kind(call, name)
+        self.attended |= {name} if kind == "self" else set()
         if not self.selection.has_layer(name, lambda: numbers.assign_number(name, kind)):
             return None
         key, history, match = tracker.place_call(call, name, kind)

@@ -1,7 +1,7 @@
 """Recording: the attention of a model, by call and as one map per layer."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -155,6 +155,20 @@ class Run:
         kept = [x for x in found if x is not None]
         return torch.cat(kept, 2) if kept and len(kept) == len(found) else None
 
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer with self-attention, (b, t, c).
+
+        Raises ConfigError if it was not kept, or if the layer is in no block of its own.
+        """
+        histories = self.find_histories(layer, "self", part)
+        found = histories[0].join_residuals() if len(histories) == 1 else None
+        if found is None:
+            raise ConfigError(
+                f"the residual stream after {histories[0].name} was not kept: record with keep='residual', a layer that is "
+                "the only self-attention of a module in a list of modules."
+            )
+        return found
+
     def find_histories(self, layer: int | str, kind: str, part: str | None) -> list[KVHistory]:
         """Return the histories of a layer: one for each call that one visit of its module makes."""
         visits = self.list_visits(kind, part)
@@ -263,9 +277,13 @@ class Recording(HtmlRepr):
         """Return the values (b, g, k, e) of a layer of the last run; None if the recording did not keep them."""
         return self.last.values(layer, kind, part)
 
-    def attribute(self, number: Tensor) -> Attribution:
+    def residual(self, layer: int | str, part: str | None = None) -> Tensor:
+        """Return the residual stream after the block of a layer of the last run, (b, t, c); see Run.residual."""
+        return self.last.residual(layer, part)
+
+    def attribute(self, number: Tensor, layers: Sequence[int | str] | None = None) -> Attribution:
         """Return what the weights did to a number of the recorded forward; see regard.observe.attribution.attribute."""
-        return attribute(self, number)
+        return attribute(self, number, layers)
 
     def words(self, layer: int | str, kind: str = "self", part: str | None = None) -> tuple[Words | None, Words | None]:
         """Return the words of the queries and of the keys of a layer of the last run; None where `tokens` has none."""

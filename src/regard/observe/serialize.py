@@ -11,7 +11,7 @@ from regard.observe.words import TextPair
 
 LARGEST = 2**30  # entries of the table of a user-defined mask
 CALL_NUMBERS = ("first", "stop", "step")
-CALL_TENSORS = ("q", "values", "bias", "sinks", "weight")
+CALL_TENSORS = ("q", "values", "bias", "sinks", "weight", "residual")
 
 
 class NamedTensors:
@@ -69,6 +69,7 @@ def serialize_run(run: Any, packed: NamedTensors) -> dict[str, Any]:
                 "kind": history.kind,
                 "past": history.past,
                 "heads": history.selected_heads,
+                "block": history.block,
                 "keys": [[packed.add(x), step] for x, step in zip(history.keys, history.steps, strict=True)],
                 "pieces": [serialize_call(stored, packed) for stored in history.stored_calls],
             }
