@@ -84,6 +84,21 @@ def test_bins_hold_the_signed_mean_the_sum_or_the_entry_largest_in_size(one, row
                 assert torch.allclose(pictures["max"][:, :, r, c].abs(), part.abs().amax(-1), rtol=0, atol=EQUAL)
 
 
+@given(attributions(), st.data(), st.sampled_from(["mean", "sum", "max"]))
+def test_a_tile_is_the_picture_of_its_part(one, data, how):
+    found, asked = one
+    expected, spans = dense(found, asked), []
+    for size in found.shape[2:]:
+        start = data.draw(st.integers(0, size))
+        spans.append(slice(start, data.draw(st.integers(start, size))))
+    counts = [max(span.stop - span.start, 1) for span in spans]
+    part = expected[:, :, spans[0], spans[1]]
+    tile = found.tile(*spans, counts, how)
+    assert tile.shape[2:] == tuple(counts)
+    assert torch.allclose(tile[:, :, : part.shape[2], : part.shape[3]], part, rtol=0, atol=EQUAL)
+    assert found.tile(*spans, 1, "sum").flatten(2).allclose(part.sum((2, 3)).unsqueeze(-1), rtol=0, atol=EQUAL)
+
+
 @given(attributions(), st.data())
 def test_parts_are_those_of_the_whole(one, data):
     found, asked = one
