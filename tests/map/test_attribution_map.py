@@ -136,6 +136,22 @@ def test_a_long_map_takes_memory_of_its_length_and_satisfies_its_identity():
     assert certificate.error <= 2 * sum_bound(torch.float32, 4096 + 16 + 20)
 
 
+@pytest.mark.slow
+def test_at_65536_tokens_rows_add_up_to_gradient_times_context_and_rows_and_columns_to_the_same():
+    torch.manual_seed(0)
+    t, e = 65536, 16
+    q, k, v, g = torch.randn(4, 1, 1, t, e)
+    weights = AttentionMap(q, k, Causal())
+    found = AttributionMap(weights, g, v)
+    overview, context = found.overview(1), weights @ v
+    size = (g.abs() * (weights @ v.abs())).sum(-1)  # at least Σ_j A_ij |g_i · v_j|
+    bound = 2 * sum_bound(torch.float32, t + 2 * e + 20) * size
+    assert ((overview.row_sums - (g * context).sum(-1)).abs() <= bound).all()
+    assert (overview.row_sums.double().sum() - overview.column_sums.double().sum()).abs() <= bound.double().sum()
+    assert torch.allclose(found[0, 0, -1].sum(), overview.row_sums[0, 0, -1], rtol=0, atol=float(bound[0, 0, -1]))
+    assert found.nbytes < 4 * t * e * 4 + 2**20
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [((1, 2, 5, 3), (1, 2, 6, 4)), ((1, 2, 4, 3), (1, 2, 6, 3)), ((1, 2, 5, 3), (1, 3, 6, 3)), ((2, 5, 3), (1, 2, 6, 3))],
