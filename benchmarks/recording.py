@@ -130,14 +130,16 @@ def others(model: GPT2Model, ids: Tensor) -> dict[str, Callable[[], Tensor]]:
     return found
 
 
-def bridged(model: GPT2Model) -> torch.nn.Module:
-    """The same weights in TransformerLens, with a head of one word: the others compute none."""
+def bridged(model: GPT2Model, direction: Tensor | None = None) -> torch.nn.Module:
+    """The same weights in TransformerLens, with a head of one word, of a direction or random: the others compute none."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformer_lens.model_bridge import TransformerBridge
 
     head = GPT2LMHeadModel(GPT2Config(**{**model.config.to_dict(), "n_layer": 1, "tie_word_embeddings": False}))
     head.transformer, head.lm_head = copy.deepcopy(model), torch.nn.Linear(model.config.n_embd, 1, bias=False)
+    if direction is not None:
+        head.lm_head.weight = torch.nn.Parameter(direction[None], requires_grad=False)
     head.config = model.config.__class__(**{**model.config.to_dict(), "tie_word_embeddings": False})
     with tempfile.TemporaryDirectory() as folder:  # it asks for one, and finds it by its folder
         PreTrainedTokenizerFast(
