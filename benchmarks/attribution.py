@@ -39,7 +39,7 @@ def run(peak: dict[torch.dtype, float]) -> Table:
     """The time of each way relative to the plain passes, its peak above the model in fresh processes, and how far it gets."""
     table = Table(TITLE, COLUMNS)
     check()
-    times = {t: timed(make_ways(t), 1e-2, rounds=1 if t == MOST else 3).medians for t in LENGTHS}
+    times = {t: timed(make_ways(t), 1e-2, rounds=1 if t == MOST else 2).medians for t in LENGTHS}
     model = make_model()
     row_ms = measure_row(model, make_input(model, MOST))
     for name, title in WAYS.items():

@@ -13,6 +13,7 @@ from regard import AttentionMap, Causal, Window
 from regard.errors import ConfigError, ShapeError
 from regard.map.attribution_map import AttributionMap
 from regard.map.pooling import bin_edges
+from regard.mechanism import attend
 from strategies import requests
 
 EQUAL = 1e-10  # float64
@@ -97,6 +98,21 @@ def test_a_tile_is_the_picture_of_its_part(one, data, how):
     assert tile.shape[2:] == tuple(counts)
     assert torch.allclose(tile[:, :, : part.shape[2], : part.shape[3]], part, rtol=0, atol=EQUAL)
     assert found.tile(*spans, 1, "sum").flatten(2).allclose(part.sum((2, 3)).unsqueeze(-1), rtol=0, atol=EQUAL)
+
+
+@given(requests(torch.float64))
+def test_the_gradient_of_the_scores_is_that_of_the_softmax(asked):
+    """Beside autograd through the formula, in which the scores of hidden keys are -inf."""
+    if asked.v.shape[2] == 0:
+        return
+    v = asked.v.detach()
+    steps = attend(asked.q.detach().requires_grad_(), asked.k.detach(), v, asked.mask, **asked.options)
+    left = torch.randn_like(steps.context)
+    (expected,) = torch.autograd.grad((steps.context * left).sum(), steps.masked)
+    weights = AttentionMap(asked.q, asked.k, asked.mask, **asked.options)
+    found = AttributionMap.of_scores(weights, left, v)
+    assert torch.allclose(found.dense(), expected.nan_to_num(), rtol=0, atol=EQUAL)
+    assert torch.allclose(found.row_sums(), expected.nan_to_num().sum(-1), rtol=0, atol=EQUAL)
 
 
 @given(attributions(), st.data())

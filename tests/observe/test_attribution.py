@@ -61,6 +61,9 @@ def test_gradient_and_pull_are_those_of_autograd_on_dense_weights(name, side):
         pull = attribution.map(layer, attention=kind)
         assert float((pull.dense() - weights * gradient).where(visible, 0).abs().max()) < EQUAL * size
         assert pull.certificate().error < EQUAL
+        scores = attribution.map(layer, kind="scores", attention=kind)
+        expected_scores = weights * (gradient - (weights * gradient).sum(-1, keepdim=True))
+        assert float((scores.dense() - expected_scores).where(visible, 0).abs().max()) < EQUAL * size
 
 
 @pytest.mark.slow

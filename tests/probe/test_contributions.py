@@ -218,7 +218,7 @@ def draw_biases(model):
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
-            parameter.data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.data = 8 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     return model
 
 

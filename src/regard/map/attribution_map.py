@@ -71,6 +71,17 @@ class AttributionMap(HtmlRepr):
         self.weights, self.factor = weights, check_choice("factor", factor, tuple(FACTORS))
         self.left, self.right = left.detach().to(dtype), right.detach().to(dtype)
 
+    @classmethod
+    def of_scores(cls, weights: AttentionMap, left: Tensor, right: Tensor) -> "AttributionMap":
+        """Return the gradient with respect to the scores that the softmax takes: A_ij (l_i · r_j - Σ_m A_im l_i · r_m).
+
+        It is a map of weights times products, of l with -Σ_m A_im l_i · r_m appended and r with 1, whose rows add up to 0.
+        """
+        whole = cls(weights, left, right)
+        means = (whole.left * (weights @ whole.right)).sum(-1, keepdim=True)
+        ones = whole.right.new_ones(*whole.right.shape[:3], 1)
+        return cls(weights, torch.cat([whole.left, -means], -1), torch.cat([whole.right, ones], -1))
+
     @cached_property
     def means(self) -> Tensor | None:
         """Σ_m A_im l_i · r_m for factor "cut", (b, h, q)."""

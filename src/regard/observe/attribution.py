@@ -14,6 +14,7 @@ from regard.mechanism.arguments import check_choice, describe_value
 from regard.observe.kv_history import KVHistory, StoredCall
 
 FACTORS = {"gradient": "one", "pull": "weights", "cut": "cut"}  # of an AttributionMap, by the kind of map
+KINDS = (*FACTORS, "scores")
 ADVICE = "Record with keep='values', outside torch.no_grad() and torch.inference_mode(), and pass a number of that forward."
 
 
@@ -41,17 +42,21 @@ class Attribution:
         kind "gradient" is ∂y/∂A_ij = g_i · v_j, with y the number, g_i its gradient with respect to the head's context at query
         i and v_j the value of key j; "pull" is A_ij ∂y/∂A_ij; "cut" is -A_ij / (1 - A_ij) g_i · (v_j - o_i), with o_i the
         context: by how much y changes, to first order in the context, if key j is hidden from query i and its other weights
-        grow, as regard.CutEdges does it. attention is "self" or "cross".
+        grow, as regard.CutEdges does it; "scores" is A_ij g_i · (v_j - o_i), the gradient with respect to the scores that the
+        softmax takes. attention is "self" or "cross".
         Raises ConfigError for a layer whose values were not kept or which the number does not depend on by a gradient.
         Source: gradient times attention, Chefer et al. 2021.
         """
-        check_choice("kind", kind, tuple(FACTORS))
+        check_choice("kind", kind, KINDS)
         weights: AttentionMap = self.recording.map(layer, kind=attention, part=part)
         values: Tensor | None = self.recording.values(layer, kind=attention, part=part)
         if values is None:
             raise ConfigError(f"the values of layer {layer} were not kept: record with keep='values'.")
         left = self.join_layer(self.gradients, layer, attention, part)
-        found = AttributionMap(weights, left, values, factor=FACTORS[kind])
+        if kind == "scores":
+            found = AttributionMap.of_scores(weights, left, values)
+        else:
+            found = AttributionMap(weights, left, values, factor=FACTORS[kind])
         if head is None:
             return found
         wanted = self.recording.map(layer, head, kind=attention, part=part)._pairs[0][0][1]
