@@ -18,6 +18,7 @@ from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
 from regard.observe.interception.moved_entries import (
     add_sink,
+    drop_repeats,
     fills_followed,
     follow_places,
     is_replayed,
@@ -190,7 +191,7 @@ class HandwrittenTracker(Traces):
             trace = trace._replace(dims=dims)
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
         undropped = trace.undropped
-        if undropped is not None:
+        if undropped is not None and undropped[1] is not None:
             again = follow_dims(self.table, undropped[1], name, func, (undropped[0], *args[1:]), kwargs, undropped[0], y)
             undropped = None if again is None else (func(undropped[0], *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
@@ -278,11 +279,11 @@ class HandwrittenTracker(Traces):
         return None
 
     def complete_call(self, trace: Trace, x: Tensor, product: LabelledProduct | None, *names: str) -> HandwrittenCall:
-        """Return the call that a product of weights x with values completes, and forget the followed tensors."""
-        if trace.factors is not None:
-            known = self.find(x)
-            trace = trace if known is None else known._replace(function=trace.function)
-        self.traces.clear()
+        """Return the call that a product of weights x with values completes, and stop following the weights."""
+        known = None if trace.factors is None else self.find(x)
+        trace = trace if known is None else known._replace(function=trace.function)
+        self.drop(x)
+        x, trace, product = drop_repeats(self.table, x, trace, product)
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)

@@ -74,7 +74,7 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     value, own = product.operands[1 - place].detach(), dims[1 - place]
     v = table.arrange(unwrap_tensor(value), own, (groups.batch, groups.heads, groups.keys, groups.width), shared=1)
     tensor, axes = weights.undropped or (found.tensor.detach(), weights.dims)
-    seen = table.arrange(unwrap_tensor(tensor), axes, groups.matrix)
+    seen = table.arrange(unwrap_tensor(tensor), axes or weights.dims, groups.matrix)
     call, total = build_call(found, table, groups, seen, v)
     four = (groups.batch, groups.heads, groups.queries, groups.width)
 
@@ -197,8 +197,17 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    seen = seen if divided is None else seen / divided
-    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), divided
+    reason = reason or describe_unknown(found)
+    if divided is not None:
+        seen = seen / divided
+        if bool(((divided - 1).abs() > allow_rounding(seen, trace.eps)).any()):
+            reason += ", and its rows are divided by their sums"
+    return store_weights(seen, v, kernel, trace.eps, reason), divided
+
+
+def allow_rounding(seen: Tensor, eps: float) -> float:
+    """Return how far the sum of a row of weights may be from 1."""
+    return float(8 * seen.shape[-1] ** 0.5 * max(eps, torch.finfo(seen.dtype).eps))
 
 
 def describe_unknown(found: HandwrittenCall) -> str:
@@ -221,7 +230,7 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
     if size > LIMIT_BYTES:
         raise UnreadableError(f"{reason}, and its weights as they are would take {size:,} bytes")
     total = seen.sum(-1, dtype=score_dtype(seen.dtype))
-    allowed = 8 * n**0.5 * max(eps, torch.finfo(seen.dtype).eps)
+    allowed = allow_rounding(seen, eps)
     if not bool(((seen >= 0).all(-1) & (((total - 1).abs() < allowed) | (total == 0)) | total.isnan()).all()):
         raise UnreadableError(f"its weights are no softmax of scores: {reason}")
     width = seen.new_zeros(b, h, 1, 1)

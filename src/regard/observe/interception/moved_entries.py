@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.observe.interception.function_roles import strip_affixes
+from regard.observe.interception.labelled_product import LabelledProduct
 from regard.observe.interception.provenance import is_in_place, list_entries
 from regard.observe.interception.score_form import CHOOSES_BY_VALUE, KEEPING, MOVERS, PERMUTES, VIEWS, ScoreForm, StepKind
 from regard.observe.interception.tensor_axes import Axes, AxisTable, Dims
@@ -213,7 +214,9 @@ def select_form(
     table: AxisTable, form: ScoreForm | None, sources: list[DimSource], fixed: dict[int, int], dims: Dims
 ) -> ScoreForm | None:
     """Return a form of the entries that were selected along its axes; None if some are from elsewhere or of joined axes."""
-    moved = [(one, axes) for one, axes in zip(sources, dims, strict=True) if not one.is_whole and axes]
+    moved = [
+        (one, axes) for one, axes in zip(sources, dims, strict=True) if not one.is_whole and (one.axes or one.elsewhere.any())
+    ]
     if form is None or any(bool(one.elsewhere.any()) or len(one.axes) != 1 for one, _ in moved):
         return None
     renamed = {one.axes[0]: (axes[0], one.places[0]) for one, axes in moved}
@@ -271,3 +274,31 @@ def add_sink(table: AxisTable, scores: Tensor, moved: MovedEntries | None, axis:
     sinks = columns.logsumexp(axis, keepdim=True)
     form = moved.form.add_step(StepKind.SINK, sinks if moved.shift is None else sinks - moved.shift, dims)
     return moved._replace(form=form, is_owned=False)
+
+
+def drop_repeats(
+    table: AxisTable, x: Tensor, trace: Trace, product: LabelledProduct | None
+) -> tuple[Tensor, Trace, LabelledProduct | None]:
+    """Return weights x, their trace and their product without the dimensions along which they were repeated."""
+    sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
+    if sources is None or product is None or trace.dims is None:
+        return x, trace, product
+    kept, dims = x, list(trace.dims)
+    undropped = x if trace.undropped is None else trace.undropped[0]
+    for n, one in enumerate(sources[0]):
+        first = undropped.narrow(n, 0, 1)
+        if (
+            not one.axes
+            and not one.elsewhere.any()
+            and torch.equal(first.expand(undropped.shape).nan_to_num(), undropped.nan_to_num())
+        ):
+            kept, undropped, dims[n] = kept.narrow(n, 0, 1), first, ()
+    before = None if trace.undropped is None else (undropped, tuple(dims))
+    place = 0 if product.operands[0] is x else 1
+    own = dict(zip(product.labels[place], kept.shape, strict=True))
+    other = product.operands[1 - place]
+    for n, label in enumerate(product.labels[1 - place]):
+        if own.get(label, 1) > 1 and other.stride(n) == 0:  # the same values for every row
+            other = other.narrow(n, 0, 1)
+    operands = (kept, other) if place == 0 else (other, kept)
+    return kept, trace._replace(dims=tuple(dims), undropped=before), product._replace(operands=operands)
