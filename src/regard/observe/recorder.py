@@ -69,7 +69,7 @@ class Recorder:
 
         The context is kept where values are, for `recording.attribute`. The numbers of the result stay the same.
         """
-        wanted = self.store.store.values and torch.is_grad_enabled()
+        wanted = self.store.store.values and torch.is_grad_enabled() and adapter.is_reversible
         if not wanted or adapter.context is None or adapter.result is None:
             return result, None
         context = adapter.context(result)

@@ -12,7 +12,6 @@ from observe.beheld import EQUAL, assert_map
 from observe.eager_weights import compare_with_eager, handed_out, largest, mapped, run, same
 from observe.families import FAMILIES, OTHERS
 from observe.family import Widened
-from observe.written_out import HAND
 from regard import Given, attend
 from regard.observe import record, recorder
 from regard.observe.interception import hf_registry
@@ -72,21 +71,6 @@ def test_attentions_requested_inside_are_maps(family):
         found = compare_with_eager(family, side)
         assert found.asked < EQUAL, side
         assert found.handed == (0 if family.apart else found.maps)
-
-
-@of(HAND)
-def test_attention_written_out_by_hand_is_missed_by_the_name_of_its_module(family):
-    model = family.build()
-    modules = dict(model.named_modules())
-    for side in family.sides:
-        given = family.feed(model, side)
-        plain, _ = run(model, given)
-        inside, recording = run(model, given, recorded=True)
-        assert same(plain, inside)
-        assert recording.missed
-        for one in recording.missed:
-            assert one.module in modules
-            assert "att" in one.module
 
 
 def test_a_family_that_hands_out_the_mean_over_heads_is_recorded_with_each():

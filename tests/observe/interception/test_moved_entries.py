@@ -134,7 +134,7 @@ def test_the_weights_are_stored_where_a_row_was_changed_after_it_was_moved():
 
     recording, output = run(attend)
     assert_gives_output(recording, output)
-    assert "bytes of weights are kept" in recording.notes[0]
+    assert "its weights are stored as they are" in recording.notes[0]
 
 
 def test_weights_that_were_cut_are_recorded_as_those_of_the_keys_that_are_left():

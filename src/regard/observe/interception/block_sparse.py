@@ -133,7 +133,8 @@ def read_sliding_call(
     call.is_cross = call.can_use_cache = False
 
     def read_context(out: Any) -> Tensor:
-        return out[0].unflatten(-1, (heads, -1)).transpose(1, 2)
+        context: Tensor = out[0].unflatten(-1, (heads, -1)).transpose(1, 2)
+        return context
 
     check_context(call, v, read_context(result), torch.float32, values, shared)
     if values is not None:

@@ -23,9 +23,10 @@ from regard.observe.interception.moved_entries import (
     follow_places,
     is_replayed,
     keep_places,
+    restore_keys,
     settle_all,
 )
-from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, list_entries
+from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
     PERMUTES,
@@ -41,7 +42,7 @@ from regard.observe.interception.traces import Trace, Traced, TraceKind, Traces,
 
 STARTS = (Role.SOFTMAX, Role.LOG_SOFTMAX, Role.PRODUCT, Role.DISTANCE, Role.SUM)
 STRAIGHT = (nn.Dropout, nn.Identity)  # parameterless modules that do not turn scores into weights
-NO_PRODUCT = "no product of two tensors"
+NO_PRODUCT = "another function than a product"
 LAYOUT_OR_SAME = VIEWS | PERMUTES | SAME | {"getitem"}
 MAX_MIXING_ENTRIES = 4096  # entries of a matrix that mixes heads: at most 64 x 64
 
@@ -99,7 +100,9 @@ class HandwrittenTracker(Traces):
                 trace = keep_undropped(trace, x)
             elif not (isinstance(child, nn.Identity | nn.Dropout) and x.shape == y.shape):
                 kept = trace.dims if x.shape == y.shape else None
-                trace = trace._replace(dims=kept, form=None, moved=None, changes=(*trace.changes, type(child).__name__))
+                trace = trace._replace(
+                    dims=kept, form=None, moved=None, changes=(*trace.changes, describe_mixing(type(child).__name__, x, y))
+                )
             if trace.kind is TraceKind.SCORES and trace.pairs and not plain:
                 trace = trace._replace(kind=TraceKind.WEIGHTS, function=type(child).__name__, size=y.numel())
             self.follow(y, trace)
@@ -169,7 +172,13 @@ class HandwrittenTracker(Traces):
         if product is not None and trace.dims is not None:
             place = 0 if product.operands[0] is x else 1
             dims = product.build_dims(self.table, {place: trace.dims})[2]
-        return trace._replace(dims=dims, form=None, moved=None, undropped=None, changes=(*trace.changes, strip_affixes(name)))
+        return trace._replace(
+            dims=dims,
+            form=None,
+            moved=None,
+            undropped=None,
+            changes=(*trace.changes, describe_mixing(strip_affixes(name), x, y)),
+        )
 
     def follow_axes(
         self, trace: Trace, func: Any, name: str, args: Any, kwargs: Any, x: Tensor, traced: list[Traced], results: list[Tensor]
@@ -181,7 +190,7 @@ class HandwrittenTracker(Traces):
             dims = follow_dims(self.table, trace.dims, name, func, args, kwargs, x, y)
         if dims is None:
             return trace._replace(dims=None, form=None, undropped=None, changes=changes)
-        if trace.kind is TraceKind.SCORES:
+        if trace.kind is TraceKind.SCORES or trace.function == "tanh":  # bounded scores, not yet weights
             form, others = trace.form, [one for one in traced if one[0] is not x]
             if form is not None:
                 other = others[0][1].form if others else None
@@ -192,8 +201,9 @@ class HandwrittenTracker(Traces):
             return trace if is_inactive_dropout("dropout", args, kwargs) else keep_undropped(trace, x)
         undropped = trace.undropped
         if undropped is not None and undropped[1] is not None:
-            again = follow_dims(self.table, undropped[1], name, func, (undropped[0], *args[1:]), kwargs, undropped[0], y)
-            undropped = None if again is None else (func(undropped[0], *args[1:], **kwargs).detach(), again)
+            before = undropped[0].clone() if is_in_place(name) else undropped[0]
+            again = follow_dims(self.table, undropped[1], name, func, (before, *args[1:]), kwargs, before, y)
+            undropped = None if again is None else (func(before, *args[1:], **kwargs).detach(), again)
         is_same = strip_affixes(name) in LAYOUT_OR_SAME or name in LAYOUT_OR_SAME
         return trace._replace(dims=dims, undropped=undropped, changes=trace.changes if is_same else changes)
 
@@ -283,10 +293,15 @@ class HandwrittenTracker(Traces):
         known = None if trace.factors is None else self.find(x)
         trace = trace if known is None else known._replace(function=trace.function)
         self.drop(x)
-        x, trace, product = drop_repeats(self.table, x, trace, product)
+        x, trace, product = restore_keys(self.table, *drop_repeats(self.table, x, trace, product))
         steps = [trace.function, *map(strip_affixes, names)]
         place = 0 if product is None or product.operands[0] is x else 1
         return HandwrittenCall(f"{', '.join(steps[:-1])} and {steps[-1]}", trace, x, product, place)
+
+
+def describe_mixing(name: str, x: Tensor, y: Tensor) -> str:
+    """Return a function's name, with what it does where it mixes the heads of scores or weights x."""
+    return f"{name}, which mixes the heads," if x.dim() > 2 and x.shape == y.shape else name
 
 
 def keep_undropped(trace: Trace, x: Tensor) -> Trace:

@@ -85,7 +85,7 @@ def read_call(found: HandwrittenCall, table: AxisTable, result: Tensor) -> tuple
     def write_context(new: Tensor, out: Tensor) -> Tensor:
         return table.restore(new if total is None else new * total, four, dims[2], out.shape)
 
-    return call, CallAdapter(lambda: result, read_context, write_context)
+    return call, CallAdapter(lambda: result, read_context, write_context, is_reversible=total is None)
 
 
 def describe(changes: tuple[str, ...]) -> str:
@@ -168,8 +168,9 @@ def find_head_counts() -> list[int]:
     """Return the numbers of heads that the running modules state, of the innermost first."""
     found = []
     for frame in reversed(STATE.frames[-3:]):
-        for holder in (frame.module, getattr(frame.module, "config", None)):
-            found += [n for name in HEADS if type(n := getattr(holder, name, None)) is int and n > 1]
+        own = vars(frame.module)
+        for known in (own, getattr(own.get("config"), "__dict__", {})):
+            found += [n for name in HEADS if type(n := known.get(name)) is int and n > 1]
     return found
 
 
@@ -197,25 +198,15 @@ def build_call(
             reason = f"its formula differs from its weights by {difference:.2g}"
         except UnreadableError as error:
             reason = str(error)
-    reason = reason or describe_unknown(found)
-    if divided is not None:
-        seen = seen / divided
-        if bool(((divided - 1).abs() > allow_rounding(seen, trace.eps)).any()):
-            reason += ", and its rows are divided by their sums"
-    return store_weights(seen, v, kernel, trace.eps, reason), divided
-
-
-def allow_rounding(seen: Tensor, eps: float) -> float:
-    """Return how far the sum of a row of weights may be from 1."""
-    return float(8 * seen.shape[-1] ** 0.5 * max(eps, torch.finfo(seen.dtype).eps))
+    return store_weights(seen, v, kernel, trace.eps, reason or describe_unknown(found)), None
 
 
 def describe_unknown(found: HandwrittenCall) -> str:
     """Return why there is no formula of the weights."""
-    choice = describe_choice(found.trace.changes)
+    choice, changes = describe_choice(found.trace.changes), found.trace.changes
     if choice:
         return f"it is {choice} attention"
-    return f"its scores are changed by {describe(found.trace.changes)}" if found.trace.changes else "its scores are no product"
+    return f"its scores are made by {describe(changes)}" if changes else "its scores are no product of two tensors"
 
 
 def describe_choice(changes: tuple[str, ...]) -> str:
@@ -230,13 +221,13 @@ def store_weights(seen: Tensor, v: Tensor, kernel: str, eps: float, reason: str)
     if size > LIMIT_BYTES:
         raise UnreadableError(f"{reason}, and its weights as they are would take {size:,} bytes")
     total = seen.sum(-1, dtype=score_dtype(seen.dtype))
-    allowed = allow_rounding(seen, eps)
+    allowed = 8 * n**0.5 * max(eps, torch.finfo(seen.dtype).eps)
     if not bool(((seen >= 0).all(-1) & (((total - 1).abs() < allowed) | (total == 0)) | total.isnan()).all()):
         raise UnreadableError(f"its weights are no softmax of scores: {reason}")
     width = seen.new_zeros(b, h, 1, 1)
     q, k = width.expand(b, h, t, 1), width.expand(b, h, n, 1)
     bias = seen.to(score_dtype(seen.dtype)).log()
-    note = f"{reason}: {bias.nbytes:,} bytes of weights are kept"
+    note = f"{reason}, so its weights are stored as they are: {bias.nbytes:,} bytes"
     return AttentionCall(kernel=kernel, q=q, k=k, v=v, bias=bias, scale=1.0, can_use_cache=False, note=note)
 
 

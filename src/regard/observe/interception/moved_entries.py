@@ -302,3 +302,43 @@ def drop_repeats(
             other = other.narrow(n, 0, 1)
     operands = (kept, other) if place == 0 else (other, kept)
     return kept, trace._replace(dims=tuple(dims), undropped=before), product._replace(operands=operands)
+
+
+def restore_keys(
+    table: AxisTable, x: Tensor, trace: Trace, product: LabelledProduct | None
+) -> tuple[Tensor, Trace, LabelledProduct | None]:
+    """Return weights x, their trace and their product with the keys in the order that they had before they were moved.
+
+    Keys that stand several times with the same values are joined. Nothing changes where a key is left out.
+    """
+    sources = None if trace.moved is None or product is None else find_sources(table, trace.moved)
+    if sources is None or product is None or trace.dims is None:
+        return x, trace, product
+    place = 0 if product.operands[0] is x else 1
+    x, values = x.detach(), product.operands[1 - place].detach()
+    for n, (one, label) in enumerate(zip(sources[0], product.labels[place], strict=True)):
+        if label in product.result or one.is_whole or len(one.axes) != 1 or bool(one.elsewhere.any()):
+            continue
+        index, size, along = one.places[0], table.get_sizes(one.axes)[0], product.labels[1 - place].index(label)
+        first = torch.full((size,), len(index), device=index.device)
+        first.scatter_reduce_(0, index, torch.arange(len(index), device=index.device), "amin")
+        if bool((first == len(index)).any()) or values.shape[along] != len(index):
+            continue
+        chosen = values.index_select(along, first)
+        if not torch.equal(chosen.index_select(along, index).nan_to_num(), values.nan_to_num()):
+            continue
+        x, values = join_entries(x, n, index, size), chosen
+        dims = tuple(one.axes if m == n else axes for m, axes in enumerate(trace.dims))
+        form, (moved,) = trace.form, trace.dims[n]
+        if form is not None:
+            form = select_entries(table, form, {moved: (one.axes[0], first)}, {})
+        before = trace.undropped
+        before = None if before is None else (join_entries(before[0], n, index, size), dims)
+        trace = trace._replace(dims=dims, form=form, keys=None, undropped=before)
+    return x, trace, product._replace(operands=(x, values) if place == 0 else (values, x))
+
+
+def join_entries(x: Tensor, dim: int, index: Tensor, size: int) -> Tensor:
+    """Return the entries of x along a dimension at the places of an index, added where several have the same place."""
+    shape = [size if n == dim else length for n, length in enumerate(x.shape)]
+    return x.new_zeros(shape).index_add_(dim, index, x.detach())
