@@ -13,19 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.observe.interception.contraction import find_axes, find_operands, is_shared
+from regard.observe.interception.entry_sources import add_sink, drop_repeats, restore_keys
 from regard.observe.interception.function_roles import Role, is_nonlinear, strip_affixes
 from regard.observe.interception.handwritten_call import HandwrittenCall
 from regard.observe.interception.labelled_product import LabelledProduct, label_product, label_sum
-from regard.observe.interception.moved_entries import (
-    add_sink,
-    drop_repeats,
-    fills_followed,
-    follow_places,
-    is_replayed,
-    keep_places,
-    restore_keys,
-    settle_all,
-)
+from regard.observe.interception.moved_entries import fills_followed, follow_places, is_replayed, keep_places, settle_all
 from regard.observe.interception.provenance import LEARNED, ModuleFrame, find_tensors, is_in_place, list_entries
 from regard.observe.interception.routing import is_pair, is_residual, is_routed
 from regard.observe.interception.score_form import (
